@@ -1,0 +1,31 @@
+# Two commands for users: `make run` and `make test`. Everything else is for people who change forewarn.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+
+.PHONY: run test lint clean help
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing forewarn and what it needs into $(VENV) (once; about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[server,agent,dev]'
+	@touch $@
+
+run: $(STAMP) ## start the service with a sample fleet
+	@exec $(BIN)/forewarn up
+
+test: $(STAMP) lint ## run every test that needs nothing but pip's packages
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+lint: $(STAMP) ## ruff, mypy --strict and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,100 @@
+"""The only reader of time. Lab time governs what documents and the history show; real time governs transport
+(spec §12). Instants are POSIX seconds as floats; a lab clock may run fast, stand still or jump, never back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from forewarn.errors import Refused
+
+
+class Clock(Protocol):
+    """What the rest of the house knows of time."""
+
+    def now(self) -> float:
+        """This instant, in lab time."""
+
+    async def sleep_until(self, at: float | None) -> None:
+        """Return once `now()` has reached `at`; for ever with None, until somebody cancels the sleeper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where a lab clock stands: at real time `real_at` it showed `lab_at`, and has run `speed` times as fast since."""
+
+    lab_at: float
+    real_at: float
+    speed: float = 1.0
+
+    def shows(self, real: float) -> float:
+        return self.lab_at + max(0.0, real - self.real_at) * self.speed
+
+
+def read_real_time() -> float:
+    return time.time()
+
+
+class SystemClock:
+    """The machine's own time: what `serve` uses."""
+
+    def now(self) -> float:
+        return time.time()
+
+    async def sleep_until(self, at: float | None) -> None:
+        if at is None:
+            await asyncio.Event().wait()
+            return
+        # Short naps: the wall clock may be set while we sleep.
+        while (left := at - self.now()) > 0:
+            await asyncio.sleep(min(left, 30.0))
+
+
+class LabClock:
+    """A clock that may run at any speed and jump ahead. Its setting outlives the process; it never moves back."""
+
+    def __init__(self, setting: Setting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
+        self._real = real
+        self._setting = setting or Setting(lab_at=real(), real_at=real())
+        self._latest = self._setting.lab_at
+        self._moved = asyncio.Event()
+
+    @property
+    def setting(self) -> Setting:
+        return self._setting
+
+    def now(self) -> float:
+        # The wall clock under us may be set back; lab time stands still then.
+        self._latest = max(self._latest, self._setting.shows(self._real()))
+        return self._latest
+
+    def jumped_to(self, at: float) -> Setting:
+        """The setting after a jump to `at`; store it, then `adopt` it."""
+        if at < self.now():
+            raise Refused(f"the lab clock shows {self.now():.0f} and cannot go back to {at:.0f}: give a later time")
+        return Setting(lab_at=at, real_at=self._real(), speed=self._setting.speed)
+
+    def at_speed(self, speed: float) -> Setting:
+        """The setting with another speed from now on; 0 stands still."""
+        if not 0 <= speed <= 100_000:
+            raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
+        return Setting(lab_at=self.now(), real_at=self._real(), speed=speed)
+
+    def adopt(self, setting: Setting) -> None:
+        self._setting = setting
+        self._latest = max(self._latest, setting.lab_at)
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def sleep_until(self, at: float | None) -> None:
+        while at is None or self.now() < at:
+            moved, speed = self._moved, self._setting.speed
+            nap = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)
+            try:
+                await asyncio.wait_for(moved.wait(), nap)
+            except TimeoutError:
+                pass

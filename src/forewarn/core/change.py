@@ -1,0 +1,52 @@
+"""What is written down together: the difference a decision made, with the versions it was decided on."""
+
+from __future__ import annotations
+
+import msgspec
+
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry
+from forewarn.core.request import Planned, Request
+from forewarn.core.scope import Scope
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One transaction: all of it or nothing. Scopes, gates and requests carry the version they were decided on
+
+    (0: must not exist yet); if one has moved on since, the whole commit is a Conflict. The store adds 1 to each.
+    """
+
+    scopes: tuple[Scope, ...] = ()  # their rows only: VMs and events that changed are listed below
+    vms: tuple[Vm, ...] = ()
+    events: tuple[Event, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    removed_hosts: tuple[str, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    wake_gates: tuple[str, ...] = ()  # to be looked at again; not guarded by a version
+    requests: tuple[Request, ...] = ()
+    planned: tuple[Planned, ...] = ()
+    unplanned: tuple[str, ...] = ()  # event ids whose planned row has been applied or dropped
+    entries: tuple[Entry, ...] = ()
+
+
+def difference(old: Scope | None, new: Scope) -> Commit:
+    """What must be written so that the stored scope becomes `new`, decided on `old` (None: it did not exist)."""
+    known_vms = {vm.key: vm for vm in old.vms} if old else {}
+    known_events = {event.id: event for event in old.events} if old else {}
+    waiting = {e.gate_id for e in new.events if e.gate_id and e.status is Status.SCHEDULED}
+    ended = {e.gate_id for e in new.events if e.gate_id and e.status is Status.OVER}
+    return Commit(
+        scopes=(new,),
+        vms=tuple(vm for vm in new.vms if known_vms.get(vm.key) != vm),
+        events=tuple(event for event in new.events if known_events.get(event.id) != event),
+        wake_gates=tuple(sorted(waiting | ended)),
+        entries=new.news,
+    )
+
+
+def together(*commits: Commit) -> Commit:
+    """Several commits as one."""
+    fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
+    return Commit(**fields)

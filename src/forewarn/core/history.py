@@ -1,0 +1,59 @@
+"""The append-only record: one entry per thing that happened, with who, when, why. Never read from logs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class What(StrEnum):
+    """Everything the history can say."""
+
+    REQUESTED = "requested"
+    PUBLISHED = "published"
+    AT_ONCE = "at once"  # carried out with no event, and why
+    SKIPPED = "skipped"  # part of a request that no longer made sense
+    APPROVED = "approved"
+    RELEASED = "released"  # a gate let its events start together
+    STARTED = "started"
+    PERFORMED = "performed"
+    FAILED = "failed"
+    RETRIED = "retried"
+    FINISHED = "finished"
+    WITHDRAWN = "withdrawn"
+    ENABLED = "enabled"
+    DISABLED = "disabled"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    STOPPED = "stopped"  # a rollout stopped itself or was aborted
+    COMPLETED = "completed"  # a rollout has nothing left to do
+    FLEET = "fleet"
+    HOST = "host"
+    CLOCK = "clock"
+    SERVICE = "service"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    at: float
+    what: What
+    text: str  # a sentence for people
+    who: str = ""
+    scope_id: str = ""
+    event_id: str = ""
+    request_id: str = ""
+    vm: str = ""  # a VM's name, where the entry is about one
+    host: str = ""
+    seq: int = 0  # given by the store
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM was given an event for the first time in this status."""
+
+    event_id: str
+    scope_id: str
+    vm: str
+    status: str
+    version: str  # the api-version it asked with
+    incarnation: int
+    at: float

@@ -1,0 +1,102 @@
+"""What somebody asked for: durable before it is answered, carried out scope by scope, idempotent by its id.
+
+How far a request has come is computed from its events, never stored; a rollout alone has a state of its own,
+because people pause, resume and abort it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.core.cause import Cause
+
+
+class Ask(StrEnum):
+    RESTART = "restart"
+    REDEPLOY = "redeploy"
+    EVICT = "evict"
+    DELETE = "delete"
+    SCALE_IN = "scale-in"
+    POWER_OFF = "power-off"
+    START = "start"
+    DEALLOCATE = "deallocate"
+    REAPPLY = "reapply"
+    REIMAGE = "reimage"
+    ROLLOUT = "rollout"
+    DEGRADE = "degrade"
+    FAIL = "fail"
+
+
+class Impact(StrEnum):
+    """What a rollout does to the VMs it reaches."""
+
+    UPDATE = "update"
+    MIGRATE = "migrate"
+    REBOOT = "reboot"
+
+
+IMPACT_CAUSE: dict[Impact, Cause] = {
+    Impact.UPDATE: Cause.HOST_UPDATE,
+    Impact.MIGRATE: Cause.LIVE_MIGRATION,
+    Impact.REBOOT: Cause.PLATFORM_REBOOT,
+}
+
+
+class Progress(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"  # by itself, at its maximum of failures
+    ABORTED = "aborted"  # by somebody
+    COMPLETED = "completed"
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Platform maintenance over many VMs, update domain by update domain."""
+
+    impact: Impact
+    hosts: tuple[str, ...] = ()  # either these
+    scope_id: str = ""  # or the VMs of this scope
+    max_failures: int = 1
+    progress: Progress = Progress.RUNNING
+
+    @property
+    def is_open(self) -> bool:
+        return self.progress in (Progress.RUNNING, Progress.PAUSED)
+
+    @property
+    def cause(self) -> Cause:
+        return IMPACT_CAUSE[self.impact]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    ask: Ask
+    who: str
+    at: float
+    targets: tuple[str, ...]  # names of VMs, hosts, or a scope: as they are shown to people
+    notice_s: float = 0  # 0: the minimum of its kind
+    short_notice: bool = False  # somebody named less than the minimum, for rehearsal
+    rollout: Rollout | None = None
+    version: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a turn has to look at it: only rollouts act over time."""
+        return self.rollout is not None and self.rollout.is_open
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An event that a request will publish in one scope: accepted, not yet applied."""
+
+    event_id: str
+    request_id: str
+    scope_id: str
+    cause: Cause
+    who: str
+    vms: tuple[str, ...]
+    notice_s: float
+    update_domain: int = 0
+    host: str = ""
+    gate_id: str = ""

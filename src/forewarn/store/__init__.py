@@ -1,0 +1,5 @@
+"""MEMORY. What is true, durably: scopes, VMs, hosts, events, gates, requests, and the history of them all.
+
+Two implementations of one `Store` (see `seam`): `sqlite` for people, `memory` for tests and simulation; one
+conformance suite is the specification of both. Never here: a decision, a clock, the network.
+"""

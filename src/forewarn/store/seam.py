@@ -1,0 +1,85 @@
+"""The seam: what the house expects of a store. `forewarn.testing.store_conformance` is its specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from forewarn.core.change import Commit
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry, Sighting
+from forewarn.core.request import Planned, Request
+from forewarn.core.scope import Scope
+
+
+class Polled(msgspec.Struct, frozen=True, kw_only=True):
+    """When a VM last asked, and how: gathered in memory, written in batches."""
+
+    vm: str  # its key
+    scope_id: str
+    at: float
+    version: str
+    count: int = 0  # requests since the scope came to be
+
+
+class Committed(NamedTuple):
+    """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
+
+    commit: Commit
+    seq: int  # of the last history entry so far
+
+
+class Store(Protocol):
+    """Reads show what is committed. Writes return when they are durable, or raise Conflict or Unavailable."""
+
+    def scope(self, scope_id: str) -> Scope | None: ...
+    def scope_ids(self) -> list[str]: ...
+    def vm(self, key: str) -> Vm | None: ...  # removed ones too
+    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]: ...
+    def hosts(self) -> list[Host]: ...
+    def event(self, event_id: str) -> Event | None: ...
+    def events(
+        self,
+        *,
+        scope_id: str | None = None,
+        request_id: str | None = None,
+        gate_id: str | None = None,
+        statuses: Sequence[Status] = tuple(Status),
+        limit: int | None = None,
+    ) -> list[Event]: ...  # oldest first; with a limit, the newest ones
+    def gate(self, gate_id: str) -> Gate | None: ...
+    def request(self, request_id: str) -> Request | None: ...
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]: ...
+    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]: ...
+
+    def due_scopes(self, now: float, limit: int = 1000) -> list[str]: ...
+    def due_gates(self, now: float, limit: int = 1000) -> list[Gate]: ...
+    def next_wake(self) -> float | None: ...
+
+    def history(
+        self,
+        *,
+        after: int = 0,
+        scope_id: str | None = None,
+        event_id: str | None = None,
+        request_id: str | None = None,
+        vm: str | None = None,
+        limit: int | None = None,
+    ) -> list[Entry]: ...  # oldest first; with a limit, the newest ones
+    def last_seq(self) -> int: ...
+    def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]: ...
+    def polls(self, *, scope_id: str | None = None) -> list[Polled]: ...
+    def saved(self, name: str) -> bytes | None: ...
+
+    async def commit(self, commit: Commit) -> int: ...  # the last history entry's sequence number
+    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None: ...
+    async def save(self, name: str, value: bytes) -> None: ...
+    async def prune(self, before: float) -> int: ...  # how many entries went
+    async def back_up(self, path: Path) -> None: ...
+    def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]: ...
+    async def close(self) -> None: ...
