@@ -20,7 +20,7 @@ class UnknownVersion(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shows:
-    """What one version shows; the three optional fields came one after the other, each on top of those before."""
+    """What one version shows of a document, and asks of a request."""
 
     kinds: frozenset[Kind]
     fields: tuple[str, ...]

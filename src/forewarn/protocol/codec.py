@@ -1,0 +1,147 @@
+"""Document to bytes for the host, bytes to a tolerant record for the guest (spec §4.1, §4.2).
+
+Written text is ASCII: a name or description beyond it is escaped (`\\u00e4`), because every JSON reader
+understands that, whatever charset it assumes (PowerShell 5 guesses), and no text can fail to be encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forewarn.protocol.date import http_date, iso_date, read_date
+from forewarn.protocol.document import Document, Kind, Notice, Source, Status
+from forewarn.protocol.versions import NEWEST, Shows, fields, shows
+
+__all__ = ["Received", "ReceivedEvent", "Unreadable", "decode", "encode", "http_date", "read_date"]
+
+
+class Unreadable(ValueError):
+    """The answer is no document: empty, not JSON, or JSON of another shape. Ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedEvent:
+    """An event as a guest met it, on a server that may be newer, older or stranger than this code.
+
+    Status, kind and source are in the specification's spelling where it has the word, else as they came.
+    """
+
+    id: str = ""
+    status: str = ""
+    kind: str = ""
+    resource_type: str = ""
+    resources: tuple[str, ...] = ()
+    not_before: float | None = None  # POSIX seconds; None if not given, or not a date
+    not_before_text: str = ""  # what stood there
+    description: str = ""
+    source: str = ""
+    duration_s: int | None = None  # None: this version does not say
+    extra: Mapping[str, object] = field(
+        default_factory=dict, hash=False
+    )  # fields that this code does not know
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    incarnation: int  # -1: the server gave none
+    events: tuple[ReceivedEvent, ...] = ()
+
+
+def encode(document: Document, version: str, *, iso_dates: bool = False) -> bytes:
+    """The document as `version` shows it; `iso_dates` has effect only where the pages showed such dates."""
+    shown = shows(version)
+    write_date = iso_date if iso_dates and shown.iso_dates else http_date
+    prefix = "_" if shown.underscore and not document.roles else ""
+
+    events = [
+        _event(notice, shown, prefix, write_date) for notice in document.notices if notice.kind in shown.kinds
+    ]
+    whole = {"DocumentIncarnation": document.incarnation, "Events": events}
+    return json.dumps(whole, separators=(",", ":")).encode("ascii")
+
+
+def _event(
+    notice: Notice, shown: Shows, prefix: str, write_date: Callable[[float], str]
+) -> dict[str, object]:
+    not_before = None if notice.status is Status.STARTED else notice.not_before
+    every = {
+        "EventId": notice.id,
+        "EventStatus": notice.status,
+        "EventType": notice.kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": [prefix + name for name in notice.resources],
+        "NotBefore": "" if not_before is None else write_date(not_before),
+        "Description": notice.description,
+        "EventSource": notice.source,
+        "DurationInSeconds": notice.duration_s,
+    }
+    return {name: every[name] for name in shown.fields}
+
+
+def decode(raw: bytes) -> Received:
+    """Read what a server sent, forgiving fields that are missing, unknown or of the wrong type.
+
+    Raises Unreadable if it is no document at all; an empty body is met in the wild (evidence §3.4).
+    """
+    if not raw.strip():
+        raise Unreadable("the answer has an empty body, not a document: ask again")
+    try:
+        whole = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"the answer of {len(raw)} bytes is not JSON ({error}): ask again") from error
+    if not isinstance(whole, dict):
+        raise Unreadable(f"the answer is a JSON {type(whole).__name__}, not a document: check the address")
+
+    incarnation, events = _whole_number(whole.get("DocumentIncarnation")), whole.get("Events")
+    listed = events if isinstance(events, list) else []
+    return Received(
+        incarnation=-1 if incarnation is None else incarnation,
+        events=tuple(_received(event) for event in listed if isinstance(event, dict)),
+    )
+
+
+_KNOWN = frozenset(fields(NEWEST))
+
+
+def _received(event: dict[str, object]) -> ReceivedEvent:
+    not_before_text = _text(event.get("NotBefore"))
+    return ReceivedEvent(
+        id=_text(event.get("EventId")),
+        status=_spelled(Status, event.get("EventStatus")),
+        kind=_spelled(Kind, event.get("EventType")),
+        resource_type=_text(event.get("ResourceType")),
+        resources=_names(event.get("Resources")),
+        not_before=read_date(not_before_text),
+        not_before_text=not_before_text,
+        description=_text(event.get("Description")),
+        source=_spelled(Source, event.get("EventSource")),
+        duration_s=_whole_number(event.get("DurationInSeconds")),
+        extra={name: value for name, value in event.items() if name not in _KNOWN},
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _names(value: object) -> tuple[str, ...]:
+    listed = value if isinstance(value, list) else [value]
+    return tuple(name for name in listed if isinstance(name, str))
+
+
+def _spelled(words: type[StrEnum], value: object) -> str:
+    """The case of these words is said not to be fixed (evidence §3.2)."""
+    text = _text(value)
+    return next((str(word) for word in words if word.lower() == text.lower()), text)
+
+
+def _whole_number(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,63 @@
+"""Dates as the wire writes them, and as clients meet them (spec §4.2)."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, date, datetime
+from functools import lru_cache
+
+_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH_NUMBERS = {name.lower(): number for number, name in enumerate(_MONTHS, start=1)}
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+_RFC_1123 = re.compile(
+    r"(?:[a-z]+,)?\s*(\d{1,2})[ -]([a-z]{3})[ -](\d{4})\s+(\d{2}):(\d{2}):(\d{2})\s+(?:GMT|UTC|[+-]0000)",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=64)
+def _day(days: int) -> str:
+    day = date.fromordinal(days + _EPOCH_DAY)
+    return f"{_WEEKDAYS[day.weekday()]}, {day.day:02} {_MONTHS[day.month - 1]} {day.year:04}"
+
+
+def http_date(at: float) -> str:
+    """RFC 1123 in 29 characters, in English whatever the locale; a fraction of a second is cut off."""
+    days, second = divmod(math.floor(at), 86_400)
+    return f"{_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
+
+
+def iso_date(at: float) -> str:
+    """The form that the pages of 2017 show."""
+    return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def read_date(text: str) -> float | None:
+    """POSIX seconds of an RFC 1123 or ISO date; None if it is neither. Without a zone it is taken as UTC.
+
+    The weekday is not checked: the vendor's own pages show a wrong one (evidence §12, row 12).
+    """
+    text = text.strip()
+    try:
+        found = _RFC_1123.fullmatch(text)
+        return _rfc_1123_instant(found) if found else _iso_instant(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _rfc_1123_instant(found: re.Match[str]) -> float | None:
+    month = _MONTH_NUMBERS.get(found[2].lower())
+    if month is None:
+        return None
+    day, year, hour, minute, second = (int(found[index]) for index in (1, 3, 4, 5, 6))
+    return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+
+
+def _iso_instant(text: str) -> float | None:
+    if ":" not in text:
+        return None
+    read = datetime.fromisoformat(text)
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
