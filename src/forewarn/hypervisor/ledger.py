@@ -1,0 +1,181 @@
+"""The ledger: every effect on a VM, durably, once per act id. What is in it happened; what is not did not.
+
+Calls block for one small transaction (a quarter of a millisecond with a synced log), too short to be worth a
+thread; the lock lets tests look while a lab runs in another thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forewarn.core.cause import Verb
+from forewarn.errors import Rejected, Unavailable
+
+_MARK, _VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
+_SCHEMA = (
+    "CREATE TABLE act (act_id TEXT PRIMARY KEY, performs INTEGER NOT NULL DEFAULT 0,"
+    " repeats INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
+    "CREATE TABLE effect (seq INTEGER PRIMARY KEY, act_id TEXT NOT NULL UNIQUE, vm TEXT NOT NULL,"
+    " verb TEXT NOT NULL, event_id TEXT NOT NULL, begun_at REAL NOT NULL, ends_at REAL NOT NULL,"
+    " ended INTEGER NOT NULL, from_host TEXT NOT NULL, to_host TEXT NOT NULL)",
+    "CREATE INDEX effect_of_vm ON effect (vm)",
+    f"PRAGMA application_id = {_MARK}",
+    f"PRAGMA user_version = {_VERSION}",
+)
+_FIELDS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
+_READ = f"SELECT {_FIELDS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
+
+_BOOTS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
+_LEAVES_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What one act did, or is doing, to one VM."""
+
+    act_id: str
+    vm: str  # the VM's key
+    verb: Verb
+    event_id: str
+    begun_at: float
+    ends_at: float
+    ended: bool = False
+    from_host: str = ""
+    to_host: str = ""
+    performs: int = 0  # how often perform was called for it
+
+
+class Lived(msgspec.Struct, frozen=True, kw_only=True):
+    """What a VM has been through, by the effects that ended."""
+
+    boots: int = 0
+    host: str = ""  # where it is now; "" when on none, or never seen
+
+
+class Ledger:
+    """Opened with `Ledger.open`; whoever performs with it closes it."""
+
+    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._lock = threading.RLock()
+
+    @classmethod
+    def open(cls, path: Path | None) -> Ledger:
+        """The ledger in this file, made if missing; None: in memory. Rejected if the file is no ledger."""
+        name = str(path) if path else ":memory:"
+        return cls(_connected(name), name)
+
+    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._connection.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise Unavailable(
+                    f"ledger {self._name!r} does not answer ({error}): try again later"
+                ) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is written inside becomes durable together at the end, or nothing does."""
+        with self._lock:
+            self._run("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._run("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._run("ROLLBACK")
+
+    def count_perform(self, act_id: str) -> int:
+        """How often this act has been performed, this time included."""
+        rows = self._run(
+            "INSERT INTO act (act_id, performs) VALUES (?, 1)"
+            " ON CONFLICT DO UPDATE SET performs = performs + 1 RETURNING performs",
+            act_id,
+        )
+        return int(rows[0][0])
+
+    def begin(self, effect: Effect) -> bool:
+        """Write the effect; False if its act already took effect: then only the count of repeats changes."""
+        values = [getattr(effect, name) for name in _FIELDS.split(", ")]
+        marks = ", ".join("?" * len(values))
+        insert = f"INSERT INTO effect ({_FIELDS}) VALUES ({marks}) ON CONFLICT DO NOTHING RETURNING seq"
+        if self._run(insert, *values):
+            return True
+        self._run(
+            "INSERT INTO act (act_id, repeats) VALUES (?, 1) ON CONFLICT DO UPDATE SET repeats = repeats + 1",
+            effect.act_id,
+        )
+        return False
+
+    def end(self, act_id: str) -> None:
+        self._run("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
+
+    def find(self, act_id: str) -> Effect | None:
+        rows = self._run(f"{_READ} WHERE act_id = ?", act_id)
+        return _effect(rows[0]) if rows else None
+
+    def entries(self, vm: str | None = None) -> list[Effect]:
+        """All effects in the order they began, or those on one VM (by its key)."""
+        return [_effect(row) for row in self._run(f"{_READ} WHERE ?1 IS NULL OR vm = ?1 ORDER BY seq", vm)]
+
+    def state(self, vm: str) -> Lived:
+        ended = sorted((e for e in self.entries(vm) if e.ended), key=lambda e: e.ends_at)
+        host = ""
+        for effect in ended:
+            host = "" if effect.verb in _LEAVES_HOST else effect.to_host or effect.from_host or host
+        return Lived(boots=sum(e.verb in _BOOTS for e in ended), host=host)
+
+    @property
+    def repeats(self) -> int:
+        """How often an act was about to take effect a second time: 0, unless a hypervisor is wrong."""
+        return int(self._run("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+
+def _effect(row: tuple[Any, ...]) -> Effect:
+    return msgspec.convert(dict(zip(Effect.__struct_fields__, row, strict=True)), Effect, strict=False)
+
+
+def _connected(name: str) -> sqlite3.Connection:
+    try:
+        with ExitStack() as undo:
+            connection = sqlite3.connect(name, timeout=1.0, isolation_level=None, check_same_thread=False)
+            undo.callback(connection.close)
+            _lay_out(connection, name)
+            undo.pop_all()
+            return connection
+    except sqlite3.OperationalError as error:
+        raise Unavailable(
+            f"ledger {name!r} cannot be opened ({error}): check its folder, then retry"
+        ) from error
+    except sqlite3.DatabaseError as error:
+        raise Rejected(
+            f"file {name!r} is no ledger, or damaged ({error}): restore it or name another"
+        ) from error
+
+
+def _lay_out(connection: sqlite3.Connection, name: str) -> None:
+    """Make the tables if there are none. A file of somebody else keeps every byte."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        mark = [
+            connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("application_id", "user_version")
+        ]
+        if found and mark != [_MARK, _VERSION]:
+            raise Rejected(f"file {name!r} is no ledger of this forewarn and was not touched: name another")
+        for statement in () if found else _SCHEMA:
+            connection.execute(statement)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")

@@ -1,0 +1,33 @@
+"""The seam: what the house expects of hands. `testing.hypervisor_conformance` is its specification."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from forewarn.core.event import Act
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The act is over; asking again gets the same answer."""
+
+    ok: bool
+    note: str = ""
+
+
+class Later(msgspec.Struct, frozen=True):
+    """The act is under way: perform it again, by the same id, at this lab time or after."""
+
+    at: float
+
+
+class Hypervisor(Protocol):
+    async def perform(self, act: Act, now: float) -> Done | Later:
+        """Begin the act, or say how it goes on. However often it is called, an act takes effect at most once.
+
+        Raises Unavailable when nothing is known: perform it again later.
+        """
+
+    async def close(self) -> None:
+        """Let go of everything. Acts under way are found again by their ids; closing twice is fine."""
