@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -103,20 +105,23 @@ def scope_id_for(vm: Vm) -> str:
     return f"vm:{group}/{vm.name.casefold()}"
 
 
-def destination_for(vm: Vm, hosts: tuple[Host, ...], tenants: dict[str, tuple[Vm, ...]]) -> str | None:
+class Tenancy(Protocol):
+    """Who is on which host, as far as choosing a host for one more VM needs to know."""
+
+    def crowd(self, host: str) -> int: ...
+
+    def mixes(self, host: str, vm: Vm) -> bool:
+        """Whether the host holds another update domain of this VM's scope."""
+
+
+def destination_for(vm: Vm, hosts: Iterable[Host], tenancy: Tenancy) -> str | None:
     """The host a VM moves to: healthy, of its location and zone, not its own; least crowded first (spec §6.4).
 
-    `tenants` are the VMs on each host. A host that holds another update domain of the same scope is taken only
-    where there is no other, so that later work on that host stays within one update domain.
+    A host that holds another update domain of the same scope is taken only where there is no other, so that
+    later work on that host stays within one update domain.
     """
-
-    def fitness(host: Host) -> tuple[bool, int, str]:
-        there = tenants.get(host.name, ())
-        mixes = any(o.scope_id == vm.scope_id and o.update_domain != vm.update_domain for o in there)
-        return (mixes, len(there), host.name)
-
-    fit = [h for h in hosts if is_destination(h, vm)]
-    return min(fit, key=fitness).name if fit else None
+    fit = [host.name for host in hosts if is_destination(host, vm)]
+    return min(fit, key=lambda name: (tenancy.mixes(name, vm), tenancy.crowd(name), name), default=None)
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
@@ -128,7 +133,7 @@ def is_destination(host: Host, vm: Vm) -> bool:
     )
 
 
-def must_have_destination(vm: Vm, hosts: tuple[Host, ...]) -> None:
+def must_have_destination(vm: Vm, hosts: Iterable[Host]) -> None:
     """Spec §6.4: with no healthy host to move to, the request is refused."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")

@@ -60,10 +60,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scope_id: str = ""  # or the VMs of this scope
     max_failures: int = 1
     progress: Progress = Progress.RUNNING
-
-    @property
-    def is_open(self) -> bool:
-        return self.progress in (Progress.RUNNING, Progress.PAUSED)
+    closed: bool = False  # nothing of it is left to publish, withdraw or wait for
 
     @property
     def cause(self) -> Cause:
@@ -84,7 +81,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def is_open(self) -> bool:
         """Whether a turn has to look at it: only rollouts act over time."""
-        return self.rollout is not None and self.rollout.is_open
+        return self.rollout is not None and not self.rollout.closed
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

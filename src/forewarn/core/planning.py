@@ -1,0 +1,215 @@
+"""From what somebody asked to the events that follow (spec §6.3, §6.4, §8.2, §8.4, §9).
+
+`planned_for_*` turns a request into planned events, each within one scope and one update domain. `apply` publishes
+one of them in its scope with every rule there is; applied twice it changes nothing, and it refuses what cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from forewarn.core import lifecycle
+from forewarn.core.cause import CAUSES, Cause, Row
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Power, Priority, Vm
+from forewarn.core.impact import acts_of
+from forewarn.core.policy import Around
+from forewarn.core.request import Ask, Planned, Request
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused, Rejected
+from forewarn.protocol.document import Kind
+
+ASK_CAUSE: dict[Ask, Cause] = {
+    Ask.RESTART: Cause.USER_RESTART,
+    Ask.REDEPLOY: Cause.USER_REDEPLOY,
+    Ask.EVICT: Cause.EVICTION,
+    Ask.DELETE: Cause.USER_DELETE,
+    Ask.SCALE_IN: Cause.SCALE_IN,
+    Ask.POWER_OFF: Cause.POWER_OFF,
+    Ask.START: Cause.START,
+    Ask.DEALLOCATE: Cause.DEALLOCATE,
+    Ask.REAPPLY: Cause.REAPPLY,
+    Ask.REIMAGE: Cause.REIMAGE,
+    Ask.DEGRADE: Cause.PREDICTED_FAILURE,
+    Ask.FAIL: Cause.HOST_FAILED,
+}
+
+# What a new user operation on a VM takes the place of (spec §8.4).
+REPLACES: dict[Cause, frozenset[Cause]] = {
+    Cause.USER_REDEPLOY: frozenset({Cause.USER_RESTART}),
+    Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
+    Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
+}
+_USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, row in CAUSES.items() if row.by_user)})
+
+NewId = Callable[[], str]
+
+
+def planned_for_vms(
+    request: Request, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
+) -> tuple[Planned, ...]:
+    """One event per VM: user operations, evictions, predicted and real failures hit VMs singly."""
+    cause = ASK_CAUSE[request.ask]
+    return tuple(
+        Planned(
+            event_id=new_id(),
+            request_id=request.id,
+            scope_id=vm.scope_id,
+            cause=cause,
+            who=request.who,
+            vms=(vm.name,),
+            notice_s=notice_for(request, CAUSES[cause], vm),
+            update_domain=vm.update_domain,
+            host=host,
+        )
+        for vm in vms
+    )
+
+
+def notice_for(request: Request, row: Row, vm: Vm) -> float:
+    """The notice this VM gets: what was asked, at least the minimum, unless less was named on purpose (spec §6.3)."""
+    minimum = vm.terminate_notice_min * 60 if row.kind is Kind.TERMINATE else row.minimum_notice_s
+    if not request.notice_s and not request.short_notice:
+        return minimum
+    if row.kind is None:
+        raise Rejected(f"{request.ask} gives no notice: it is carried out at once; leave the notice out")
+    if request.notice_s < minimum and not request.short_notice:
+        raise Rejected(
+            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {row.kind} needs: "
+            f"give {minimum:g} s or more, or say --short-notice to rehearse with less"
+        )
+    return request.notice_s
+
+
+def apply(scope: Scope, planned: Planned, around: Around) -> Scope:
+    """The scope with the planned event published, begun or carried out at once; Refused where it cannot be."""
+    if scope.event(planned.event_id) is not None:
+        return scope
+    row = CAUSES[planned.cause]
+    vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
+    if not vms:
+        raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {row.verb}")
+    for vm in vms:
+        _must_suit(vm, planned.cause)
+
+    scope = _make_room(scope, planned, around.now)
+    scope = _begin(scope, _event(scope, planned, vms, around.now), vms, around)
+    if row.limited:
+        _must_be_within_limit(scope, around.policy.max_user_operations)
+    return scope
+
+
+def _event(scope: Scope, planned: Planned, vms: list[Vm], now: float) -> Event:
+    unlisted = _why_unlisted(scope, planned, CAUSES[planned.cause], vms)
+    return Event(
+        id=planned.event_id,
+        scope_id=scope.id,
+        request_id=planned.request_id,
+        cause=planned.cause,
+        who=planned.who,
+        vms=tuple(vm.name for vm in vms),
+        published_at=now,
+        not_before=float(
+            math.ceil(now + planned.notice_s)
+        ),  # whole seconds, as the wire shows them, never less
+        update_domain=planned.update_domain,
+        host=planned.host,
+        gate_id=planned.gate_id,
+        listed=unlisted is None,
+        note=unlisted or "",
+    )
+
+
+def _why_unlisted(scope: Scope, planned: Planned, row: Row, vms: list[Vm]) -> str | None:
+    """Why there is no event for this, in words for whoever asked; None: there is one."""
+    if row.kind is None:
+        return f"a {planned.cause} gives no event"
+    if row.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
+        return f"{vms[0].name} has no terminate notification"
+    if row.by_user and not scope.is_enabled:
+        return "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there"
+    return None
+
+
+def _begin(scope: Scope, event: Event, vms: list[Vm], around: Around) -> Scope:
+    if not event.listed or event.cause is Cause.HOST_FAILED:
+        return lifecycle.strike(scope, event, acts_of(scope, event, around), around.now)
+    if _is_preapproved(event, vms):
+        approved = replace(event, approved_at=around.now, approved_by="policy", note="approved by policy")
+        return lifecycle.strike(scope, approved, acts_of(scope, approved, around), around.now)
+    return lifecycle.announce(scope, event)
+
+
+def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
+    if event.cause is Cause.USER_RESTART:
+        return all(vm.auto_approve.restart for vm in vms)
+    return event.cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
+
+
+def _make_room(scope: Scope, planned: Planned, now: float) -> Scope:
+    """Spec §8.4: one user operation per VM at a time, but for those that replace another."""
+    for event in scope.live():
+        if not _are_rivals(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
+            continue
+        if event.cause not in REPLACES.get(planned.cause, frozenset()) or event.status is Status.STARTED:
+            raise Refused(_busy(event))
+        scope = lifecycle.withdraw(
+            scope, event, by=planned.who, reason=f"replaced by {planned.cause}", now=now
+        )
+    return scope
+
+
+def _are_rivals(pending: Cause, new: Cause) -> bool:
+    """Whether the two cannot both be under way for one VM."""
+    return (pending in _USER_OPERATIONS and new in _USER_OPERATIONS) or (pending is new is Cause.EVICTION)
+
+
+def _must_be_within_limit(scope: Scope, limit: int) -> None:
+    """Spec §8.4, asked of the scope as it would be: Terminates and what runs at once do not count."""
+    scheduled = [e for e in scope.live(Status.SCHEDULED) if e.row.limited and e.listed]
+    if len(scheduled) > limit:
+        raise Refused(
+            f"scope {scope.id!r} has {limit} user operations scheduled already, as many as it may: "
+            "approve some, or wait until they are done"
+        )
+
+
+def _busy(event: Event) -> str:
+    state = "has started" if event.status is Status.STARTED else "is pending"
+    way_out = (
+        "wait until it is done" if event.status is Status.STARTED else f"approve or withdraw event {event.id}"
+    )
+    return f"VM {event.vms[0]!r} has a {event.cause} that {state}: {way_out} first"
+
+
+def _must_suit(vm: Vm, cause: Cause) -> None:
+    """Whether this can be asked of a VM in its present state."""
+    if cause is Cause.EVICTION and vm.priority is not Priority.SPOT:
+        raise Refused(f"VM {vm.name!r} is not a Spot VM and cannot be evicted: delete or redeploy it instead")
+    if cause is Cause.START:
+        if vm.power is Power.RUNNING:
+            raise Refused(f"VM {vm.name!r} is running already: there is nothing to start")
+        return
+    if vm.power is Power.DEALLOCATED and cause not in _FITS_DEALLOCATED:
+        raise Refused(f"VM {vm.name!r} is deallocated: start it first")
+    if vm.power is Power.STOPPED and cause is Cause.USER_RESTART:
+        raise Refused(f"VM {vm.name!r} is stopped and cannot be restarted: start it instead")
+
+
+_FITS_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.REAPPLY})
+
+
+def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
+    """What a user may perform now for this VM (spec §6.4, last row); Refused when there is nothing."""
+    wanted = name.casefold()
+    pending = tuple(
+        event
+        for event in scope.live(Status.SCHEDULED)
+        if event.row.planned and any(vm.casefold() == wanted for vm in event.vms)
+    )
+    if not pending:
+        raise Refused(f"VM {name!r} has no pending maintenance: there is nothing to perform")
+    return pending

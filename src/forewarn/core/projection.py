@@ -1,0 +1,70 @@
+"""From a scope to what its VMs are shown: the document (spec §4) and what each VM may know of itself (spec §2.6)."""
+
+from __future__ import annotations
+
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Priority, Vm
+from forewarn.core.scope import Scope
+from forewarn.protocol import document as wire
+from forewarn.protocol.instance import InstanceFacts
+
+
+def document_for(scope: Scope) -> wire.Document:
+    """The listed events in the order they were published; a finished or withdrawn one is no longer listed."""
+    listed = (event for event in scope.live() if event.listed)
+    return wire.Document(
+        incarnation=scope.incarnation,
+        notices=tuple(notice_for(event) for event in sorted(listed, key=lambda event: event.seq)),
+        roles=scope.is_service,
+    )
+
+
+def notice_for(event: Event) -> wire.Notice:
+    row = event.row
+    assert row.kind is not None
+    started = event.status is Status.STARTED
+    return wire.Notice(
+        id=event.id,
+        status=wire.Status.STARTED if started else wire.Status.SCHEDULED,
+        kind=row.kind,
+        resources=event.vms,
+        not_before=None if started else event.not_before,
+        description=row.description,
+        source=row.source,
+        duration_s=row.duration_s,
+    )
+
+
+def facts_for(vm: Vm) -> InstanceFacts:
+    spot = vm.priority is Priority.SPOT
+    return InstanceFacts(
+        name=vm.name,
+        vm_id=vm.vm_id,
+        resource_id=resource_id_of(vm),
+        location=vm.location,
+        subscription_id=vm.subscription_id,
+        resource_group=vm.resource_group,
+        scale_set=vm.scale_set,
+        placement_group=vm.placement_group,
+        update_domain=str(vm.update_domain),
+        fault_domain=str(vm.fault_domain),
+        zone=vm.zone,
+        size=vm.size,
+        priority=vm.priority if spot else "",
+        eviction_policy=vm.eviction_policy if spot else "",
+        tags=tuple(vm.tags.items()),
+        computer_name=vm.computer_name or vm.name,
+        os_type=vm.os_type,
+        address=vm.address,
+        mac="00-0D-3A-" + "-".join(vm.vm_id.replace("-", "")[i : i + 2] for i in (0, 2, 4)),
+    )
+
+
+def resource_id_of(vm: Vm) -> str:
+    group = (
+        f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}/providers/Microsoft.Compute"
+    )
+    if vm.scale_set:
+        instance = vm.name.rpartition("_")[2]
+        return f"{group}/virtualMachineScaleSets/{vm.scale_set}/virtualMachines/{instance}"
+    return f"{group}/virtualMachines/{vm.name}"

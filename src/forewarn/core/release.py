@@ -1,0 +1,93 @@
+"""When an event starts (spec §6.2): it must be ready, and there must be nothing else that it has to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forewarn.core.event import Event, Status
+from forewarn.core.policy import Around
+from forewarn.core.scope import Scope
+from forewarn.protocol.document import Kind
+
+
+class Reason(StrEnum):
+    NOTICE = "notice"
+    GRACE = "grace"
+    GATE = "gate"
+    UPDATE_DOMAIN = "update domain"
+    TERMINATES = "terminates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What keeps an event from starting; `until` is when that ends by itself, None when something else must happen."""
+
+    reason: Reason
+    text: str
+    until: float | None = None
+
+
+def waits_for(scope: Scope, event: Event, around: Around) -> Wait | None:
+    """The first thing this Scheduled event waits for; None: it starts now."""
+    return (
+        _notice(event, around)
+        or _grace(event, around)
+        or _terminates(scope, event, around)
+        or _update_domain(scope, event)
+        or _gate(event, around)
+    )
+
+
+def is_free(scope: Scope, event: Event, around: Around) -> bool:
+    """Whether only its gate keeps this event: what a gate must know of each event behind it."""
+    return (
+        _notice(event, around) is None
+        and _grace(event, around) is None
+        and _update_domain(scope, event) is None
+    )
+
+
+def _notice(event: Event, around: Around) -> Wait | None:
+    if event.is_ready(around.now):
+        return None
+    return Wait(reason=Reason.NOTICE, text="an approval, or the end of its notice", until=event.not_before)
+
+
+def _grace(event: Event, around: Around) -> Wait | None:
+    """Its time came while the service was away: those who could not poll get a moment to look."""
+    back = around.resumed_at
+    if back is None or event.approved_at is not None or event.not_before > back:
+        return None
+    until = back + around.policy.grace_s
+    if around.now >= until:
+        return None
+    return Wait(reason=Reason.GRACE, text="VMs that could not poll while the service was away", until=until)
+
+
+def _update_domain(scope: Scope, event: Event) -> Wait | None:
+    """Planned platform maintenance takes one update domain of a scope at a time, whichever rollout it is of."""
+    if not event.row.planned:
+        return None
+    for other in scope.live(Status.STARTED):
+        if other.row.planned and other.update_domain != event.update_domain:
+            text = f"update domain {other.update_domain}, where event {other.id} has started"
+            return Wait(reason=Reason.UPDATE_DOMAIN, text=text)
+    return None
+
+
+def _terminates(scope: Scope, event: Event, around: Around) -> Wait | None:
+    """Terminates of a placement group start together, each at its own NotBefore at the latest."""
+    if not scope.is_placement_group or event.row.kind is not Kind.TERMINATE or around.now >= event.not_before:
+        return None
+    for other in scope.live(Status.SCHEDULED):
+        if other.row.kind is Kind.TERMINATE and not other.is_ready(around.now):
+            text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
+            return Wait(reason=Reason.TERMINATES, text=text, until=event.not_before)
+    return None
+
+
+def _gate(event: Event, around: Around) -> Wait | None:
+    if not event.gate_id or around.is_released(event.gate_id):
+        return None
+    return Wait(reason=Reason.GATE, text=f"the other VMs on host {event.host}, which are not ready yet")
