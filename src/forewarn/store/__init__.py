@@ -3,3 +3,8 @@
 Two implementations of one `Store` (see `seam`): `sqlite` for people, `memory` for tests and simulation; one
 conformance suite is the specification of both. Never here: a decision, a clock, the network.
 """
+
+from forewarn.store.memory import MemoryStore
+from forewarn.store.seam import Committed, Polled, Store
+
+__all__ = ["Committed", "MemoryStore", "Polled", "Store"]

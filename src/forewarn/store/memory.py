@@ -1,0 +1,208 @@
+"""A store in dictionaries, for tests and simulation: no thread, no file, and no write ever suspends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from forewarn.core.change import Commit
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry, Sighting
+from forewarn.core.request import Planned, Request
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused, Unavailable
+from forewarn.store.seam import Committed, Polled
+from forewarn.store.subscription import Subscribers
+from forewarn.store.table import Tables
+
+Row = TypeVar("Row")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Failure:
+    """Something a test wants to go wrong."""
+
+    error: BaseException
+    writes_before: int
+    applied: bool
+
+
+class MemoryStore:
+    """A `Store` (see `seam`). `fail_next` makes a write fail; `copy` is what a restart finds."""
+
+    def __init__(self) -> None:
+        self._tables = Tables()
+        self._subscribers = Subscribers()
+        self._failures: list[_Failure] = []
+        self._is_open = True
+
+    def copy(self) -> MemoryStore:
+        """An open store with the same content and no subscribers: what a restarted process finds."""
+        other = MemoryStore()
+        other._tables = self._tables.copy()
+        return other
+
+    def fail_next(self, error: BaseException, *, after: int = 0, applied: bool = False) -> None:
+        """Let `after` more writes succeed, then raise `error` out of one.
+
+        No subscriber hears of that write and it has no effect; with `applied` it takes effect all the same,
+        as when a process dies between the commit and the answer.
+        """
+        self._failures.append(_Failure(error=error, writes_before=after, applied=applied))
+
+    def scope(self, scope_id: str) -> Scope | None:
+        row = self._tables.scopes.get(scope_id)
+        if row is None:
+            return None
+        vms = self._tables.present.get(scope_id, {}).values()
+        events = self._tables.live.get(scope_id, {}).values()
+        return replace(row, vms=tuple(vms), events=tuple(sorted(events, key=lambda event: event.seq)))
+
+    def scope_ids(self) -> list[str]:
+        return sorted(self._tables.scopes)
+
+    def vm(self, key: str) -> Vm | None:
+        return self._tables.vms.get(key)
+
+    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        there = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
+        return _matching(there, scope_id=scope_id, host=host)
+
+    def hosts(self) -> list[Host]:
+        return [host for _, host in sorted(self._tables.hosts.items())]
+
+    def event(self, event_id: str) -> Event | None:
+        return self._tables.events.get(event_id)
+
+    def events(
+        self,
+        *,
+        scope_id: str | None = None,
+        request_id: str | None = None,
+        gate_id: str | None = None,
+        statuses: Sequence[Status] = tuple(Status),
+        limit: int | None = None,
+    ) -> list[Event]:
+        there = (event for event in self._tables.events.values() if event.status in statuses)
+        return _newest(_matching(there, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
+
+    def gate(self, gate_id: str) -> Gate | None:
+        return self._tables.gates.get(gate_id)
+
+    def request(self, request_id: str) -> Request | None:
+        return self._tables.requests.get(request_id)
+
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]:
+        there = [request for request in self._tables.requests.values() if request.is_open or not open_only]
+        return _newest(there, limit)
+
+    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
+        return _matching(self._tables.planned.values(), request_id=request_id, gate_id=gate_id)
+
+    def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
+        return [scope.id for scope in _due(self._tables.scopes.values(), now)][:limit]
+
+    def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
+        return _due(self._tables.gates.values(), now)[:limit]
+
+    def next_wake(self) -> float | None:
+        scopes = (scope.wakes_at for scope in self._tables.scopes.values())
+        gates = (gate.wakes_at for gate in self._tables.gates.values())
+        return min((at for at in (*scopes, *gates) if at is not None), default=None)
+
+    def history(
+        self,
+        *,
+        after: int = 0,
+        scope_id: str | None = None,
+        event_id: str | None = None,
+        request_id: str | None = None,
+        vm: str | None = None,
+        limit: int | None = None,
+    ) -> list[Entry]:
+        there = (entry for entry in self._tables.history if entry.seq > after)
+        wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
+        return _newest(wanted, limit)
+
+    def last_seq(self) -> int:
+        return self._tables.last_seq
+
+    def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]:
+        return _matching(self._tables.sightings.values(), event_id=event_id, vm=vm)
+
+    def polls(self, *, scope_id: str | None = None) -> list[Polled]:
+        there = (polled for _, polled in sorted(self._tables.polls.items()))
+        return _matching(there, scope_id=scope_id)
+
+    def saved(self, name: str) -> bytes | None:
+        return self._tables.saved.get(name)
+
+    async def commit(self, commit: Commit) -> int:
+        def apply() -> Committed:
+            self._tables.must_allow(commit)
+            return self._tables.apply(commit)
+
+        committed = self._write(apply)
+        self._subscribers.tell(committed)
+        return committed.seq
+
+    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
+        self._write(lambda: self._tables.observe(polls, sightings))
+
+    async def save(self, name: str, value: bytes) -> None:
+        self._write(lambda: self._tables.saved.__setitem__(name, value))
+
+    async def prune(self, before: float) -> int:
+        return self._write(lambda: self._tables.prune(before))
+
+    async def back_up(self, path: Path) -> None:
+        raise Refused(
+            f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file"
+        )
+
+    def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]:
+        return self._subscribers.add(hear)
+
+    async def close(self) -> None:
+        self._is_open = False
+
+    def _write(self, apply: Callable[[], Row]) -> Row:
+        if not self._is_open:
+            raise Unavailable("the store is closed and takes no more writes: open it again")
+        failure = self._next_failure()
+        if failure is None:
+            return apply()
+        if failure.applied:
+            apply()
+        raise failure.error
+
+    def _next_failure(self) -> _Failure | None:
+        if not self._failures:
+            return None
+        if self._failures[0].writes_before == 0:
+            return self._failures.pop(0)
+        self._failures[0].writes_before -= 1
+        return None
+
+
+def _matching(rows: Iterable[Row], **wanted: str | None) -> list[Row]:
+    asked = [(name, value) for name, value in wanted.items() if value is not None]
+    return [row for row in rows if all(getattr(row, name) == value for name, value in asked)]
+
+
+def _newest(rows: list[Row], limit: int | None) -> list[Row]:
+    return rows if limit is None else rows[max(0, len(rows) - limit) :]
+
+
+Waking = TypeVar("Waking", Scope, Gate)
+
+
+def _due(rows: Iterable[Waking], now: float) -> list[Waking]:
+    due = [(row.wakes_at, row.id, row) for row in rows if row.wakes_at is not None and row.wakes_at <= now]
+    return [row for _, _, row in sorted(due, key=lambda item: item[:2])]

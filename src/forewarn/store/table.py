@@ -1,0 +1,165 @@
+"""The rows of a store in memory: dictionaries of frozen values, and what a commit does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from forewarn.core.change import Commit
+from forewarn.core.event import Event
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry, Sighting
+from forewarn.core.request import Planned, Request
+from forewarn.core.scope import Scope
+from forewarn.store.guard import must_be_current
+from forewarn.store.seam import Committed, Polled
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tables:
+    """All rows, in the order they were added; every value in them is frozen."""
+
+    scopes: dict[str, Scope] = field(default_factory=dict)  # rows only, without VMs, events and news
+    vms: dict[str, Vm] = field(default_factory=dict)
+    present: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope
+    events: dict[str, Event] = field(default_factory=dict)
+    live: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope
+    hosts: dict[str, Host] = field(default_factory=dict)
+    gates: dict[str, Gate] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    planned: dict[str, Planned] = field(default_factory=dict)
+    history: list[Entry] = field(default_factory=list)
+    last_seq: int = 0
+    sightings: dict[tuple[str, str, str], Sighting] = field(default_factory=dict)
+    polls: dict[str, Polled] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)
+
+    def copy(self) -> Tables:
+        return Tables(
+            scopes=dict(self.scopes),
+            vms=dict(self.vms),
+            present={scope_id: dict(vms) for scope_id, vms in self.present.items()},
+            events=dict(self.events),
+            live={scope_id: dict(events) for scope_id, events in self.live.items()},
+            hosts=dict(self.hosts),
+            gates=dict(self.gates),
+            requests=dict(self.requests),
+            planned=dict(self.planned),
+            history=list(self.history),
+            last_seq=self.last_seq,
+            sightings=dict(self.sightings),
+            polls=dict(self.polls),
+            saved=dict(self.saved),
+        )
+
+    def must_allow(self, commit: Commit) -> None:
+        """Raise Conflict unless every guarded row is still what the commit was decided on."""
+        must_be_current("scope", commit.scopes, lambda id_: _version(self.scopes.get(id_)))
+        must_be_current("gate", commit.gates, lambda id_: _version(self.gates.get(id_)))
+        must_be_current("request", commit.requests, lambda id_: _version(self.requests.get(id_)))
+
+    def apply(self, commit: Commit) -> Committed:
+        """Write all of a commit, in the order of its fields; nothing here can fail."""
+        for scope in commit.scopes:
+            self._put_scope(scope)
+        for vm in commit.vms:
+            self._put_vm(vm)
+        for event in commit.events:
+            self._put_event(event)
+        self.hosts.update({host.name: host for host in commit.hosts})
+        _remove(self.hosts, commit.removed_hosts)
+        for gate in commit.gates:
+            self.gates[gate.id] = replace(gate, version=gate.version + 1)
+        for gate_id in commit.wake_gates:
+            self._wake_gate(gate_id)
+        for request in commit.requests:
+            self.requests[request.id] = replace(request, version=request.version + 1)
+        self.planned.update({planned.event_id: planned for planned in commit.planned})
+        _remove(self.planned, commit.unplanned)
+        entries = self._append(commit.entries)
+        return Committed(commit=replace(commit, entries=entries), seq=self.last_seq)
+
+    def observe(self, polls: Iterable[Polled], sightings: Iterable[Sighting]) -> None:
+        for polled in polls:
+            old = self.polls.get(polled.vm)
+            if old is None or polled.at >= old.at:
+                self.polls[polled.vm] = polled
+            row = self.scopes.get(polled.scope_id)
+            if row is not None:
+                at = _later(row.last_request_at, polled.at)
+                self.scopes[row.id] = replace(row, last_request_at=at)
+        for sighting in sightings:
+            self.sightings.setdefault((sighting.event_id, sighting.vm, sighting.status), sighting)
+
+    def prune(self, before: float) -> int:
+        kept = [entry for entry in self.history if entry.at >= before]
+        gone = len(self.history) - len(kept)
+        self.history = kept
+        past = {
+            e.id
+            for e in self.events.values()
+            if not e.is_live and e.over_at is not None and e.over_at < before
+        }
+        _remove(self.events, past)
+        _remove(self.sightings, [key for key in self.sightings if key[0] in past])
+        return gone
+
+    def _put_scope(self, scope: Scope) -> None:
+        old = self.scopes.get(scope.id)
+        at = _later(old.last_request_at if old else None, scope.last_request_at)
+        version = scope.version + 1
+        self.scopes[scope.id] = replace(
+            scope, version=version, last_request_at=at, vms=(), events=(), news=()
+        )
+
+    def _put_vm(self, vm: Vm) -> None:
+        old = self.vms.get(vm.key)
+        if old is not None and (_comes_back(old, vm) or old.scope_id != vm.scope_id):
+            del self.vms[vm.key]  # so that it is put at the end
+        if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):
+            self.present.get(old.scope_id, {}).pop(vm.key, None)
+        if vm.removed_at is None:
+            self.present.setdefault(vm.scope_id, {})[vm.key] = vm
+        self.vms[vm.key] = vm
+
+    def _put_event(self, event: Event) -> None:
+        self.events[event.id] = event
+        if event.is_live:
+            self.live.setdefault(event.scope_id, {})[event.id] = event
+        else:
+            self.live.get(event.scope_id, {}).pop(event.id, None)
+
+    def _wake_gate(self, gate_id: str) -> None:
+        gate = self.gates.get(gate_id)
+        if gate is not None:
+            self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
+
+    def _append(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+        numbered = tuple(replace(entry, seq=seq) for seq, entry in enumerate(entries, self.last_seq + 1))
+        self.history.extend(numbered)
+        self.last_seq += len(numbered)
+        return numbered
+
+
+def _comes_back(old: Vm, new: Vm) -> bool:
+    return old.removed_at is not None and new.removed_at is None
+
+
+def _version(row: Scope | Gate | Request | None) -> int:
+    return row.version if row else 0
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    return max((at for at in (one, other) if at is not None), default=None)
+
+
+def _remove(table: dict[Key, Value], keys: Iterable[Key]) -> None:
+    for key in keys:
+        table.pop(key, None)
