@@ -1,0 +1,81 @@
+"""No request is too strange for an answer: `read` never raises, and answers with a status of spec §10."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.protocol.document import Document
+from forewarn.protocol.exchange import (
+    Approve,
+    Poll,
+    ReadInstance,
+    Request,
+    Response,
+    Rules,
+    UnknownVersion,
+    answer_poll,
+    read,
+)
+from forewarn.protocol.instance import InstanceFacts, answer_instance
+from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS
+
+ANY_TEXT = st.text(max_size=30) | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=5)
+METHODS = st.sampled_from(["GET", "POST", "HEAD", "PUT"]) | ANY_TEXT
+SEGMENTS = st.sampled_from(
+    ["metadata", "scheduledevents", "instance", "versions", "latest", "compute", "network", "0", "%", "%zz", "%ff"]
+)
+PATHS = st.lists(SEGMENTS | ANY_TEXT, max_size=5).map(lambda steps: "/" + "/".join(steps)) | st.sampled_from(
+    ["/metadata/scheduledevents", "/metadata/instance", "/metadata/instance/compute/name"]
+)
+VALUES = st.sampled_from([*VERSIONS, *INSTANCE_VERSIONS, "latest", "text", "json"]) | ANY_TEXT
+PARAMETERS = st.tuples(st.sampled_from(["api-version", "format", "extended"]) | ANY_TEXT, VALUES).map("=".join)
+TARGETS = (
+    st.tuples(
+        st.sampled_from(["", "http://169.254.169.254", "http://["]),
+        PATHS,
+        st.lists(PARAMETERS, max_size=3).map("&".join),
+    ).map(lambda parts: f"{parts[0]}{parts[1]}?{parts[2]}")
+    | ANY_TEXT
+)
+NAMES = st.sampled_from(["metadata", "origin", "x-forwarded-for", "if-none-match", "prefer"])
+HEADERS = st.lists(
+    st.just(("metadata", "true"))
+    | st.tuples(NAMES | ANY_TEXT, ANY_TEXT | st.sampled_from(["true", '"1-1"', "wait=5"])),
+    max_size=5,
+).map(tuple)
+REQUESTS = st.builds(Request, method=METHODS, target=TARGETS, headers=HEADERS, body=st.binary(max_size=40))
+RULES = st.builds(
+    Rules,
+    versions=st.lists(st.sampled_from(VERSIONS), unique=True).map(tuple),
+    header_always=st.booleans(),
+    unknown_version=st.sampled_from(UnknownVersion),
+    iso_dates=st.booleans(),
+    max_wait_s=st.integers(0, 300),
+)
+
+
+@given(REQUESTS, st.booleans(), RULES)
+@settings(max_examples=800, deadline=None)
+def test_any_request_is_answered_or_understood(request: Request, known: bool, rules: Rules) -> None:
+    answer = read(request, known=known, rules=rules)
+    match answer:
+        case Response():
+            assert answer.status in {200, 400, 404}
+            assert answer.head_only is (request.method == "HEAD")
+        case Poll():
+            assert answer.version in rules.versions
+            answered = answer_poll(answer, epoch=1, document=Document(incarnation=1), rules=rules)
+            assert answered.status in {200, 304}
+        case Approve():
+            assert answer.version in rules.versions
+        case ReadInstance():
+            assert answer.version in INSTANCE_VERSIONS
+            assert answer_instance(answer, InstanceFacts(name="vm")).status in {200, 400, 404}
+
+
+@given(REQUESTS, RULES)
+@settings(max_examples=100, deadline=None)
+def test_an_unknown_caller_gets_the_same_answer_whatever_it_asks(request: Request, rules: Rules) -> None:
+    """Spec §7.4, §10: it learns nothing."""
+    answer = read(request, known=False, rules=rules)
+    assert isinstance(answer, Response)
+    assert (answer.status, answer.body) == (404, b'{ "error": "Not found" }')

@@ -1,0 +1,135 @@
+"""The body of a POST: what approves, and what is told what is wrong with it (spec §5.1, §5.2)."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.protocol.exchange import MAX_BODY, Approve, Ask, Request, Response, Rules, approved, read
+
+ONE = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+TWO = "4CAEA225-0000-4000-8000-000000000002"
+
+
+def post(body: bytes, *headers: tuple[str, str], version: str = "2020-07-01") -> Ask | Response:
+    request = Request(
+        method="POST",
+        target=f"/metadata/scheduledevents?api-version={version}",
+        headers=(("metadata", "true"), *headers),
+        body=body,
+    )
+    return read(request, known=True, rules=Rules())
+
+
+def approves(*event_ids: str) -> Approve:
+    return Approve(version="2020-07-01", event_ids=event_ids)
+
+
+@pytest.mark.parametrize(
+    ("body", "event_ids"),
+    [
+        (f'{{"StartRequests":[{{"EventId":"{ONE}"}}]}}', (ONE,)),
+        (f'{{"StartRequests":[{{"EventId":"{ONE}"}},{{"EventId":"{TWO}"}}]}}', (ONE, TWO)),
+        (f'{{"StartRequests":[{{"EventId":"{TWO}"}},{{"EventId":"{ONE}"}}]}}', (TWO, ONE)),
+        (f'{{"StartRequests":[{{"EventId":"{ONE.lower()}"}},{{"EventId":"{ONE}"}}]}}', (ONE,)),
+        (f'{{"StartRequests":[{{"EventId":"{ONE}"}}],"DocumentIncarnation":"5"}}', (ONE,)),
+        (f'{{"DocumentIncarnation":5,"StartRequests":[{{"EventId":"{ONE}","x":null}}]}}', (ONE,)),
+        (f'{{"DocumentIncarnation":{"9" * 5000},"StartRequests":[{{"EventId":"{ONE}"}}]}}', (ONE,)),
+        (f'{{"x":1,"x":2,"StartRequests":[{{"EventId":"{ONE}"}}]}}', (ONE,)),
+        (f'{{\n\t"StartRequests": [\r\n\t\t{{ "EventId": "{ONE}" }}\n\t]\n}}\n', (ONE,)),
+        (f'\ufeff{{"StartRequests":[{{"EventId":"{ONE}"}}]}}', (ONE,)),
+        ('{"StartRequests":[]}', ()),
+        ('{"StartRequests":[{"EventId":""}]}', ("",)),
+        ('{"StartRequests":[{"EventId":"\\ud800"}]}', ("\ud800",)),
+    ],
+    ids=[
+        *("one", "two", "order", "case", "string incarnation", "number incarnation", "huge number"),
+        *("extra twice", "pretty", "byte order mark", "none", "empty id", "lone surrogate"),
+    ],
+)
+def test_ids_are_approved_in_upper_case_each_once_in_their_order(body: str, event_ids: tuple[str, ...]) -> None:
+    assert post(body.encode()) == approves(*event_ids)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        (("content-type", "application/json"),),
+        (("content-type", "application/x-www-form-urlencoded"),),
+        (("content-type", "nonsense"),),
+        (("if-none-match", "0"),),
+        (("expect", "100-continue"),),
+    ],
+)
+def test_the_body_is_json_under_any_content_type_or_none(headers: tuple[tuple[str, str], ...]) -> None:
+    body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode()
+    assert post(body, *headers) == approves(ONE)
+
+
+def test_any_version_may_approve() -> None:
+    """Spec §3: GET and POST may use different versions for the same event."""
+    body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode()
+    assert post(body, version="2019-08-01") == Approve(version="2019-08-01", event_ids=(ONE,))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "The body is empty, it must be a JSON object with StartRequests"),
+        (b" \r\n", "The body is empty, it must be a JSON object with StartRequests"),
+        (b"junk", "The body is not JSON at line 1 column 1"),
+        (b'{"StartRequests":\n [}', "The body is not JSON at line 2 column 3"),
+        (b'{"StartRequests":[]} x', "The body is not JSON at line 1 column 22"),
+        (b"StartRequests=1", "The body is not JSON at line 1 column 1"),
+        (b'{"StartRequests":[],"x":NaN}', "The body is not JSON: it may not contain NaN"),
+        (b'{"x":-Infinity}', "The body is not JSON: it may not contain -Infinity"),
+        (b'{"StartRequests":"\xff"}', "The body is not UTF-8 at byte 18"),
+        ('{"StartRequests":[]}'.encode("utf-16"), "The body is not UTF-8 at byte 0"),
+        (b"[" * MAX_BODY, "The body is nested too deeply"),
+        (b'{"a":' * 10_000, "The body is nested too deeply"),
+        (b"[]", "The body must be a JSON object"),
+        (b'"x"', "The body must be a JSON object"),
+        (b"null", "The body must be a JSON object"),
+        (b"{}", "StartRequests is missing"),
+        (b'{"startrequests":[]}', "StartRequests is missing"),
+        (b'{"StartRequests":[],"StartRequests":[]}', "StartRequests is given twice"),
+        (b'{"StartRequests":null}', "StartRequests must be a list"),
+        (b'{"StartRequests":{"EventId":"A"}}', "StartRequests must be a list"),
+        (b'{"StartRequests":["A"]}', "StartRequests[0] must be an object"),
+        (b'{"StartRequests":[{"EventId":"A"},{}]}', "StartRequests[1].EventId is missing"),
+        (b'{"StartRequests":[{"EventId":"A"},{"EventId":7}]}', "StartRequests[1].EventId must be a string"),
+        (b'{"StartRequests":[{"EventId":null}]}', "StartRequests[0].EventId must be a string"),
+        (b'{"StartRequests":[{"EventId":"A","EventId":"B"}]}', "StartRequests[0].EventId is given twice"),
+    ],
+    ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
+)
+def test_a_bad_body_is_told_what_is_wrong_and_where(body: bytes, reason: str) -> None:
+    answer = post(body)
+    assert answer == Response(
+        status=400,
+        headers=(("Content-Type", "application/json; charset=utf-8"),),
+        body=f'{{ "error": "Bad request. {reason}" }}'.encode(),
+    )
+
+
+def test_a_body_of_64_kib_is_read_and_one_byte_more_is_not() -> None:
+    body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode().ljust(64 * 1024)
+    assert post(body) == approves(ONE)
+    too_much = post(body + b" ")
+    assert isinstance(too_much, Response)
+    assert too_much.status == 413
+
+
+def test_an_approval_is_answered_200_with_an_empty_body() -> None:
+    assert approved() == Response(status=200, headers=(), body=b"")
+
+
+@given(
+    st.binary(max_size=100) | st.text(alphabet='{}[]:,"StartRequestsEventId\\ud8 1.eE-', max_size=60).map(str.encode)
+)
+@settings(max_examples=300, deadline=None)
+def test_any_body_approves_or_is_a_bad_request(body: bytes) -> None:
+    answer = post(body)
+    assert isinstance(answer, Approve) or (isinstance(answer, Response) and answer.status == 400)

@@ -1,0 +1,197 @@
+"""What a VM reads about itself under /metadata/instance (spec §2.6, evidence §11)."""
+
+import json
+
+import pytest
+
+from forewarn.protocol.exchange import ReadInstance, Request, Response, Rules, read
+from forewarn.protocol.instance import Element, InstanceFacts, answer_instance, tree
+from forewarn.protocol.versions import INSTANCE_VERSIONS
+
+FACTS = InstanceFacts(
+    name="web_7",
+    vm_id="5c4bebd0-1f67-4c47-a006-50affae50bbf",
+    resource_id="/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/web_7",
+    location="westeurope",
+    subscription_id="s",
+    resource_group="rg",
+    scale_set="web",
+    placement_group="pg",
+    update_domain="2",
+    fault_domain="1",
+    zone="3",
+    size="Standard_D2s_v5",
+    priority="Spot",
+    eviction_policy="Delete",
+    tags=(("role", "web"), ("owner", "bär")),
+    computer_name="web000007",
+    admin_username="azureuser",
+    public_keys=("ssh-ed25519 AAAA",),
+    publisher="Debian",
+    offer="debian-12",
+    sku="12",
+    version="latest",
+    address="10.0.10.11",
+    mac="00:0d:3a:d0:30:ad",
+)
+BARE = InstanceFacts(name="lone")
+TEXT = (("Content-Type", "text/plain; charset=utf-8"),)
+JSON = (("Content-Type", "application/json; charset=utf-8"),)
+
+
+def get(path: str = "", query: str = "api-version=2021-08-01", facts: InstanceFacts = FACTS) -> Response:
+    request = Request(method="GET", target=f"/metadata/instance{path}?{query}", headers=(("metadata", "true"),))
+    asked = read(request, known=True, rules=Rules())
+    if isinstance(asked, Response):
+        return asked
+    assert isinstance(asked, ReadInstance)
+    return answer_instance(asked, facts)
+
+
+def text(path: str, facts: InstanceFacts = FACTS) -> str:
+    answer = get(path, "api-version=2021-08-01&format=text", facts)
+    assert (answer.status, answer.headers) == (200, TEXT)
+    return answer.body.decode()
+
+
+def leaves(element: Element, path: str = "") -> list[tuple[str, str]]:
+    if isinstance(element, str):
+        return [(path, element)]
+    parts = element.items() if isinstance(element, dict) else enumerate(element)
+    return [leaf for name, part in parts for leaf in leaves(part, f"{path}/{name}")]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("/compute/name", "web_7"),
+        ("/compute/vmId", "5c4bebd0-1f67-4c47-a006-50affae50bbf"),
+        ("/compute/location", "westeurope"),
+        ("/compute/resourceGroupName", "rg"),
+        ("/compute/subscriptionId", "s"),
+        ("/compute/vmScaleSetName", "web"),
+        ("/compute/placementGroupId", "pg"),
+        ("/compute/platformUpdateDomain", "2"),
+        ("/compute/platformFaultDomain", "1"),
+        ("/compute/zone", "3"),
+        ("/compute/vmSize", "Standard_D2s_v5"),
+        ("/compute/priority", "Spot"),
+        ("/compute/evictionPolicy", "Delete"),
+        ("/compute/osType", "Linux"),
+        ("/compute/publisher", "Debian"),
+        ("/compute/offer", "debian-12"),
+        ("/compute/sku", "12"),
+        ("/compute/version", "latest"),
+        ("/compute/tags", "role:web;owner:bär"),
+        ("/compute/tagsList/1/value", "bär"),
+        ("/compute/osProfile/computerName", "web000007"),
+        ("/compute/publicKeys/0/keyData", "ssh-ed25519 AAAA"),
+        ("/compute/virtualMachineScaleSet/id", ""),
+        ("/compute/userData", ""),
+        ("/network/interface/0/macAddress", "000D3AD030AD"),
+        ("/network/interface/0/ipv4/ipAddress/0/privateIpAddress", "10.0.10.11"),
+        ("/network/interface/0/ipv4/ipAddress/0/publicIpAddress", ""),
+        ("/network/interface/0/ipv4/subnet/0/address", "10.0.10.0"),
+        ("/network/interface/0/ipv4/subnet/0/prefix", "24"),
+        ("/COMPUTE/NAME", "web_7"),
+        ("/compute/name/", "web_7"),
+    ],
+)
+def test_a_leaf_is_read_as_text(path: str, value: str) -> None:
+    assert text(path) == value
+
+
+@pytest.mark.parametrize("query", ["", "&format=json"])
+def test_a_leaf_is_refused_without_format_text(query: str) -> None:
+    """Spec §2.6."""
+    answer = get("/compute/name", "api-version=2021-08-01" + query)
+    assert answer == Response(
+        status=400,
+        headers=JSON,
+        body=b'{ "error": "Bad request. compute/name is a single value, ask for it with format=text" }',
+    )
+
+
+@pytest.mark.parametrize("form", ["xml", "yaml", "texts"])
+def test_another_format_is_refused(form: str) -> None:
+    answer = get("", f"api-version=2021-08-01&format={form}")
+    assert (answer.status, answer.body) == (400, b'{ "error": "Bad request. format must be json or text" }')
+
+
+@pytest.mark.parametrize("query", ["", "&format=json", "&format=JSON", "&format=", "&extended=true"])
+def test_the_whole_tree_is_json(query: str) -> None:
+    answer = get("", "api-version=2021-08-01" + query)
+    assert (answer.status, answer.headers) == (200, JSON)
+    assert json.loads(answer.body) == tree(FACTS)
+    assert b": " not in answer.body
+
+
+@pytest.mark.parametrize("path", ["/compute", "/compute/osProfile", "/compute/tagsList", "/network/interface/0"])
+def test_a_part_of_the_tree_is_json(path: str) -> None:
+    element: Element = tree(FACTS)
+    for step in path.split("/")[1:]:
+        element = element[int(step)] if isinstance(element, list) else element[step]  # type: ignore[index]
+    assert json.loads(get(path).body) == element
+
+
+def test_a_part_as_text_names_its_parts() -> None:
+    assert text("") == "compute/\nnetwork/"
+    assert text("/compute/osProfile") == "adminUsername\ncomputerName\ndisablePasswordAuthentication"
+    assert text("/network/interface") == "0/"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/nothing",
+        "/compute/nothing",
+        "/compute/name/x",
+        "/network/interface/1",
+        "/network/interface/-1",
+        "/network/interface/٠",
+        "/compute//name",
+        "/compute/publicKeys/00",
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_unknown_element_is_not_found(path: str, form: str) -> None:
+    answer = get(path, f"api-version=2021-08-01&format={form}")
+    assert (answer.status, answer.body) == (404, b'{ "error": "Not found" }')
+
+
+@pytest.mark.parametrize("facts", [FACTS, BARE], ids=["full", "bare"])
+def test_every_leaf_is_a_string_and_can_be_read_alone(facts: InstanceFacts) -> None:
+    for path, value in leaves(tree(facts)):
+        assert text(path, facts) == value
+
+
+@pytest.mark.parametrize("facts", [FACTS, BARE], ids=["full", "bare"])
+def test_keys_are_alphabetical_everywhere(facts: InstanceFacts) -> None:
+    def check(element: Element) -> None:
+        if isinstance(element, dict):
+            assert list(element) == sorted(element, key=str.lower)
+        if not isinstance(element, str):
+            for part in element.values() if isinstance(element, dict) else element:
+                check(part)
+
+    check(tree(facts))
+
+
+def test_a_vm_of_which_only_the_name_is_known_has_empty_strings_and_no_address() -> None:
+    whole = json.loads(get(facts=BARE).body)
+    assert whole["compute"]["name"] == whole["compute"]["osProfile"]["computerName"] == "lone"
+    assert whole["compute"]["vmId"] == whole["compute"]["tags"] == ""
+    assert whole["compute"]["tagsList"] == whole["compute"]["publicKeys"] == []
+    assert whole["network"]["interface"][0]["ipv4"] == {"ipAddress": [], "subnet": []}
+
+
+def test_an_address_that_is_none_has_an_empty_subnet() -> None:
+    odd = InstanceFacts(name="odd", address="pending", mac="00-0D-3A-00-00-01")
+    assert text("/network/interface/0/ipv4/subnet/0/address", odd) == ""
+    assert text("/network/interface/0/macAddress", odd) == "000D3A000001"
+
+
+@pytest.mark.parametrize("version", INSTANCE_VERSIONS)
+def test_every_instance_version_is_served(version: str) -> None:
+    """Evidence §2.8; all versions are shown the same fields."""
+    assert get("", f"api-version={version}").body == get().body

@@ -1,0 +1,198 @@
+"""The guest reads what real servers send, and forgives what can be forgiven (spec §4.2, evidence §3, §12)."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.protocol.codec import Received, ReceivedEvent, Unreadable, decode, encode, read_date
+from forewarn.protocol.document import Document, Kind, Notice, Source, Status
+from forewarn.protocol.versions import VERSIONS, fields, shows_kind
+
+
+def decoded(**event: object) -> ReceivedEvent:
+    [read] = decode(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
+    return read
+
+
+@pytest.mark.parametrize("incarnation", [0, 1, 190, 279, 2**40])
+def test_an_empty_document_is_read(incarnation: int) -> None:
+    raw = b'{"DocumentIncarnation":%d, "Events":[]}' % incarnation
+    assert decode(raw) == Received(incarnation=incarnation)
+
+
+def test_a_recorded_2019_document_is_read_without_a_duration() -> None:
+    """Evidence §3.1."""
+    event = decoded(
+        EventId="A123BC45-1234-5678-AB90-ABCDEF123456",
+        EventStatus="Scheduled",
+        EventType="Preempt",
+        ResourceType="VirtualMachine",
+        Resources=["myspotvm"],
+        NotBefore="Tue, 16 Mar 2021 00:58:46 GMT",
+        Description="",
+        EventSource="Platform",
+    )
+    assert event == ReceivedEvent(
+        id="A123BC45-1234-5678-AB90-ABCDEF123456",
+        status="Scheduled",
+        kind="Preempt",
+        resource_type="VirtualMachine",
+        resources=("myspotvm",),
+        not_before=1615856326.0,
+        not_before_text="Tue, 16 Mar 2021 00:58:46 GMT",
+        source="Platform",
+        duration_s=None,
+    )
+
+
+def test_a_kind_and_a_field_of_the_future_are_kept() -> None:
+    event = decoded(EventType="Defragment", Severity={"level": 3})
+    assert event.kind == "Defragment"
+    assert event.extra == {"Severity": {"level": 3}}
+
+
+@pytest.mark.parametrize("text", ["", "soon", "Mon, 32 Foo 2016 18:29:47 GMT"])
+def test_a_date_that_is_none_is_kept_as_text(text: str) -> None:
+    event = decoded(NotBefore=text)
+    assert (event.not_before, event.not_before_text) == (None, text)
+
+
+def test_both_forms_of_date_are_the_same_instant() -> None:
+    """Spec §4.2: read both in the client."""
+    iso, rfc = decoded(NotBefore="2016-09-19T18:29:47Z"), decoded(NotBefore="Mon, 19 Sep 2016 18:29:47 GMT")
+    assert iso.not_before == rfc.not_before == 1474309787.0
+
+
+def test_known_words_are_read_in_any_case() -> None:
+    """Evidence §3.2: their case is said not to be fixed."""
+    event = decoded(EventStatus="started", EventType="FREEZE", EventSource="user")
+    assert (event.status, event.kind, event.source) == ("Started", "Freeze", "User")
+
+
+def test_an_event_may_lack_every_key() -> None:
+    assert decoded() == ReceivedEvent()
+
+
+@pytest.mark.parametrize(
+    ("given_value", "read"),
+    [(5, 5), (-1, -1), ("9", 9), (7.0, 7), (None, None), ("x", None), (True, None), ([], None)],
+)
+def test_a_duration_is_a_whole_number_or_unknown(given_value: object, read: int | None) -> None:
+    assert decoded(DurationInSeconds=given_value).duration_s == read
+
+
+@pytest.mark.parametrize(
+    ("given_value", "read"),
+    [(["a", "b"], ("a", "b")), ("a", ("a",)), (None, ()), (["a", 1, None], ("a",)), ({}, ())],
+)
+def test_resources_are_the_names_among_what_was_sent(given_value: object, read: tuple[str, ...]) -> None:
+    assert decoded(Resources=given_value).resources == read
+
+
+@pytest.mark.parametrize(
+    ("raw", "incarnation"),
+    [
+        (b"{}", -1),
+        (b'{"DocumentIncarnation":"5"}', 5),
+        (b'{"DocumentIncarnation":true,"Events":null}', -1),
+        (b'{"DocumentIncarnation":1e999,"Events":{}}', -1),
+        (b'\xef\xbb\xbf{"DocumentIncarnation":3,"Events":["x",null,7]}', 3),
+    ],
+)
+def test_a_document_of_the_wrong_types_is_read_as_far_as_it_goes(raw: bytes, incarnation: int) -> None:
+    assert decode(raw) == Received(incarnation=incarnation)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "the answer has an empty body, not a document: ask again"),
+        (b" \r\n", "the answer has an empty body, not a document: ask again"),
+        (b"[]", "the answer is a JSON list, not a document: check the address"),
+        (b"<html>", "the answer of 6 bytes is not JSON"),
+        (b'{"DocumentIncarnation":1,"Eve', "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"DocumentIncarnation":' + b"9" * 5000 + b"}", "is not JSON"),
+    ],
+    ids=["empty", "blank", "list", "html", "cut", "binary", "deep", "huge-int"],
+)
+def test_what_is_no_document_is_unreadable_and_says_so(raw: bytes, message: str) -> None:
+    """Spec §11: 200 with an empty body happens."""
+    with pytest.raises(Unreadable) as error:
+        decode(raw)
+    assert message in str(error.value)
+    assert isinstance(error.value, ValueError)
+
+
+NOTICES = st.builds(
+    Notice,
+    id=st.uuids().map(lambda value: str(value).upper()),
+    status=st.just(Status.SCHEDULED),
+    kind=st.sampled_from(Kind),
+    resources=st.lists(st.text(max_size=12), max_size=4).map(tuple),
+    not_before=st.integers(0, 4_102_444_800).map(float),
+    description=st.text(max_size=40),
+    source=st.sampled_from(Source),
+    duration_s=st.integers(-1, 10_000),
+).flatmap(lambda one: st.sampled_from([one, replace(one, status=Status.STARTED, not_before=None)]))
+DOCUMENTS = st.builds(
+    Document,
+    incarnation=st.integers(0, 2**63),
+    notices=st.lists(NOTICES, max_size=5).map(tuple),
+    roles=st.booleans(),
+)
+
+
+def as_received(notice: Notice, version: str, prefix: str) -> ReceivedEvent:
+    shown = fields(version)
+    return ReceivedEvent(
+        id=notice.id,
+        status=notice.status,
+        kind=notice.kind,
+        resource_type="VirtualMachine",
+        resources=tuple(prefix + name for name in notice.resources),
+        not_before=notice.not_before,
+        description=notice.description if "Description" in shown else "",
+        source=notice.source if "EventSource" in shown else "",
+        duration_s=notice.duration_s if "DurationInSeconds" in shown else None,
+    )
+
+
+@given(DOCUMENTS, st.sampled_from(VERSIONS), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_what_the_host_writes_the_guest_reads(document: Document, version: str, iso_dates: bool) -> None:
+    received = decode(encode(document, version, iso_dates=iso_dates))
+    prefix = "_" if version == "2017-03-01" and not document.roles else ""
+
+    assert received.incarnation == document.incarnation
+    assert [replace(event, not_before_text="") for event in received.events] == [
+        as_received(notice, version, prefix) for notice in document.notices if shows_kind(version, notice.kind)
+    ]
+    for event in received.events:
+        assert read_date(event.not_before_text) == event.not_before
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(fields("2020-07-01")), JSON_VALUES))
+@settings(max_examples=150, deadline=None)
+def test_no_event_is_too_strange_to_be_read(event: dict[str, object]) -> None:
+    assert isinstance(decoded(**event), ReceivedEvent)
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_a_document_or_unreadable(raw: bytes) -> None:
+    try:
+        assert isinstance(decode(raw), Received)
+    except Unreadable:
+        pass
