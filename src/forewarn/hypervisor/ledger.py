@@ -77,9 +77,7 @@ class Ledger:
             try:
                 return self._connection.execute(sql, values).fetchall()
             except sqlite3.Error as error:
-                raise Unavailable(
-                    f"ledger {self._name!r} does not answer ({error}): try again later"
-                ) from error
+                raise Unavailable(f"ledger {self._name!r} does not answer ({error}): try again later") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -156,13 +154,9 @@ def _connected(name: str) -> sqlite3.Connection:
             undo.pop_all()
             return connection
     except sqlite3.OperationalError as error:
-        raise Unavailable(
-            f"ledger {name!r} cannot be opened ({error}): check its folder, then retry"
-        ) from error
+        raise Unavailable(f"ledger {name!r} cannot be opened ({error}): check its folder, then retry") from error
     except sqlite3.DatabaseError as error:
-        raise Rejected(
-            f"file {name!r} is no ledger, or damaged ({error}): restore it or name another"
-        ) from error
+        raise Rejected(f"file {name!r} is no ledger, or damaged ({error}): restore it or name another") from error
 
 
 def _lay_out(connection: sqlite3.Connection, name: str) -> None:
@@ -170,9 +164,7 @@ def _lay_out(connection: sqlite3.Connection, name: str) -> None:
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        mark = [
-            connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("application_id", "user_version")
-        ]
+        mark = [connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("application_id", "user_version")]
         if found and mark != [_MARK, _VERSION]:
             raise Rejected(f"file {name!r} is no ledger of this forewarn and was not touched: name another")
         for statement in () if found else _SCHEMA:

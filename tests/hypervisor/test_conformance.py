@@ -1,0 +1,70 @@
+"""The simulated hypervisor keeps the contract that every hypervisor must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.event import Act
+from forewarn.hypervisor.ledger import Ledger
+from forewarn.hypervisor.seam import Done, Later
+from forewarn.hypervisor.simulated import Simulated
+from forewarn.testing.hypervisor_conformance import HypervisorConformance
+
+
+class TestSimulated(HypervisorConformance):
+    @pytest.fixture(autouse=True)
+    def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "ledger.db"
+
+    async def open(self) -> Simulated:
+        return Simulated(Ledger.open(self.path))
+
+    def effects(self, act: Act) -> int:
+        ledger = Ledger.open(self.path)
+        try:
+            return sum(effect.act_id == act.id for effect in ledger.entries()) + ledger.repeats
+        finally:
+            ledger.close()
+
+
+class Forgetful:
+    """Wrong on purpose: it does not remember what it did, so every perform takes effect."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    async def perform(self, act: Act, now: float) -> Done | Later:
+        self.done.append(act.id)
+        return Done(ok=True)
+
+    async def close(self) -> None:
+        pass
+
+
+class OfForgetful(HypervisorConformance):
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    async def open(self) -> Forgetful:
+        return Forgetful(self.done)
+
+    def effects(self, act: Act) -> int:
+        return self.done.count(act.id)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        OfForgetful.test_asking_again_before_its_time_changes_nothing,
+        OfForgetful.test_an_act_that_is_done_stays_done_and_says_the_same,
+        OfForgetful.test_performs_at_the_same_moment_take_effect_once,
+        OfForgetful.test_an_act_under_way_survives_reopening,
+        OfForgetful.test_an_act_that_is_done_survives_reopening,
+    ],
+)
+def test_the_suite_finds_a_hypervisor_that_repeats_its_effects(check: Callable[[OfForgetful], None]) -> None:
+    with pytest.raises(AssertionError):
+        check(OfForgetful())
