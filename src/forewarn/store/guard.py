@@ -19,9 +19,7 @@ def conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
     """What a caller is told whose row has moved on; version 0 is a row that does not exist."""
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
-    return Conflict(
-        f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again"
-    )
+    return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
 
 
 def must_be_current(thing: str, rows: Iterable[Guarded], stored_version: Callable[[str], int]) -> None:

@@ -162,9 +162,7 @@ class MemoryStore:
         return self._write(lambda: self._tables.prune(before))
 
     async def back_up(self, path: Path) -> None:
-        raise Refused(
-            f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file"
-        )
+        raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
     def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]:
         return self._subscribers.add(hear)

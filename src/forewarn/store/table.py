@@ -102,11 +102,7 @@ class Tables:
         kept = [entry for entry in self.history if entry.at >= before]
         gone = len(self.history) - len(kept)
         self.history = kept
-        past = {
-            e.id
-            for e in self.events.values()
-            if not e.is_live and e.over_at is not None and e.over_at < before
-        }
+        past = {e.id for e in self.events.values() if not e.is_live and e.over_at is not None and e.over_at < before}
         _remove(self.events, past)
         _remove(self.sightings, [key for key in self.sightings if key[0] in past])
         return gone
@@ -115,9 +111,7 @@ class Tables:
         old = self.scopes.get(scope.id)
         at = _later(old.last_request_at if old else None, scope.last_request_at)
         version = scope.version + 1
-        self.scopes[scope.id] = replace(
-            scope, version=version, last_request_at=at, vms=(), events=(), news=()
-        )
+        self.scopes[scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), news=())
 
     def _put_vm(self, vm: Vm) -> None:
         old = self.vms.get(vm.key)

@@ -1,0 +1,141 @@
+"""The file of a store: told from other files before anything is written to it, created, brought up to date."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from forewarn.errors import Rejected, Unavailable
+from forewarn.store.schema import APPLICATION_ID, REVISION, metadata
+
+_MAGIC = b"SQLite format 3\x00"
+_BUSY_S = 5.0  # how long to wait for another program that looks into the file
+
+
+def connect(path: Path, *, mode: str) -> sqlite3.Connection:
+    """A connection that leaves transactions to its user. `mode` is SQLite's: ro, rw, rwc."""
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+
+
+def connect_writer(path: Path) -> sqlite3.Connection:
+    db = connect(path, mode="rw")
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA fullfsync = ON")  # macOS: really on the disk
+    return db
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    db = connect(path, mode="rw")  # a reader of a WAL shares memory with its writer
+    db.execute("PRAGMA query_only = ON")
+    return db
+
+
+def prepare(path: Path) -> None:
+    """Make `path` a store of the newest revision, or raise Rejected and leave it as it was."""
+    with translated(path, "opened"):
+        found = examine(path)
+        if found != REVISION:
+            _migrate(path)
+        sync(path.parent)
+
+
+def examine(path: Path) -> str | None:
+    """The revision of a sound store, None where there is none yet. Raises Rejected; changes no byte of the file."""
+    if not path.parent.is_dir():
+        raise Rejected(f"the store {str(path)!r} has no directory to be in: create {str(path.parent)!r} first")
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return None
+    if not path.is_file() or not _starts_like_sqlite(path):
+        raise _not_ours(path, "is not an SQLite database")
+    try:
+        with closing(_connect_looking(path)) as db:
+            return _revision(path, db)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise _damaged(path, str(error)) from error
+
+
+def sync(path: Path) -> None:
+    """Put a file or a directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def translated(path: Path, done: str) -> Iterator[None]:
+    """Trouble with a file, in our words."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): see to it and try again") from error
+
+
+def _starts_like_sqlite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
+def _connect_looking(path: Path) -> sqlite3.Connection:
+    """Without a log beside it the file is all there is, and looking need not even make a lock."""
+    has_log = path.with_name(path.name + "-wal").exists()
+    return connect(path, mode="ro" if has_log else "ro&immutable=1")
+
+
+def _revision(path: Path, db: sqlite3.Connection) -> str | None:
+    application_id = db.execute("PRAGMA application_id").fetchone()[0]
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables and application_id in (0, APPLICATION_ID):
+        return None
+    if application_id != APPLICATION_ID:
+        raise _not_ours(path, f"belongs to another program (application id {application_id})")
+    revision = _known_revision(path, db, tables)
+    findings = [finding for (finding,) in db.execute("PRAGMA quick_check(1)")]
+    if findings != ["ok"]:
+        raise _damaged(path, findings[0])
+    missing = sorted(set(metadata.tables) - tables) if revision == REVISION else []
+    if missing:
+        raise _damaged(path, f"no table {', '.join(missing)}")
+    return revision
+
+
+def _known_revision(path: Path, db: sqlite3.Connection, tables: set[str]) -> str:
+    if "alembic_version" not in tables:
+        raise _damaged(path, "no table alembic_version")
+    revisions = [str(number) for (number,) in db.execute("SELECT version_num FROM alembic_version")]
+    user_version = db.execute("PRAGMA user_version").fetchone()[0]
+    if len(revisions) != 1 or revisions[0] > REVISION or user_version > int(REVISION):
+        raise Rejected(
+            f"the store {str(path)!r} has schema revision {'/'.join(revisions)}, newer than {REVISION}, the newest "
+            "that this forewarn knows; it was left as it is: use the forewarn that wrote it, or a later one"
+        )
+    return revisions[0]
+
+
+def _not_ours(path: Path, why: str) -> Rejected:
+    return Rejected(
+        f"the file {str(path)!r} {why} and cannot be the store; it was left as it is: "
+        "give another path, or move the file away"
+    )
+
+
+def _damaged(path: Path, why: str) -> Rejected:
+    return Rejected(
+        f"the store {str(path)!r} is damaged ({why}) and was left as it is: "
+        "restore a backup in its place, or move the file away to begin anew"
+    )
+
+
+def _migrate(path: Path) -> None:
+    from forewarn.store.migrations import migrate  # Alembic takes a while to load, and is seldom needed
+
+    with closing(connect(path, mode="rwc")) as db:
+        migrate(db)

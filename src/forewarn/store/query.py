@@ -1,0 +1,119 @@
+"""What readers ask SQLite. Each shape of a question is compiled the first time it is asked, and kept."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, func, literal_column, select, union_all
+
+from forewarn.core.event import Status
+from forewarn.store.schema import (
+    events,
+    gates,
+    history,
+    hosts,
+    planned,
+    polls,
+    requests,
+    saved,
+    scopes,
+    sightings,
+    vms,
+)
+from forewarn.store.statement import text_of
+
+By = tuple[str, ...]  # the columns that must equal the parameters of their name
+
+
+def _equal(table: Table, by: By) -> list[ColumnElement[bool]]:
+    return [table.c[name] == bindparam(name) for name in by]
+
+
+def _one(key: Column[Any], *columns: Column[Any]) -> str:
+    return text_of(select(*columns).where(key == bindparam("row_id")))
+
+
+def _at_most(query: Select[Any]) -> Select[Any]:
+    return query.limit(bindparam("limit")).offset(literal_column("0"))
+
+
+def _all(query: Select[Any], order: Column[Any], newest: bool) -> str:
+    """In order; or, for the newest ones, backwards and limited."""
+    return text_of(_at_most(query.order_by(order.desc())) if newest else query.order_by(order))
+
+
+def _due(table: Table, *columns: Column[Any]) -> str:
+    query = select(*columns).where(table.c.wakes_at <= bindparam("now"))
+    return text_of(_at_most(query.order_by(table.c.wakes_at, table.c.id)))
+
+
+def _status_is(statuses: tuple[Status, ...]) -> ColumnElement[bool]:
+    return events.c.status.in_([literal_column(f"'{status}'") for status in statuses])
+
+
+def _next_wake() -> str:
+    first = union_all(*(select(func.min(table.c.wakes_at).label("at")) for table in (scopes, gates))).subquery()
+    return text_of(select(func.min(first.c.at)))
+
+
+SCOPE = _one(scopes.c.id, *scopes.columns)
+SCOPE_IDS = text_of(select(scopes.c.id).order_by(scopes.c.id))
+PRESENT_VMS = text_of(
+    select(vms.c.body).where(vms.c.scope_id == bindparam("row_id"), vms.c.removed_at.is_(None)).order_by(vms.c.position)
+)
+LIVE_EVENTS = text_of(
+    select(events.c.body)
+    .where(events.c.scope_id == bindparam("row_id"), _status_is((Status.SCHEDULED, Status.STARTED)))
+    .order_by(events.c.seq)
+)
+VM = _one(vms.c.key, vms.c.body)
+HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
+EVENT = _one(events.c.id, events.c.body)
+GATE = _one(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
+REQUEST = _one(requests.c.id, requests.c.body, requests.c.version)
+SAVED = _one(saved.c.name, saved.c.value)
+DUE_SCOPES = _due(scopes, scopes.c.id)
+DUE_GATES = _due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
+NEXT_WAKE = _next_wake()
+VERSION = {table.name: _one(table.c.id, table.c.version) for table in (scopes, gates, requests)}
+
+
+@cache
+def vms_by(by: By, removed: bool) -> str:
+    query = select(vms.c.body).where(*_equal(vms, by))
+    return _all(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
+
+
+@cache
+def events_by(by: By, statuses: tuple[Status, ...], newest: bool) -> str:
+    query = select(events.c.body).where(*_equal(events, by), _status_is(statuses))
+    return _all(query, events.c.position, newest)
+
+
+@cache
+def requests_by(open_only: bool, newest: bool) -> str:
+    query = select(requests.c.body, requests.c.version)
+    query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
+    return _all(query, requests.c.position, newest)
+
+
+@cache
+def planned_by(by: By) -> str:
+    return _all(select(planned.c.body).where(*_equal(planned, by)), planned.c.position, False)
+
+
+@cache
+def history_by(by: By, newest: bool) -> str:
+    query = select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after"), *_equal(history, by))
+    return _all(query, history.c.seq, newest)
+
+
+@cache
+def sightings_by(by: By) -> str:
+    return _all(select(sightings.c.body).where(*_equal(sightings, by)), sightings.c.position, False)
+
+
+@cache
+def polls_by(by: By) -> str:
+    return _all(select(polls.c.body).where(*_equal(polls, by)), polls.c.vm, False)

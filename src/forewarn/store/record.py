@@ -1,0 +1,138 @@
+"""Values to rows and back: the parameters of `statement`, and what `query` finds read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.json import Decoder, Encoder
+from msgspec.structs import replace
+
+from forewarn.core.event import Event
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry, Sighting
+from forewarn.core.request import Planned, Request
+from forewarn.core.scope import Scope
+from forewarn.store.seam import Polled
+
+Row = dict[str, Any]
+
+_encode = Encoder().encode
+read_vm = Decoder(Vm).decode
+read_host = Decoder(Host).decode
+read_event = Decoder(Event).decode
+read_planned = Decoder(Planned).decode
+read_sighting = Decoder(Sighting).decode
+read_polled = Decoder(Polled).decode
+_read_gate = Decoder(Gate).decode
+_read_request = Decoder(Request).decode
+_read_entry = Decoder(Entry).decode
+
+
+def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
+    id_, version, epoch, incarnation, enabled_at, last_request_at, next_seq, wakes_at = row
+    return Scope(
+        id=id_,
+        version=version,
+        epoch=epoch,
+        incarnation=incarnation,
+        enabled_at=enabled_at,
+        last_request_at=last_request_at,
+        next_seq=next_seq,
+        wakes_at=wakes_at,
+        vms=vms,
+        events=events,
+    )
+
+
+def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
+    return replace(_read_gate(body), version=version, wakes_at=wakes_at)
+
+
+def read_request(body: bytes, version: int) -> Request:
+    return replace(_read_request(body), version=version)
+
+
+def read_entry(body: bytes, seq: int) -> Entry:
+    return replace(_read_entry(body), seq=seq)
+
+
+def scope_row(scope: Scope) -> Row:
+    return {
+        "epoch": scope.epoch,
+        "incarnation": scope.incarnation,
+        "enabled_at": scope.enabled_at,
+        "last_request_at": scope.last_request_at,
+        "next_seq": scope.next_seq,
+        "wakes_at": scope.wakes_at,
+    }
+
+
+def gate_row(gate: Gate) -> Row:
+    return {"wakes_at": gate.wakes_at, "body": _encode(gate)}
+
+
+def request_row(request: Request) -> Row:
+    return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
+
+
+def vm_row(vm: Vm) -> Row:
+    return {
+        "key": vm.key,
+        "scope_id": vm.scope_id,
+        "host": vm.host,
+        "removed_at": vm.removed_at,
+        "body": _encode(vm),
+    }
+
+
+def host_row(host: Host) -> Row:
+    return {"name": host.name, "body": _encode(host)}
+
+
+def event_row(event: Event) -> Row:
+    return {
+        "id": event.id,
+        "scope_id": event.scope_id,
+        "seq": event.seq,
+        "request_id": event.request_id,
+        "gate_id": event.gate_id,
+        "status": event.status.value,
+        "over_at": event.over_at,
+        "body": _encode(event),
+    }
+
+
+def planned_row(planned: Planned) -> Row:
+    return {
+        "event_id": planned.event_id,
+        "request_id": planned.request_id,
+        "scope_id": planned.scope_id,
+        "gate_id": planned.gate_id,
+        "body": _encode(planned),
+    }
+
+
+def entry_row(entry: Entry) -> Row:
+    return {
+        "at": entry.at,
+        "what": entry.what.value,
+        "scope_id": entry.scope_id,
+        "event_id": entry.event_id,
+        "request_id": entry.request_id,
+        "vm": entry.vm,
+        "body": _encode(entry),
+    }
+
+
+def sighting_row(sighting: Sighting) -> Row:
+    return {
+        "event_id": sighting.event_id,
+        "vm": sighting.vm,
+        "status": sighting.status,
+        "body": _encode(sighting),
+    }
+
+
+def polled_row(polled: Polled) -> Row:
+    return {"vm": polled.vm, "scope_id": polled.scope_id, "at": polled.at, "body": _encode(polled)}

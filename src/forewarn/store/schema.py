@@ -1,0 +1,153 @@
+"""The tables. What queries look for has a column of its own; the rest of a value is JSON in `body`.
+
+A change here needs a migration (`migrations/versions`), a new REVISION, and nothing else: a test holds them equal.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
+
+APPLICATION_ID = 0x4657524E  # "FWRN", in the header of the file
+REVISION = "0001"  # of the newest migration; its number is the file's user_version
+
+metadata = MetaData()
+
+scopes = Table(
+    "scopes",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("incarnation", Integer, nullable=False),
+    Column("enabled_at", Float),
+    Column("last_request_at", Float),
+    Column("next_seq", Integer, nullable=False),
+    Column("wakes_at", Float),
+    Index("scopes_due", "wakes_at", "id"),
+)
+
+vms = Table(
+    "vms",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("scope_id", String, nullable=False),
+    Column("host", String, nullable=False),
+    Column("removed_at", Float),
+    Column("position", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("vms_by_scope", "scope_id", "position"),
+    Index("vms_by_host", "host", "position"),
+    Index("vms_by_position", "position"),
+)
+
+hosts = Table(
+    "hosts",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("id", String, nullable=False),
+    Column("scope_id", String, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("request_id", String, nullable=False),
+    Column("gate_id", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("over_at", Float),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("id"),
+    Index("events_by_scope", "scope_id", "status", "seq"),
+    Index("events_by_status", "status"),
+    Index("events_by_request", "request_id"),
+    Index("events_by_gate", "gate_id"),
+    Index("events_over", "over_at"),
+)
+
+gates = Table(
+    "gates",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("wakes_at", Float),
+    Column("body", LargeBinary, nullable=False),
+    Index("gates_due", "wakes_at", "id"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("id", String, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("is_open", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("id"),
+    Index("requests_open", "is_open"),
+)
+
+planned = Table(
+    "planned",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("event_id", String, nullable=False),
+    Column("request_id", String, nullable=False),
+    Column("scope_id", String, nullable=False),
+    Column("gate_id", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("event_id"),
+    Index("planned_by_request", "request_id"),
+    Index("planned_by_gate", "gate_id"),
+)
+
+history = Table(
+    "history",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("what", String, nullable=False),
+    Column("scope_id", String, nullable=False),
+    Column("event_id", String, nullable=False),
+    Column("request_id", String, nullable=False),
+    Column("vm", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("history_by_scope", "scope_id"),
+    Index("history_by_event", "event_id"),
+    Index("history_by_request", "request_id"),
+    Index("history_by_vm", "vm"),
+    Index("history_by_time", "at"),
+    sqlite_autoincrement=True,  # so that a number is never given twice, even after pruning
+)
+
+sightings = Table(
+    "sightings",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("event_id", String, nullable=False),
+    Column("vm", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("event_id", "vm", "status"),
+    Index("sightings_by_vm", "vm"),
+)
+
+polls = Table(
+    "polls",
+    metadata,
+    Column("vm", String, primary_key=True),
+    Column("scope_id", String, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Index("polls_by_scope", "scope_id"),
+)
+
+saved = Table(
+    "saved",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+)

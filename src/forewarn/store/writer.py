@@ -1,0 +1,152 @@
+"""The one writer: a thread that takes what waits, tries each write in a savepoint, commits once, answers all.
+
+A write that fails by itself (a Conflict) is undone alone. Trouble with the file undoes the whole group: nobody
+was answered yet, so each of them is told Unavailable, and the next group is tried afresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+
+from forewarn.errors import Unavailable
+
+MOST_AT_ONCE = 512  # writes in one group: bounds how long the first of them waits
+
+Result = TypeVar("Result")
+Outcome = tuple[Any, BaseException | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    write: Callable[[sqlite3.Connection], Any]
+    then: Callable[[Any], None] | None
+    future: asyncio.Future[Any]
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self.future.get_loop()
+
+
+class Writer:
+    """Owns the connection `db` from now on (opened with check_same_thread=False and no isolation level)."""
+
+    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+        self._db = db
+        self._name = name
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._is_open = True
+        self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
+        self._thread.start()
+
+    async def write(
+        self, write: Callable[[sqlite3.Connection], Result], then: Callable[[Result], None] | None = None
+    ) -> Result:
+        """What `write` returned, once it is durable. `then` hears it first, on the event loop, in commit order."""
+        if not self._is_open:
+            raise Unavailable(f"the store {self._name!r} is closed and takes no more writes: open it again")
+        future = asyncio.get_running_loop().create_future()
+        self._queue.put(_Job(write=write, then=then, future=future))
+        result: Result = await future
+        return result
+
+    async def finish(self) -> None:
+        """Do what was queued, then nothing more. The connection stays open until `close`."""
+        if self._is_open:
+            self._is_open = False
+            self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _run(self) -> None:
+        while jobs := self._take():
+            _answer(jobs, self._carry_out(jobs))
+
+    def _take(self) -> list[_Job]:
+        """What waits, at least one; nothing once the last has been taken."""
+        jobs: list[_Job] = []
+        job = self._queue.get()
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) == MOST_AT_ONCE:
+                return jobs
+            try:
+                job = self._queue.get_nowait()
+            except Empty:
+                return jobs
+        if jobs:
+            self._queue.put(None)  # to be found again after these
+        return jobs
+
+    def _carry_out(self, jobs: list[_Job]) -> list[Outcome]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            outcomes = [self._attempt(job) for job in jobs]
+            self._db.execute("COMMIT")
+        except Exception as error:
+            self._undo_all()
+            return [(None, self._unavailable(error)) for _ in jobs]
+        return outcomes
+
+    def _attempt(self, job: _Job) -> Outcome:
+        self._db.execute("SAVEPOINT attempt")
+        try:
+            outcome: Outcome = (job.write(self._db), None)
+        except Exception as error:
+            if _is_trouble_with_the_file(error):
+                raise
+            self._db.execute("ROLLBACK TO attempt")
+            outcome = (None, error)
+        self._db.execute("RELEASE attempt")
+        return outcome
+
+    def _undo_all(self) -> None:
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        except sqlite3.Error:
+            pass  # the next BEGIN fails and says so, until a rollback gets through
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        told = Unavailable(
+            f"the store {self._name!r} cannot be written now ({name}: {error}); nothing of this was kept: "
+            "see to its disk and try again"
+        )
+        told.__cause__ = error
+        return told
+
+
+def _is_trouble_with_the_file(error: Exception) -> bool:
+    own_fault = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, own_fault)
+
+
+def _answer(jobs: list[_Job], outcomes: list[Outcome]) -> None:
+    """Hand the outcomes over to the loop of those who wait."""
+    pairs = zip(jobs, outcomes, strict=True)
+    for loop, answered in groupby(pairs, key=lambda pair: pair[0].loop):
+        try:
+            loop.call_soon_threadsafe(_deliver, list(answered))
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+
+def _deliver(answered: list[tuple[_Job, Outcome]]) -> None:
+    for job, (result, error) in answered:
+        if error is None and job.then is not None:
+            job.then(result)
+        if job.future.done():
+            continue  # its caller was cancelled
+        if error is None:
+            job.future.set_result(result)
+        else:
+            job.future.set_exception(error)
