@@ -1,0 +1,70 @@
+"""Everything in this room, wired together around one store, one clock and one hypervisor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forewarn.clock import Clock
+from forewarn.control.desk import Desk
+from forewarn.control.executor import Executor, Retry
+from forewarn.control.fleets import Fleets
+from forewarn.control.guests import Guests
+from forewarn.control.labtime import LabTime
+from forewarn.control.placement import Placement
+from forewarn.control.reconciler import Reconciler
+from forewarn.control.requests import Requests
+from forewarn.control.rollouts import Rollouts
+from forewarn.core.policy import Policy
+from forewarn.hypervisor.seam import Hypervisor
+from forewarn.store.seam import Committed, Polled, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """What control takes from the world: chance, and what VMs were seen to ask."""
+
+    new_id: Callable[[], str]  # GUIDs, upper case
+    polls: Callable[[], list[Polled]] = field(default=list)
+    lab_addresses: bool = False  # give VMs addresses on the loopback network
+
+
+class Control:
+    """The use cases (`requests`, `guests`, `fleets`, `labtime`) and the loop (`reconciler`)."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        hypervisor: Hypervisor,
+        outside: Outside,
+        policy: Policy = Policy(),
+        retry: Retry = Retry(),
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.placement = Placement(store)
+        self.desk = Desk(store=store, clock=clock, policy=policy, placement=self.placement)
+        woken = asyncio.Event()
+        self.executor = Executor(hypervisor=hypervisor, clock=clock, wake=woken.set, retry=retry)
+        self.rollouts = Rollouts(desk=self.desk, new_id=outside.new_id)
+        self.reconciler = Reconciler(desk=self.desk, executor=self.executor, rollouts=self.rollouts, woken=woken)
+        self.requests = Requests(desk=self.desk, new_id=outside.new_id)
+        self.guests = Guests(self.desk)
+        self.fleets = Fleets(desk=self.desk, new_id=outside.new_id, lab_addresses=outside.lab_addresses)
+        self.labtime = LabTime(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
+        self._unsubscribe = store.subscribe(self._hear)
+        if store.scope_ids():
+            # Somebody ran before us: what came due meanwhile gives those who could not poll a moment to look.
+            self.desk.resumed_at = clock.now()
+        self.reconciler.resume()
+
+    def _hear(self, committed: Committed) -> None:
+        self.placement.hear(committed)
+        self.reconciler.hear(committed)
+
+    async def close(self) -> None:
+        self._unsubscribe()
+        await self.executor.close()

@@ -1,0 +1,78 @@
+"""One scope on the desk at a time: load it, let a decision be made, commit it on the version it was made on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from forewarn.clock import Clock
+from forewarn.control.placement import Placement
+from forewarn.core.agenda import stamped
+from forewarn.core.change import Commit, difference, together
+from forewarn.core.policy import Around, Policy
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, NotFound
+from forewarn.store.seam import Store
+
+Decision = Callable[[Scope, Around], Scope]
+NOTHING_ELSE = Commit()
+_TRIES = 20
+T = TypeVar("T")
+
+
+class Desk:
+    def __init__(self, *, store: Store, clock: Clock, policy: Policy, placement: Placement) -> None:
+        self.store = store
+        self.clock = clock
+        self.policy = policy
+        self.placement = placement
+        self.resumed_at: float | None = None
+        # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def around(self) -> Around:
+        return Around(
+            now=self.clock.now(),
+            policy=self.policy,
+            resumed_at=self.resumed_at,
+            is_released=self._is_released,
+            destination=self.placement.destination,
+        )
+
+    def scope(self, scope_id: str) -> Scope:
+        scope = self.store.scope(scope_id)
+        if scope is None:
+            raise NotFound(f"scope {scope_id!r} does not exist: `forewarn fleet show` lists them")
+        return scope
+
+    async def decide(self, scope_id: str, decision: Decision, *, also: Commit = NOTHING_ELSE) -> Scope:
+        """The scope as decided and durably written. `also` is committed with it, whatever the decision."""
+        queue = self._queues.setdefault(scope_id, asyncio.Lock())
+        async with queue:
+            for _ in range(_TRIES):
+                scope, around = self.scope(scope_id), self.around()
+
+                decided = stamped(decision(scope, around), around)
+
+                if decided == scope and also is NOTHING_ELSE:
+                    return decided
+                try:
+                    await self.store.commit(together(also, difference(scope, decided)))
+                    return decided
+                except Conflict:
+                    continue
+        raise Conflict(f"scope {scope_id!r} changed {_TRIES} times while it was decided upon: ask again")
+
+    def _is_released(self, gate_id: str) -> bool:
+        gate = self.store.gate(gate_id)
+        return gate is not None and gate.released_at is not None
+
+
+def by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
+    grouped: dict[str, list[T]] = defaultdict(list)
+    for item in items:
+        grouped[scope_of(item)].append(item)
+    return grouped

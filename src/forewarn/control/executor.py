@@ -1,0 +1,142 @@
+"""Acts that are owed get performed: a bounded number at a time, one per VM, again and again until the outcome is known.
+
+It holds no truth: what is owed is read off started events, so a crash here forgets nothing. Waiting is in lab time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forewarn.clock import Clock
+from forewarn.core.event import Act, Event, Outcome, Status
+from forewarn.errors import Unavailable
+from forewarn.hypervisor.seam import Done, Hypervisor, Later
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How an act is tried again when its hypervisor is unavailable."""
+
+    tries: int = 5
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+    def wait_s(self, failures: int) -> float:
+        return min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
+
+
+class Executor:
+    def __init__(
+        self,
+        *,
+        hypervisor: Hypervisor,
+        clock: Clock,
+        wake: Callable[[], None],
+        at_once: int = 64,
+        retry: Retry = Retry(),
+    ) -> None:
+        self._hypervisor = hypervisor
+        self._clock = clock
+        self._wake = wake
+        self._at_once = at_once
+        self._retry = retry
+        self._due: list[tuple[float, int, str]] = []  # a heap: when, order, act id
+        self._order = 0
+        self._acts: dict[str, Act] = {}
+        self._failures: dict[str, int] = {}
+        self._lines: dict[str, deque[str]] = {}  # VM → acts that wait for the one at work on it
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._known: list[tuple[Act, Outcome]] = []
+
+    @property
+    def at_work(self) -> int:
+        return len(self._tasks)
+
+    def owe(self, event: Event) -> None:
+        """Take on what a started event owes; what is known already is not taken twice."""
+        if event.status is not Status.STARTED:
+            return
+        for act in event.owed:
+            if act.id not in self._acts:
+                self._acts[act.id] = act
+                self._queue(act.id, self._clock.now())
+
+    def next_at(self) -> float | None:
+        return self._due[0][0] if self._due else None
+
+    def begin_due(self) -> bool:
+        """Begin every act whose time has come and whose VM is free; whether any was begun."""
+        begun = False
+        now = self._clock.now()
+        while self._due and self._due[0][0] <= now and len(self._tasks) < self._at_once:
+            act = self._acts[heapq.heappop(self._due)[2]]
+            if (line := self._lines.get(act.vm)) is not None and line[0] != act.id:
+                if act.id not in line:
+                    line.append(act.id)
+                continue
+            self._lines.setdefault(act.vm, deque([act.id]))
+            self._tasks[act.id] = asyncio.create_task(self._perform(act))
+            begun = True
+        return begun
+
+    def take_known(self) -> list[tuple[Act, Outcome]]:
+        known, self._known = self._known, []
+        return known
+
+    def put_back(self, known: list[tuple[Act, Outcome]]) -> None:
+        """The store could not take these outcomes: keep them for the next turn."""
+        self._known = known + self._known
+
+    async def wait(self) -> None:
+        """Until at least one act at work is done with for now."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _queue(self, act_id: str, at: float) -> None:
+        self._order += 1
+        heapq.heappush(self._due, (at, self._order, act_id))
+
+    async def _perform(self, act: Act) -> None:
+        try:
+            answer = await self._hypervisor.perform(act, self._clock.now())
+        except Unavailable as error:
+            answer = self._after_failure(act, str(error))
+        except Exception as error:
+            log.exception("performing %s of %s failed", act.verb, act.name)
+            answer = self._after_failure(act, f"{type(error).__name__}: {error}")
+        finally:
+            self._tasks.pop(act.id, None)
+        if isinstance(answer, Later):
+            self._queue(act.id, answer.at)
+        else:
+            self._conclude(act, answer)
+        self._wake()
+
+    def _after_failure(self, act: Act, why: str) -> Done | Later:
+        failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
+        if failures >= self._retry.tries:
+            return Done(ok=False, note=f"{why} (tried {failures} times)")
+        return Later(at=self._clock.now() + self._retry.wait_s(failures))
+
+    def _conclude(self, act: Act, done: Done) -> None:
+        self._known.append((act, Outcome(ok=done.ok, at=self._clock.now(), note=done.note)))
+        self._acts.pop(act.id, None)
+        self._failures.pop(act.id, None)
+        line = self._lines[act.vm]
+        line.popleft()
+        if line:
+            self._queue(line[0], self._clock.now())
+        else:
+            del self._lines[act.vm]

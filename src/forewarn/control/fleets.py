@@ -1,0 +1,141 @@
+"""Use cases about the fleet itself: VMs and hosts come, change and go. All of a change is committed, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from msgspec.structs import replace
+
+from forewarn.control.desk import Desk, by_scope
+from forewarn.core.agenda import stamped, turn
+from forewarn.core.change import Commit, difference, together
+from forewarn.core.enablement import enable
+from forewarn.core.event import Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.history import Entry, What
+from forewarn.core.policy import Around, Enablement
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, NotFound, Refused
+
+_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetChange:
+    """What is to become of the fleet: VMs and hosts as they shall be, and the names of those to go."""
+
+    hosts: tuple[Host, ...] = ()
+    removed_hosts: tuple[str, ...] = ()
+    vms: tuple[Vm, ...] = ()  # new ones, and known ones in their new form
+    removed: tuple[Vm, ...] = ()
+    text: str = ""  # for the history
+
+
+class Fleets:
+    def __init__(self, *, desk: Desk, new_id: Callable[[], str], lab_addresses: bool = False) -> None:
+        self._desk = desk
+        self._store = desk.store
+        self._new_id = new_id
+        self.lab_addresses = lab_addresses  # give VMs without an address one on the loopback network
+
+    async def change(self, change: FleetChange, *, who: str) -> None:
+        for _ in range(_TRIES):
+            try:
+                await self._store.commit(self._commit_for(self._completed(change), who))
+                return
+            except Conflict:
+                continue
+        raise Conflict("the fleet changed too often while it was being changed: ask again")
+
+    def find_vm(self, name: str) -> Vm:
+        """The VM by its name, `group/name`, or `subscription/group/name`, wherever that is unambiguous."""
+        wanted = name.strip().casefold()
+        found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
+        if not found:
+            raise NotFound(f"VM {name!r} does not exist: `forewarn fleet show` lists the VMs")
+        if len(found) > 1:
+            choices = " or ".join(sorted(f"{vm.resource_group}/{vm.name}" for vm in found[:4]))
+            raise Refused(f"VM {name!r} is ambiguous: say {choices}")
+        return found[0]
+
+    def _completed(self, change: FleetChange) -> FleetChange:
+        """The change with what newcomers still lack: an id, a host, in a lab an address."""
+        taken = {vm.address for vm in self._store.vms()} | {vm.address for vm in change.vms}
+        free = _loopback_addresses(taken)
+        vms = tuple(self._complete(vm, free) for vm in change.vms)
+        return replace_change(change, vms)
+
+    def _complete(self, vm: Vm, free: Iterator[str]) -> Vm:
+        known = self._store.vm(vm.key)
+        if known is None or (known.removed_at is not None and vm.removed_at is None):
+            vm = replace(vm, vm_id=vm.vm_id or self._new_id().lower())
+        if self.lab_addresses and not vm.address:
+            vm = replace(vm, address=next(free))
+        return vm
+
+    def _commit_for(self, change: FleetChange, who: str) -> Commit:
+        around = self._desk.around()
+        gone = tuple(replace(vm, removed_at=around.now, host="") for vm in change.removed)
+        grouped = by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
+        scopes = [self._scope_commit(scope_id, vms, around, who) for scope_id, vms in grouped.items()]
+        entry = Entry(at=around.now, what=What.FLEET, who=who, text=change.text or _summary(change))
+        self._must_be_empty(change)
+        return together(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
+
+    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], around: Around, who: str) -> Commit:
+        old = self._store.scope(scope_id)
+        scope = old or Scope(id=scope_id)
+        for vm in vms:
+            if vm.removed_at is not None:
+                _must_not_be_hit(scope, vm)
+            scope = scope.with_vm(vm)
+        if around.policy.enablement is Enablement.ALWAYS:
+            scope = enable(scope, by="the service", now=around.now)
+        return difference(old, stamped(turn(scope, around), around))
+
+    def _must_be_empty(self, change: FleetChange) -> None:
+        """A host may go only when nothing is on it, or on its way to it, after the change."""
+        leaving = {vm.key for vm in change.removed}
+        for name in change.removed_hosts:
+            if staying := [vm.name for vm in self._store.vms(host=name) if vm.key not in leaving]:
+                raise Refused(f"host {name!r} still has VM {staying[0]!r}: redeploy or remove its VMs first")
+            if any(vm.host == name for vm in change.vms):
+                raise Refused(f"host {name!r} is to be removed and to hold VMs: decide for one of the two")
+
+
+def replace_change(change: FleetChange, vms: tuple[Vm, ...]) -> FleetChange:
+    return FleetChange(
+        hosts=change.hosts, removed_hosts=change.removed_hosts, vms=vms, removed=change.removed, text=change.text
+    )
+
+
+def _must_not_be_hit(scope: Scope, vm: Vm) -> None:
+    for event in scope.live(Status.STARTED):
+        if vm.name in event.vms:
+            raise Refused(
+                f"VM {vm.name!r} cannot be removed while event {event.id} ({event.cause}) is hitting it: "
+                "wait until the event is over"
+            )
+
+
+def _summary(change: FleetChange) -> str:
+    counts = [
+        (len(change.hosts), "hosts set"),
+        (len(change.removed_hosts), "hosts removed"),
+        (len(change.vms), "VMs set"),
+        (len(change.removed), "VMs removed"),
+    ]
+    return "fleet changed: " + (", ".join(f"{n} {what}" for n, what in counts if n) or "nothing")
+
+
+def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:
+    """127.0.0.1, 127.0.0.2 and so on: each VM of a lab is the loopback address that is called."""
+    used = set(taken)
+    address = IPv4Address("127.0.0.1")
+    while True:
+        if str(address) not in used:
+            used.add(str(address))
+            yield str(address)
+        address += 1

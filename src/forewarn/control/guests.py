@@ -1,0 +1,47 @@
+"""Use cases of the VMs themselves: their first request enables the scope, and they approve events."""
+
+from __future__ import annotations
+
+from forewarn.control.desk import Desk
+from forewarn.control.requests import approving
+from forewarn.core.enablement import enable
+from forewarn.core.fleet import Vm
+from forewarn.core.policy import Around
+from forewarn.core.scope import Scope
+from forewarn.errors import NotFound
+
+
+class Guests:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._store = desk.store
+
+    async def enable(self, vm_key: str) -> None:
+        """Spec §8.1: the first request of any VM of a scope enables it, durably."""
+        vm = self._vm(vm_key)
+
+        def decision(scope: Scope, around: Around) -> Scope:
+            return enable(scope, by=vm.name, now=around.now)
+
+        await self._desk.decide(vm.scope_id, decision)
+
+    async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
+        """Spec §5: durable on return. The first id that was never an event of this scope: then nothing took effect."""
+        vm = self._vm(vm_key)
+        scope = self._desk.scope(vm.scope_id)
+        for event_id in event_ids:
+            if not self._is_known(scope, event_id):
+                return event_id
+        await self._desk.decide(vm.scope_id, approving(event_ids, vm.name))
+        return None
+
+    def _is_known(self, scope: Scope, event_id: str) -> bool:
+        live = scope.event(event_id)
+        event = live or self._store.event(event_id)
+        return event is not None and event.scope_id == scope.id and event.listed
+
+    def _vm(self, vm_key: str) -> Vm:
+        vm = self._store.vm(vm_key)
+        if vm is None or vm.removed_at is not None:
+            raise NotFound(f"VM {vm_key!r} does not exist")
+        return vm

@@ -1,0 +1,77 @@
+"""The lab's clock: advance it, change its speed (spec §12). Its setting is stored before it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from forewarn.clock import Clock, LabClock, Setting
+from forewarn.control.reconciler import Reconciler
+from forewarn.errors import Rejected
+from forewarn.store.seam import Polled, Store
+
+_NAME = "clock"
+_POLLING_S = 60.0  # a VM that asked within this many real seconds counts as polling
+
+
+def stored_setting(store: Store) -> Setting | None:
+    raw = store.saved(_NAME)
+    return msgspec.json.decode(raw, type=Setting) if raw is not None else None
+
+
+class LabTime:
+    def __init__(
+        self, *, clock: Clock, store: Store, reconciler: Reconciler, polls: Callable[[], list[Polled]]
+    ) -> None:
+        self._clock = clock
+        self._store = store
+        self._reconciler = reconciler
+        self._polls = polls
+
+    def show(self) -> tuple[float, float, bool]:
+        """Lab time, speed, and whether it can be changed at all."""
+        if isinstance(self._clock, LabClock):
+            return self._clock.now(), self._clock.setting.speed, True
+        return self._clock.now(), 1.0, False
+
+    async def advance(self, by_s: float) -> float:
+        """Step from wake-up to wake-up; return when everything due is done and every document published."""
+        clock = self._lab_clock("advanced")
+        if not 0 < by_s <= 366 * 24 * 3600:
+            raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:g} s")
+        async with self._reconciler.driving:
+            target = clock.now() + by_s
+            polling = self._polling(clock)
+            await self._reconciler.settle()
+            while (wake := self._reconciler.next_wake()) is not None and wake < target:
+                await self._jump(clock, max(wake, clock.now()), polling)
+                await self._reconciler.settle()
+            await self._jump(clock, max(target, clock.now()), polling)
+            await self._reconciler.settle()
+        return clock.now()
+
+    async def set_speed(self, speed: float) -> float:
+        clock = self._lab_clock("set to another speed")
+        await self._adopt(clock, clock.at_speed(speed))
+        return speed
+
+    def _lab_clock(self, done: str) -> LabClock:
+        if not isinstance(self._clock, LabClock):
+            raise Rejected(f"this service runs on real time, which cannot be {done}: use a lab (`forewarn up`)")
+        return self._clock
+
+    def _polling(self, clock: LabClock) -> list[Polled]:
+        """Those who poll now count as polling throughout the time that is skipped."""
+        since = clock.now() - _POLLING_S * max(1.0, clock.setting.speed)
+        return [polled for polled in self._polls() if polled.at >= since]
+
+    async def _jump(self, clock: LabClock, at: float, polling: list[Polled]) -> None:
+        setting = clock.jumped_to(at)
+        if polling:
+            await self._store.observe([msgspec.structs.replace(polled, at=at) for polled in polling], [])
+        await self._adopt(clock, setting)
+
+    async def _adopt(self, clock: LabClock, setting: Setting) -> None:
+        await self._store.save(_NAME, msgspec.json.encode(setting))
+        clock.adopt(setting)

@@ -1,0 +1,68 @@
+"""Who is on which host, kept in memory from what is committed; VMs on their way count where they are going."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from forewarn.core.event import Status
+from forewarn.core.fleet import Host, Vm, destination_for
+from forewarn.store.seam import Committed, Store
+
+
+class Placement:
+    def __init__(self, store: Store) -> None:
+        self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
+        self._vms: dict[str, tuple[str, int]] = {}  # key → scope, update domain
+        self._where: dict[str, str] = {}
+        self._crowd: Counter[str] = Counter()
+        self._domains: dict[tuple[str, str], Counter[int]] = {}  # host, scope → update domains there
+        for vm in store.vms():
+            self._meet(vm)
+        for event in store.events(statuses=[Status.STARTED]):
+            for act in event.owed:
+                self._put(act.vm, act.to_host or self._where.get(act.vm, ""))
+
+    def hear(self, committed: Committed) -> None:
+        commit = committed.commit
+        for host in commit.hosts:
+            self._hosts[host.name] = host
+        for name in commit.removed_hosts:
+            self._hosts.pop(name, None)
+        for vm in commit.vms:
+            self._meet(vm)
+        for event in commit.events:
+            for act in event.acts:
+                if act.to_host and (act.outcome is None or not act.outcome.ok):
+                    self._put(act.vm, act.to_host if act.outcome is None else act.from_host)
+
+    def crowd(self, host: str) -> int:
+        return self._crowd[host]
+
+    def mixes(self, host: str, vm: Vm) -> bool:
+        return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
+
+    def hosts(self) -> list[Host]:
+        return list(self._hosts.values())
+
+    def destination(self, vm: Vm) -> str | None:
+        return destination_for(vm, self._hosts.values(), self)
+
+    def _meet(self, vm: Vm) -> None:
+        self._put(vm.key, "")
+        self._vms[vm.key] = (vm.scope_id, vm.update_domain)
+        self._put(vm.key, vm.host if vm.removed_at is None else "")
+
+    def _put(self, key: str, host: str) -> None:
+        if old := self._where.pop(key, ""):
+            self._count(key, old, -1)
+        if host and key in self._vms:
+            self._where[key] = host
+            self._count(key, host, +1)
+
+    def _count(self, key: str, host: str, by: int) -> None:
+        scope_id, domain = self._vms[key]
+        self._crowd[host] += by
+        domains = self._domains.setdefault((host, scope_id), Counter())
+        domains[domain] += by
+        if domains[domain] <= 0:
+            del domains[domain]

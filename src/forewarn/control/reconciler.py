@@ -1,0 +1,222 @@
+"""The reconciler: `turn()` does what is due, `run()` calls it when something may be. All of it is read off the store.
+
+Order within a turn matters for one rule only: events start nowhere else, so a gate that finds all its events free
+can release them and start them before anything else in their scopes does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from forewarn.control.desk import Desk, by_scope
+from forewarn.control.executor import Executor
+from forewarn.control.rollouts import Rollouts
+from forewarn.core.agenda import PLATFORM, record, turn
+from forewarn.core.change import Commit
+from forewarn.core.event import Act, Event, Outcome, Status
+from forewarn.core.gate import Gate
+from forewarn.core.history import Entry, What
+from forewarn.core.planning import apply
+from forewarn.core.policy import Around
+from forewarn.core.release import is_free, waits_for
+from forewarn.core.request import Planned
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, Refused, Unavailable
+from forewarn.store.seam import Committed
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
+
+
+class Reconciler:
+    def __init__(self, *, desk: Desk, executor: Executor, rollouts: Rollouts, woken: asyncio.Event) -> None:
+        self._desk = desk
+        self._store = desk.store
+        self._executor = executor
+        self._rollouts = rollouts
+        self._woken = woken
+        self._planned_left = True  # what a process before us may have left unapplied
+        self.driving = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
+
+    def hear(self, committed: Committed) -> None:
+        self._planned_left |= bool(committed.commit.planned)
+        for event in committed.commit.events:
+            self._executor.owe(event)
+        self._rollouts.hear(committed)
+        self._woken.set()
+
+    def resume(self) -> None:
+        """Take on what the process before us owed."""
+        for event in self._store.events(statuses=[Status.STARTED]):
+            self._executor.owe(event)
+
+    async def run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                async with self.driving:
+                    while await self.turn():
+                        pass
+            except (Unavailable, Conflict) as error:
+                log.warning("the store is out of reach, trying again: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            await self._until_something_may_be_due()
+
+    async def settle(self) -> None:
+        """Turn until everything due now is done, acts at work included."""
+        while True:
+            if await self.turn():
+                continue
+            if not self._executor.at_work:
+                return
+            await self._executor.wait()
+
+    async def turn(self) -> bool:
+        """Do what is due now; whether there was anything."""
+        did = await self._record_outcomes()
+        did |= await self._apply_planned()
+        did |= await self._rollouts.turn()
+        did |= await self._turn_scopes()
+        did |= await self._turn_gates()
+        return self._executor.begin_due() or did
+
+    def next_wake(self) -> float | None:
+        instants = [at for at in (self._store.next_wake(), self._executor.next_at()) if at is not None]
+        return min(instants, default=None)
+
+    async def _until_something_may_be_due(self) -> None:
+        sleeper = asyncio.create_task(self._desk.clock.sleep_until(self.next_wake()))
+        waiter = asyncio.create_task(self._woken.wait())
+        try:
+            await asyncio.wait({sleeper, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeper.cancel()
+            waiter.cancel()
+            await asyncio.gather(sleeper, waiter, return_exceptions=True)
+
+    async def _record_outcomes(self) -> bool:
+        known = self._executor.take_known()
+        grouped = by_scope(known, lambda item: self._scope_of(item[0]))
+        for at in range(0, len(grouped), _AT_ONCE):
+            batch = dict(list(grouped.items())[at : at + _AT_ONCE])
+            await self._record_batch(batch)
+        return bool(known)
+
+    async def _record_batch(self, batch: dict[str, list[tuple[Act, Outcome]]]) -> None:
+        tasks = [self._desk.decide(scope_id, _recording(items)) for scope_id, items in batch.items()]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failure: BaseException | None = None
+        for items, result in zip(batch.values(), results, strict=True):
+            if isinstance(result, BaseException):
+                self._executor.put_back(items)
+                failure = result
+        if failure is not None:
+            raise failure
+
+    def _scope_of(self, act: Act) -> str:
+        event = self._store.event(act.event_id)
+        assert event is not None
+        return event.scope_id
+
+    async def _apply_planned(self) -> bool:
+        if not self._planned_left:
+            return False
+        waiting = by_scope(self._store.planned(), lambda planned: planned.scope_id)
+        await _side_by_side(self._desk.decide(s, _applying(p), also=_applied(p)) for s, p in waiting.items())
+        self._planned_left = False
+        return bool(waiting)
+
+    async def _turn_scopes(self) -> bool:
+        due = self._store.due_scopes(self._desk.clock.now())
+        await _side_by_side(self._desk.decide(scope_id, turn) for scope_id in due)
+        return bool(due)
+
+    async def _turn_gates(self) -> bool:
+        due = self._store.due_gates(self._desk.clock.now())
+        for gate in due:
+            try:
+                await self._turn_gate(gate)
+            except Conflict:
+                pass  # woken again meanwhile: it is still due
+        return bool(due)
+
+    async def _turn_gate(self, gate: Gate) -> None:
+        around = self._desk.around()
+        waiting = self._store.events(gate_id=gate.id, statuses=[Status.SCHEDULED])
+        if self._store.planned(gate_id=gate.id) or not waiting:
+            await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
+            return
+        if gate.released_at is None and (at := self._unready_until(waiting, around)) is not _FREE:
+            await self._store.commit(Commit(gates=(replace(gate, wakes_at=at),)))
+            return
+        released = replace(gate, released_at=gate.released_at or around.now, wakes_at=None)
+        news = () if gate.released_at is not None else (_released(released, around.now),)
+        await self._store.commit(Commit(gates=(released,), entries=news))
+        for scope_id in {event.scope_id for event in waiting}:
+            await self._desk.decide(scope_id, turn)
+
+    def _unready_until(self, waiting: list[Event], around: Around) -> float | None:
+        """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""
+        instants: list[float | None] = []
+        for event in waiting:
+            scope = self._desk.scope(event.scope_id)
+            if not is_free(scope, event, around):
+                wait = waits_for(scope, event, around)
+                instants.append(wait.until if wait else None)
+        if not instants:
+            return _FREE
+        return max((at for at in instants if at is not None), default=None)
+
+
+_FREE = -1.0
+
+
+def _released(gate: Gate, now: float) -> Entry:
+    text = f"everything on host {gate.host} is ready: its events start together"
+    return Entry(at=now, what=What.RELEASED, who=PLATFORM, text=text, request_id=gate.request_id, host=gate.host)
+
+
+def _recording(items: list[tuple[Act, Outcome]]) -> Callable[[Scope, Around], Scope]:
+    def decision(scope: Scope, around: Around) -> Scope:
+        for act, outcome in items:
+            scope = record(scope, act, outcome)
+        return turn(scope, around)
+
+    return decision
+
+
+def _applying(planned: list[Planned]) -> Callable[[Scope, Around], Scope]:
+    def decision(scope: Scope, around: Around) -> Scope:
+        for item in planned:
+            try:
+                scope = apply(scope, item, around)
+            except Refused as error:
+                scope = scope.saying(_skipped(item, str(error), around.now))
+        return scope
+
+    return decision
+
+
+def _applied(planned: Iterable[Planned]) -> Commit:
+    return Commit(unplanned=tuple(item.event_id for item in planned))
+
+
+def _skipped(planned: Planned, why: str, now: float) -> Entry:
+    return Entry(at=now, what=What.SKIPPED, who=PLATFORM, text=why, request_id=planned.request_id, vm=planned.vms[0])
+
+
+async def _side_by_side(decisions: Iterable[Coroutine[Any, Any, Scope]]) -> None:
+    """Run decisions about different scopes together; the first failure is raised once all have ended."""
+    waiting = list(decisions)
+    failure: BaseException | None = None
+    for at in range(0, len(waiting), _AT_ONCE):
+        results = await asyncio.gather(*waiting[at : at + _AT_ONCE], return_exceptions=True)
+        failure = failure or next((r for r in results if isinstance(r, BaseException)), None)
+    if failure is not None:
+        raise failure

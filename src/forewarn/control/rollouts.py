@@ -1,0 +1,121 @@
+"""Rollouts in progress: publish the next update domain's events, stop at too many failures, wind down, close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from forewarn.control.desk import Desk
+from forewarn.core import lifecycle
+from forewarn.core.agenda import PLATFORM, turn
+from forewarn.core.change import Commit
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Vm
+from forewarn.core.history import Entry, What
+from forewarn.core.policy import Around
+from forewarn.core.request import Planned, Progress, Request, Rollout
+from forewarn.core.rollout import next_wave, progress_of, remaining
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict
+from forewarn.store.seam import Committed
+
+_ENDED = {Progress.STOPPED, Progress.ABORTED, Progress.COMPLETED}
+
+
+class Rollouts:
+    def __init__(self, *, desk: Desk, new_id: Callable[[], str]) -> None:
+        self._desk = desk
+        self._store = desk.store
+        self._new_id = new_id
+        self._stirred: set[str] = {request.id for request in self._store.requests(open_only=True)}
+
+    def hear(self, committed: Committed) -> None:
+        """Remember which rollouts something has happened to; only those are looked at."""
+        commit = committed.commit
+        self._stirred.update(request.id for request in commit.requests if request.is_open)
+        self._stirred.update(event.request_id for event in commit.events if event.row.planned)
+
+    async def turn(self) -> bool:
+        stirred, self._stirred = self._stirred, set()
+        did = False
+        for request_id in sorted(stirred):
+            request = self._store.request(request_id)
+            if request is None or request.rollout is None or not request.is_open:
+                continue
+            try:
+                did |= await self._turn_one(request, request.rollout)
+            except Conflict:
+                self._stirred.add(request_id)
+                did = True
+            except BaseException:
+                self._stirred.add(request_id)
+                raise
+        return did
+
+    async def _turn_one(self, request: Request, rollout: Rollout) -> bool:
+        vms = self.vms_of(rollout)
+        events = self._store.events(request_id=request.id)
+        planned = self._store.planned(request_id=request.id)
+
+        left = len(remaining(rollout, vms, events, planned)) + len(planned)
+        progress = progress_of(rollout, events, left)
+
+        if progress is not rollout.progress:
+            await self._mark(request, replace(rollout, progress=progress), _ended(request, progress, self._now()))
+            return True
+        if progress in _ENDED:
+            return await self._wind_down(request, rollout, events, planned)
+        if progress is Progress.RUNNING:
+            return await self._publish(request, vms, events, planned)
+        return False
+
+    def vms_of(self, rollout: Rollout) -> list[Vm]:
+        """The VMs a rollout is about as things are now."""
+        if rollout.scope_id:
+            return self._store.vms(scope_id=rollout.scope_id)
+        return [vm for host in rollout.hosts for vm in self._store.vms(host=host)]
+
+    async def _publish(self, request: Request, vms: list[Vm], events: list[Event], planned: list[Planned]) -> bool:
+        wave = next_wave(request, vms, events, planned, self._new_id)
+        if not wave.planned:
+            return False
+        # The version of the request guards against an abort that comes at the same moment.
+        await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
+        return True
+
+    async def _wind_down(self, request: Request, rollout: Rollout, events: list[Event], planned: list[Planned]) -> bool:
+        if planned:
+            await self._store.commit(Commit(requests=(request,), unplanned=tuple(p.event_id for p in planned)))
+        for event in events:
+            if event.status is Status.SCHEDULED:
+                await self._desk.decide(event.scope_id, _withdrawing(event.id, rollout.progress))
+        if not any(event.status is Status.STARTED for event in events):
+            await self._mark(request, replace(rollout, closed=True), None)
+        return True
+
+    async def _mark(self, request: Request, rollout: Rollout, entry: Entry | None) -> None:
+        entries = (entry,) if entry is not None else ()
+        await self._store.commit(Commit(requests=(replace(request, rollout=rollout),), entries=entries))
+
+    def _now(self) -> float:
+        return self._desk.clock.now()
+
+
+def _withdrawing(event_id: str, progress: Progress) -> Callable[[Scope, Around], Scope]:
+    def decision(scope: Scope, around: Around) -> Scope:
+        event = scope.event(event_id)
+        if event is None or event.status is not Status.SCHEDULED:
+            return scope
+        reason = f"its rollout was {progress}"
+        return turn(lifecycle.withdraw(scope, event, by=PLATFORM, reason=reason, now=around.now), around)
+
+    return decision
+
+
+def _ended(request: Request, progress: Progress, now: float) -> Entry:
+    if progress is Progress.STOPPED:
+        text = f"rollout {request.id} stopped by itself: too many VMs failed; what has not started is withdrawn"
+        return Entry(at=now, what=What.STOPPED, who=PLATFORM, text=text, request_id=request.id)
+    text = f"rollout {request.id} completed"
+    return Entry(at=now, what=What.COMPLETED, who=PLATFORM, text=text, request_id=request.id)

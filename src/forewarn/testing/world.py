@@ -1,0 +1,160 @@
+"""A whole control plane in a box: memory store, simulated hypervisor, virtual time, ids that count.
+
+    world = World(vms=[a_vm("web-0", host="h1")], hosts=[a_host("h1")])
+    world.do(world.requests.ask_for_vms(Ask.RESTART, [world.vm("web-0")], who="ann"))
+    world.advance(15 * 60)
+    print(world.transcript())
+
+Nothing here reads a real clock; a 7-day notice plays in milliseconds. `crash()` throws the process away, and
+`restart()` builds a new one on what its store had committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from forewarn.clock import LabClock, Setting
+from forewarn.control.control import Control, Outside
+from forewarn.control.executor import Retry
+from forewarn.control.fleets import FleetChange
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.history import Entry
+from forewarn.core.policy import Enablement, Policy
+from forewarn.core.projection import document_for
+from forewarn.core.request import Ask
+from forewarn.core.scope import Scope
+from forewarn.hypervisor.ledger import Ledger
+from forewarn.hypervisor.simulated import Simulated
+from forewarn.protocol.codec import encode
+from forewarn.protocol.versions import NEWEST
+from forewarn.store.memory import MemoryStore
+from forewarn.store.seam import Store
+
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
+LAB = Policy(enablement=Enablement.ALWAYS)
+T = TypeVar("T")
+
+
+def a_host(name: str, **facts: Any) -> Host:
+    return Host(**{"name": name, "location": "westeurope", **facts})
+
+
+def a_vm(name: str, **facts: Any) -> Vm:
+    given: dict[str, Any] = {
+        "vm_id": "",
+        "subscription_id": "sub",
+        "resource_group": "lab",
+        "location": "westeurope",
+        "host": "h1",
+    }
+    return Vm(**{"name": name, **given, **facts})
+
+
+def counted_ids() -> Iterator[str]:
+    number = 0
+    while True:
+        number += 1
+        yield f"00000000-0000-4000-8000-{number:012X}"
+
+
+class World:
+    """One service without its sockets, and the time it lives in."""
+
+    def __init__(
+        self,
+        *,
+        vms: Iterable[Vm] = (),
+        hosts: Iterable[Host] = (),
+        policy: Policy = LAB,
+        store: Store | None = None,
+        now: float = NOON,
+        retry: Retry = Retry(),
+    ) -> None:
+        self.runner = asyncio.Runner()
+        self.policy = policy
+        self.retry = retry
+        self.ids = counted_ids()
+        self.ledger = Ledger.open(None)
+        self.hypervisor = Simulated(self.ledger)
+        self.store: Store = store or MemoryStore()
+        self.clock = LabClock(Setting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        self.control = self.do(self._build())
+        hosts, vms = tuple(hosts), tuple(vms)
+        if hosts or vms:
+            self.do(self.control.fleets.change(FleetChange(hosts=hosts, vms=vms, text="the fleet"), who="test"))
+
+    async def _build(self) -> Control:
+        return Control(
+            store=self.store,
+            clock=self.clock,
+            hypervisor=self.hypervisor,
+            outside=Outside(new_id=lambda: next(self.ids), polls=self.store.polls),
+            policy=self.policy,
+            retry=self.retry,
+        )
+
+    def do(self, doing: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(doing)
+
+    def ask(self, ask: Ask, *names: str, who: str = "ann", **options: Any) -> list[Event]:
+        """Ask for something for VMs, and let what is due at once happen."""
+        vms = [self.vm(name) for name in names]
+        receipt = self.do(self.control.requests.ask_for_vms(ask, vms, who=who, **options))
+        self.settle()
+        return self.store.events(request_id=receipt.request.id)
+
+    def approve(self, vm: str, *event_ids: str) -> str | None:
+        unknown = self.do(self.control.guests.approve(self.vm(vm).key, event_ids))
+        self.settle()
+        return unknown
+
+    def settle(self) -> None:
+        self.do(self.control.reconciler.settle())
+
+    def advance(self, by_s: float) -> None:
+        self.do(self.control.labtime.advance(by_s))
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    def vm(self, name: str) -> Vm:
+        return self.control.fleets.find_vm(name)
+
+    def scope(self, vm: str) -> Scope:
+        scope = self.store.scope(self.vm(vm).scope_id)
+        assert scope is not None
+        return scope
+
+    def events(self, *statuses: Status) -> list[Event]:
+        return self.store.events(statuses=statuses or tuple(Status))
+
+    def document(self, vm: str, version: str = NEWEST) -> bytes:
+        """What this VM would be given now."""
+        return encode(document_for(self.scope(vm)), version)
+
+    def transcript(self, after: int = 0) -> str:
+        """The history as people read it: one line per entry, times since the world began."""
+        return "\n".join(line(entry) for entry in self.store.history(after=after))
+
+    def restart(self) -> None:
+        """The process dies where it stands; another one finds what was committed."""
+        self.do(self.control.close())
+        if isinstance(self.store, MemoryStore):
+            self.store = self.store.copy()
+        self.control = self.do(self._build())
+        self.settle()
+
+    def close(self) -> None:
+        self.do(self.control.close())
+        self.do(self.store.close())
+        self.runner.close()
+
+
+def line(entry: Entry) -> str:
+    at = datetime.fromtimestamp(entry.at, UTC)
+    return f"{at:%d %H:%M:%S} {entry.what:<10} {entry.text}"
