@@ -1,0 +1,183 @@
+"""Who gets which answer: what `protocol.exchange` reads out of a request, answered from the board or by the house.
+
+An answer is a response at once, a `Hold` (it waits, and keeps nobody else waiting), or a coroutine (the house must
+write something down first) that gives what to call for the rest. Nothing is decided before the call: the board may
+have changed since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
+
+from forewarn.errors import Conflict, Unavailable
+from forewarn.metadata.board import Board
+from forewarn.metadata.identity import Caller, Callers
+from forewarn.metadata.observation import Observations
+from forewarn.metadata.seam import Backend, View
+from forewarn.metadata.throttle import Throttle
+from forewarn.protocol.answer import not_found
+from forewarn.protocol.exchange import (
+    Approve,
+    Poll,
+    ReadInstance,
+    Request,
+    Response,
+    Rules,
+    answer_poll,
+    applied_wait,
+    approved,
+    is_current,
+    read,
+    throttled,
+    unavailable,
+    unknown_event,
+)
+from forewarn.protocol.instance import answer_instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """An answer that waits until a moment, or until the document of a scope changes.
+
+    `resume(over)` gives it, or another hold; `over`: the moment has come, or there is no more time to wait.
+    """
+
+    until: float  # loop time
+    resume: Callable[[bool], Answer]
+    scope_id: str = ""  # "": only time ends this hold
+
+
+Answer: TypeAlias = "Response | Hold | Work"
+Rest: TypeAlias = Callable[[], "Answer"]
+Work: TypeAlias = Coroutine[Any, Any, Rest]
+
+
+class Desk:
+    """Answers the requests of all connections."""
+
+    def __init__(
+        self,
+        *,
+        board: Board,
+        backend: Backend,
+        callers: Callers,
+        rules_for: Callable[[str], Rules],
+        throttle: Throttle,
+        observations: Observations,
+    ) -> None:
+        self._board = board
+        self._backend = backend
+        self._callers = callers
+        self._rules_for = rules_for
+        self._throttle = throttle
+        self._observations = observations
+        self._enabling: dict[str, asyncio.Task[None]] = {}
+
+    def knows(self, caller: Caller) -> bool:
+        return self._view(caller) is not None
+
+    def answer(self, caller: Caller, request: Request) -> Answer:
+        view = self._view(caller)
+        if view is None:
+            refusal = read(request, known=False, rules=Rules())
+            assert isinstance(refusal, Response)
+            return refusal
+        if not self._throttle.admits(view.vm, _real_time()):
+            return throttled()
+
+        asked = read(request, known=True, rules=self._rules(caller, view))
+        if isinstance(asked, Response):
+            return asked
+        if isinstance(asked, ReadInstance):
+            return answer_instance(asked, view.facts)
+        return self._serve(caller, asked) if view.enabled else self._enable_first(caller, asked, view)
+
+    async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View) -> Rest:
+        try:
+            await self._enable(view)
+        except (Unavailable, Conflict):
+            return unavailable
+        return partial(self._serve, caller, asked)
+
+    async def _enable(self, view: View) -> None:
+        """First requests that come together share one enabling, and no caller who hangs up undoes it."""
+        enabling = self._enabling.get(view.scope_id)
+        if enabling is None:
+            enabling = asyncio.get_running_loop().create_task(self._ask_to_enable(view.vm))
+            self._enabling[view.scope_id] = enabling
+            enabling.add_done_callback(partial(self._enabled, view.scope_id))
+        await asyncio.shield(enabling)
+
+    async def _ask_to_enable(self, vm: str) -> None:
+        await self._backend.enable(vm)
+
+    def _enabled(self, scope_id: str, enabling: asyncio.Task[None]) -> None:
+        del self._enabling[scope_id]
+        if not enabling.cancelled():
+            enabling.exception()  # those who wait are told; with nobody left it is of no interest
+
+    def _serve(self, caller: Caller, asked: Poll | Approve) -> Answer:
+        view = self._view(caller)
+        if view is None:
+            return not_found()
+        self._observations.asked(view, asked.version, self._backend.now())
+        if view.answers_from > _real_time():
+            return Hold(until=view.answers_from, resume=lambda over: self._serve_now(caller, asked))
+        return self._serve_now(caller, asked)
+
+    def _serve_now(self, caller: Caller, asked: Poll | Approve) -> Answer:
+        if isinstance(asked, Approve):
+            return self._approve(caller, asked)
+        return self._poll(caller, asked, over=False)
+
+    async def _approve(self, caller: Caller, approve: Approve) -> Rest:
+        view = self._view(caller)
+        if view is None:
+            return not_found
+        try:
+            unknown = await self._backend.approve(view.vm, approve.event_ids)
+        except (Unavailable, Conflict):
+            return unavailable
+        return approved if unknown is None else partial(unknown_event, unknown)
+
+    def _poll(self, caller: Caller, poll: Poll, over: bool, until: float | None = None) -> Answer:
+        view = self._view(caller)
+        if view is None:
+            return not_found()
+        if poll.wait_s is None:
+            return self._document(caller, poll, view)
+        if not over and is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
+            until = until or _real_time() + poll.wait_s
+            again = partial(self._poll, caller, poll, until=until)
+            return Hold(until=until, resume=again, scope_id=view.scope_id)
+        return applied_wait(self._document(caller, poll, view), poll.wait_s)
+
+    def _document(self, caller: Caller, poll: Poll, view: View) -> Response:
+        rules = self._rules(caller, view)
+        if is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
+            return answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules)
+        self._observations.given(view, poll.version, self._backend.now())
+        body = self._board.body(view, poll.version, iso_dates=rules.iso_dates)
+        return answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules, body=body)
+
+    def _view(self, caller: Caller) -> View | None:
+        if caller.vm is None or self._callers.vm_at(caller.place) != caller.vm:
+            return None
+        return self._board.view(caller.vm)
+
+    def _rules(self, caller: Caller, view: View) -> Rules:
+        rules = self._rules_for(view.location)
+        return rules if caller.is_loopback else _on_a_network(rules)
+
+
+@lru_cache(maxsize=64)
+def _on_a_network(rules: Rules) -> Rules:
+    return replace(rules, header_always=True)  # spec §2.2
+
+
+def _real_time() -> float:
+    return asyncio.get_running_loop().time()

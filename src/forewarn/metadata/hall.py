@@ -1,0 +1,115 @@
+"""What all connections of one server share: who is here, what is being worked on, and whether we are closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from forewarn.metadata.answer import Desk, Rest, Work
+from forewarn.metadata.board import Board
+from forewarn.metadata.identity import Caller
+from forewarn.metadata.limits import Limits
+from forewarn.metadata.reply import Writer
+
+_DRAINS_PER_TURN = 200
+
+
+class Guest(Protocol):
+    """A connection, as the hall sees it."""
+
+    def drain(self) -> None:
+        """Answer what is held or in work, take no further request, and go."""
+
+    def hang_up(self) -> None:
+        """Go at once."""
+
+    @property
+    def buffered_bytes(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts for metrics: plain numbers, because a labelled counter costs more than a poll."""
+
+    accepted: int = 0
+    refused: int = 0  # connections beyond the limit of one VM
+    held: int = 0  # requests waiting just now
+    requests: int = 0
+    answers: Counter[int] = field(default_factory=Counter)  # by status
+
+
+class Hall:
+    def __init__(self, *, desk: Desk, board: Board, writer: Writer, limits: Limits) -> None:
+        self.desk, self.board, self.writer, self.limits = desk, board, writer, limits
+        self.loop = asyncio.get_running_loop()
+        self.tally = Tally()
+        self.is_draining = False
+        self._guests: dict[Guest, str | None] = {}
+        self._per_vm: Counter[str | None] = Counter()
+        self._works: set[asyncio.Task[Rest]] = set()
+        self._emptied = asyncio.Event()
+
+    @property
+    def size(self) -> int:
+        return len(self._guests)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(guest.buffered_bytes for guest in self._guests)
+
+    def admit(self, guest: Guest, caller: Caller) -> bool:
+        """Strangers share one allowance, as if they were one VM."""
+        if self.is_draining or self._per_vm[caller.vm] >= self.limits.connections_per_vm:
+            self.tally.refused += 1
+            return False
+        self.tally.accepted += 1
+        self._guests[guest] = caller.vm
+        self._per_vm[caller.vm] += 1
+        return True
+
+    def leave(self, guest: Guest) -> None:
+        if guest not in self._guests:
+            return
+        vm = self._guests.pop(guest)
+        self._per_vm[vm] -= 1
+        if not self._per_vm[vm]:
+            del self._per_vm[vm]
+        if not self._guests:
+            self._emptied.set()
+
+    def work(self, work: Work, then: Callable[[asyncio.Task[Rest]], None]) -> None:
+        """Carry it through even if the caller hangs up: what it asked for was asked for."""
+        task = self.loop.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+        task.add_done_callback(then)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Everybody is answered and leaves; who has not within the time is hung up on."""
+        self.is_draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drain()
+        for guest in tuple(self._guests):
+            guest.hang_up()
+        for task in tuple(self._works):
+            task.cancel()
+        await self._until_empty()
+
+    async def _drain(self) -> None:
+        for index, guest in enumerate(tuple(self._guests), start=1):
+            guest.drain()
+            if index % _DRAINS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        await self._until_empty()
+        if self._works:
+            await asyncio.wait(self._works)
+
+    async def _until_empty(self) -> None:
+        while self._guests:
+            self._emptied.clear()
+            await self._emptied.wait()

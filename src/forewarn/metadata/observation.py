@@ -1,0 +1,106 @@
+"""What was seen of the VMs: when each last asked, and which event each was given when. Gathered in memory, handed
+out in batches to whoever writes them down.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from forewarn.core.event import Status
+from forewarn.core.history import Sighting
+from forewarn.metadata.seam import View
+from forewarn.protocol import document as wire
+from forewarn.protocol.versions import shows_kind
+from forewarn.store.seam import Polled
+
+_log = logging.getLogger(__name__)
+
+_MOST_SIGHTINGS = 100_000
+_MOST_VMS = 100_000
+_SPELLED = {wire.Status.SCHEDULED: Status.SCHEDULED.value, wire.Status.STARTED: Status.STARTED.value}
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How often one VM asked, and what it has been given of the events that are listed now."""
+
+    count: int = 0
+    mark: tuple[str, int, int, str] | None = None  # scope, epoch, incarnation, version: the last 200 looked at
+    events: set[tuple[str, wire.Status]] = field(default_factory=set)
+
+
+class Observations:
+    def __init__(self, *, most_sightings: int = _MOST_SIGHTINGS, most_vms: int = _MOST_VMS) -> None:
+        self._most_sightings, self._most_vms = most_sightings, most_vms
+        self._polls: dict[str, Polled] = {}
+        self._sightings: list[Sighting] = []
+        self._seen: dict[str, _Seen] = {}
+        self.lost = 0  # sightings that found no room while the writer was away
+
+    def count_on(self, polls: Iterable[Polled]) -> None:
+        """Go on counting where what is written stopped: a restart takes no request back."""
+        for poll in polls:
+            self._seen_of(poll.vm).count = poll.count
+
+    def asked(self, view: View, version: str, at: float) -> None:
+        seen = self._seen_of(view.vm)
+        seen.count += 1
+        self._polls[view.vm] = Polled(vm=view.vm, scope_id=view.scope_id, at=at, version=version, count=seen.count)
+
+    def given(self, view: View, version: str, at: float) -> None:
+        """The VM was given the whole document, as this version shows it."""
+        seen = self._seen_of(view.vm)
+        mark = (view.scope_id, view.epoch, view.document.incarnation, version)
+        if seen.mark == mark:
+            return
+        seen.mark = mark
+        seen.events &= {(notice.id, notice.status) for notice in view.document.notices}
+        for notice in view.document.notices:
+            event = (notice.id, notice.status)
+            if event not in seen.events and shows_kind(version, notice.kind):
+                seen.events.add(event)
+                self._keep([_sighting(notice, view, version, at)])
+
+    def take(self) -> tuple[list[Polled], list[Sighting]]:
+        """All that is new since the last batch; `put_back` what could not be written."""
+        polls, sightings = list(self._polls.values()), self._sightings
+        self._polls, self._sightings = {}, []
+        return polls, sightings
+
+    def put_back(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
+        self._polls = {poll.vm: poll for poll in polls} | self._polls
+        newer, self._sightings = self._sightings, []
+        self._keep(sightings)
+        self._keep(newer)
+
+    def _seen_of(self, vm: str) -> _Seen:
+        seen = self._seen.get(vm)
+        if seen is None:
+            if len(self._seen) >= self._most_vms:
+                # Forgetting the oldest repeats a sighting at most, and the store keeps the first.
+                del self._seen[next(iter(self._seen))]
+            seen = self._seen[vm] = _Seen()
+        return seen
+
+    def _keep(self, sightings: Sequence[Sighting]) -> None:
+        room = max(0, self._most_sightings - len(self._sightings))
+        self._sightings.extend(sightings[:room])
+        lost = len(sightings) - room
+        if lost > 0:
+            if not self.lost:
+                _log.warning("%d sightings wait to be written; further ones are lost", self._most_sightings)
+            self.lost += lost
+
+
+def _sighting(notice: wire.Notice, view: View, version: str, at: float) -> Sighting:
+    return Sighting(
+        event_id=notice.id,
+        scope_id=view.scope_id,
+        vm=view.vm,
+        status=_SPELLED[notice.status],
+        version=version,
+        incarnation=view.document.incarnation,
+        at=at,
+    )

@@ -1,0 +1,283 @@
+"""One connection: requests are taken one by one and answered in order, and nothing a caller does or leaves undone
+makes it cost more than its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import cast
+
+from forewarn.metadata.answer import Answer, Hold, Rest
+from forewarn.metadata.hall import Hall
+from forewarn.metadata.identity import Caller, Callers, Strategy
+from forewarn.metadata.intake import Intake, Spoiled, Whole
+from forewarn.metadata.reply import BROKEN, CONTINUE
+from forewarn.protocol.exchange import Response, timed_out
+
+_log = logging.getLogger(__name__)
+
+_REQUESTS_PER_TURN = 64  # of one caller, before others have theirs
+_LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we stop being polite
+
+
+class Connection(asyncio.Protocol):
+    """Free, or busy with one request: held (`_hold`), or in work at the house (`_in_work`)."""
+
+    def __init__(self, hall: Hall, callers: Callers, strategy: Strategy, *, is_loopback: bool) -> None:
+        self._hall, self._callers, self._strategy, self._is_loopback = hall, callers, strategy, is_loopback
+        self._intake = Intake(hall.limits)
+        self._transport: asyncio.Transport
+        self._caller: Caller
+        self._hold: Hold | None = None
+        self._in_work = False
+        self._keep_alive = True
+        self._is_old = False
+        self._writes_wait = self._reads_wait = self._has_eof = self._is_closing = False
+        self._discarded = 0
+        self._turn: asyncio.Handle | None = None  # there is more to take, when others have had their turn
+        self._quiet_since = hall.loop.time()
+        self._deadline: asyncio.TimerHandle | None = None  # of a request that is not whole
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        place = self._strategy.place(transport)
+        self._caller = Caller(place=place, vm=self._callers.vm_at(place), is_loopback=self._is_loopback)
+        if not self._hall.admit(self, self._caller):
+            self.hang_up()
+            return
+        self._transport.set_write_buffer_limits(high=self._hall.limits.write_bytes)
+        self._idle_timer = self._hall.loop.call_later(self._hall.limits.idle_s, self._look_idle)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closing:
+            self._discard(len(data))
+            return
+        # Polls are byte-identical: when this connection is free and nothing waits in the intake, `data` is a whole
+        # request most of the time, and a table on the VM (bytes → bytes) may be asked here before anything is parsed.
+        self._intake.feed(data)
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        """A caller that only stopped sending still gets its answers."""
+        if self._is_closing:
+            return False
+        self._has_eof = True
+        if self._hold is not None and self._hold.scope_id:
+            self._resume(over=True)  # whoever hung up looks the same from here, and should not be kept
+        else:
+            self._go_on()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closing = True
+        self._leave_hold()
+        for timer in (self._deadline, self._idle_timer):
+            if timer is not None:
+                timer.cancel()
+        self._hall.leave(self)
+
+    def pause_writing(self) -> None:
+        self._writes_wait = True
+        self._steer_reading()
+
+    def resume_writing(self) -> None:
+        self._writes_wait = False
+        self._quiet_since = self._hall.loop.time()
+        self._go_on()
+
+    # What the board and the hall call.
+
+    def wake(self) -> None:
+        if self._hold is not None and self._hold.scope_id:
+            self._resume(over=False)
+
+    def drain(self) -> None:
+        if self._hold is not None:
+            self._resume(over=True)
+        elif self._is_free and not self._intake.is_partial:
+            self._close(linger=False)
+
+    def hang_up(self) -> None:
+        self._is_closing = True
+        self._transport.abort()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._intake.waiting + self._transport.get_write_buffer_size()
+
+    # Taking requests.
+
+    @property
+    def _is_free(self) -> bool:
+        return not (self._in_work or self._hold or self._writes_wait or self._is_closing)
+
+    def _go_on(self) -> None:
+        """Take the next requests, if there are any and the earlier ones are answered."""
+        if self._turn is not None:
+            return
+        try:
+            for _ in range(_REQUESTS_PER_TURN):
+                if not (self._is_free and self._take()):
+                    break
+            else:
+                self._turn = self._hall.loop.call_soon(self._take_turn)
+        except Exception:
+            self._fail()
+        self._steer_reading()
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        self._go_on()
+
+    def _take(self) -> bool:
+        taken = self._intake.take()
+        if taken is None:
+            self._await_more()
+            return False
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if isinstance(taken, Spoiled):
+            self._refuse(taken.response)
+            return False
+        self._answer(taken)
+        return True
+
+    def _await_more(self) -> None:
+        if self._has_eof:
+            self._close(linger=False)
+            return
+        if self._intake.wants_continue():
+            self._transport.write(CONTINUE)
+        if self._intake.is_partial and self._deadline is None:
+            self._deadline = self._hall.loop.call_later(self._hall.limits.request_s, self._be_late)
+
+    def _answer(self, whole: Whole) -> None:
+        self._hall.tally.requests += 1
+        self._is_old = whole.is_old
+        # A stranger may be a VM by the time it connects again.
+        self._keep_alive = whole.keep_alive and self._hall.desk.knows(self._caller)
+        self._settle(self._hall.desk.answer(self._caller, whole.request))
+
+    # Giving answers.
+
+    def _settle(self, answer: Answer) -> None:
+        while isinstance(answer, Hold) and self._hall.is_draining:
+            answer = answer.resume(True)
+        if isinstance(answer, Response):
+            self._write(answer)
+        elif isinstance(answer, Hold):
+            self._enter_hold(answer)
+        else:
+            self._in_work = True
+            self._hall.work(answer, self._worked)
+
+    def _worked(self, task: asyncio.Task[Rest]) -> None:
+        self._in_work = False
+        try:
+            rest = task.result()
+            if not self._is_closing:
+                self._settle(rest())
+        except asyncio.CancelledError:
+            self.hang_up()
+        except Exception:
+            self._fail()
+        self._go_on()
+
+    def _enter_hold(self, hold: Hold) -> None:
+        self._hold = hold
+        self._hall.tally.held += 1
+        self._hold_timer = self._hall.loop.call_at(hold.until, self._resume, True)
+        if hold.scope_id:
+            self._hall.board.hold(hold.scope_id, self)
+
+    def _leave_hold(self) -> Hold | None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            self._hall.tally.held -= 1
+            self._hall.board.release(hold.scope_id, self)
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+        return hold
+
+    def _resume(self, over: bool) -> None:
+        hold = self._leave_hold()
+        if hold is None or self._is_closing:
+            return
+        try:
+            self._settle(hold.resume(over))
+        except Exception:
+            self._fail()
+        self._go_on()
+
+    def _write(self, response: Response, *, linger: bool = False) -> None:
+        keep_alive = self._keep_alive and not self._hall.is_draining
+        self._hall.tally.answers[response.status] += 1
+        self._quiet_since = self._hall.loop.time()
+        self._transport.write(self._hall.writer.bytes_for(response, keep_alive=keep_alive, is_old=self._is_old))
+        if not keep_alive:
+            self._close(linger=linger or self._intake.waiting > 0)
+
+    def _refuse(self, response: Response) -> None:
+        self._keep_alive = False
+        self._write(response, linger=True)
+
+    def _fail(self) -> None:
+        _log.exception("a request of VM %r met a mistake of ours and was answered 500", self._caller.vm)
+        if not self._is_closing:
+            self._refuse(BROKEN)
+
+    # Time, flow, and the end.
+
+    def _be_late(self) -> None:
+        self._deadline = None
+        self._refuse(timed_out())
+
+    def _look_idle(self) -> None:
+        idle_s, loop = self._hall.limits.idle_s, self._hall.loop
+        is_busy = self._in_work or self._hold is not None or self._deadline is not None
+        left_s = idle_s if is_busy else self._quiet_since + idle_s - loop.time()
+        if left_s > 0:
+            self._idle_timer = loop.call_later(left_s, self._look_idle)
+        elif self._transport.get_write_buffer_size() > 0:
+            self.hang_up()
+        else:
+            self._close(linger=False)
+
+    def _steer_reading(self) -> None:
+        """Read no further while answers are not read, or while more waits than one request's head may have."""
+        waits = self._writes_wait or self._intake.waiting > self._hall.limits.head_bytes
+        if self._is_closing or self._has_eof or waits == self._reads_wait:
+            return
+        self._reads_wait = waits
+        if waits:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _close(self, *, linger: bool) -> None:
+        """With `linger` we go on listening for a while: closing on unread bytes would take our last answer back."""
+        self._is_closing = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if not linger or self._has_eof:
+            self._transport.close()
+            patience_s = self._hall.limits.idle_s
+        else:
+            patience_s = self._hall.limits.linger_s
+            with suppress(OSError):
+                self._transport.write_eof()
+            if self._reads_wait:
+                self._transport.resume_reading()
+        self._idle_timer = self._hall.loop.call_later(patience_s, self._transport.abort)
+
+    def _discard(self, size: int) -> None:
+        self._discarded += size
+        if self._discarded > _LINGER_BYTES:
+            self._transport.abort()

@@ -1,0 +1,93 @@
+"""A house for the metadata server to speak for, in memory: scopes whose documents a test sets by hand, a lab clock
+that stands still, and a store that can be taken away or made slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from forewarn.errors import Unavailable
+from forewarn.metadata import Board, ScopeView
+from forewarn.protocol.document import Document, Notice
+from forewarn.protocol.instance import InstanceFacts
+
+
+class FakeBackend:
+    """Implements `metadata.Backend` and keeps a `Board`. VMs are known by their names: key and name are one."""
+
+    def __init__(self, board: Board, *, at: float = 1_700_000_000.0) -> None:
+        self.board = board
+        self.at = at
+        self.is_away = False  # the store is out of reach
+        self.is_open = asyncio.Event()  # cleared: whoever asks the store waits
+        self.is_open.set()
+        self.enabled_by: list[str] = []
+        self.approved: list[tuple[str, tuple[str, ...]]] = []
+        self.waiting = 0  # asks that wait for the store just now
+        self._scopes: dict[str, ScopeView] = {}
+        self._ever: dict[str, set[str]] = {}
+
+    def add_scope(self, scope_id: str, *vms: str, enabled: bool = True, location: str = "westeurope") -> None:
+        facts = {vm: InstanceFacts(name=vm, location=location) for vm in vms}
+        self._ever.setdefault(scope_id, set())
+        self._publish(
+            ScopeView(
+                scope_id=scope_id,
+                enabled=enabled,
+                epoch=1 if enabled else 0,
+                document=Document(incarnation=1),
+                vms=facts,
+            )
+        )
+
+    def drop_scope(self, scope_id: str) -> None:
+        del self._scopes[scope_id]
+        self.board.drop(scope_id)
+
+    def show(self, scope_id: str, *notices: Notice) -> int:
+        """List exactly these events; gives the new incarnation."""
+        scope = self._scopes[scope_id]
+        self._ever[scope_id] |= {notice.id for notice in notices}
+        document = replace(scope.document, incarnation=scope.document.incarnation + 1, notices=notices)
+        self._publish(replace(scope, document=document))
+        return document.incarnation
+
+    def republish(self, scope_id: str) -> None:
+        """A commit that changed nothing a VM may see."""
+        self._publish(replace(self._scopes[scope_id]))
+
+    def now(self) -> float:
+        return self.at
+
+    async def enable(self, vm: str) -> None:
+        await self._reach_store()
+        self.enabled_by.append(vm)
+        scope = self._scope_of(vm)
+        self._publish(
+            replace(scope, enabled=True, epoch=scope.epoch + 1, document=replace(scope.document, incarnation=1))
+        )
+
+    async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
+        await self._reach_store()
+        ever = self._ever[self._scope_of(vm).scope_id]
+        unknown = next((event_id for event_id in event_ids if event_id not in ever), None)
+        if unknown is None:
+            self.approved.append((vm, event_ids))
+        return unknown
+
+    async def _reach_store(self) -> None:
+        self.waiting += 1
+        try:
+            await self.is_open.wait()
+        finally:
+            self.waiting -= 1
+        if self.is_away:
+            raise Unavailable("the store is out of reach: try again later")
+
+    def _scope_of(self, vm: str) -> ScopeView:
+        return next(scope for scope in self._scopes.values() if vm in scope.vms)
+
+    def _publish(self, scope: ScopeView) -> None:
+        self._scopes[scope.scope_id] = scope
+        self.board.publish(scope)
