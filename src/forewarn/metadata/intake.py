@@ -15,6 +15,7 @@ from forewarn.metadata.limits import Limits
 from forewarn.protocol.exchange import Request, Response, header_too_large, malformed, too_large
 
 _END_OF_HEAD = b"\r\n\r\n"
+_EMPTY_LINES = re.compile(rb"[\r\n]*")  # RFC 9112 §2.2: to be ignored before a request
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/1\.[01]\r\n")
 _MAY_BECOME_ONE = re.compile(rb"[!-~]*(?: [!-~]*(?: [!-~]*\r?)?)?")
 # Chunks of one byte blow a body up sixfold, and we count what we keep, so the wire may carry this much more.
@@ -46,6 +47,13 @@ class _Message:
     body: bytearray = field(default_factory=bytearray)
     has_head: bool = False
     is_whole: bool = False
+
+    # What we read off its head to frame the rest.
+    head: bytes = b""
+    keep_alive: bool = False
+    is_chunked: bool = False
+    expects: bool = False  # the caller waits for 100 Continue
+    body_left: int = 0
 
     def on_url(self, url: bytes) -> None:
         self.target += url
@@ -89,8 +97,8 @@ class Intake:
 
     def wants_continue(self) -> bool:
         """True once per request whose caller waits for leave to send the body."""
-        wants = self._expects and not self._message.body
-        self._expects = False
+        wants = self._message.expects and not self._message.body
+        self._message.expects = False
         return wants
 
     def feed(self, data: bytes) -> None:
@@ -117,11 +125,11 @@ class Intake:
             self._take_body()
             if self._is_too_large():
                 return Spoiled(response=too_large())
-        return self._whole(keep_alive=self._keep_alive) if self._message.is_whole else None
+        return self._whole(keep_alive=self._message.keep_alive) if self._message.is_whole else None
 
     def _take_head(self) -> Spoiled | None:
         if self._buffer.startswith((b"\r", b"\n")):
-            self._buffer = self._buffer.lstrip(b"\r\n")  # RFC 9112 §2.2: empty lines before a request
+            self._cut(_empty_lines(self._buffer))
         end = self._buffer.find(_END_OF_HEAD, max(0, self._scanned - len(_END_OF_HEAD) + 1))
         self._scanned = len(self._buffer)
         size = self._scanned if end < 0 else end + len(_END_OF_HEAD)
@@ -131,31 +139,31 @@ class Intake:
             return Spoiled(response=header_too_large())
         if end < 0:
             return None
-        self._head = self._cut(size)
-        self._parser.feed_data(self._head)
+        self._message.head = self._cut(size)
+        self._parser.feed_data(self._message.head)
         return self._look_at_head()
 
     def _look_at_head(self) -> Spoiled | None:
-        self._keep_alive = self._parser.should_keep_alive()
-        self._is_chunked = self._message.value("transfer-encoding") is not None
+        self._message.keep_alive = self._parser.should_keep_alive()
+        self._message.is_chunked = self._message.value("transfer-encoding") is not None
         length = int(self._message.value("content-length") or 0)
         if length > self._limits.body_bytes:
             return Spoiled(response=too_large())
-        self._body_left = self._limits.body_bytes * _CHUNKED_OVERHEAD if self._is_chunked else length
+        self._message.body_left = self._limits.body_bytes * _CHUNKED_OVERHEAD if self._message.is_chunked else length
         expects = (self._message.value("expect") or "").lower() == "100-continue"
-        self._expects = expects and self._parser.get_http_version() == "1.1"
+        self._message.expects = expects and self._parser.get_http_version() == "1.1"
         return None
 
     def _take_body(self) -> None:
         while self._buffer and not self._message.is_whole and not self._is_too_large():
             # A chunked body ends with a line, so a line at a time never reaches into the next request.
-            size = self._buffer.find(b"\n") + 1 if self._is_chunked else self._body_left
+            size = self._buffer.find(b"\n") + 1 if self._message.is_chunked else self._message.body_left
             piece = self._cut(size or len(self._buffer))
-            self._body_left -= len(piece)
+            self._message.body_left -= len(piece)
             self._parser.feed_data(piece)
 
     def _is_too_large(self) -> bool:
-        return len(self._message.body) > self._limits.body_bytes or self._body_left < 0
+        return len(self._message.body) > self._limits.body_bytes or self._message.body_left < 0
 
     def _whole(self, *, keep_alive: bool) -> Whole:
         message = self._message
@@ -171,7 +179,7 @@ class Intake:
 
     def _odd_verb(self) -> Whole:
         """A verb that the parser does not know is still a request, and told so like PUT is (spec §10)."""
-        line = _REQUEST_LINE.match(self._head)
+        line = _REQUEST_LINE.match(self._message.head)
         assert line is not None
         request = Request(method=line[1].decode("ascii"), target=line[2].decode("ascii"))
         return Whole(request=request, keep_alive=False)
@@ -190,8 +198,8 @@ class Intake:
     def _start_over(self) -> None:
         self._message = _Message()
         self._parser = httptools.HttpRequestParser(self._message)
-        self._head = b""
-        self._keep_alive: bool = False
-        self._is_chunked: bool = False
-        self._expects: bool = False  # the caller waits for 100 Continue
-        self._body_left: int = 0
+
+
+def _empty_lines(buffer: bytearray) -> int:
+    found = _EMPTY_LINES.match(buffer)
+    return found.end() if found else 0
