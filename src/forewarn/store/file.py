@@ -26,6 +26,8 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA fullfsync = ON")  # macOS: really on the disk
+    db.execute("PRAGMA temp_store = MEMORY")  # a savepoint notes the pages it changes: not in a file, a third faster
+    db.execute("PRAGMA wal_autocheckpoint = 4000")  # pages
     return db
 
 

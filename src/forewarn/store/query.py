@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, func, literal_column, select, union_all
+from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, false, func, literal_column, select, union_all
 
 from forewarn.core.event import Status
 from forewarn.store.schema import (
@@ -49,6 +49,8 @@ def _due(table: Table, *columns: Column[Any]) -> str:
 
 
 def _status_is(statuses: tuple[Status, ...]) -> ColumnElement[bool]:
+    if not statuses:
+        return false()
     return events.c.status.in_([literal_column(f"'{status}'") for status in statuses])
 
 
