@@ -30,6 +30,7 @@ from forewarn.errors import Conflict, Refused, Unavailable
 from forewarn.store.seam import Committed
 
 log = logging.getLogger(__name__)
+_BREATH_S = 1.0  # of real time, before trying again
 _AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
 
 
@@ -64,7 +65,12 @@ class Reconciler:
                         pass
             except (Unavailable, Conflict) as error:
                 log.warning("the store is out of reach, trying again: %s", error)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(_BREATH_S)
+                continue
+            except Exception:
+                # A bug met in one scope must not end maintenance for all: what is due is still in the store.
+                log.exception("a turn failed, trying again")
+                await asyncio.sleep(_BREATH_S)
                 continue
             await self._until_something_may_be_due()
 
