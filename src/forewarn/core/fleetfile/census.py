@@ -1,0 +1,105 @@
+"""What only shows when all VMs of a file stand side by side: names, addresses, scopes and hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, Vm
+from forewarn.core.fleetfile import form
+from forewarn.core.fleetfile.population import Batch
+from forewarn.core.fleetfile.problem import Findings
+from forewarn.core.fleetfile.table import Table
+
+
+def judge_hosts(hosts: list[tuple[Host, Table[form.Hosts]]], findings: Findings) -> None:
+    seen: dict[str, int] = {}
+    for host, table in hosts:
+        first = seen.get(host.name.casefold())
+        if first is not None:
+            what = f"host {host.name!r} is declared again, first on line {first}"
+            findings.add(table.line("name"), what, "give each host a name of its own", rule="host twice")
+        seen.setdefault(host.name.casefold(), table.line("name"))
+
+
+def judge_fleet(batches: list[Batch], findings: Findings) -> None:
+    _judge_names(batches, findings)
+    _judge_addresses(batches, findings)
+    _judge_placement_groups(batches, findings)
+    _judge_locations(batches, findings)
+
+
+def _each(batches: list[Batch]) -> Iterator[tuple[Vm, Batch]]:
+    return ((vm, batch) for batch in batches for vm in batch.vms)
+
+
+def _judge_names(batches: list[Batch], findings: Findings) -> None:
+    seen: dict[str, int] = {}
+    for vm, batch in _each(batches):
+        first = seen.get(vm.key)
+        if first is not None:
+            what = f"resource group {vm.resource_group!r} has a VM {vm.name!r} already, from line {first}"
+            remedy = "give one of them another name or resource_group (upper and lower case are the same)"
+            findings.add(batch.table.line("name"), what, remedy, rule="name twice")
+        else:
+            seen[vm.key] = batch.table.line("name")
+
+
+def _judge_addresses(batches: list[Batch], findings: Findings) -> None:
+    seen: dict[str, tuple[str, int]] = {}
+    for vm, batch in _each(batches):
+        if not vm.address:
+            continue
+        line = batch.table.line("address")
+        if vm.address in seen:
+            name, first = seen[vm.address]
+            what = f"address {vm.address!r} of VM {vm.name!r} belongs to VM {name!r} already, from line {first}"
+            findings.add(line, what, "give each VM an address of its own, or none", rule="address twice")
+        seen.setdefault(vm.address, (vm.name, line))
+
+
+def _judge_placement_groups(batches: list[Batch], findings: Findings) -> None:
+    """Spec §7.1: at most 100 VMs."""
+    crowded: Counter[str] = Counter()
+    for vm, batch in _each(batches):
+        if not vm.scale_set:
+            continue
+        crowded[vm.scope_id] += 1
+        if crowded[vm.scope_id] == MAX_PLACEMENT_GROUP + 1:
+            group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
+            what = f"{group} has more than {MAX_PLACEMENT_GROUP} VMs (spec §7.1)"
+            remedy = "leave out placement_group, and groups of 100 are made; or write a smaller count"
+            findings.add(batch.table.line("placement_group", "count"), what, remedy)
+
+
+def _judge_locations(batches: list[Batch], findings: Findings) -> None:
+    first: dict[str, Vm] = {}
+    for vm, batch in _each(batches):
+        if not (vm.scale_set or vm.availability_set or vm.cloud_service):
+            continue
+        other = first.setdefault(vm.scope_id, vm)
+        if other.location != vm.location:
+            elsewhere = f"VM {other.name!r} of the same set is in {other.location!r}"
+            what = f"VM {vm.name!r} is in location {vm.location!r}, but {elsewhere}"
+            remedy = "write the same location for all VMs of a set, best at the set itself"
+            findings.add(batch.table.line("location", "name"), what, remedy, rule="location")
+
+
+def resolve_hosts(batches: list[Batch], hosts: dict[str, Host], findings: Findings) -> None:
+    """Every host that a VM names must be there, and where the VM is. `hosts` are known by name without case."""
+    for vm, batch in _each(batches):
+        if not vm.host:
+            continue
+        host, line = hosts.get(vm.host.casefold()), batch.table.line("host")
+        if host is None:
+            close = get_close_matches(vm.host, [known.name for known in hosts.values()], n=1)
+            remedy = f"did you mean {close[0]!r}?" if close else "declare it with [[hosts]], or leave out host"
+            findings.add(line, f"host {vm.host!r} of VM {vm.name!r} is not declared", remedy, rule="host")
+        elif batch.placeable and (host.location, host.zone) != (vm.location, vm.zone):
+            what = f"host {host.name!r} is in {place(host)}, but VM {vm.name!r} is in {place(vm)}"
+            findings.add(line, what, "name a host of the same location and zone, or leave out host", rule="host")
+
+
+def place(thing: Host | Vm) -> str:
+    return f"location {thing.location!r}, " + (f"zone {thing.zone!r}" if thing.zone else "no zone")

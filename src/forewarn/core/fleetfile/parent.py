@@ -1,0 +1,168 @@
+"""What VMs have in common: where they are declared to be, and the set or service that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from forewarn.core.fleet import AutoApproval, Vm
+from forewarn.core.fleetfile import form
+from forewarn.core.fleetfile.naming import fault_in_plain_name
+from forewarn.core.fleetfile.problem import Findings
+from forewarn.core.fleetfile.table import FleetFile, Table
+
+_GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+PARENT_KEYS = frozenset({"availability_set", "scale_set", "cloud_service"})
+_PLAIN_KEYS = ("size", "os_type", "location", "zone", "priority", "eviction_policy", "update_domain", "fault_domain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """An availability set, scale set or cloud service."""
+
+    label: str  # for people: "availability set"
+    key: str  # how a VM names it: "availability_set"
+    table: Table[form.Nature]
+    template: Vm  # what its VMs are unless they say otherwise; it has no name
+    update_domains: int
+    fault_domains: int
+    zones: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.table.says.name
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return (self.template.subscription_id.casefold(), self.template.resource_group.casefold())
+
+
+class Homes:
+    """Knows subscriptions, resource groups and defaults: where a VM is that does not say it."""
+
+    def __init__(self, file: FleetFile, findings: Findings) -> None:
+        self._findings = findings
+        self._complete = "subscriptions" not in file.unsound
+        self._subscriptions = {t.says.name.casefold(): t.says.id for t in file.subscriptions}
+        self._subscription_ids = {t.says.id.casefold(): t.says.id for t in file.subscriptions}
+        self._defaults = file.defaults
+        self._locations = {self._group(t): t.says.location for t in file.resource_groups}
+
+    def subscription_id(self, table: Table[Any]) -> str:
+        """The id of the subscription that a table names, by name or id; else the default one."""
+        named = table.says.subscription or self._defaults.says.subscription
+        known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
+        if known is None and not _GUID.fullmatch(named) and self._complete:
+            line = (table if table.says.subscription else self._defaults).line("subscription")
+            remedy = "write its id (a GUID), or declare it with [[subscriptions]], name and id"
+            self._findings.add(line, f"subscription {named!r} is not declared", remedy)
+        return known or named
+
+    def template(self, table: Table[form.Nature]) -> Vm:
+        """A VM of no set or service, without name, with what the table and the defaults say."""
+        says, defaults = table.says, self._defaults.says
+        group = says.resource_group or defaults.resource_group
+        self._judge_group(table, group)
+        subscription_id = self.subscription_id(table)
+        base = Vm(
+            name="",
+            vm_id="",
+            subscription_id=subscription_id,
+            resource_group=group,
+            location=self._locations.get((subscription_id.casefold(), group.casefold())) or defaults.location,
+            size=defaults.size,
+            os_type=defaults.os_type,
+            tags=defaults.tags,
+        )
+        return described(base, table)
+
+    def _judge_group(self, table: Table[form.Nature], name: str) -> None:
+        fault = fault_in_plain_name(name, limit=90)
+        if fault:
+            line = (table if table.has("resource_group") else self._defaults).line("resource_group")
+            remedy = 'write a plain name, such as resource_group = "prod"'
+            self._findings.add(line, f"resource_group {name!r} {fault}", remedy)
+
+    def _group(self, table: Table[form.ResourceGroup]) -> tuple[str, str]:
+        return (self.subscription_id(table).casefold(), table.says.name.casefold())
+
+
+def described(base: Vm, table: Table[Any]) -> Vm:
+    """`base`, as far as the table says nothing else."""
+    says = table.says
+    said: dict[str, Any] = {key: getattr(says, key) for key in _PLAIN_KEYS if table.has(key)}
+    if table.has("tags"):
+        said["tags"] = base.tags | says.tags
+    if table.has("terminate_notification"):
+        said["terminate_notice_min"] = says.terminate_notification
+    if table.has("auto_approve"):
+        said["auto_approve"] = AutoApproval(
+            restart="restart" in says.auto_approve, redeploy="redeploy" in says.auto_approve
+        )
+    return msgspec.structs.replace(base, **said)
+
+
+def parents_of(file: FleetFile, homes: Homes) -> list[Parent]:
+    """In the order: availability sets, scale sets, cloud services."""
+    sets = [_parent("availability set", table, homes) for table in file.availability_sets]
+    scale_sets = [_parent("scale set", table, homes) for table in file.scale_sets]
+    return [*sets, *scale_sets, *(_parent("cloud service", table, homes) for table in file.cloud_services)]
+
+
+def _parent(label: str, table: Table[Any], homes: Homes) -> Parent:
+    says, key = table.says, label.replace(" ", "_")
+    more = {key: says.name, "placement_group": getattr(says, "placement_group", "")}
+    return Parent(
+        label=label,
+        key=key,
+        table=table,
+        template=msgspec.structs.replace(homes.template(table), **more),
+        update_domains=says.update_domains,
+        fault_domains=says.fault_domains,
+        zones=getattr(says, "zones", ()),
+    )
+
+
+def parent_for(
+    table: Table[form.Vms], parents: Sequence[Parent], template: Vm, file: FleetFile, findings: Findings
+) -> Parent | None:
+    """The one set or service that a VM names; None if it names none, or none that can be told."""
+    named = sorted(key for key in PARENT_KEYS if table.has(key))
+    if len(named) > 1:
+        what = f"VM {table.says.name!r} is in more than one thing: {', '.join(named)}"
+        findings.add(table.line(*named[1:]), what, "keep one of them: they decide who sees its events (spec §7.1)")
+    if len(named) != 1:
+        return None
+    found = _found(table, named[0], parents, template)
+    if found is None and f"{named[0]}s" not in file.unsound:
+        _say_unknown(table, named[0], parents, findings)
+    return found
+
+
+def _found(table: Table[form.Vms], key: str, parents: Sequence[Parent], template: Vm) -> Parent | None:
+    """In the resource group that the VM names; else in the default one; else in the only one that has it."""
+    wanted = getattr(table.says, key).casefold()
+    alike = [parent for parent in parents if parent.key == key and parent.name.casefold() == wanted]
+    place = (template.subscription_id.casefold(), template.resource_group.casefold())
+    here = [parent for parent in alike if parent.place == place]
+    if here or table.has("resource_group") or table.has("subscription") or len(alike) != 1:
+        return here[0] if here else None
+    return alike[0]
+
+
+def _say_unknown(table: Table[form.Vms], key: str, parents: Sequence[Parent], findings: Findings) -> None:
+    wanted = getattr(table.says, key)
+    label = key.replace("_", " ")
+    elsewhere = [p for p in parents if p.key == key and p.name.casefold() == wanted.casefold()]
+    close = get_close_matches(wanted, [parent.name for parent in parents if parent.key == key], n=1)
+    if elsewhere:
+        groups = " or ".join(repr(parent.template.resource_group) for parent in elsewhere)
+        remedy = f"it is in resource group {groups}: give the VM that resource_group"
+    else:
+        remedy = f"did you mean {close[0]!r}?" if close else f"declare it with [[{key}s]]"
+    findings.add(table.line(key), f"{label} {wanted!r} is not declared in the VM's resource group", remedy)
