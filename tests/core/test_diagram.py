@@ -1,0 +1,26 @@
+"""docs/lifecycle.md is drawn from the table (spec §6)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forewarn.core.diagram import lifecycle_markdown
+from forewarn.core.lifecycle import STAYS, TABLE
+
+PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
+
+
+def test_the_page_in_docs_says_what_the_table_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == lifecycle_markdown(), (
+        "docs/lifecycle.md is not what core/lifecycle.py says any more: run `make docs`"
+    )
+
+
+def test_every_edge_of_the_table_is_drawn_once() -> None:
+    drawn = [line for line in lifecycle_markdown().splitlines() if " --> " in line]
+    edges = [cell for cell, to in TABLE.items() if to is not STAYS]
+    assert len(drawn) == len(edges) + 1  # and one from over to the end
+
+
+def test_every_cell_that_is_not_in_the_table_is_shown_as_refused() -> None:
+    assert lifecycle_markdown().count("refused") == 4 * 7 - len(TABLE)
