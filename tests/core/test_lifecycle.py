@@ -1,0 +1,238 @@
+"""The life of an event: every state meets every happening (spec §6.1, §4.2, §5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core import lifecycle
+from forewarn.core.cause import Cause, Verb
+from forewarn.core.event import Act, Ending, Event, Outcome, Status
+from forewarn.core.history import What
+from forewarn.core.lifecycle import NOTHING, STAYS, TABLE, Happening, State, is_allowed
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused
+
+NOW = 1000.0
+ID = "6D9F3C1A-0000-4000-8000-000000000001"
+ACT = Act(id=f"{ID}:web-0", vm="sub/lab/web-0", name="web-0", verb=Verb.REBOOT, event_id=ID)
+OK = Outcome(ok=True, at=NOW, note="reboot took 30 s")
+
+# What the specification draws, written down a second time: the table must agree with it cell by cell.
+EXPECTED: dict[tuple[State, Happening], Status | None] = {
+    (NOTHING, Happening.ANNOUNCED): Status.SCHEDULED,
+    (NOTHING, Happening.STRUCK): Status.STARTED,
+    (Status.SCHEDULED, Happening.APPROVED): STAYS,
+    (Status.SCHEDULED, Happening.RELEASED): Status.STARTED,
+    (Status.SCHEDULED, Happening.WITHDRAWN): Status.OVER,
+    (Status.STARTED, Happening.APPROVED): STAYS,
+    (Status.STARTED, Happening.PERFORMED): STAYS,
+    (Status.STARTED, Happening.FINISHED): Status.OVER,
+    (Status.OVER, Happening.APPROVED): STAYS,
+    (Status.OVER, Happening.PERFORMED): STAYS,
+}
+STATES: tuple[State, ...] = (NOTHING, *Status)
+CELLS = [pytest.param(state, happening, id=f"{state}-{happening}") for state, happening in product(STATES, Happening)]
+
+# How a happening is brought about for an event that exists.
+HAPPEN: dict[Happening, Callable[[Scope, Event], Scope]] = {
+    Happening.APPROVED: lambda scope, event: lifecycle.approve(scope, event, by="web-1", now=NOW),
+    Happening.RELEASED: lambda scope, event: lifecycle.start(scope, event, (ACT,), NOW),
+    Happening.PERFORMED: lambda scope, event: lifecycle.perform(scope, event, ACT.id, OK),
+    Happening.FINISHED: lambda scope, event: lifecycle.finish(scope, event, NOW),
+    Happening.WITHDRAWN: lambda scope, event: lifecycle.withdraw(scope, event, by="ann", reason="why", now=NOW),
+}
+BEGIN: dict[Happening, Callable[[Scope, Event], Scope]] = {
+    Happening.ANNOUNCED: lifecycle.announce,
+    Happening.STRUCK: lambda scope, event: lifecycle.strike(scope, event, (ACT,), NOW),
+}
+EXISTING = [pytest.param(s, h, id=f"{s}-{h}") for s, h in product(Status, HAPPEN)]
+
+
+def event(status: Status = Status.SCHEDULED, *, listed: bool = True, vms: tuple[str, ...] = ("web-0",)) -> Event:
+    acts = () if status is Status.SCHEDULED else (ACT,)
+    ending = Ending.FINISHED if status is Status.OVER else None
+    return Event(
+        id=ID, scope_id="set:sub/lab/web", request_id="r1", cause=Cause.USER_RESTART, who="ann", vms=vms,
+        published_at=NOW, not_before=NOW + 900, status=status, listed=listed, acts=acts, ending=ending,
+    )  # fmt: skip
+
+
+def scope_with(*events: Event) -> Scope:
+    return Scope(id="set:sub/lab/web", incarnation=7, events=events)
+
+
+def status_in(scope: Scope) -> Status:
+    found = scope.event(ID)
+    assert found is not None
+    return found.status
+
+
+@pytest.mark.parametrize(("state", "happening"), CELLS)
+def test_a_cell_leads_where_the_specification_says_or_is_refused(state: State, happening: Happening) -> None:
+    """Spec §6.1."""
+    assert is_allowed(state, happening) is ((state, happening) in EXPECTED)
+    assert TABLE.get((state, happening), "refused") == EXPECTED.get((state, happening), "refused")
+
+
+def test_every_edge_goes_one_way() -> None:
+    """Spec §6.1: so following edges never comes back, and nothing leads out of over."""
+    order = [NOTHING, *Status]
+    assert all(order.index(to) > order.index(state) for (state, _), to in TABLE.items() if to is not STAYS)
+
+
+@pytest.mark.parametrize("happening", BEGIN)
+def test_an_event_begins_as_scheduled_or_as_started(happening: Happening) -> None:
+    begun = BEGIN[happening](scope_with(), event())
+    assert status_in(begun) is EXPECTED[NOTHING, happening]
+    assert begun.incarnation == 8
+
+
+@pytest.mark.parametrize(("status", "happening"), EXISTING)
+def test_an_event_does_what_its_cell_says(status: Status, happening: Happening) -> None:
+    """Spec §4.2: the incarnation steps by one exactly when the status changes."""
+    before = event(status)
+    scope = scope_with(before)
+    if (status, happening) not in EXPECTED:
+        with pytest.raises(Refused, match=ID):
+            HAPPEN[happening](scope, before)
+        return
+    to = EXPECTED[status, happening]
+    after = HAPPEN[happening](scope, before)
+    assert status_in(after) is (to or status)
+    assert after.incarnation == scope.incarnation + (to is not STAYS)
+
+
+@pytest.mark.parametrize(("status", "happening"), EXISTING)
+def test_an_unlisted_event_never_moves_the_incarnation(status: Status, happening: Happening) -> None:
+    """Spec §4.2: no document shows it, so no document changes."""
+    if (status, happening) in EXPECTED:
+        before = event(status, listed=False)
+        assert HAPPEN[happening](scope_with(before), before).incarnation == 7
+
+
+def test_what_is_carried_out_at_once_leaves_the_incarnation_alone() -> None:
+    """Spec §8.2."""
+    assert lifecycle.strike(scope_with(), event(listed=False), (ACT,), NOW).incarnation == 7
+
+
+def test_two_events_added_at_once_add_two() -> None:
+    """Spec §4.2."""
+    other = replace(event(), id=ID[:-1] + "2")
+    scope = lifecycle.announce(lifecycle.announce(scope_with(), event()), other)
+    assert scope.incarnation == 9
+    assert [e.seq for e in scope.events] == [1, 2]
+
+
+def test_a_whole_life_takes_three_steps_of_the_incarnation() -> None:
+    """Spec §4.2: added, started, removed; approval and outcome do not count."""
+    scope = lifecycle.announce(scope_with(), event())
+    seen = [scope.incarnation]
+    for happening in (Happening.APPROVED, Happening.RELEASED, Happening.PERFORMED, Happening.FINISHED):
+        scope = HAPPEN[happening](scope, scope.events[0])
+        seen.append(scope.incarnation)
+    assert seen == [8, 8, 9, 9, 10]
+
+
+def test_only_the_first_approval_counts() -> None:
+    """Spec §5.2: approved before is 200 with no effect."""
+    once = lifecycle.approve(scope_with(event()), event(), by="web-1", now=NOW)
+    again = lifecycle.approve(once, once.events[0], by="web-2", now=NOW + 1)
+    assert again is once
+    assert (once.events[0].approved_by, once.events[0].approved_at) == ("web-1", NOW)
+
+
+@pytest.mark.parametrize("status", [Status.STARTED, Status.OVER])
+def test_approving_an_event_that_has_started_or_is_over_changes_nothing(status: Status) -> None:
+    """Spec §5.2: a retry after a lost answer is harmless."""
+    scope = scope_with(event(status))
+    assert lifecycle.approve(scope, event(status), by="web-1", now=NOW) is scope
+
+
+def test_the_outcome_of_an_act_is_recorded_once() -> None:
+    scope = lifecycle.perform(scope_with(event(Status.STARTED)), event(Status.STARTED), ACT.id, OK)
+    late = lifecycle.perform(scope, scope.events[0], ACT.id, Outcome(ok=False, at=NOW + 5, note="lost"))
+    assert late is scope
+    assert scope.events[0].acts[0].outcome == OK
+
+
+def test_word_about_an_act_the_event_does_not_owe_changes_nothing() -> None:
+    scope = scope_with(event(Status.STARTED))
+    assert lifecycle.perform(scope, event(Status.STARTED), f"{ID}:web-9", OK) is scope
+
+
+def test_an_event_with_a_failed_act_ends_as_failed_and_says_why() -> None:
+    """Spec §6.1: history keeps every event with its outcome."""
+    started = event(Status.STARTED)
+    bad = Outcome(ok=False, at=NOW, note="no power")
+    scope = lifecycle.perform(scope_with(started), started, ACT.id, bad)
+    over = lifecycle.finish(scope, scope.events[0], NOW + 1)
+    assert (over.events[0].ending, over.events[0].reason) == (Ending.FAILED, "web-0: no power")
+    assert [entry.text for entry in over.news] == [
+        "reboot of web-0 failed: no power",
+        "Reboot of web-0 failed: web-0: no power",
+    ]
+
+
+def test_a_withdrawn_event_keeps_who_when_and_why() -> None:
+    """Spec §6.1."""
+    over = lifecycle.withdraw(scope_with(event()), event(), by="bob", reason="not today", now=NOW + 3)
+    kept = over.events[0]
+    assert (kept.ending, kept.reason, kept.over_at) == (Ending.WITHDRAWN, "not today", NOW + 3)
+    assert (over.news[0].what, over.news[0].who) == (What.WITHDRAWN, "bob")
+
+
+def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> None:
+    """Spec §6.2: withdrawal is possible until the event has started."""
+    with pytest.raises(Refused) as refusal:
+        lifecycle.withdraw(scope_with(), event(Status.STARTED), by="ann", reason="", now=NOW)
+    assert str(refusal.value) == (
+        f"event {ID} (Reboot of web-0) has started and can no longer be withdrawn: "
+        f"follow it with `forewarn explain {ID}`"
+    )
+
+
+def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:
+    with pytest.raises(Refused) as refusal:
+        lifecycle.withdraw(scope_with(), event(Status.OVER), by="ann", reason="", now=NOW)
+    assert str(refusal.value) == f"event {ID} (Reboot of web-0) is over (finished): there is nothing to withdraw"
+
+
+@pytest.mark.parametrize(
+    ("status", "happening", "message"),
+    [
+        (Status.STARTED, Happening.RELEASED, f"event {ID} is started: it cannot be released"),
+        (Status.OVER, Happening.RELEASED, f"event {ID} is over: it cannot be released"),
+        (Status.SCHEDULED, Happening.PERFORMED, f"event {ID} is scheduled: it cannot be performed"),
+        (Status.SCHEDULED, Happening.FINISHED, f"event {ID} is scheduled: it cannot be finished"),
+        (Status.OVER, Happening.FINISHED, f"event {ID} is over: it cannot be finished"),
+    ],
+)
+def test_a_refusal_names_the_event_its_state_and_what_cannot_be(
+    status: Status, happening: Happening, message: str
+) -> None:
+    with pytest.raises(Refused) as refusal:
+        HAPPEN[happening](scope_with(event(status)), event(status))
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("vms", "title"),
+    [
+        (("a",), "Reboot of a scheduled"),
+        (("a", "b", "c", "d"), "Reboot of a, b, c, d scheduled"),
+        (("a", "b", "c", "d", "e"), "Reboot of a, b, c and 2 more scheduled"),
+    ],
+)
+def test_the_history_names_a_few_vms_and_counts_the_rest(vms: tuple[str, ...], title: str) -> None:
+    assert lifecycle.announce(scope_with(), event(vms=vms)).news[0].text == title
+
+
+def test_the_history_names_the_vm_where_an_entry_is_about_one() -> None:
+    alone = lifecycle.announce(scope_with(), event()).news[0]
+    both = lifecycle.announce(scope_with(), event(vms=("a", "b"))).news[0]
+    assert (alone.vm, both.vm) == ("web-0", "")
+    assert (alone.scope_id, alone.event_id, alone.request_id) == ("set:sub/lab/web", ID, "r1")
