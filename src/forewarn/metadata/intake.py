@@ -7,6 +7,7 @@ one being answered has been parsed; the rest waits as the bytes it came in.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httptools
@@ -42,6 +43,7 @@ class Spoiled:
 class _Message:
     """What httptools tells of the request it reads."""
 
+    keeps_alive: Callable[[], bool]  # the parser knows only until it has told of the request's end
     target: bytes = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytearray = field(default_factory=bytearray)
@@ -65,6 +67,7 @@ class _Message:
 
     def on_headers_complete(self) -> None:
         self.has_head = True
+        self.keep_alive = self.keeps_alive()
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -144,7 +147,6 @@ class Intake:
         return self._look_at_head()
 
     def _look_at_head(self) -> Spoiled | None:
-        self._message.keep_alive = self._parser.should_keep_alive()
         self._message.is_chunked = self._message.value("transfer-encoding") is not None
         length = int(self._message.value("content-length") or 0)
         if length > self._limits.body_bytes:
@@ -196,7 +198,7 @@ class Intake:
         return piece
 
     def _start_over(self) -> None:
-        self._message = _Message()
+        self._message = _Message(keeps_alive=lambda: self._parser.should_keep_alive())
         self._parser = httptools.HttpRequestParser(self._message)
 
 

@@ -119,17 +119,18 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take the next requests, if there are any and the earlier ones are answered."""
-        if self._turn is not None:
-            return
         try:
-            for _ in range(_REQUESTS_PER_TURN):
-                if not (self._is_free and self._take()):
-                    break
-            else:
-                self._turn = self._hall.loop.call_soon(self._take_turn)
+            if self._turn is None:
+                self._take_some()
         except Exception:
             self._fail()
         self._steer_reading()
+
+    def _take_some(self) -> None:
+        for _ in range(_REQUESTS_PER_TURN):
+            if not (self._is_free and self._take()):
+                return
+        self._turn = self._hall.loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._turn = None

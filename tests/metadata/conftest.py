@@ -1,0 +1,181 @@
+"""A metadata server on real loopback sockets, speaking for a fake house; every story is played on both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvloop
+
+from forewarn.metadata import Board, Callers, Lab, Limits, MetadataServer, open_lab
+from forewarn.protocol.document import Kind, Notice, Status
+from forewarn.protocol.exchange import Rules
+from forewarn.testing.backend import FakeBackend
+
+ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2", "other": "127.0.7.3", "nobody": "127.0.7.9"}
+POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+STORY_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Client:
+    """Raw bytes in and out, so that a test says exactly what is on the wire."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, raw: bytes) -> None:
+        self.writer.write(raw)
+
+    async def reply(self, *, head_only: bool = False) -> Reply:
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.split("\r\n")[:-2]
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        version, status, _ = first.split(" ", 2)
+        assert version == "HTTP/1.1"
+        length = 0 if head_only else int(headers.get("content-length", "0"))
+        return Reply(status=int(status), headers=headers, body=await self.reader.readexactly(length))
+
+    async def ask(self, target: str = POLL, *, method: str = "GET", body: bytes = b"", **headers: str) -> Reply:
+        self.send(request(target, method=method, body=body, **headers))
+        return await self.reply(head_only=method == "HEAD")
+
+    async def is_closed(self) -> bool:
+        """Waits for the server's end of the connection; anything but silence until then fails."""
+        try:
+            return await self.reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def reset(self) -> None:
+        """Hang up so that the other end notices at once, instead of taking it for a half-closed connection."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+def request(target: str = POLL, *, method: str = "GET", body: bytes = b"", **headers: str) -> bytes:
+    given = {"Host": "169.254.169.254", "Metadata": "true"}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    if body:
+        given["Content-Length"] = str(len(body))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
+
+
+def notice(event_id: str = "EVENT-1", **changes: Any) -> Notice:
+    whole: dict[str, Any] = {
+        "id": event_id,
+        "status": Status.SCHEDULED,
+        "kind": Kind.REBOOT,
+        "resources": ("a",),
+        "not_before": 1_700_000_900.0,
+    }
+    return Notice(**(whole | changes))
+
+
+@dataclass(kw_only=True)
+class World:
+    board: Board
+    backend: FakeBackend
+    callers: Callers
+    server: MetadataServer
+    lab: Lab
+    clients: list[Client] = field(default_factory=list)
+
+    async def connect(self, vm: str = "a") -> Client:
+        client = Client(*await asyncio.open_connection(*self.lab.endpoint(ADDRESSES[vm])))
+        self.clients.append(client)
+        return client
+
+    async def ask(self, target: str = POLL, *, vm: str = "a", **given: Any) -> Reply:
+        return await (await self.connect(vm)).ask(target, **given)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+    async def next_turn(self) -> None:
+        await asyncio.sleep(0)
+
+    async def pause(self) -> None:
+        """Between two drips: no fact depends on how long it is."""
+        await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        await self.server.drain(0.5)
+        for client in self.clients:
+            client.close()
+            try:
+                await client.writer.wait_closed()
+            except OSError:
+                pass
+
+
+Story = Callable[[World], Awaitable[None]]
+Play = Callable[..., None]
+
+
+async def make_world(
+    *,
+    limits: Limits | None = None,
+    rules: Callable[[str], Rules] = lambda location: Rules(),
+    enabled: bool = True,
+    delay_s: float = 0.0,
+) -> World:
+    board, callers = Board(first_answer_delay_s=delay_s), Callers()
+    backend = FakeBackend(board)
+    backend.add_scope("pair", "a", "b", enabled=enabled)
+    backend.add_scope("single", "other", location="northeurope")
+    lab = open_lab(list(ADDRESSES.values()), 0)
+    for vm in ("a", "b", "other"):
+        callers.assign(lab.place(ADDRESSES[vm]), vm)
+    server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=rules, limits=limits)
+    await server.start([lab.listener])
+    return World(board=board, backend=backend, callers=callers, server=server, lab=lab)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner
+
+
+@pytest.fixture
+def play(runner: asyncio.Runner) -> Play:
+    """Play a story in a fresh world; a story that hangs fails."""
+
+    async def tell(story: Story, **given: Any) -> None:
+        async with asyncio.timeout(STORY_S):
+            world = await make_world(**given)
+            try:
+                await story(world)
+            finally:
+                await world.close()
+
+    return lambda story, **given: runner.run(tell(story, **given))
+
+
+@pytest.fixture(name="request_bytes", scope="session")
+def _request_bytes() -> Callable[..., bytes]:
+    return request
+
+
+@pytest.fixture(name="notice", scope="session")
+def _notice() -> Callable[..., Notice]:
+    return notice

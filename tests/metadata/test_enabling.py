@@ -1,0 +1,131 @@
+"""The first request of a scope enables it (spec §8.1)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+START = b'{"StartRequests":[{"EventId":"EVENT-1"}]}'
+
+
+@pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", START)])
+def test_the_first_request_waits_until_enabling_is_durable(play, notice, request_bytes, method, body):
+    """Spec §8.1: GET or POST."""
+
+    async def story(world):
+        world.backend.show("pair", notice())
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(method=method, body=body))
+        await world.until(lambda: world.backend.waiting == 1)
+        assert not world.server.tally.answers
+        world.backend.is_open.set()
+        assert (await client.reply()).status == 200
+        assert world.backend.enabled_by == ["a"]
+
+    play(story, enabled=False)
+
+
+def test_events_that_were_pending_become_visible_with_the_first_answer(play, notice):
+    """Spec §8.1, §4.2: incarnation 1, with what is pending already listed."""
+
+    async def story(world):
+        world.backend.show("pair", notice())
+        assert (await world.ask()).body.startswith(b'{"DocumentIncarnation":1,"Events":[{"EventId":"EVENT-1"')
+
+    play(story, enabled=False)
+
+
+def test_first_requests_that_come_together_share_one_enabling(play, request_bytes):
+    """Spec §8.1: per scope, whichever VM asks."""
+
+    async def story(world):
+        world.backend.is_open.clear()
+        clients = [await world.connect(vm) for vm in ("a", "b", "a", "b")]
+        for client in clients:
+            client.send(request_bytes())
+        await world.until(lambda: world.server.tally.requests == 4)
+        assert world.backend.waiting == 1
+        world.backend.is_open.set()
+        assert [(await client.reply()).status for client in clients] == [200] * 4
+        assert len(world.backend.enabled_by) == 1
+
+    play(story, enabled=False)
+
+
+def test_a_caller_that_hangs_up_does_not_undo_the_enabling_of_others(play, request_bytes):
+    """Spec §8.1."""
+
+    async def story(world):
+        world.backend.is_open.clear()
+        first, second = await world.connect("a"), await world.connect("b")
+        first.send(request_bytes())
+        await world.until(lambda: world.backend.waiting == 1)
+        second.send(request_bytes())
+        await world.until(lambda: world.server.tally.requests == 2)
+        first.reset()
+        await world.until(lambda: world.server.connections == 1)
+        world.backend.is_open.set()
+        assert (await second.reply()).status == 200
+
+    play(story, enabled=False)
+
+
+def test_reading_the_instance_or_a_refused_request_enables_nothing(play):
+    """Spec §8.1: only what is a GET or POST on scheduledevents."""
+
+    async def story(world):
+        client = await world.connect()
+        assert (await client.ask("/metadata/instance?api-version=2021-02-01")).status == 200
+        assert (await client.ask("/metadata/versions")).status == 200
+        assert (await client.ask("/metadata/scheduledevents?api-version=nonsense")).status == 400
+        assert (await client.ask(Origin="http://example.org")).status == 400
+        assert world.backend.enabled_by == []
+
+    play(story, enabled=False)
+
+
+def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(play):
+    """Spec §10: only a scope's first request waits for the store; another scope is served from memory."""
+
+    async def story(world):
+        world.backend.is_away = True
+        client = await world.connect()
+        refused = await client.ask()
+        assert refused.status == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await world.ask(vm="other")).status == 200
+        world.backend.is_away = False
+        assert (await client.ask()).status == 200
+
+    play(story, enabled=False)
+
+
+def test_the_delay_holds_all_answers_of_the_scope_and_of_no_other(play, request_bytes):
+    """Spec §8.1, §12: real time, counted from enabling."""
+
+    async def story(world):
+        first = await world.connect("a")
+        first.send(request_bytes())
+        await world.until(lambda: world.server.tally.held == 1)
+        second = await world.connect("b")
+        second.send(request_bytes())
+        await world.until(lambda: world.server.tally.held == 2)
+        assert (await world.ask(vm="other")).status == 200
+        await world.server.drain(5)
+        assert [(await client.reply()).status for client in (first, second)] == [200, 200]
+
+    play(story, enabled=False, delay_s=100)
+
+
+def test_after_the_delay_the_answers_come_by_themselves(play, notice):
+    """Spec §8.1; an approval is delayed like a poll."""
+
+    async def story(world):
+        world.backend.show("pair", notice())
+        replies = await asyncio.gather(world.ask(), world.ask(vm="b", method="POST", body=START))
+        assert [reply.status for reply in replies] == [200, 200]
+        assert world.backend.approved == [("b", ("EVENT-1",))]
+
+    play(story, enabled=False, delay_s=0.05)

@@ -1,0 +1,181 @@
+"""Many requests on one connection: order, keep-alive, half-closed connections, and callers that do not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.metadata import Limits
+
+WRITE_BYTES = 64 * 1024
+READ_BYTES = 256 * 1024  # what a loop hands over at once
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000], ids=["bytewise", "in sevens", "at once"])
+def test_pipelined_requests_are_answered_in_order(play, request_bytes, size):
+    async def story(world):
+        client = await world.connect()
+        raw = request_bytes() + request_bytes("/metadata/versions")
+        raw += request_bytes(method="POST", body=b'{"StartRequests":[]}') + request_bytes(method="PUT")
+        raw += request_bytes("/nowhere")
+        for start in range(0, len(raw), size):
+            client.send(raw[start : start + size])
+        assert [(await client.reply()).status for _ in range(5)] == [200, 200, 200, 400, 404]
+
+    play(story)
+
+
+def test_thousands_of_pipelined_requests_are_all_answered(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        client.send(request_bytes() * 3000)
+        for _ in range(3000):
+            assert (await client.reply()).status == 200
+
+    play(story)
+
+
+def test_a_client_that_never_reads_does_not_make_us_keep_its_answers(play, request_bytes):
+    """What waits is bounded by our limit and one read, however much is sent; others are served meanwhile."""
+
+    async def story(world):
+        client = await world.connect()
+        client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 100_000)
+        served = -1
+        while served != world.server.tally.requests:
+            served = world.server.tally.requests
+            for _ in range(5):
+                assert (await world.ask(vm="b")).status == 200
+                assert world.server.buffered_bytes < WRITE_BYTES + READ_BYTES + 64 * 1024
+            served += 5
+        assert served < 100_000
+
+    play(story, limits=Limits(write_bytes=WRITE_BYTES))
+
+
+def test_a_client_that_reads_late_gets_every_answer(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        count = 5000
+        client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * count)
+        await world.until(lambda: world.server.buffered_bytes > WRITE_BYTES)
+        for _ in range(count):
+            assert (await client.reply()).status == 200
+
+    play(story)
+
+
+def test_a_client_that_never_reads_is_hung_up_on_in_the_end(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        client.writer.transport.pause_reading()
+        client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 20_000)
+        await world.until(lambda: world.server.buffered_bytes > WRITE_BYTES)
+        await world.until(lambda: world.server.connections == 0)
+
+    play(story, limits=Limits(idle_s=0.3))
+
+
+def test_bytes_behind_a_slow_answer_are_not_read_without_end(play, request_bytes):
+    """No request is taken while an earlier answer is pending, and little is read ahead."""
+
+    async def story(world):
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
+        await world.until(lambda: world.backend.waiting == 1)
+        client.send(request_bytes() * 20_000)
+        await world.until(lambda: world.server.buffered_bytes > 16 * 1024)
+        for _ in range(20):
+            assert (await world.ask(vm="b")).status == 200
+        assert world.server.buffered_bytes < READ_BYTES + 32 * 1024
+        world.backend.is_open.set()
+        assert (await client.reply()).status == 200
+        assert (await client.reply()).status == 200
+
+    play(story)
+
+
+def test_a_half_closing_client_still_gets_all_its_answers(play, request_bytes):
+    async def story(world):
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}') + request_bytes())
+        client.writer.write_eof()
+        await world.until(lambda: world.backend.waiting == 1)
+        world.backend.is_open.set()
+        assert [(await client.reply()).status for _ in range(2)] == [200, 200]
+        assert await client.is_closed()
+
+    play(story)
+
+
+def test_a_connection_stays_open_unless_the_client_says_otherwise(play, request_bytes):
+    """HTTP/1.1: keep-alive; Connection: close is respected, and what follows it is not."""
+
+    async def story(world):
+        client = await world.connect()
+        for _ in range(3):
+            reply = await client.ask()
+            assert "connection" not in reply.headers
+        client.send(request_bytes(Connection="close") + request_bytes())
+        assert (await client.reply()).headers["connection"] == "close"
+        assert await client.is_closed()
+
+    play(story)
+
+
+@pytest.mark.parametrize("asks_to_stay", [False, True])
+def test_an_old_client_is_kept_only_if_it_asks(play, request_bytes, asks_to_stay):
+    """HTTP/1.0."""
+
+    async def story(world):
+        client = await world.connect()
+        extra = {"Connection": "keep-alive"} if asks_to_stay else {}
+        client.send(request_bytes(**extra).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        reply = await client.reply()
+        assert reply.headers["connection"] == ("keep-alive" if asks_to_stay else "close")
+        if asks_to_stay:
+            assert (await client.ask()).status == 200
+        else:
+            assert await client.is_closed()
+
+    play(story)
+
+
+def test_a_client_that_expects_100_continue_gets_it_before_its_body(play, request_bytes):
+    """Spec §5.2."""
+
+    async def story(world):
+        body = b'{"StartRequests":[]}'
+        client = await world.connect()
+        head = request_bytes(method="POST", Expect="100-continue", Content_Length=str(len(body)))
+        for _ in range(2):
+            client.send(head)
+            assert (await client.reply()).status == 100
+            client.send(body)
+            assert (await client.reply()).status == 200
+
+    play(story)
+
+
+def test_a_client_that_expects_100_continue_for_too_much_is_refused_at_once(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        client.send(request_bytes(method="POST", Expect="100-continue", Content_Length="70000"))
+        assert (await client.reply()).status == 413
+
+    play(story)
+
+
+@pytest.mark.parametrize("method", ["GET", "CONNECT"])
+def test_a_client_that_wants_another_protocol_is_answered_in_this_one(play, request_bytes, method):
+    async def story(world):
+        client = await world.connect()
+        target = "host:80" if method == "CONNECT" else "/metadata/versions"
+        client.send(request_bytes(target, method=method, Connection="Upgrade", Upgrade="h2c"))
+        reply = await client.reply()
+        assert reply.status == (400 if method == "CONNECT" else 200)
+        assert reply.headers["connection"] == "close"
+        assert await client.is_closed()
+
+    play(story)

@@ -1,0 +1,179 @@
+"""Prefer: wait with a known ETag holds a poll until the document changes (spec §4.4)."""
+
+from __future__ import annotations
+
+import pytest
+
+
+async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
+    """Clients whose polls are held."""
+    tag = (await world.ask(vm=vm)).headers["etag"]
+    already = world.server.tally.held
+    clients = [await world.connect(vm) for _ in range(count)]
+    for client in clients:
+        client.send(request_bytes(If_None_Match=tag, Prefer=wait))
+    await world.until(lambda: world.server.tally.held == already + count)
+    return clients
+
+
+def test_a_change_answers_a_held_poll(play, notice, request_bytes):
+    """Spec §4.4."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes)
+        assert world.server.tally.answers[200] == 1
+        world.backend.show("pair", notice())
+        reply = await client.reply()
+        assert reply.status == 200
+        assert b"EVENT-1" in reply.body
+        assert reply.headers["preference-applied"] == "wait=300"
+        assert (await client.ask()).status == 200
+
+    play(story)
+
+
+def test_a_poll_that_waited_long_enough_gets_304(play, request_bytes):
+    """Spec §4.4: after N real seconds."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes, wait="wait=1")
+        reply = await client.reply()
+        assert reply.status == 304
+        assert reply.headers["preference-applied"] == "wait=1"
+
+    play(story)
+
+
+def test_whoever_does_not_know_the_document_yet_is_not_held(play):
+    """Spec §4.4: without a matching If-None-Match there is nothing to wait for."""
+
+    async def story(world):
+        client = await world.connect()
+        assert (await client.ask(Prefer="wait=300")).status == 200
+        assert (await client.ask(Prefer="wait=300", If_None_Match='"0-0"')).status == 200
+
+    play(story)
+
+
+def test_a_held_poll_keeps_nobody_else_waiting(play, request_bytes):
+    async def story(world):
+        await held(world, request_bytes)
+        for vm in ("a", "b", "other"):
+            assert (await world.ask(vm=vm)).status == 200
+
+    play(story)
+
+
+def test_a_change_of_another_scope_or_of_nothing_wakes_nobody(play, notice, request_bytes):
+    """Spec §7.4."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes)
+        world.backend.show("single", notice())
+        world.backend.republish("pair")
+        assert (await world.ask()).status == 200
+        assert world.server.tally.held == 1
+        world.backend.show("pair", notice())
+        assert (await client.reply()).status == 200
+
+    play(story)
+
+
+def test_many_held_polls_are_all_answered(play, notice, request_bytes):
+    """They are woken in portions, and none is lost between two."""
+
+    async def story(world):
+        clients = await held(world, request_bytes, count=450)
+        world.backend.show("pair", notice())
+        for client in clients:
+            assert (await client.reply()).status == 200
+        assert world.server.tally.held == 0
+
+    play(story)
+
+
+def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):
+    async def story(world):
+        first, second = await held(world, request_bytes, count=2)
+        first.reset()
+        await world.until(lambda: world.server.tally.held == 1)
+        second.close()
+        await world.until(lambda: world.server.tally.held == 0)
+        world.backend.show("pair", notice())
+        assert (await world.ask()).status == 200
+
+    play(story)
+
+
+def test_a_client_that_half_closes_gets_its_304_at_once(play, request_bytes):
+    """It cannot be told from one that is gone, so it is answered and let go."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes)
+        client.writer.write_eof()
+        assert (await client.reply()).status == 304
+        assert await client.is_closed()
+
+    play(story)
+
+
+@pytest.mark.parametrize("change", ["dropped", "readdressed"])
+def test_a_vm_that_goes_away_while_held_is_told_it_is_unknown(play, notice, request_bytes, change):
+    """Spec §7.4: nobody is given what belongs to the address's next owner."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes)
+        if change == "dropped":
+            world.backend.drop_scope("pair")
+        else:
+            world.callers.assign("127.0.7.1", "other")
+            world.backend.show("pair", notice())
+        assert (await client.reply()).status == 404
+
+    play(story)
+
+
+def test_requests_behind_a_held_poll_wait_for_it(play, notice, request_bytes):
+    """Answers come in the order of the requests."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes)
+        client.send(request_bytes("/metadata/versions"))
+        client.send(request_bytes())
+        assert (await world.ask()).status == 200
+        assert world.server.tally.held == 1
+        world.backend.show("pair", notice())
+        first, second, third = await client.reply(), await client.reply(), await client.reply()
+        assert b"EVENT-1" in first.body
+        assert b"apiVersions" in second.body
+        assert b"EVENT-1" in third.body
+
+    play(story)
+
+
+def test_a_scope_enabled_by_a_long_poll_holds_it_too(play, notice, request_bytes):
+    """Spec §8.1 and §4.4 together: no change between enabling and holding is missed."""
+
+    async def story(world):
+        client = await world.connect()
+        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        await world.until(lambda: world.server.tally.held == 1)
+        world.backend.show("pair", notice())
+        assert (await client.reply()).status == 200
+
+    play(story, enabled=False)
+
+
+def test_a_change_right_after_enabling_is_not_missed(play, notice, request_bytes):
+    async def story(world):
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        await world.until(lambda: world.backend.waiting == 1)
+        world.backend.is_open.set()
+        while not world.backend.enabled_by:
+            await world.next_turn()
+        world.backend.show("pair", notice())
+        assert (await client.reply()).status == 200
+
+    play(story, enabled=False)
