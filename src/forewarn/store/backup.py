@@ -19,7 +19,7 @@ def back_up(source: Path, path: Path) -> None:
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     with file.translated(path, "written"):
         partial = path.with_name(path.name + ".partial")
-        _copy(source, partial)
+        _copy(file.connect(source, mode="ro"), partial)
         partial.rename(path)
         file.sync(path.parent)
 
@@ -35,7 +35,7 @@ def restore(source: Path, target: Path, *, now: float) -> Path | None:
         if file.examine(source) is None:
             raise Rejected(f"the backup {str(source)!r} holds no store: give the file that a backup wrote")
         partial = target.with_name(target.name + ".partial")
-        _copy(source, partial)
+        _copy(file.connect_unused(source), partial)
         _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
         aside = _move_aside(target)
         partial.rename(target)
@@ -43,12 +43,17 @@ def restore(source: Path, target: Path, *, now: float) -> Path | None:
     return aside
 
 
-def _copy(source: Path, partial: Path) -> None:
+def _copy(original: sqlite3.Connection, partial: Path) -> None:
+    """All of it, on the disk, or nothing: a half copy would fill a disk that is full already."""
     partial.unlink(missing_ok=True)
-    with closing(file.connect(source, mode="ro")) as original, closing(file.connect(partial, mode="rwc")) as copy:
-        original.backup(copy)
-        copy.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
-    file.sync(partial)
+    try:
+        with closing(original), closing(file.connect(partial, mode="rwc")) as copy:
+            original.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
+        file.sync(partial)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _renew_epochs(path: Path, epoch: int) -> None:
@@ -63,7 +68,7 @@ def _last_epoch(path: Path) -> int:
     try:
         if file.examine(path) is None:
             return 0
-        with closing(file.connect(path, mode="ro")) as db:
+        with closing(file.connect_unused(path)) as db:
             return int(db.execute("SELECT coalesce(max(epoch), 0) FROM scopes").fetchone()[0])
     except (ForewarnError, OSError, sqlite3.Error):
         return 0

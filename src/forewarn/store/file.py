@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from sqlalchemy.exc import DBAPIError
+
 from forewarn.errors import Rejected, Unavailable
-from forewarn.store.schema import APPLICATION_ID, REVISION, metadata
+from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
 _MAGIC = b"SQLite format 3\x00"
 _BUSY_S = 5.0  # how long to wait for another program that looks into the file
@@ -37,12 +39,18 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
+def connect_unused(path: Path) -> sqlite3.Connection:
+    """To look at a file that nobody uses: nothing is left beside it that was not there."""
+    has_log = path.with_name(path.name + "-wal").exists()
+    return connect(path, mode="ro" if has_log else "ro&immutable=1")
+
+
 def prepare(path: Path) -> None:
     """Make `path` a store of the newest revision, or raise Rejected and leave it as it was."""
     with translated(path, "opened"):
         found = examine(path)
         if found != REVISION:
-            _migrate(path)
+            migrate(path)
         sync(path.parent)
 
 
@@ -55,12 +63,23 @@ def examine(path: Path) -> str | None:
     if not path.is_file() or not _starts_like_sqlite(path):
         raise _not_ours(path, "is not an SQLite database")
     try:
-        with closing(_connect_looking(path)) as db:
+        with closing(connect_unused(path)) as db:
             return _revision(path, db)
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
         raise _damaged(path, str(error)) from error
+
+
+def migrate(path: Path) -> None:
+    """Create the tables, or bring those of an older revision up to date: all of it or nothing."""
+    from forewarn.store import migrations  # Alembic takes a while to load, and is seldom needed
+
+    with closing(connect(path, mode="rwc")) as db:
+        try:
+            migrations.migrate(db)
+        except DBAPIError as error:
+            raise (error.orig or error) from error
 
 
 def sync(path: Path) -> None:
@@ -86,12 +105,6 @@ def _starts_like_sqlite(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def _connect_looking(path: Path) -> sqlite3.Connection:
-    """Without a log beside it the file is all there is, and looking need not even make a lock."""
-    has_log = path.with_name(path.name + "-wal").exists()
-    return connect(path, mode="ro" if has_log else "ro&immutable=1")
-
-
 def _revision(path: Path, db: sqlite3.Connection) -> str | None:
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -112,14 +125,13 @@ def _revision(path: Path, db: sqlite3.Connection) -> str | None:
 def _known_revision(path: Path, db: sqlite3.Connection, tables: set[str]) -> str:
     if "alembic_version" not in tables:
         raise _damaged(path, "no table alembic_version")
-    revisions = [str(number) for (number,) in db.execute("SELECT version_num FROM alembic_version")]
-    user_version = db.execute("PRAGMA user_version").fetchone()[0]
-    if len(revisions) != 1 or revisions[0] > REVISION or user_version > int(REVISION):
+    revision = "/".join(str(number) for (number,) in db.execute("SELECT version_num FROM alembic_version"))
+    if revision not in REVISIONS:
         raise Rejected(
-            f"the store {str(path)!r} has schema revision {'/'.join(revisions)}, newer than {REVISION}, the newest "
-            "that this forewarn knows; it was left as it is: use the forewarn that wrote it, or a later one"
+            f"the store {str(path)!r} has schema revision {revision}, unknown to this forewarn, which knows "
+            f"{REVISION} and earlier; it was left as it is: use the forewarn that wrote it, or a later one"
         )
-    return revisions[0]
+    return revision
 
 
 def _not_ours(path: Path, why: str) -> Rejected:
@@ -134,10 +146,3 @@ def _damaged(path: Path, why: str) -> Rejected:
         f"the store {str(path)!r} is damaged ({why}) and was left as it is: "
         "restore a backup in its place, or move the file away to begin anew"
     )
-
-
-def _migrate(path: Path) -> None:
-    from forewarn.store.migrations import migrate  # Alembic takes a while to load, and is seldom needed
-
-    with closing(connect(path, mode="rwc")) as db:
-        migrate(db)

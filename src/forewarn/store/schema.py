@@ -1,6 +1,6 @@
 """The tables. What queries look for has a column of its own; the rest of a value is JSON in `body`.
 
-A change here needs a migration (`migrations/versions`), a new REVISION, and nothing else: a test holds them equal.
+A change here needs a migration (`migrations/versions`) and its number in REVISIONS: a test holds them equal.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of the file
-REVISION = "0001"  # of the newest migration; its number is the file's user_version
+REVISIONS = ("0001",)  # of the migrations, oldest first
+REVISION = REVISIONS[-1]  # its number is the file's user_version
 
 metadata = MetaData()
 

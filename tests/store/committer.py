@@ -1,0 +1,33 @@
+"""A process that commits until it is killed, and says on its output which commits were acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.core.scope import Scope
+from forewarn.store import SqliteStore
+
+CALLERS = 8
+
+
+async def commit_for_ever(store: SqliteStore, scope_id: str) -> None:
+    while True:
+        scope = store.scope(scope_id) or Scope(id=scope_id)
+        text = f"{scope_id}:{scope.version + 1}"
+        entry = Entry(at=0.0, what=What.SERVICE, text=text, scope_id=scope_id)
+        await store.commit(Commit(scopes=(scope,), entries=(entry,)))
+        os.write(1, f"{text}\n".encode())
+
+
+async def main(path: Path) -> None:
+    store = SqliteStore.open(path)
+    await asyncio.gather(*(commit_for_ever(store, f"s{number}") for number in range(CALLERS)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))

@@ -1,0 +1,180 @@
+"""A backup is consistent while work goes on, and restoring one loses neither it nor what was there before."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.change import Commit
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused, Rejected, Unavailable
+from forewarn.store import MemoryStore, SqliteStore, Store, restore
+from forewarn.testing.store_conformance import a_vm, an_entry, an_event, changed
+
+NOW = 1_700_000_000.5
+
+
+async def commit_once(store: Store, scope_id: str = "s") -> None:
+    scope = store.scope(scope_id) or Scope(id=scope_id, epoch=3, incarnation=7)
+    await store.commit(Commit(scopes=(scope,), entries=(an_entry("moved", scope_id=scope_id),)))
+
+
+def content(path: Path) -> tuple[list[Scope | None], int]:
+    async def read() -> tuple[list[Scope | None], int]:
+        store = SqliteStore.open(path)
+        try:
+            return [store.scope(scope_id) for scope_id in store.scope_ids()], len(store.history())
+        finally:
+            await store.close()
+
+    return asyncio.run(read())
+
+
+def a_store(path: Path, commits: int) -> None:
+    async def write() -> None:
+        store = SqliteStore.open(path)
+        for _ in range(commits):
+            await commit_once(store)
+        await store.close()
+
+    asyncio.run(write())
+
+
+def test_a_backup_taken_under_load_is_consistent(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        enough = asyncio.Event()
+
+        async def work(scope_id: str) -> None:
+            while not enough.is_set():
+                await commit_once(store, scope_id)
+
+        workers = [asyncio.create_task(work(f"s{n}")) for n in range(8)]
+        for number in range(5):
+            await commit_once(store)
+            await store.back_up(tmp_path / f"backup-{number}.db")
+        enough.set()
+        await asyncio.gather(*workers)
+        await store.close()
+
+    asyncio.run(story())
+    for number in range(5):
+        scopes, entries = content(tmp_path / f"backup-{number}.db")
+        assert sum(scope.version for scope in scopes if scope) == entries
+        assert next(scope.version for scope in scopes if scope and scope.id == "s") >= number + 1
+
+
+def test_a_backup_is_one_file_and_overwrites_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        backups = tmp_path / "backups"
+        backups.mkdir()
+        await store.back_up(backups / "one.db")
+        assert [path.name for path in backups.iterdir()] == ["one.db"]
+        before = (backups / "one.db").read_bytes()
+        with pytest.raises(Refused, match=r"one\.db' exists already and is not overwritten: give another name"):
+            await store.back_up(backups / "one.db")
+        assert (backups / "one.db").read_bytes() == before
+        with pytest.raises(Unavailable, match=r"two\.db' cannot be written now"):
+            await store.back_up(tmp_path / "nowhere" / "two.db")
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_memory_store_says_that_it_cannot_be_backed_up(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="in memory only"):
+        asyncio.run(MemoryStore().back_up(tmp_path / "backup.db"))
+
+
+def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path) -> None:
+    """Spec §4.3: a tag of the future that was lost matches nothing afterwards."""
+    path, backup = tmp_path / "store.db", tmp_path / "backup.db"
+
+    async def live() -> Scope | None:
+        store = SqliteStore.open(path)
+        await commit_once(store)
+        await store.commit(Commit(vms=(a_vm("a"),), events=(an_event("E", scope_id="s"),)))
+        await store.back_up(backup)
+        kept = store.scope("s")
+        await commit_once(store)
+        await store.close()
+        return kept
+
+    kept = asyncio.run(live())
+    assert kept is not None
+
+    aside = restore(backup, path, now=NOW)
+
+    assert aside == tmp_path / "store.db.before-restore-1"
+    scopes, entries = content(path)
+    assert scopes == [changed(kept, epoch=int(NOW) + 1)]
+    assert entries == 1
+    assert content(aside)[1] == 2
+
+
+def test_each_restore_of_one_backup_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+    path, backup = tmp_path / "store.db", tmp_path / "backup.db"
+    a_store(backup, 1)
+    epochs = []
+    for now in (NOW, NOW, 0.0):
+        restore(backup, path, now=now)
+        epochs += [scope.epoch for scope in content(path)[0] if scope]
+    assert epochs == [int(NOW) + 1, int(NOW) + 2, int(NOW) + 3]
+    assert sorted(p.name for p in tmp_path.glob("*before-restore*")) == [
+        "store.db.before-restore-1",
+        "store.db.before-restore-2",
+    ]
+
+
+def test_a_store_can_be_restored_where_none_was(tmp_path: Path) -> None:
+    a_store(tmp_path / "backup.db", 2)
+    assert restore(tmp_path / "backup.db", tmp_path / "store.db", now=NOW) is None
+    assert content(tmp_path / "store.db")[1] == 2
+
+
+def test_a_damaged_store_is_moved_aside_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    a_store(tmp_path / "backup.db", 2)
+    path.write_bytes(b"damaged")
+    aside = restore(tmp_path / "backup.db", path, now=NOW)
+    assert aside is not None
+    assert aside.read_bytes() == b"damaged"
+    assert content(path)[1] == 2
+
+
+def test_what_a_crash_left_in_the_log_goes_aside_with_its_store(tmp_path: Path) -> None:
+    path, crashed = tmp_path / "store.db", tmp_path / "crashed" / "store.db"
+    crashed.parent.mkdir()
+    a_store(tmp_path / "backup.db", 2)
+
+    async def crash() -> None:
+        store = SqliteStore.open(path)
+        for _ in range(5):
+            await commit_once(store)
+        for suffix in ("", "-wal", "-shm"):
+            shutil.copy(f"{path}{suffix}", f"{crashed}{suffix}")
+        await store.close()
+
+    asyncio.run(crash())
+
+    aside = restore(tmp_path / "backup.db", crashed, now=NOW)
+
+    assert content(crashed)[1] == 2
+    assert aside is not None
+    assert content(aside)[1] == 5
+
+
+@pytest.mark.parametrize("junk", [b"", b"no store"])
+def test_a_file_that_is_no_backup_is_refused_and_the_store_stays(tmp_path: Path, junk: bytes) -> None:
+    path, source = tmp_path / "store.db", tmp_path / "junk.db"
+    a_store(path, 3)
+    source.write_bytes(junk)
+    before = path.read_bytes()
+    with pytest.raises(Rejected, match=r"junk\.db"):
+        restore(source, path, now=NOW)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["junk.db", "store.db"]

@@ -1,0 +1,186 @@
+"""Whatever is committed, and however stale it is, the store in a file and the store in memory answer alike."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from forewarn.core.change import Commit
+from forewarn.core.event import Ending, Status
+from forewarn.core.fleet import Host
+from forewarn.core.gate import Gate
+from forewarn.core.scope import Scope
+from forewarn.errors import ForewarnError
+from forewarn.store import Committed, MemoryStore, SqliteStore, Store, file
+from forewarn.testing.store_conformance import (
+    SCOPE,
+    a_plan,
+    a_poll,
+    a_request,
+    a_rollout,
+    a_sighting,
+    a_vm,
+    an_entry,
+    an_event,
+    changed,
+)
+
+IDS = st.sampled_from(["a", "B", "ü"])
+SCOPES = st.sampled_from([SCOPE, a_vm("x", availability_set="db").scope_id, "vm:elsewhere"])
+TIMES = st.sampled_from([0.0, 0.1, 1.0, 2.5, 1e9])
+PERHAPS = st.none() | TIMES
+VERSIONS = st.integers(0, 3)
+
+
+def some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(values, max_size=2).map(tuple)
+
+
+def _event(event_id: str, scope_number: int, seq: int, status: Status, at: float) -> Any:
+    # An event never leaves its scope, so its id says which one that is.
+    scope_id = [SCOPE, "vm:elsewhere"][scope_number]
+    event = an_event(f"{event_id}{scope_number}", scope_id=scope_id, seq=seq, status=status, gate_id="a")
+    return changed(event, over_at=at, ending=Ending.FINISHED) if status is Status.OVER else event
+
+
+SCOPE_ROWS = st.builds(
+    Scope,
+    id=SCOPES,
+    version=VERSIONS,
+    epoch=st.integers(0, 3),
+    last_request_at=PERHAPS,
+    wakes_at=PERHAPS,
+)
+VMS = st.builds(
+    a_vm, IDS, availability_set=st.sampled_from(["web", "db"]), removed_at=PERHAPS, host=st.sampled_from(["", "h1"])
+)
+# One number of publication per event and scope, as `Scope.with_event` gives them.
+EVENTS = st.integers(0, 5).flatmap(
+    lambda n: st.builds(_event, st.just(f"E{n}"), st.integers(0, 1), st.just(n), st.sampled_from(Status), TIMES)
+)
+GATES = st.builds(Gate, id=IDS, request_id=IDS, host=IDS, version=VERSIONS, released_at=PERHAPS, wakes_at=PERHAPS)
+REQUESTS = st.builds(a_request, IDS, version=VERSIONS) | st.builds(
+    a_rollout, IDS, closed=st.booleans(), version=VERSIONS
+)
+COMMITS = st.builds(
+    Commit,
+    scopes=some(SCOPE_ROWS),
+    vms=some(VMS),
+    events=some(EVENTS),
+    hosts=some(st.builds(Host, name=IDS, location=IDS)),
+    removed_hosts=some(IDS),
+    gates=some(GATES),
+    wake_gates=some(IDS),
+    requests=some(REQUESTS),
+    planned=some(st.builds(a_plan, IDS, gate_id=IDS, request_id=IDS)),
+    unplanned=some(IDS),
+    entries=some(st.builds(an_entry, IDS, at=TIMES, scope_id=SCOPES, event_id=IDS, request_id=IDS, vm=IDS)),
+)
+
+
+@cache
+def empty_file() -> bytes:
+    """Made once: a new store takes longer to create than to copy."""
+    with tempfile.TemporaryDirectory(prefix="forewarn-") as folder:
+        path = Path(folder) / "empty.db"
+        file.prepare(path)
+        return path.read_bytes()
+
+
+def everything(store: Store) -> dict[str, Any]:
+    ids = ["a", "B", "ü"]
+    return {
+        "scopes": [store.scope(scope_id) for scope_id in store.scope_ids()],
+        "vms": [store.vms(), store.vms(removed=True), store.vms(host="h1"), store.vms(scope_id=SCOPE)],
+        "hosts": store.hosts(),
+        "events": [store.events(), store.events(scope_id=SCOPE, statuses=[Status.OVER]), store.events(limit=2)],
+        "gates": [store.gate(gate_id) for gate_id in ids],
+        "requests": [store.requests(), store.requests(open_only=True), store.requests(limit=1)],
+        "planned": [store.planned(), store.planned(request_id="a"), store.planned(gate_id="B")],
+        "due": [store.due_scopes(1.0), store.due_gates(2.5), store.due_scopes(1e9, limit=1), store.next_wake()],
+        "history": [store.history(), store.history(scope_id=SCOPE, limit=2), store.history(after=3, vm="ü")],
+        "sightings": [store.sightings(), store.sightings(event_id="E0"), store.sightings(vm="a")],
+        "polls": [store.polls(), store.polls(scope_id=SCOPE)],
+        "saved": [store.saved(name) for name in ids],
+        "last": store.last_seq(),
+    }
+
+
+class BothStores(RuleBasedStateMachine):
+    @initialize()
+    def open_both(self) -> None:
+        self.runner = asyncio.Runner()
+        self.folder = tempfile.TemporaryDirectory(prefix="forewarn-")
+        self.path = Path(self.folder.name) / "store.db"
+        self.path.write_bytes(empty_file())
+        self.heard: list[list[Committed]] = [[], []]
+        self.in_memory = MemoryStore()
+        self.in_file = SqliteStore.open(self.path)
+        self._subscribe()
+
+    def _subscribe(self) -> None:
+        self.in_memory.subscribe(self.heard[0].append)
+        self.in_file.subscribe(self.heard[1].append)
+
+    def _same(self, ask: Callable[[Store], Awaitable[Any]]) -> None:
+        async def answer(store: Store) -> Any:
+            try:
+                return await ask(store)
+            except ForewarnError as error:
+                return type(error), str(error)
+
+        assert self.runner.run(answer(self.in_file)) == self.runner.run(answer(self.in_memory))
+
+    @rule(commit=COMMITS)
+    def commit(self, commit: Commit) -> None:
+        self._same(lambda store: store.commit(commit))
+
+    @rule(scope_id=SCOPES, epoch=st.integers(0, 9), at=PERHAPS)
+    def commit_what_was_read(self, scope_id: str, epoch: int, at: float | None) -> None:
+        scope = self.in_memory.scope(scope_id) or Scope(id=scope_id)
+        self._same(lambda store: store.commit(Commit(scopes=(changed(scope, epoch=epoch, wakes_at=at),))))
+
+    @rule(
+        polls=some(st.builds(a_poll, IDS, TIMES, scope_id=SCOPES)),
+        sightings=some(st.builds(a_sighting, st.sampled_from(["E00", "E11"]), IDS, at=TIMES)),
+    )
+    def observe(self, polls: Any, sightings: Any) -> None:
+        self._same(lambda store: store.observe(polls, sightings))
+
+    @rule(name=IDS, value=st.binary(max_size=3))
+    def save(self, name: str, value: bytes) -> None:
+        self._same(lambda store: store.save(name, value))
+
+    @rule(before=TIMES)
+    def prune(self, before: float) -> None:
+        self._same(lambda store: store.prune(before))
+
+    @rule()
+    def restart(self) -> None:
+        self.runner.run(self.in_file.close())
+        self.in_file, self.in_memory = SqliteStore.open(self.path), self.in_memory.copy()
+        self._subscribe()
+
+    @invariant()
+    def they_show_the_same(self) -> None:
+        if hasattr(self, "runner"):
+            assert everything(self.in_file) == everything(self.in_memory)
+            assert self.heard[0] == self.heard[1]
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.runner.run(self.in_file.close())
+            self.runner.close()
+            self.folder.cleanup()
+
+
+TestBothStores = BothStores.TestCase
+TestBothStores.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

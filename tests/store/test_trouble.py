@@ -1,0 +1,126 @@
+"""A full disk is answered with Unavailable, and work goes on once there is room (spec §10: store out of reach)."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forewarn.core.change import Commit
+from forewarn.core.scope import Scope
+from forewarn.errors import Unavailable
+from forewarn.store import SqliteStore, file
+from forewarn.store.writer import Writer
+from forewarn.testing.store_conformance import an_entry
+
+LARGE = Commit(scopes=(Scope(id="large"),), entries=(an_entry("x" * 1_000_000),))
+
+
+def small(number: int) -> Commit:
+    return Commit(entries=(an_entry(f"small {number}"),))
+
+
+def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def story() -> None:
+        file.prepare(path)
+        db = file.connect_writer(path)
+        store = SqliteStore(path, reader=file.connect_reader(path), writer=Writer(db, str(path)))
+        await store.commit(small(1))
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {pages + 4}")
+        for _ in range(3):
+            with pytest.raises(Unavailable, match=r"store\.db' cannot be written now \(SQLITE_FULL: .* try again"):
+                await store.commit(LARGE)
+        assert store.scope("large") is None
+        assert await store.commit(small(2)) == 2
+
+        db.execute("PRAGMA max_page_count = 1000000")
+        assert await store.commit(LARGE) == 3
+        assert [entry.seq for entry in store.history()] == [1, 2, 3]
+        await store.close()
+
+    asyncio.run(story())
+    assert file.examine(path) is not None
+
+
+def test_trouble_with_the_file_is_everybodys_in_the_group_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+
+    async def story() -> None:
+        file.prepare(path)
+        db = file.connect_writer(path)
+        store = SqliteStore(path, reader=file.connect_reader(path), writer=Writer(db, str(path)))
+        db.execute("PRAGMA query_only = ON")
+        answers = await asyncio.gather(*(store.commit(small(n)) for n in range(9)), return_exceptions=True)
+        assert {type(answer) for answer in answers} == {Unavailable}
+        assert store.last_seq() == 0
+        db.execute("PRAGMA query_only = OFF")
+        assert sorted(await asyncio.gather(*(store.commit(small(n)) for n in range(9)))) == list(range(1, 10))
+        await store.close()
+
+    asyncio.run(story())
+
+
+UNDER_A_LIMIT = """
+import asyncio, resource, sys
+from pathlib import Path
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.errors import Unavailable
+from forewarn.store import SqliteStore
+
+def commit(size):
+    return Commit(entries=(Entry(at=0.0, what=What.SERVICE, text="x" * size),))
+
+async def main():
+    store = SqliteStore.open(Path(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, resource.RLIM_INFINITY))
+    acknowledged, refused = 0, 0
+    for _ in range(40):
+        try:
+            assert await store.commit(commit(30_000)) == acknowledged + 1
+            acknowledged += 1
+        except Unavailable as error:
+            assert "cannot be written now" in str(error), error
+            refused += 1
+    assert acknowledged and refused, (acknowledged, refused)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert await store.commit(commit(30_000)) == acknowledged + 1
+    await store.close()
+    print(acknowledged + 1)
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_takes_no_more_bytes_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    command = [sys.executable, "-c", UNDER_A_LIMIT, str(path)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert child.returncode == 0, child.stderr
+
+    async def count() -> int:
+        store = SqliteStore.open(path)
+        try:
+            return len(store.history())
+        finally:
+            await store.close()
+
+    assert asyncio.run(count()) == int(child.stdout)
+
+
+def test_reading_a_closed_store_is_unavailable(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await store.close()
+        with pytest.raises(Unavailable, match=r"store\.db' cannot be read now"):
+            store.scope("s")
+        with pytest.raises(Unavailable, match=r"store\.db' cannot be read now"):
+            store.hosts()
+
+    asyncio.run(story())
