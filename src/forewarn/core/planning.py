@@ -48,9 +48,7 @@ _USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, row in CAUSES.i
 NewId = Callable[[], str]
 
 
-def planned_for_vms(
-    request: Request, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
-) -> tuple[Planned, ...]:
+def planned_for_vms(request: Request, vms: Iterable[Vm], new_id: NewId, *, host: str = "") -> tuple[Planned, ...]:
     """One event per VM: user operations, evictions, predicted and real failures hit VMs singly."""
     cause = ASK_CAUSE[request.ask]
     return tuple(
@@ -112,9 +110,7 @@ def _event(scope: Scope, planned: Planned, vms: list[Vm], now: float) -> Event:
         who=planned.who,
         vms=tuple(vm.name for vm in vms),
         published_at=now,
-        not_before=float(
-            math.ceil(now + planned.notice_s)
-        ),  # whole seconds, as the wire shows them, never less
+        not_before=float(math.ceil(now + planned.notice_s)),  # whole seconds, as the wire shows them, never less
         update_domain=planned.update_domain,
         host=planned.host,
         gate_id=planned.gate_id,
@@ -129,6 +125,8 @@ def _why_unlisted(scope: Scope, planned: Planned, row: Row, vms: list[Vm]) -> st
         return f"a {planned.cause} gives no event"
     if row.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
         return f"{vms[0].name} has no terminate notification"
+    if row.kind is Kind.TERMINATE and vms[0].priority is Priority.SPOT:  # spec §6.3
+        return f"{vms[0].name} is a Spot VM, which has no terminate notification"
     if row.by_user and not scope.is_enabled:
         return "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there"
     return None
@@ -156,9 +154,7 @@ def _make_room(scope: Scope, planned: Planned, now: float) -> Scope:
             continue
         if event.cause not in REPLACES.get(planned.cause, frozenset()) or event.status is Status.STARTED:
             raise Refused(_busy(event))
-        scope = lifecycle.withdraw(
-            scope, event, by=planned.who, reason=f"replaced by {planned.cause}", now=now
-        )
+        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=f"replaced by {planned.cause}", now=now)
     return scope
 
 
@@ -179,10 +175,8 @@ def _must_be_within_limit(scope: Scope, limit: int) -> None:
 
 def _busy(event: Event) -> str:
     state = "has started" if event.status is Status.STARTED else "is pending"
-    way_out = (
-        "wait until it is done" if event.status is Status.STARTED else f"approve or withdraw event {event.id}"
-    )
-    return f"VM {event.vms[0]!r} has a {event.cause} that {state}: {way_out} first"
+    way_out = "wait until it is done" if event.status is Status.STARTED else f"approve or withdraw event {event.id}"
+    return f"the {event.cause} of VM {event.vms[0]!r} {state}: {way_out} first"
 
 
 def _must_suit(vm: Vm, cause: Cause) -> None:
