@@ -1,0 +1,170 @@
+"""User operations side by side: which replaces which, which is refused, and how many there may be (spec §8.4)."""
+
+from __future__ import annotations
+
+from itertools import count, product
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.agenda import turn
+from forewarn.core.cause import Cause
+from forewarn.core.enablement import enable
+from forewarn.core.event import Ending, Event, Status
+from forewarn.core.fleet import AutoApproval, Power, Priority, Vm
+from forewarn.core.planning import apply
+from forewarn.core.policy import Around, Policy
+from forewarn.core.request import Planned
+from forewarn.core.scope import Scope
+from forewarn.errors import Refused
+from forewarn.testing.world import a_vm
+
+NOW = 1_000_000.0
+AROUND = Around(now=NOW, destination=lambda vm: "h2")
+SCHEDULED, STARTED = Status.SCHEDULED, Status.STARTED
+_NUMBERS = count(1)
+
+WITH_EVENT = [Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE, Cause.SCALE_IN]
+AT_ONCE = [Cause.POWER_OFF, Cause.START, Cause.DEALLOCATE, Cause.REAPPLY, Cause.REIMAGE]
+OPERATIONS = [*WITH_EVENT, *AT_ONCE]
+# Spec §8.4: "redeploy replaces a pending restart and delete replaces both"; a scale-in deletes as well.
+REPLACED = {
+    (Cause.USER_RESTART, Cause.USER_REDEPLOY),
+    (Cause.USER_RESTART, Cause.USER_DELETE),
+    (Cause.USER_REDEPLOY, Cause.USER_DELETE),
+    (Cause.USER_RESTART, Cause.SCALE_IN),
+    (Cause.USER_REDEPLOY, Cause.SCALE_IN),
+}
+MATRIX = [
+    *product(WITH_EVENT, OPERATIONS, [SCHEDULED, STARTED]),
+    *product(AT_ONCE, OPERATIONS, [STARTED]),
+]
+
+
+def vm(name: str = "web-0", **facts: object) -> Vm:
+    return a_vm(name, **{"availability_set": "web", "terminate_notice_min": 5, **facts})
+
+
+def scope_of(*vms: Vm) -> Scope:
+    return enable(Scope(id=vms[0].scope_id, vms=vms), by="web-0", now=NOW)
+
+
+def asked(scope: Scope, cause: Cause, name: str = "web-0", around: Around = AROUND) -> Scope:
+    plan = Planned(
+        event_id=f"E{next(_NUMBERS)}", request_id="r", scope_id=scope.id, cause=cause, who="ann", vms=(name,),
+        notice_s=900,
+    )  # fmt: skip
+    return apply(scope, plan, around)
+
+
+def suited(scope: Scope, cause: Cause) -> Scope:
+    """The scope with its VM in a state that the cause suits."""
+    power = Power.STOPPED if cause is Cause.START else Power.RUNNING
+    return scope.with_vm(replace(scope.vms[0], power=power))
+
+
+def pending(cause: Cause, status: Status) -> Scope:
+    scope = asked(suited(scope_of(vm()), cause), cause)
+    return turn(scope, Around(now=NOW + 900, destination=AROUND.destination)) if status is STARTED else scope
+
+
+def limited_to(limit: int) -> Around:
+    return Around(now=NOW, destination=AROUND.destination, policy=Policy(max_user_operations=limit))
+
+
+def live(scope: Scope) -> list[Event]:
+    return list(scope.live())
+
+
+@pytest.mark.parametrize(("old", "new", "status"), [pytest.param(*m, id="-".join(m)) for m in MATRIX])
+def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, new: Cause, status: Status) -> None:
+    """Spec §8.4, the whole matrix."""
+    before = suited(pending(old, status), new)
+    (first,) = live(before)
+    assert first.status is status
+    if status is SCHEDULED and (old, new) in REPLACED:
+        replaced = asked(before, new)
+        withdrawn = replaced.event(first.id)
+        assert withdrawn is not None
+        assert (withdrawn.ending, withdrawn.reason) == (Ending.WITHDRAWN, f"replaced by {new}")
+        assert [event.cause for event in live(replaced)] == [new]
+        return
+    with pytest.raises(Refused) as refusal:
+        asked(before, new)
+    state, way_out = (
+        ("is pending", f"approve or withdraw event {first.id}")
+        if status is SCHEDULED
+        else ("has started", "wait until it is done")
+    )
+    assert str(refusal.value) == f"the {old} of VM 'web-0' {state}: {way_out} first"
+
+
+def test_a_replacement_adds_two_to_the_incarnation() -> None:
+    """Spec §4.2: one event removed, one added."""
+    before = pending(Cause.USER_RESTART, SCHEDULED)
+    assert asked(before, Cause.USER_REDEPLOY).incarnation == before.incarnation + 2
+
+
+@pytest.mark.parametrize("cause", WITH_EVENT)
+def test_an_operation_on_another_vm_of_the_scope_is_no_rival(cause: Cause) -> None:
+    scope = asked(scope_of(vm(), vm("web-1")), cause)
+    assert len(live(asked(scope, cause, "web-1"))) == 2
+
+
+@pytest.mark.parametrize("cause", [Cause.HOST_UPDATE, Cause.PREDICTED_FAILURE, Cause.HOST_FAILED])
+@pytest.mark.parametrize("operation", WITH_EVENT)
+def test_platform_maintenance_and_user_operations_of_one_vm_stand_side_by_side(cause: Cause, operation: Cause) -> None:
+    """Spec §11: several events at once."""
+    assert len(live(asked(asked(scope_of(vm()), operation), cause))) == 2
+    assert len(live(asked(asked(scope_of(vm()), cause), operation))) == 2
+
+
+def test_a_vm_is_evicted_once_at_a_time() -> None:
+    scope = asked(scope_of(vm(priority=Priority.SPOT)), Cause.EVICTION)
+    with pytest.raises(Refused, match=r"^the eviction of VM 'web-0' is pending"):
+        asked(scope, Cause.EVICTION)
+
+
+def test_as_many_operations_as_the_limit_may_be_scheduled_and_not_one_more() -> None:
+    """Spec §8.4: 100 per scope unless set otherwise."""
+    scope = scope_of(*(vm(f"web-{n}") for n in range(101)))
+    for n in range(100):
+        scope = asked(scope, Cause.USER_RESTART, f"web-{n}")
+    with pytest.raises(Refused) as refusal:
+        asked(scope, Cause.USER_RESTART, "web-100")
+    assert str(refusal.value) == (
+        "scope 'set:sub/lab/web' has 100 user operations scheduled already, as many as it may: "
+        "approve some, or wait until they are done"
+    )
+
+
+def test_restarts_and_redeploys_count_together() -> None:
+    scope = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART)
+    with pytest.raises(Refused):
+        asked(scope, Cause.USER_REDEPLOY, "web-1", limited_to(1))
+
+
+@pytest.mark.parametrize("cause", [Cause.USER_DELETE, Cause.SCALE_IN, Cause.POWER_OFF, Cause.HOST_UPDATE])
+def test_terminates_what_runs_at_once_and_the_platform_do_not_count(cause: Cause) -> None:
+    """Spec §8.4."""
+    full = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART, around=limited_to(1))
+    assert len(live(asked(full, cause, "web-1", limited_to(1)))) == 2
+    other_first = asked(scope_of(vm(), vm("web-1")), cause, around=limited_to(1))
+    assert len(live(asked(other_first, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
+
+
+def test_a_replacement_needs_no_room_of_its_own() -> None:
+    full = asked(scope_of(vm()), Cause.USER_RESTART, around=limited_to(1))
+    assert [e.cause for e in live(asked(full, Cause.USER_REDEPLOY, around=limited_to(1)))] == [Cause.USER_REDEPLOY]
+
+
+def test_what_a_policy_approved_runs_at_once_and_does_not_count() -> None:
+    """Spec §9, §8.4."""
+    eager = vm("web-1", auto_approve=AutoApproval(restart=True))
+    full = asked(scope_of(vm(), eager), Cause.USER_RESTART, around=limited_to(1))
+    assert len(live(asked(full, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
+
+
+def test_room_is_made_when_an_operation_starts() -> None:
+    started = turn(asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), Around(now=NOW + 900))
+    assert len(live(asked(started, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
