@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +99,11 @@ class World:
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self, vm: str = "a") -> Client:
-        client = Client(*await asyncio.open_connection(*self.lab.endpoint(ADDRESSES[vm])))
+        return await self.dial(*self.lab.endpoint(ADDRESSES[vm]))
+
+    async def dial(self, host: str, port: int, *, local: str = "") -> Client:
+        local_addr = (local, 0) if local else None
+        client = Client(*await asyncio.open_connection(host, port, local_addr=local_addr))
         self.clients.append(client)
         return client
 
@@ -117,13 +122,12 @@ class World:
         await asyncio.sleep(0.005)
 
     async def close(self) -> None:
-        await self.server.drain(0.5)
         for client in self.clients:
             client.close()
-            try:
+        await self.server.drain(0.5)
+        for client in self.clients:
+            with suppress(OSError):
                 await client.writer.wait_closed()
-            except OSError:
-                pass
 
 
 Story = Callable[[World], Awaitable[None]]

@@ -1,0 +1,162 @@
+"""Whatever bytes come: a well-formed answer or a closed connection, and the next caller is served."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+from concurrent.futures import Future
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forewarn.metadata import Board, Callers, Limits, MetadataServer, open_lab
+from forewarn.metadata.intake import Intake, Spoiled, Whole
+from forewarn.testing.backend import FakeBackend
+
+LIMITS = Limits(request_s=0.2, idle_s=0.3, linger_s=0.1)
+POLL = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n"
+CHUNKED = (
+    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
+    b'Transfer-Encoding: chunked\r\n\r\na;x=y\r\n{"StartReq\r\n9\r\nuests":[]\r\n1\r\n}\r\n0\r\nTrailer: t\r\n\r\n'
+)
+POST = (
+    b"POST /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n"
+    b'Content-Length: 20\r\n\r\n{"StartRequests":[]}'
+)
+OTHERS = [
+    b"GET /metadata/versions HTTP/1.1\r\nMetadata: true\r\n\r\n",
+    b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.0\r\nMetadata: true\r\nConnection: keep-alive\r\n\r\n",
+    b"HEAD / HTTP/1.1\r\n\r\n",
+    b"BREW /pot HTTP/1.1\r\n\r\n",
+    b"\r\n\r\nPUT / HTTP/1.1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc",
+    b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n",
+    b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+    b"POST / HTTP/1.1\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70_000,
+    b"GET /" + b"a" * 17_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nX: " + b"\xff\x00" + b"\r\n\r\n",
+    b"\x16\x03\x01 not HTTP at all \r\n\r\n",
+]
+requests = st.sampled_from([POLL, POST, CHUNKED, *OTHERS])
+
+
+@st.composite
+def torn(draw):
+    """Requests in a row, cut off, with a few bytes changed."""
+    raw = bytearray(b"".join(draw(st.lists(requests, min_size=1, max_size=5))))
+    for _ in range(draw(st.integers(0, 3))):
+        raw[draw(st.integers(0, min(len(raw), 400) - 1))] = draw(st.integers(0, 255))
+    return bytes(raw[: draw(st.integers(1, len(raw)))])
+
+
+streams = st.one_of(st.binary(max_size=300), torn(), st.lists(requests, max_size=5).map(b"".join))
+
+
+def taken(pieces):
+    """What an intake makes of these bytes, up to where the connection would be closed."""
+    intake, out = Intake(LIMITS), []
+    for piece in pieces:
+        intake.feed(piece)
+        while (item := intake.take()) is not None:
+            out.append(item)
+            if isinstance(item, Spoiled) or not item.keep_alive:
+                return out
+    return out
+
+
+@given(raw=streams, cuts=st.lists(st.integers(0, 1000), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_requests_are_the_same_wherever_the_bytes_are_cut(raw, cuts):
+    places = sorted({min(cut, len(raw)) for cut in cuts})
+    pieces = [raw[a:b] for a, b in zip([0, *places], [*places, len(raw)], strict=True)]
+    assert taken(pieces) == taken([raw])
+
+
+@pytest.mark.parametrize("raw", [POLL, POST, CHUNKED], ids=["poll", "post", "chunked"])
+def test_a_request_may_be_cut_at_every_byte(raw):
+    for cut in range(len(raw)):
+        assert taken([raw[:cut], raw[cut:] + POLL]) == taken([raw + POLL])
+    whole = taken([bytes([byte]) for byte in raw])
+    assert [type(item) for item in whole] == [Whole]
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def port(request):
+    """A server in a thread of its own, so that clients may block."""
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    told: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        board, callers = Board(), Callers()
+        backend = FakeBackend(board)
+        backend.add_scope("single", "a")
+        callers.assign("127.0.6.1", "a")
+        lab = open_lab(["127.0.6.1"], 0)
+        server = MetadataServer(board=board, backend=backend, callers=callers, limits=LIMITS)
+        await server.start([lab.listener])
+        stop = asyncio.Event()
+        told.set_result((lab.port, asyncio.get_running_loop(), stop))
+        await stop.wait()
+        await server.drain(1)
+        assert server.tally.answers[500] == 0
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    port, loop, stop = told.result(10)
+    yield port
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def exchange(port, pieces, *, half_close):
+    """All that comes back until the server closes."""
+    out = b""
+    with socket.create_connection(("127.0.6.1", port), timeout=10) as sock:
+        try:
+            for piece in pieces:
+                sock.sendall(piece)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+            while data := sock.recv(65_536):
+                out += data
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return out
+
+
+HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[A-Za-z-]+: [^\r\n]*\r\n)+)?\r\n")
+KNOWN = {100, 200, 304, 400, 404, 408, 413, 431}
+
+
+def read_answers(out):
+    """Statuses of a stream of well-formed answers; a HEAD's has a length and no body."""
+    statuses = []
+    while out:
+        head = HEAD.match(out)
+        assert head, out[:200]
+        statuses.append(int(head[1]))
+        length = re.search(rb"Content-Length: (\d+)\r\n", head[2] or b"")
+        size = int(length[1]) if length else 0
+        rest = out[head.end() :]
+        is_head = size == 323 and not rest.startswith(b"<?xml")
+        assert is_head or len(rest) >= size
+        out = rest if is_head else rest[size:]
+    return statuses
+
+
+@given(raw=streams, cut=st.integers(0, 400), half_close=st.sampled_from([True, True, True, False]))
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_get_well_formed_answers_or_a_closed_connection(port, raw, cut, half_close):
+    statuses = read_answers(exchange(port, [raw[:cut], raw[cut:]], half_close=half_close))
+    assert set(statuses) <= KNOWN
+    assert read_answers(exchange(port, [POLL], half_close=True)) == [200]

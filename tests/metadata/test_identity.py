@@ -1,0 +1,101 @@
+"""Which VM is asking is told by the network (spec §2.1, §7.4)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from forewarn.metadata import Way, open_lab, open_network
+
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+PREVIEW = b"GET /metadata/scheduledevents?api-version=2017-03-01 HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
+def test_a_lab_tells_vms_apart_in_every_way_it_can_listen(play, way):
+    async def story(world):
+        lab = open_lab(["127.0.8.1", "127.0.8.2"], 0, ways=[way])
+        for address, vm in (("127.0.8.1", "a"), ("127.0.8.2", "b")):
+            world.callers.assign(lab.place(address), vm)
+        await world.server.start([lab.listener])
+        assert await name_at(world, *lab.endpoint("127.0.8.1")) == "a"
+        assert await name_at(world, *lab.endpoint("127.0.8.2")) == "b"
+
+    play(story)
+
+
+@pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
+def test_a_vm_added_to_a_running_lab_is_served(play, way):
+    async def story(world):
+        lab = open_lab(["127.0.8.1"], 0, ways=[way])
+        await world.server.start([lab.listener])
+        more = lab.add("127.0.8.5")
+        await world.server.start([more] if more else [])
+        world.callers.assign(lab.place("127.0.8.5"), "other")
+        assert await name_at(world, *lab.endpoint("127.0.8.5")) == "other"
+        assert lab.add("127.0.8.5") is None
+
+    play(story)
+
+
+def test_on_a_network_the_source_address_tells_who_calls(play):
+    async def story(world):
+        listener = open_network("127.0.0.1", 0, network="green")
+        await world.server.start([listener])
+        world.callers.assign("green/127.0.9.1", "a")
+        world.callers.assign("127.0.9.2", "b")
+        port = listener.sockets[0].getsockname()[1]
+        assert await name_at(world, "127.0.0.1", port, local="127.0.9.1") == "a"
+        # Known on another network only.
+        assert await name_at(world, "127.0.0.1", port, local="127.0.9.2") == '{ "error": "Not found" }'
+
+    play(story)
+
+
+def test_a_place_that_is_given_to_another_vm_takes_no_open_connection_along(play):
+    """Spec §7.4: whoever is at the other end is not the new owner."""
+
+    async def story(world):
+        client = await world.connect("a")
+        assert (await client.ask(NAME)).body == b"a"
+        world.callers.assign(world.lab.place("127.0.7.1"), "other")
+        assert (await client.ask(NAME)).status == 404
+        assert await client.is_closed()
+        assert (await world.ask(NAME, vm="a")).body == b"other"
+        world.callers.release(world.lab.place("127.0.7.1"))
+        assert (await world.ask(NAME, vm="a")).status == 404
+
+    play(story)
+
+
+@pytest.mark.parametrize(("is_loopback", "status"), [(True, 200), (False, 400)])
+def test_off_loopback_the_preview_needs_the_metadata_header_too(play, is_loopback, status):
+    """Spec §2.2: required by default on every listener that is not loopback."""
+
+    async def story(world):
+        loopback = open_network("127.0.0.1", 0)
+        listener = replace(loopback, is_loopback=is_loopback)
+        await world.server.start([listener])
+        world.callers.assign("127.0.9.1", "a")
+        client = await world.dial("127.0.0.1", loopback.sockets[0].getsockname()[1], local="127.0.9.1")
+        client.send(PREVIEW)
+        assert (await client.reply()).status == status
+
+    play(story)
+
+
+def test_no_header_can_make_a_vm_pass_for_another(play):
+    async def story(world):
+        reply = await world.ask(
+            "/metadata/instance?api-version=2021-02-01", vm="b", Host="127.0.7.1", X_Real_IP="127.0.7.1"
+        )
+        assert json.loads(reply.body)["compute"]["name"] == "b"
+
+    play(story)
+
+
+async def name_at(world, host, port, local=""):
+    client = await world.dial(host, port, local=local)
+    return (await client.ask(NAME)).body.decode()

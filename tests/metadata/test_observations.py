@@ -1,0 +1,145 @@
+"""Who asked when, and who was given which event first: gathered in memory, handed out in batches."""
+
+from __future__ import annotations
+
+from forewarn.core.history import Sighting
+from forewarn.metadata import Observations, View
+from forewarn.protocol.document import Document, Kind, Status
+from forewarn.protocol.instance import InstanceFacts
+from forewarn.store.seam import Polled
+
+OLD = "/metadata/scheduledevents?api-version=2017-08-01"
+
+
+def sighting(event_id="EVENT-1", vm="a", status="scheduled", version="2020-07-01", incarnation=2, at=1_700_000_000.0):
+    return Sighting(
+        event_id=event_id, scope_id="pair", vm=vm, status=status, version=version, incarnation=incarnation, at=at
+    )
+
+
+def view(*notices, vm="a", incarnation=2):
+    return View(
+        vm=vm,
+        scope_id="pair",
+        enabled=True,
+        epoch=1,
+        document=Document(incarnation=incarnation, notices=notices),
+        facts=InstanceFacts(name=vm),
+    )
+
+
+def test_the_first_delivery_of_an_event_to_a_vm_is_a_sighting_and_later_ones_are_not(play, notice):
+    async def story(world):
+        world.backend.show("pair", notice())
+        client = await world.connect()
+        for _ in range(3):
+            await client.ask()
+        await world.ask(vm="b")
+        polls, sightings = world.server.observations.take()
+        assert sightings == [sighting(vm="a"), sighting(vm="b")]
+        assert [(poll.vm, poll.count) for poll in polls] == [("a", 3), ("b", 1)]
+        assert world.server.observations.take() == ([], [])
+
+    play(story)
+
+
+def test_an_event_is_sighted_again_once_it_has_started(play, notice):
+    async def story(world):
+        world.backend.show("pair", notice())
+        await world.ask()
+        world.backend.show("pair", notice(status=Status.STARTED, not_before=None))
+        await world.ask()
+        _, sightings = world.server.observations.take()
+        assert sightings == [sighting(), sighting(status="started", incarnation=3)]
+
+    play(story)
+
+
+def test_an_event_that_the_asked_version_hides_was_not_given(play, notice):
+    """Spec §3: a version shows only the kinds it knows."""
+
+    async def story(world):
+        world.backend.show("pair", notice(kind=Kind.PREEMPT))
+        client = await world.connect()
+        await client.ask(OLD)
+        assert world.server.observations.take()[1] == []
+        await client.ask()
+        assert world.server.observations.take()[1] == [sighting()]
+
+    play(story)
+
+
+def test_a_304_and_an_approval_count_as_requests_and_give_no_event(play, notice):
+    """Spec §8.2: any such request keeps the scope enabled."""
+
+    async def story(world):
+        client = await world.connect()
+        tag = (await client.ask()).headers["etag"]
+        world.backend.at += 1
+        await client.ask(If_None_Match=tag)
+        world.backend.at += 1
+        await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
+        [poll], sightings = world.server.observations.take()
+        assert poll == Polled(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
+        assert sightings == []
+
+    play(story)
+
+
+def test_what_is_refused_or_asks_for_something_else_is_no_poll(play):
+    async def story(world):
+        await world.ask("/metadata/instance?api-version=2021-02-01")
+        await world.ask("/metadata/scheduledevents?api-version=nonsense")
+        await world.ask(vm="nobody")
+        assert world.server.observations.take() == ([], [])
+
+    play(story)
+
+
+def test_a_held_poll_is_a_sighting_when_it_is_answered(play, notice, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        tag = (await client.ask()).headers["etag"]
+        client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
+        await world.until(lambda: world.server.tally.held == 1)
+        assert world.server.observations.take()[1] == []
+        world.backend.at += 60
+        world.backend.show("pair", notice())
+        await client.reply()
+        assert world.server.observations.take()[1] == [sighting(at=1_700_000_060.0)]
+
+    play(story)
+
+
+def test_what_could_not_be_written_is_handed_out_again_unless_there_is_newer(notice):
+    seen = Observations()
+    seen.asked(view(), "2020-07-01", 1.0)
+    seen.asked(view(vm="b"), "2020-07-01", 1.0)
+    seen.given(view(notice()), "2020-07-01", 1.0)
+    first = seen.take()
+    seen.asked(view(), "2020-07-01", 2.0)
+    seen.given(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
+    seen.put_back(*first)
+    polls, sightings = seen.take()
+    assert {poll.vm: (poll.at, poll.count) for poll in polls} == {"a": (2.0, 2), "b": (1.0, 1)}
+    assert sightings == [sighting(at=1.0), sighting("EVENT-2", incarnation=3, at=2.0)]
+
+
+def test_counting_goes_on_after_a_restart():
+    seen = Observations()
+    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
+    seen.asked(view(), "2020-07-01", 2.0)
+    assert [poll.count for poll in seen.take()[0]] == [42]
+
+
+def test_memory_stays_bounded_while_the_writer_is_away(notice, caplog):
+    seen = Observations(most_sightings=3, most_vms=2)
+    for index in range(5):
+        seen.given(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
+    first = seen.take()
+    assert [given.vm for given in first[1]] == ["vm-0", "vm-1", "vm-2"]
+    assert seen.lost == 2
+    assert caplog.text.count("further ones are lost") == 1
+    seen.given(view(notice(), vm="late"), "2020-07-01", 2.0)
+    seen.put_back(*first)
+    assert [given.vm for given in seen.take()[1]] == ["vm-0", "vm-1", "vm-2"]
