@@ -1,0 +1,129 @@
+"""Who shares a document (spec §7.1), and where a VM moves to (spec §6.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.core.fleet import Health, Host, Vm, destination_for, must_have_destination, scope_id_for
+from forewarn.errors import Refused
+from forewarn.testing.world import a_host, a_vm
+
+
+@pytest.mark.parametrize(
+    ("facts", "scope_id"),
+    [
+        pytest.param({}, "vm:sub/lab/web-0", id="a standalone VM"),
+        pytest.param({"zone": "1"}, "vm:sub/lab/web-0", id="a VM in a zone"),
+        pytest.param({"availability_set": "Web"}, "set:sub/lab/web", id="an availability set"),
+        pytest.param({"scale_set": "Web", "placement_group": "PG1"}, "placement:sub/lab/web/pg1", id="a group"),
+        pytest.param(
+            {"scale_set": "Web", "placement_group": "PG1", "zone": "2"},
+            "placement:sub/lab/web/pg1",
+            id="a placement group across zones",
+        ),
+        pytest.param({"cloud_service": "Shop"}, "service:sub/lab/shop", id="a cloud service"),
+    ],
+)  # fmt: skip
+def test_a_vm_belongs_to_the_scope_the_specification_gives_it(facts: dict[str, str], scope_id: str) -> None:
+    """Spec §7.1: a zone never makes a scope."""
+    assert scope_id_for(a_vm("web-0", **facts)) == scope_id
+
+
+@pytest.mark.parametrize("different", ["subscription_id", "resource_group"])
+def test_equal_names_elsewhere_are_other_scopes(different: str) -> None:
+    """Spec §7.4."""
+    here, there = a_vm("web-0", availability_set="web"), a_vm("web-0", availability_set="web", **{different: "other"})
+    assert here.scope_id != there.scope_id
+    assert here.key != there.key
+
+
+def test_names_are_one_whatever_their_case() -> None:
+    assert a_vm("Web-0", resource_group="LAB").key == a_vm("web-0").key
+    assert a_vm("a", availability_set="WEB").scope_id == a_vm("b", availability_set="web").scope_id
+
+
+def test_a_set_a_group_and_a_service_of_one_name_are_three_scopes() -> None:
+    ids = {a_vm("x", **{kind: "web"}).scope_id for kind in ("availability_set", "scale_set", "cloud_service")}
+    assert len(ids) == 3
+
+
+@dataclass(frozen=True)
+class Guests:
+    """Who is on which host, said outright."""
+
+    crowds: dict[str, int] = field(default_factory=dict)
+    mixed: frozenset[str] = frozenset()
+
+    def crowd(self, host: str) -> int:
+        return self.crowds.get(host, 0)
+
+    def mixes(self, host: str, vm: Vm) -> bool:
+        return host in self.mixed
+
+
+VM = a_vm("web-0", host="h1", zone="1")
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        pytest.param(a_host("h1", zone="1"), id="its own"),
+        pytest.param(a_host("h2", zone="1", health=Health.DEGRADED), id="degraded"),
+        pytest.param(a_host("h2", zone="1", health=Health.FAILED), id="failed"),
+        pytest.param(a_host("h2", zone="2"), id="another zone"),
+        pytest.param(a_host("h2"), id="no zone"),
+        pytest.param(a_host("h2", zone="1", location="northeurope"), id="another location"),
+    ],
+)
+def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit: Host) -> None:
+    """Spec §6.4: with none, the request is refused."""
+    assert destination_for(VM, [unfit], Guests()) is None
+    assert destination_for(VM, [unfit, a_host("h9", zone="1")], Guests({"h9": 100})) == "h9"
+    with pytest.raises(Refused) as refusal:
+        must_have_destination(VM, [unfit])
+    assert str(refusal.value) == (
+        "VM 'web-0' cannot move: location 'westeurope', zone '1' has no other healthy host than 'h1'; "
+        "add or repair a host first"
+    )
+
+
+def test_a_vm_may_move_where_there_is_a_host() -> None:
+    must_have_destination(VM, [a_host("h1", zone="1"), a_host("h2", zone="1")])
+
+
+def test_the_least_crowded_host_is_taken_and_the_first_by_name_of_equals() -> None:
+    hosts = [a_host(name, zone="1") for name in ("h4", "h3", "h2")]
+    assert destination_for(VM, hosts, Guests({"h2": 2, "h3": 1, "h4": 1})) == "h3"
+
+
+def test_a_host_with_another_update_domain_of_the_scope_is_the_last_choice() -> None:
+    """Spec §6.2: so that later work on that host stays within one update domain."""
+    hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
+    assert destination_for(VM, hosts, Guests({"h3": 50}, frozenset({"h2"}))) == "h3"
+    assert destination_for(VM, hosts, Guests({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
+
+
+HOSTS = st.lists(
+    st.builds(
+        a_host,
+        st.sampled_from([f"h{n}" for n in range(1, 8)]),
+        zone=st.sampled_from(["1", "2"]),
+        health=st.sampled_from(list(Health)),
+    ),
+    unique_by=lambda host: host.name,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(hosts=HOSTS)
+def test_a_request_is_refused_exactly_when_there_is_no_destination(hosts: list[Host]) -> None:
+    """Spec §6.4."""
+    if destination_for(VM, hosts, Guests()) is None:
+        with pytest.raises(Refused):
+            must_have_destination(VM, hosts)
+    else:
+        must_have_destination(VM, hosts)

@@ -1,0 +1,272 @@
+"""Rollouts, one update domain at a time (spec §6.2): the planner against rules a child could check."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from forewarn.core.cause import CAUSES, Verb
+from forewarn.core.event import Act, Event, Outcome, Status
+from forewarn.core.fleet import Power, Vm
+from forewarn.core.request import Ask, Impact, Planned, Progress, Request, Rollout
+from forewarn.core.rollout import Wave, next_wave, progress_of, remaining, tally
+from forewarn.testing.world import a_vm, counted_ids
+
+NOW = 1_000_000.0
+UPDATE = Rollout(impact=Impact.UPDATE, hosts=("h1", "h2", "h3"))
+
+
+def request(rollout: Rollout = UPDATE) -> Request:
+    return Request(id="r", ask=Ask.ROLLOUT, who="ops", at=NOW, targets=("h1",), notice_s=900, rollout=rollout)
+
+
+def vm(name: str, host: str, domain: int = 0, scope: str = "web", **facts: object) -> Vm:
+    return a_vm(name, host=host, availability_set=scope, update_domain=domain, **facts)
+
+
+def wave_of(
+    vms: Iterable[Vm], events: Iterable[Event] = (), planned: Iterable[Planned] = (), *, rollout: Rollout = UPDATE
+) -> Wave:
+    numbers = counted_ids()
+    return next_wave(request(rollout), list(vms), list(events), list(planned), lambda: next(numbers))
+
+
+def event_of(planned: Planned, status: Status = Status.SCHEDULED, *, failed: bool = False) -> Event:
+    act = Act(id=f"{planned.event_id}:a", vm="v", name=planned.vms[0], verb=Verb.FREEZE, event_id=planned.event_id)
+    outcome = Outcome(ok=not failed, at=NOW)
+    return Event(
+        id=planned.event_id, scope_id=planned.scope_id, request_id="r", cause=planned.cause, who="ops",
+        vms=planned.vms, published_at=NOW, not_before=NOW + 900, update_domain=planned.update_domain,
+        host=planned.host, gate_id=planned.gate_id, status=status,
+        acts=() if status is Status.SCHEDULED else (replace(act, outcome=outcome),),
+    )  # fmt: skip
+
+
+def listed(wave: Wave) -> list[tuple[str, ...]]:
+    return [planned.vms for planned in wave.planned]
+
+
+def test_the_lowest_update_domain_is_published_first() -> None:
+    """Spec §6.2: the next update domain's events come when the previous one's are gone."""
+    vms = [vm("a", "h1", 1), vm("b", "h2", 0), vm("c", "h3", 1)]
+    assert listed(wave_of(vms)) == [("b",)]
+
+
+def test_hosts_of_one_update_domain_are_published_together() -> None:
+    assert listed(wave_of([vm("a", "h1"), vm("b", "h2"), vm("c", "h2")])) == [("a",), ("b", "c")]
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_the_next_update_domain_waits_until_the_previous_one_is_gone(status: Status) -> None:
+    """Spec §6.2."""
+    vms = [vm("a", "h1", 0), vm("b", "h2", 1)]
+    (first,) = wave_of(vms).planned
+    assert listed(wave_of(vms, [event_of(first, status)])) == ([("b",)] if status is Status.OVER else [])
+
+
+def test_what_is_planned_but_not_yet_published_counts_as_under_way() -> None:
+    vms = [vm("a", "h1", 0), vm("b", "h2", 1)]
+    assert listed(wave_of(vms, planned=wave_of(vms).planned)) == []
+
+
+def test_a_host_makes_one_event_per_scope_behind_one_gate() -> None:
+    """Spec §6.2: shared host."""
+    wave = wave_of([vm("a", "h1"), vm("b", "h1"), vm("c", "h1", scope="db")])
+    assert listed(wave) == [("a", "b"), ("c",)]
+    assert [gate.host for gate in wave.gates] == ["h1"]
+    assert {planned.gate_id for planned in wave.planned} == {wave.gates[0].id}
+
+
+def test_a_host_waits_whole_while_one_scope_on_it_is_busy_elsewhere() -> None:
+    """Two hosts must never wait for each other."""
+    vms = [vm("a", "h1", 0), vm("b", "h2", 1), vm("c", "h2", 1, "db")]
+    (first,) = wave_of(vms).planned
+    assert first.vms == ("a",)
+    assert listed(wave_of(vms, [event_of(first)])) == []
+    assert listed(wave_of(vms, [event_of(first, Status.OVER)])) == [("b",), ("c",)]
+
+
+def test_two_update_domains_of_a_scope_on_one_host_take_turns() -> None:
+    """Spec §7.3: the Resources of one event stay within one update domain."""
+    vms = [vm("a", "h1", 1), vm("b", "h1", 0)]
+    (first,) = wave_of(vms).planned
+    assert (first.vms, first.update_domain) == (("b",), 0)
+    assert listed(wave_of(vms, [event_of(first, Status.OVER)])) == [("a",)]
+
+
+def test_migrations_are_one_event_per_vm_and_need_no_gate() -> None:
+    """Spec §6.2: moves of single VMs never wait for the host."""
+    wave = wave_of([vm("a", "h1"), vm("b", "h1")], rollout=replace(UPDATE, impact=Impact.MIGRATE))
+    assert listed(wave) == [("a",), ("b",)]
+    assert wave.gates == ()
+
+
+def test_a_rollout_over_a_scope_needs_no_gate() -> None:
+    over_scope = Rollout(impact=Impact.REBOOT, scope_id="set:sub/lab/web")
+    wave = wave_of([vm("a", "h1"), vm("b", "h2")], rollout=over_scope)
+    assert wave.gates == ()
+    assert listed(wave) == [("a",), ("b",)]
+
+
+def test_a_deallocated_vm_is_passed_over() -> None:
+    """Spec §4.2: there is nothing to hit."""
+    assert listed(wave_of([vm("a", "h1", power=Power.DEALLOCATED), vm("b", "h2")])) == [("b",)]
+
+
+def test_a_vm_that_moved_to_a_host_of_the_rollout_is_not_hit_twice() -> None:
+    (first,) = wave_of([vm("a", "h1")]).planned
+    assert listed(wave_of([vm("a", "h2")], [event_of(first, Status.OVER)])) == []
+
+
+@pytest.mark.parametrize(
+    ("failures", "maximum", "live", "left", "progress"),
+    [
+        pytest.param(0, 1, True, 0, Progress.RUNNING, id="under way"),
+        pytest.param(0, 1, False, 2, Progress.RUNNING, id="more to come"),
+        pytest.param(0, 1, False, 0, Progress.COMPLETED, id="nothing left"),
+        pytest.param(1, 1, True, 2, Progress.STOPPED, id="at its maximum"),
+        pytest.param(1, 2, False, 2, Progress.RUNNING, id="below its maximum"),
+        pytest.param(2, 2, False, 0, Progress.STOPPED, id="failed at the end"),
+        pytest.param(9, 0, False, 2, Progress.RUNNING, id="never stops"),
+    ],
+)
+def test_a_rollout_stops_by_itself_at_its_maximum_of_failures(
+    failures: int, maximum: int, live: bool, left: int, progress: Progress
+) -> None:
+    (planned,) = wave_of([vm("a", "h1")]).planned
+    events = [event_of(planned, Status.OVER, failed=True)] * failures
+    events += [event_of(planned)] if live else []
+    assert progress_of(replace(UPDATE, max_failures=maximum), events, left) is progress
+
+
+@pytest.mark.parametrize("ended", [Progress.STOPPED, Progress.ABORTED, Progress.COMPLETED])
+def test_a_rollout_that_has_ended_stays_so(ended: Progress) -> None:
+    assert progress_of(replace(UPDATE, progress=ended), [], 0) is ended
+
+
+def test_the_tally_counts_every_vm_once() -> None:
+    vms = [vm(name, "h1", domain) for domain, name in enumerate("abcde")]
+    plans = [Planned(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, who="ops", vms=(n,),
+                     notice_s=900) for n in "abcd"]  # fmt: skip
+    events = [
+        event_of(plans[0], Status.OVER),
+        event_of(plans[1], Status.OVER, failed=True),
+        replace(event_of(plans[2]), status=Status.OVER),
+        event_of(plans[3], Status.STARTED),
+    ]
+    counted = tally(vms, events, [])
+    assert (counted.total, counted.done, counted.failed, counted.withdrawn) == (5, 2, 1, 1)
+    assert (counted.started, counted.scheduled, counted.waiting) == (1, 0, 1)
+
+
+HOSTS = [f"h{n}" for n in range(5)]
+FLEETS = st.lists(
+    st.builds(
+        lambda n, host, domain, scope: vm(f"vm-{n}", host, domain, scope),
+        st.integers(0, 10_000),
+        st.sampled_from(HOSTS),
+        st.integers(0, 3),
+        st.sampled_from(["web", "db", "mq"]),
+    ),
+    max_size=14,
+    unique_by=lambda vm: vm.name,
+)
+
+
+class Play:
+    """A rollout played through, in whatever order its events end. It keeps to no rule: it only writes down."""
+
+    def __init__(self, vms: list[Vm], impact: Impact) -> None:
+        self.vms = vms
+        self.rollout = Rollout(impact=impact, hosts=tuple(HOSTS))
+        self.events: dict[str, Event] = {}
+        self.waves: list[Wave] = []
+        self._numbers = counted_ids()
+
+    def publish(self) -> bool:
+        """Whether the rollout had anything to publish."""
+        ask = request(self.rollout)
+        wave = next_wave(ask, self.vms, list(self.events.values()), [], lambda: next(self._numbers))
+        self.events |= {planned.event_id: event_of(planned) for planned in wave.planned}
+        if wave.planned:
+            self.waves.append(wave)
+        return bool(wave.planned)
+
+    @property
+    def live(self) -> list[Event]:
+        return [event for event in self.events.values() if event.is_live]
+
+    def end(self, event: Event) -> None:
+        self.events[event.id] = replace(event, status=Status.OVER)
+
+
+def _play(vms: list[Vm], impact: Impact, data: st.DataObject) -> Play:
+    play = Play(vms, impact)
+    for _ in range(3 * len(vms) + 1):
+        published = play.publish()
+        _at_most_one_domain_per_scope(play.live)
+        if not play.live:
+            assert not published
+            return play
+        play.end(data.draw(st.sampled_from(play.live)))
+    raise AssertionError("the rollout does not come to an end")
+
+
+def _at_most_one_domain_per_scope(live: list[Event]) -> None:
+    domains: dict[str, set[int]] = defaultdict(set)
+    for event in live:
+        domains[event.scope_id].add(event.update_domain)
+    assert all(len(found) == 1 for found in domains.values()), domains
+
+
+@settings(max_examples=150, deadline=None)
+@given(vms=FLEETS, impact=st.sampled_from(list(Impact)), data=st.data())
+def test_any_rollout_ends_and_reaches_every_vm_exactly_once(vms: list[Vm], impact: Impact, data: st.DataObject) -> None:
+    """Spec §6.2: whatever the order in which events end, never two update domains of a scope are live."""
+    play = _play(vms, impact, data)
+    reached = Counter((event.scope_id, name) for event in play.events.values() for name in event.vms)
+    assert reached == Counter({(vm.scope_id, vm.name): 1 for vm in vms})
+    assert remaining(play.rollout, vms, list(play.events.values()), []) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(vms=FLEETS, impact=st.sampled_from(list(Impact)), data=st.data())
+def test_any_event_stays_within_one_scope_one_update_domain_and_one_host(
+    vms: list[Vm], impact: Impact, data: st.DataObject
+) -> None:
+    """Spec §7.3, §4.2."""
+    where = {(vm.scope_id, vm.name): (vm.update_domain, vm.host) for vm in vms}
+    for event in _play(vms, impact, data).events.values():
+        assert {where[event.scope_id, name] for name in event.vms} == {(event.update_domain, event.host)}
+
+
+@settings(max_examples=150, deadline=None)
+@given(vms=FLEETS, impact=st.sampled_from([Impact.UPDATE, Impact.REBOOT]), data=st.data())
+def test_a_host_is_published_whole_or_not_at_all(vms: list[Vm], impact: Impact, data: st.DataObject) -> None:
+    """Spec §6.2, shared host: each scope that is left on the host has its lowest update domain in the wave."""
+    play = _play(vms, impact, data)
+    left = {(vm.scope_id, vm.name): vm for vm in vms}
+    for wave in play.waves:
+        for gate in wave.gates:
+            behind = [planned for planned in wave.planned if planned.gate_id == gate.id]
+            assert {(p.scope_id, name) for p in behind for name in p.vms} == _lowest_on(gate.host, left.values())
+        for planned in wave.planned:
+            for name in planned.vms:
+                del left[planned.scope_id, name]
+
+
+def _lowest_on(host: str, vms: Iterable[Vm]) -> set[tuple[str, str]]:
+    """The dumb way: of each scope on the host, the VMs of the lowest update domain there."""
+    here = [vm for vm in vms if vm.host == host]
+    lowest = {vm.scope_id: min(v.update_domain for v in here if v.scope_id == vm.scope_id) for vm in here}
+    return {(vm.scope_id, vm.name) for vm in here if vm.update_domain == lowest[vm.scope_id]}
+
+
+def test_only_planned_work_can_be_rolled_out() -> None:
+    """Spec §6.2: rollouts are planned platform maintenance."""
+    assert all(CAUSES[Rollout(impact=impact).cause].planned for impact in Impact)
