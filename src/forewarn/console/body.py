@@ -1,0 +1,143 @@
+"""What may be sent: one struct per body and per query. A member that is not here is refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from forewarn.core.fleet import AutoApproval, EvictionPolicy, Priority
+from forewarn.core.request import Impact
+
+LONGEST_WAIT_S = 60.0
+
+Text = Annotated[str, Meta(min_length=1)]
+Span = Annotated[float, Meta(ge=0, le=10 * 366 * 86400)]
+Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
+Number = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Nothing(_Strict, frozen=True, kw_only=True):
+    """Neither a body nor a query is expected."""
+
+
+class FleetText(_Strict, frozen=True, kw_only=True):
+    text: str
+    source: Text = "fleet.toml"
+
+
+class FleetApply(FleetText, frozen=True, kw_only=True):
+    resurrect: bool = False
+    dry_run: bool = False
+
+
+class NewVm(_Strict, frozen=True, kw_only=True):
+    """A VM to add. What is left out is as with its set, else as with most of the fleet."""
+
+    name: Text
+    subscription_id: str = ""
+    resource_group: str = ""
+    location: str = ""
+    zone: str = ""
+    host: str = ""
+    computer_name: str = ""
+    size: str = ""
+    os_type: Literal["Linux", "Windows", ""] = ""
+    availability_set: str = ""
+    scale_set: str = ""
+    placement_group: str = ""
+    cloud_service: str = ""
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
+    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
+    priority: Priority | None = None
+    eviction_policy: EvictionPolicy | None = None
+    terminate_notice_min: int = 0
+    auto_approve: AutoApproval = AutoApproval()
+    tags: dict[str, str] = {}
+    address: str = ""
+
+
+class NewHost(_Strict, frozen=True, kw_only=True):
+    name: Text
+    location: Text
+    zone: str = ""
+
+
+class Asking(_Strict, frozen=True, kw_only=True):
+    ask: Literal[
+        "restart",
+        "redeploy",
+        "evict",
+        "delete",
+        "scale-in",
+        "power-off",
+        "start",
+        "deallocate",
+        "reapply",
+        "reimage",
+    ]
+    vms: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=10_000)]
+    notice_s: Span = 0
+    short_notice: bool = False
+
+
+class Degrading(_Strict, frozen=True, kw_only=True):
+    in_s: Span
+    short_notice: bool = False
+
+
+class NewRollout(_Strict, frozen=True, kw_only=True):
+    impact: Impact
+    hosts: tuple[Text, ...] = ()
+    scope: str = ""
+    max_failures: Annotated[int, Meta(ge=0)] = 1
+    notice_s: Span = 0
+    short_notice: bool = False
+
+
+class Withdrawing(_Strict, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class Advancing(_Strict, frozen=True, kw_only=True):
+    by_s: float
+
+
+class Speed(_Strict, frozen=True, kw_only=True):
+    speed: float
+
+
+class Pruning(_Strict, frozen=True, kw_only=True):
+    older_than_s: float
+
+
+class BackingUp(_Strict, frozen=True, kw_only=True):
+    path: Text
+
+
+class FleetQuery(_Strict, frozen=True, kw_only=True):
+    scope: str = ""
+    host: str = ""
+    limit: Limit | None = None
+
+
+class EventsQuery(_Strict, frozen=True, kw_only=True):
+    all: bool = False
+    vm: str = ""
+    scope: str = ""
+    limit: Limit = 1000
+
+
+class HistoryQuery(_Strict, frozen=True, kw_only=True):
+    after: Number | None = None  # left out: the newest entries
+    vm: str = ""
+    event: str = ""
+    request: str = ""
+    scope: str = ""
+    limit: Limit = 1000
+    wait_s: Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)] = 0

@@ -1,0 +1,44 @@
+"""One call of the API, read strictly: what it names, its query and its body as values, or Rejected in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from forewarn.errors import Rejected
+
+T = TypeVar("T", bound=msgspec.Struct)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    names: Mapping[str, str] = field(default_factory=dict)  # from the path
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def read_body(self, shape: type[T]) -> T:
+        try:
+            return msgspec.json.decode(self.body or b"{}", type=shape)
+        except msgspec.ValidationError as error:
+            raise Rejected(f"the body cannot be taken: {_sentence(error)}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
+
+    def read_query(self, shape: type[T]) -> T:
+        try:
+            return msgspec.convert(dict(self.query), type=shape, strict=False)
+        except msgspec.ValidationError as error:
+            raise Rejected(f"the query cannot be taken: {_sentence(error)}") from error
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    """The member first, then what is wrong with it."""
+    match = _PATH.match(str(error))
+    assert match is not None
+    what, where = match["what"].replace("`", "'"), match["where"]
+    return f"{where}: {what}" if where else what

@@ -1,0 +1,72 @@
+"""Who is called what: names of VMs, kept in memory from what is committed, so that no call reads the whole fleet."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from forewarn.core.fleet import Vm
+from forewarn.errors import NotFound, Refused
+from forewarn.store.seam import Committed, Store
+
+
+class Directory:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
+        self._gone: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
+        self._homes: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
+        self._home_of: dict[str, tuple[str, str]] = {}
+        for vm in store.vms(removed=True):
+            self._meet(vm)
+        self.close = store.subscribe(self._hear)
+
+    def find(self, name: str) -> Vm:
+        """The VM by its name, `group/name` or key, wherever that is unambiguous."""
+        return self._one(name, self._matching(name, self._keys))
+
+    def find_any(self, name: str) -> Vm:
+        """As `find`, and where there is none now, one that was removed."""
+        return self._one(name, self._matching(name, self._keys) or self._matching(name, self._gone))
+
+    def commonest_home(self) -> tuple[str, str] | None:
+        """The subscription and resource group that most VMs are in."""
+        common = self._homes.most_common(1)
+        return common[0][0] if common else None
+
+    def _one(self, name: str, keys: list[str]) -> Vm:
+        found = [vm for vm in map(self._store.vm, keys) if vm is not None]
+        if not found:
+            raise NotFound(f"VM {name!r} does not exist: `forewarn fleet show` lists the VMs")
+        if len(found) > 1:
+            raise Refused(f"VM {name!r} is ambiguous: say {' or '.join(_told_apart(found)[:4])}")
+        return found[0]
+
+    def _matching(self, name: str, keys: dict[str, set[str]]) -> list[str]:
+        wanted = name.strip().strip("/").casefold()
+        alike = keys.get(wanted.rpartition("/")[2], set())
+        return sorted(key for key in alike if key == wanted or key.endswith(f"/{wanted}"))
+
+    def _hear(self, committed: Committed) -> None:
+        for vm in committed.commit.vms:
+            self._meet(vm)
+
+    def _meet(self, vm: Vm) -> None:
+        name, key = vm.name.casefold(), vm.key
+        present, other = (self._keys, self._gone) if vm.removed_at is None else (self._gone, self._keys)
+        other[name].discard(key)
+        if not other[name]:
+            del other[name]
+        present[name].add(key)
+        self._settle(key, (vm.subscription_id, vm.resource_group) if vm.removed_at is None else None)
+
+    def _settle(self, key: str, home: tuple[str, str] | None) -> None:
+        if (old := self._home_of.pop(key, None)) is not None:
+            self._homes[old] -= 1
+        if home is not None:
+            self._home_of[key] = home
+            self._homes[home] += 1
+
+
+def _told_apart(vms: list[Vm]) -> list[str]:
+    short = [f"{vm.resource_group}/{vm.name}" for vm in vms]
+    return short if len(set(map(str.casefold, short))) == len(vms) else [vm.key for vm in vms]

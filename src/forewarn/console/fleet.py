@@ -1,0 +1,188 @@
+"""Calls about the fleet: show it, check and apply a file, add and remove single VMs and hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from forewarn.console import body
+from forewarn.console.call import Call
+from forewarn.console.newcomer import file_for
+from forewarn.console.refusal import NotApplicable
+from forewarn.console.room import Room
+from forewarn.console.showing import Showing, events_of
+from forewarn.console.views import (
+    AppliedView,
+    ChangeView,
+    CheckedView,
+    DifferenceView,
+    FieldView,
+    FleetView,
+    HostView,
+    VmView,
+    VmWithEvents,
+)
+from forewarn.control.fleets import FleetChange
+from forewarn.core.difference import Difference, HostChange, VmChange, compare
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleetfile.naming import fault_in_plain_name
+from forewarn.core.proposal import BadFleet, Problem, Proposal, read_fleet
+from forewarn.errors import Refused, Rejected
+
+
+async def show(room: Room, call: Call) -> FleetView:
+    query = call.read_query(body.FleetQuery)
+    host = room.control.requests.host(query.host) if query.host else None
+    scope = room.scope(query.scope) if query.scope else None
+
+    everyone = room.store.vms(host=host.name if host else None)
+    vms = [vm for vm in everyone if scope is None or vm.scope_id == scope.id][: query.limit]
+    hosts = [host] if host else room.store.hosts()
+    if scope is not None:
+        hosts = [host for host in hosts if any(vm.host == host.name for vm in vms)]
+    return await Showing(room).fleet(hosts, vms, everyone)
+
+
+async def show_vm(room: Room, call: Call) -> VmWithEvents:
+    vm = room.directory.find(call.names["name"])
+    showing = Showing(room)
+    live = events_of(room.control.desk.scope(vm.scope_id), vm.name)
+    shown = showing.vm(vm)
+    facts = {name: getattr(shown, name) for name in shown.__struct_fields__}
+    return VmWithEvents(events=showing.events(live), **facts)
+
+
+async def check(room: Room, call: Call) -> CheckedView:
+    asked = call.read_body(body.FleetText)
+    proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
+    async with room.control.reconciler.driving:
+        return CheckedView(difference=_shown(await _difference(room, proposal)))
+
+
+async def apply(room: Room, call: Call) -> AppliedView:
+    asked = call.read_body(body.FleetApply)
+    proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
+    # Whoever drives moves VMs: what is decided here must not be overtaken by that.
+    async with room.control.reconciler.driving:
+        difference = await _difference(room, proposal, resurrect=asked.resurrect)
+        if not asked.dry_run:
+            await _apply(room, difference, f"fleet applied from {asked.source}: {difference.summary()}")
+    if not asked.dry_run:
+        await room.catch_up()
+    return AppliedView(difference=_shown(difference), applied=not asked.dry_run and not difference.is_empty)
+
+
+async def add_vm(room: Room, call: Call) -> VmView:
+    asked = call.read_body(body.NewVm)
+    async with room.control.reconciler.driving:
+        proposal = _proposed(room, asked)
+        key = proposal.vms[0].key
+        known = room.store.vm(key)
+        if known is not None and known.removed_at is None:
+            raise Refused(f"VM {known.name!r} exists already in {known.resource_group!r}: give another name or group")
+        # Whoever adds a VM by name means it, also where one of that name was deleted before.
+        difference = await _difference(room, proposal, resurrect=True, remove_missing=False)
+        if difference.problems:
+            raise Refused(f"VM {asked.name!r} cannot be added: {_told(difference.problems)}")
+        await _apply(room, difference, f"VM {asked.name} added")
+    return Showing(room).vm(room.directory.find(key))
+
+
+def _proposed(room: Room, asked: body.NewVm) -> Proposal:
+    try:
+        return read_fleet(file_for(asked, room), source="the VM")
+    except BadFleet as error:
+        raise Rejected(f"VM {asked.name!r} cannot be added: {_told(error.problems)}") from error
+
+
+def _told(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{problem.what}: {problem.remedy}" for problem in problems)
+
+
+async def remove_vm(room: Room, call: Call) -> VmView:
+    async with room.control.reconciler.driving:
+        vm = room.directory.find(call.names["name"])
+        change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
+        await room.control.fleets.change(change, who=room.who)
+    await room.catch_up()
+    return Showing(room).vm(room.store.vm(vm.key) or vm)
+
+
+async def add_host(room: Room, call: Call) -> HostView:
+    asked = call.read_body(body.NewHost)
+    if fault := fault_in_plain_name(asked.name, limit=64):
+        raise Rejected(f"the host name {asked.name!r} {fault}: give a plain name such as 'host-0'")
+    if any(known.name.casefold() == asked.name.casefold() for known in room.store.hosts()):
+        raise Refused(f"host {asked.name!r} exists already: give another name")
+    host = Host(name=asked.name, location=asked.location, zone=asked.zone)
+    async with room.control.reconciler.driving:
+        await room.control.fleets.change(FleetChange(hosts=(host,), text=f"host {host.name} added"), who=room.who)
+    return Showing(room).host(host)
+
+
+async def remove_host(room: Room, call: Call) -> HostView:
+    async with room.control.reconciler.driving:
+        host = room.control.requests.host(call.names["name"])
+        staying = room.store.vms(host=host.name)
+        if not staying and room.control.placement.crowd(host.name):
+            raise Refused(f"host {host.name!r} is where a VM is moving to: wait until its event is over")
+        change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
+        await room.control.fleets.change(change, who=room.who)
+    return Showing(room).host(host, ())
+
+
+async def _difference(
+    room: Room, proposal: Proposal, *, resurrect: bool = False, remove_missing: bool = True
+) -> Difference:
+    hosts, vms, live = room.store.hosts(), room.store.vms(removed=True), _live(room)
+    return await asyncio.to_thread(
+        compare, proposal, hosts=hosts, vms=vms, live_events=live, resurrect=resurrect, remove_missing=remove_missing
+    )
+
+
+def _live(room: Room) -> list[Event]:
+    return room.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
+
+
+async def _apply(room: Room, difference: Difference, text: str) -> None:
+    if difference.problems:
+        raise NotApplicable(difference.problems, source=difference.source)
+    if difference.is_empty:
+        return
+    change = FleetChange(
+        hosts=difference.hosts_to_set,
+        removed_hosts=tuple(host.name for host in difference.hosts_removed),
+        vms=difference.vms_to_set,
+        removed=difference.removed,
+        text=text,
+    )
+    await room.control.fleets.change(change, who=room.who)
+
+
+def _shown(difference: Difference) -> DifferenceView:
+    return DifferenceView(
+        source=difference.source,
+        summary=difference.summary(),
+        is_empty=difference.is_empty,
+        hosts_added=_names(difference.hosts_added),
+        hosts_changed=tuple(_change(change) for change in difference.hosts_changed),
+        hosts_removed=_names(difference.hosts_removed),
+        added=_names(difference.added),
+        resurrected=_names(difference.resurrected),
+        changed=tuple(_change(change) for change in difference.changed),
+        removed=_names(difference.removed),
+        stay_deleted=_names(difference.stay_deleted),
+        unchanged=len(difference.unchanged),
+        problems=difference.problems,
+        lines=tuple(difference.lines()),
+    )
+
+
+def _names(things: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:
+    return tuple(thing.name for thing in things)
+
+
+def _change(change: HostChange | VmChange) -> ChangeView:
+    fields = tuple(FieldView(field=told.field, old=told.old, new=told.new) for told in change.fields)
+    return ChangeView(name=change.old.name, fields=fields)

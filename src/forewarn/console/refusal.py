@@ -1,0 +1,67 @@
+"""No, said over HTTP: the error tree becomes a status and a body, here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+from starlette.responses import Response
+
+from forewarn.core.proposal import BadFleet, Problem
+from forewarn.errors import Conflict, NotFound, Refused, Rejected, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+class NotApplicable(Refused):
+    """A sound fleet file that the running fleet does not allow to be applied now."""
+
+    def __init__(self, problems: Sequence[Problem], *, source: str) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{source} cannot be applied, and nothing was changed: see its problems")
+
+
+class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    code: str
+    message: str
+    problems: tuple[Problem, ...] = ()
+
+
+# The first that fits counts.
+_STATUS: tuple[tuple[type[Exception], int, str], ...] = (
+    (NotFound, 404, "NotFound"),
+    (Refused, 409, "Refused"),
+    (Rejected, 400, "Rejected"),
+    (Conflict, 409, "Conflict"),
+    (Unavailable, 503, "Unavailable"),
+)
+
+
+def response_for(error: Exception) -> Response:
+    for of, status, code in _STATUS:
+        if isinstance(error, of):
+            headers = {"Retry-After": "1"} if status == 503 else {}
+            return said(status, code, _message(error), problems=_problems(error), headers=headers)
+    log.error("a call failed that should not have", exc_info=error)
+    return said(
+        500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
+    )
+
+
+def said(
+    status: int, code: str, message: str, *, problems: tuple[Problem, ...] = (), headers: dict[str, str] | None = None
+) -> Response:
+    body = msgspec.json.encode({"error": ErrorView(code=code, message=message, problems=problems)})
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _problems(error: Exception) -> tuple[Problem, ...]:
+    return error.problems if isinstance(error, BadFleet | NotApplicable) else ()
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, BadFleet):
+        count = len(error.problems)
+        return f"{error.source} has {count} problem{'s' if count != 1 else ''}: nothing was changed"
+    return str(error)

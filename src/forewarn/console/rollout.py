@@ -1,0 +1,96 @@
+"""Calls about rollouts: start, show, pause, resume, abort."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forewarn.console import body
+from forewarn.console.call import Call
+from forewarn.console.room import Room, must_be_told_once
+from forewarn.console.showing import Showing
+from forewarn.console.views import RolloutsView, RolloutView, RolloutWithEvents
+from forewarn.core.event import Event
+from forewarn.core.fleet import Vm
+from forewarn.core.request import Planned, Progress, Request, Rollout
+from forewarn.core.rollout import remaining, tally
+
+
+async def start(room: Room, call: Call) -> RolloutView:
+    asked = call.read_body(body.NewRollout)
+    hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
+    must_be_told_once(asked.hosts, list(hosts))
+    scope_id = room.scope(asked.scope).id if asked.scope else ""
+    rollout = Rollout(impact=asked.impact, hosts=hosts, scope_id=scope_id, max_failures=asked.max_failures)
+    request = await room.control.requests.start_rollout(
+        rollout, who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
+    )
+    await room.catch_up()
+    return _view(room, request.id)
+
+
+async def show_all(room: Room, call: Call) -> RolloutsView:
+    call.read_query(body.Nothing)
+    return RolloutsView(rollouts=tuple(_view(room, request.id) for request in room.rollouts()))
+
+
+async def show(room: Room, call: Call) -> RolloutWithEvents:
+    request = room.rollout(call.names["id"])
+    events = Showing(room).events(room.store.events(request_id=request.id))
+    return RolloutWithEvents(events=events, **_facts(room, request.id))
+
+
+async def pause(room: Room, call: Call) -> RolloutView:
+    return await _steer(room, call, Progress.PAUSED)
+
+
+async def resume(room: Room, call: Call) -> RolloutView:
+    return await _steer(room, call, Progress.RUNNING)
+
+
+async def abort(room: Room, call: Call) -> RolloutView:
+    return await _steer(room, call, Progress.ABORTED)
+
+
+async def _steer(room: Room, call: Call, progress: Progress) -> RolloutView:
+    call.read_body(body.Nothing)
+    request = room.rollout(call.names["id"])
+    await room.control.requests.steer_rollout(request.id, progress, who=room.who)
+    await room.catch_up()
+    return _view(room, request.id)
+
+
+def _view(room: Room, request_id: str) -> RolloutView:
+    return RolloutView(**_facts(room, request_id))
+
+
+def _facts(room: Room, request_id: str) -> dict[str, Any]:
+    request = room.control.requests.rollout(request_id)
+    assert request.rollout is not None
+    vms = room.control.rollouts.vms_of(request.rollout)
+    events = room.store.events(request_id=request.id)
+    planned = room.store.planned(request_id=request.id)
+    return {
+        "id": request.id,
+        "impact": request.rollout.impact,
+        "hosts": request.rollout.hosts,
+        "scope": request.rollout.scope_id,
+        "progress": request.rollout.progress,
+        "closed": request.rollout.closed,
+        "who": request.who,
+        "at": request.at,
+        "notice_s": request.notice_s,
+        "max_failures": request.rollout.max_failures,
+        "tally": tally(vms, events, planned),
+        "next_update_domains": _next_domains(request, request.rollout, vms, events, planned),
+    }
+
+
+def _next_domains(
+    request: Request, rollout: Rollout, vms: list[Vm], events: list[Event], planned: list[Planned]
+) -> tuple[int, ...]:
+    if not request.is_open:
+        return ()
+    lowest: dict[str, int] = {}
+    for vm in remaining(rollout, vms, events, planned):
+        lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
+    return tuple(sorted(set(lowest.values())))

@@ -1,0 +1,121 @@
+"""The house, with what the console keeps of it in memory: what every handler is given."""
+
+from __future__ import annotations
+
+import logging
+
+from forewarn.console.directory import Directory
+from forewarn.console.house import House
+from forewarn.control.control import Control
+from forewarn.core.event import Event, Status
+from forewarn.core.request import Request
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, NotFound, Refused, Rejected, Unavailable
+from forewarn.store.seam import Store
+
+log = logging.getLogger(__name__)
+SHORTEST_PREFIX = 4
+_RECENT = 10_000  # events and requests among which a prefix is looked for, besides those under way
+
+
+class Room:
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.directory = Directory(house.control.store)
+
+    @property
+    def control(self) -> Control:
+        return self.house.control
+
+    @property
+    def store(self) -> Store:
+        return self.house.control.store
+
+    @property
+    def who(self) -> str:
+        return self.house.who
+
+    def now(self) -> float:
+        return self.house.control.clock.now()
+
+    async def catch_up(self) -> None:
+        """Let what was just asked for happen as far as it is due, so that the answer shows it.
+
+        The asking itself is durable: trouble from here on is the reconciler's, which goes on by itself.
+        """
+        try:
+            await self.control.reconciler.catch_up()
+        except (Unavailable, Conflict) as error:
+            log.warning("what is due could not be done at once, the reconciler will: %s", error)
+
+    def event(self, name: str) -> Event:
+        """The event by its id in any case, or by a prefix that no other has."""
+        wanted = name.strip().upper()
+        if (event := self.store.event(wanted)) is not None:
+            return event
+        found = self._by_prefix(wanted) if len(wanted) >= SHORTEST_PREFIX else {}
+        if not found:
+            raise NotFound(f"event {name!r} does not exist: `forewarn events --all` lists them")
+        if len(found) > 1:
+            raise Refused(
+                f"event {name!r} is ambiguous, {len(found)} begin so: give more of the id, such as {min(found)}"
+            )
+        return next(iter(found.values()))
+
+    def _by_prefix(self, wanted: str) -> dict[str, Event]:
+        live = self.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
+        recent = self.store.events(limit=_RECENT)
+        return {event.id: event for event in (*live, *recent) if event.id.startswith(wanted)}
+
+    def scope(self, name: str) -> Scope:
+        """The scope by its id, by the name of its set or service, or by a VM of it."""
+        wanted = name.strip().casefold()
+        if (scope := self.store.scope(wanted) or self._scope_of_set(name, wanted)) is not None:
+            return scope
+        try:
+            vm = self.directory.find_any(name)
+        except NotFound:
+            raise NotFound(f"scope {name!r} does not exist: `forewarn fleet show` lists the scopes") from None
+        return self.control.desk.scope(vm.scope_id)
+
+    def _scope_of_set(self, name: str, wanted: str) -> Scope | None:
+        ids = [scope_id for scope_id in self.store.scope_ids() if _is_called(scope_id, wanted)]
+        if len(ids) > 1:
+            raise Refused(f"scope {name!r} is ambiguous: say {' or '.join(ids[:4])}")
+        return self.store.scope(ids[0]) if ids else None
+
+    def request(self, name: str) -> Request:
+        request = self.store.request(name.strip().lower())
+        if request is None:
+            raise NotFound(f"request {name!r} does not exist: `forewarn history` shows what was asked for")
+        return request
+
+    def rollouts(self) -> list[Request]:
+        """All that are under way, and the recent ones; oldest first."""
+        known = {r.id: r for r in (*self.store.requests(open_only=True), *self.store.requests(limit=_RECENT))}
+        return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
+
+    def rollout(self, name: str) -> Request:
+        wanted = name.strip().lower()
+        exact = self.store.request(wanted)
+        found = [exact] if exact else [request for request in self.rollouts() if request.id.startswith(wanted)]
+        if len(found) > 1:
+            raise Refused(f"rollout {name!r} is ambiguous, {len(found)} begin so: give more of the id")
+        return self.control.requests.rollout(found[0].id if found else name)
+
+
+def _is_called(scope_id: str, wanted: str) -> bool:
+    """`web` and `lab/web` are the set web of the group lab; `pool` and `pool/pg-0` a placement group."""
+    sort, _, path = scope_id.partition(":")
+    if sort == "vm":
+        return False
+    parts = path.split("/")
+    ends = parts[-2:] if sort == "placement" else parts[-1:]
+    short = "/".join(ends)
+    return wanted in (short, ends[0]) or (wanted.endswith(f"/{short}") and path.endswith(f"/{wanted}"))
+
+
+def must_be_told_once(names: tuple[str, ...], keys: list[str]) -> None:
+    for number, key in enumerate(keys):
+        if key in keys[:number]:
+            raise Rejected(f"{names[number]!r} is named twice: name each once")

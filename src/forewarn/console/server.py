@@ -1,0 +1,102 @@
+"""The console on a unix socket that only its owner can open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from forewarn.errors import Refused, Rejected
+
+_LONGEST_PATH = 107  # bytes; what Linux has room for in a socket's address
+_DRAIN_S = 5
+
+
+class _Server(uvicorn.Server):
+    """Inside a loop that is somebody else's: signals are theirs to handle."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
+    """Answer on this socket until the block is left; then finish what is being answered."""
+    sock = _bind(path)
+    server = _Server(_config(app))
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await _until_started(server, task)
+        yield
+    finally:
+        app.state.house.closing.set()
+        server.should_exit = True
+        await task
+        path.unlink(missing_ok=True)
+
+
+def _config(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=_DRAIN_S,
+        server_header=False,
+    )
+
+
+async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    while not server.started:
+        if task.done():
+            task.result()
+            return
+        await asyncio.sleep(0)
+
+
+def _bind(path: Path) -> socket.socket:
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise Rejected(
+            f"the socket's path {str(path)!r} is longer than the {_LONGEST_PATH} bytes a system allows: "
+            "name a data directory with a shorter path"
+        )
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)  # nobody else may ever open it, not even for a moment
+    try:
+        sock.bind(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        raise Rejected(
+            f"the socket {str(path)!r} cannot be made: {error.strerror}; see to its directory, or name another"
+        ) from error
+    finally:
+        os.umask(umask)
+    return sock
+
+
+def _remove_stale(path: Path) -> None:
+    """What a process that is gone left behind; a socket that answers is somebody's."""
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise Refused(f"{str(path)!r} is in the way and is no socket: move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise Refused(f"another forewarn answers on {str(path)!r}: stop it first, or name another data directory")

@@ -1,0 +1,55 @@
+"""Calls about the service itself: what it is, its clock, its backup, its health."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from forewarn.console import body
+from forewarn.console.call import Call
+from forewarn.console.room import Room
+from forewarn.console.views import BackupView, CheckView, ClockView, DoctorView
+from forewarn.errors import Refused, Rejected
+
+
+async def show_service(room: Room, call: Call) -> dict[str, Any]:
+    call.read_query(body.Nothing)
+    return room.house.info()
+
+
+async def show_clock(room: Room, call: Call) -> ClockView:
+    call.read_query(body.Nothing)
+    return _clock(room)
+
+
+async def advance(room: Room, call: Call) -> ClockView:
+    await room.control.labtime.advance(call.read_body(body.Advancing).by_s)
+    return _clock(room)
+
+
+async def set_speed(room: Room, call: Call) -> ClockView:
+    await room.control.labtime.set_speed(call.read_body(body.Speed).speed)
+    return _clock(room)
+
+
+def _clock(room: Room) -> ClockView:
+    now, speed, lab = room.control.labtime.show()
+    return ClockView(now=now, speed=speed, lab=lab)
+
+
+async def back_up(room: Room, call: Call) -> BackupView:
+    path = Path(call.read_body(body.BackingUp).path)
+    if not path.is_absolute():
+        raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /")
+    if path.exists():
+        raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
+    if not path.parent.is_dir():
+        raise Rejected(f"there is no directory {str(path.parent)!r} for the backup: make it, or give another path")
+    await room.store.back_up(path)
+    return BackupView(path=str(path), bytes=path.stat().st_size)
+
+
+async def examine(room: Room, call: Call) -> DoctorView:
+    call.read_query(body.Nothing)
+    found = await room.house.doctor()
+    return DoctorView(checks=tuple(CheckView(name=c.name, ok=c.ok, text=c.text, remedy=c.remedy) for c in found))

@@ -1,0 +1,265 @@
+"""What is shown: one struct per thing. Instants are POSIX seconds in lab time, spans end in `_s`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from forewarn.core.fleet import AutoApproval
+from forewarn.core.history import Entry
+from forewarn.core.proposal import Problem
+from forewarn.core.rollout import Tally
+
+
+class _View(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class HostView(_View, frozen=True, kw_only=True):
+    name: str
+    location: str
+    zone: str
+    health: str
+    vms: tuple[str, ...]
+
+
+class ScopeView(_View, frozen=True, kw_only=True):
+    id: str
+    title: str
+    enabled: bool
+    enabled_at: float | None
+    epoch: int
+    incarnation: int
+    last_request_at: float | None
+    vms: tuple[str, ...]
+    update_domains: tuple[int, ...]
+    events: int
+
+
+class WaitView(_View, frozen=True, kw_only=True):
+    reason: str
+    text: str
+    until: float | None
+
+
+class ActView(_View, frozen=True, kw_only=True):
+    vm: str
+    verb: str
+    to_host: str
+    ok: bool | None
+    at: float | None
+    note: str
+
+
+class EventView(_View, frozen=True, kw_only=True):
+    id: str
+    scope: str
+    kind: str | None  # None: unlisted
+    verb: str
+    cause: str
+    status: str
+    source: str
+    vms: tuple[str, ...]
+    published_at: float
+    not_before: float
+    approved_at: float | None
+    approved_by: str
+    started_at: float | None
+    over_at: float | None
+    ending: str | None
+    reason: str
+    note: str
+    listed: bool
+    host: str
+    update_domain: int
+    request_id: str
+    who: str
+    description: str
+    duration_s: int
+    waits_for: WaitView | None
+    acts: tuple[ActView, ...]
+
+
+class VmView(_View, frozen=True, kw_only=True):
+    name: str
+    key: str
+    resource_group: str
+    subscription_id: str
+    location: str
+    zone: str
+    scope: str
+    title_of_scope: str
+    computer_name: str
+    size: str
+    os_type: str
+    availability_set: str
+    scale_set: str
+    placement_group: str
+    cloud_service: str
+    update_domain: int
+    fault_domain: int
+    priority: str
+    eviction_policy: str
+    terminate_notice_min: int
+    auto_approve: AutoApprovalView
+    tags: dict[str, str]
+    address: str
+    url: str | None
+    host: str
+    power: str
+    last_polled_at: float | None
+    polled_version: str | None
+    polls: int
+    pending: int
+
+
+class AutoApprovalView(_View, frozen=True, kw_only=True):
+    restart: bool
+    redeploy: bool
+
+    @classmethod
+    def of(cls, approval: AutoApproval) -> AutoApprovalView:
+        return cls(restart=approval.restart, redeploy=approval.redeploy)
+
+
+class VmWithEvents(VmView, frozen=True, kw_only=True):
+    events: tuple[EventView, ...]
+
+
+class FleetView(_View, frozen=True, kw_only=True):
+    hosts: tuple[HostView, ...]
+    scopes: tuple[ScopeView, ...]
+    vms: tuple[VmView, ...]
+
+
+class FieldView(_View, frozen=True, kw_only=True):
+    field: str
+    old: object
+    new: object
+
+
+class ChangeView(_View, frozen=True, kw_only=True):
+    name: str
+    fields: tuple[FieldView, ...]
+
+
+class DifferenceView(_View, frozen=True, kw_only=True):
+    """Names only: a fleet may have a hundred thousand VMs."""
+
+    source: str
+    summary: str
+    is_empty: bool
+    hosts_added: tuple[str, ...]
+    hosts_changed: tuple[ChangeView, ...]
+    hosts_removed: tuple[str, ...]
+    added: tuple[str, ...]
+    resurrected: tuple[str, ...]
+    changed: tuple[ChangeView, ...]
+    removed: tuple[str, ...]
+    stay_deleted: tuple[str, ...]
+    unchanged: int
+    problems: tuple[Problem, ...]
+    lines: tuple[str, ...]
+
+
+class CheckedView(_View, frozen=True, kw_only=True):
+    difference: DifferenceView
+
+
+class AppliedView(CheckedView, frozen=True, kw_only=True):
+    applied: bool
+
+
+class RequestView(_View, frozen=True, kw_only=True):
+    id: str
+    ask: str
+    who: str
+    at: float
+    targets: tuple[str, ...]
+
+
+class EventsOnly(_View, frozen=True, kw_only=True):
+    events: tuple[EventView, ...]
+
+
+class ReceiptView(EventsOnly, frozen=True, kw_only=True):
+    request: RequestView
+
+
+class RequestStanding(ReceiptView, frozen=True, kw_only=True):
+    state: str
+    waits_for: tuple[str, ...]
+
+
+class RolloutView(_View, frozen=True, kw_only=True):
+    id: str
+    impact: str
+    hosts: tuple[str, ...]
+    scope: str
+    progress: str
+    closed: bool
+    who: str
+    at: float
+    notice_s: float
+    max_failures: int
+    tally: Tally
+    next_update_domains: tuple[int, ...]  # which of its scopes' update domains come next
+
+
+class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
+    events: tuple[EventView, ...]
+
+
+class RolloutsView(_View, frozen=True, kw_only=True):
+    rollouts: tuple[RolloutView, ...]
+
+
+class EventsView(EventsOnly, frozen=True, kw_only=True):
+    seq: int
+
+
+class HistoryView(_View, frozen=True, kw_only=True):
+    entries: tuple[EntryView, ...]
+    seq: int
+
+
+class EntryView(_View, frozen=True, kw_only=True):
+    seq: int
+    at: float
+    what: str
+    text: str
+    who: str
+    scope_id: str
+    event_id: str
+    request_id: str
+    vm: str
+    host: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> EntryView:
+        return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
+
+
+class PrunedView(_View, frozen=True, kw_only=True):
+    pruned: int
+
+
+class ClockView(_View, frozen=True, kw_only=True):
+    now: float
+    speed: float
+    lab: bool
+
+
+class BackupView(_View, frozen=True, kw_only=True):
+    path: str
+    bytes: int
+
+
+class CheckView(_View, frozen=True, kw_only=True):
+    name: str
+    ok: bool
+    text: str
+    remedy: str
+
+
+class DoctorView(_View, frozen=True, kw_only=True):
+    checks: tuple[CheckView, ...]
