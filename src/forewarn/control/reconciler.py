@@ -74,6 +74,12 @@ class Reconciler:
                 continue
             await self._until_something_may_be_due()
 
+    async def catch_up(self) -> None:
+        """Turn until nothing is due now; acts at work are not waited for."""
+        async with self.driving:
+            while await self.turn():
+                pass
+
     async def settle(self) -> None:
         """Turn until everything due now is done, acts at work included."""
         while True:
