@@ -1,0 +1,69 @@
+"""The service's clock: a lab's can be moved ahead and run at any speed."""
+
+from __future__ import annotations
+
+import click
+
+from forewarn.cli.connection import View
+from forewarn.cli.duration import duration, span
+from forewarn.cli.following import news
+from forewarn.cli.instant import local
+from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.screen import faint, strong
+from forewarn.cli.wording import entry_line
+
+_LONG_S = 3600.0
+
+
+@click.group()
+def clock() -> None:
+    """Show or move the service's clock."""
+
+
+@clock.command()
+@served
+def show(call: Invocation) -> None:
+    """Show the time."""
+    _show(call, call.api.get("clock"))
+
+
+@clock.command()
+@click.argument("by", type=duration, metavar="DURATION")
+@served
+def advance(call: Invocation, by: float) -> None:
+    """Move a lab's clock ahead, through everything that falls due."""
+    seq = call.api.get("history", query={"limit": 1})["seq"]
+    view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_LONG_S)
+    if call.screen.as_json:
+        call.screen.document(view)
+        return
+    for entry in news(call, seq, wait_s=0)["entries"]:
+        call.screen.say(entry_line(entry, view["now"]))
+    call.screen.say(faint(f"{span(by)} later: "), _sentence(view))
+
+
+@clock.command()
+@click.argument("speed", type=click.FloatRange(0), metavar="FACTOR")
+@served
+def speed(call: Invocation, speed: float) -> None:
+    """Let a lab's clock run FACTOR times as fast; 0 stops it."""
+    _show(call, call.api.post("clock", "speed", body={"speed": speed}))
+
+
+def _show(call: Invocation, view: View) -> None:
+    if call.screen.as_json:
+        call.screen.document(view)
+    else:
+        call.screen.say(strong(_sentence(view)), faint(_manner(view)))
+
+
+def _sentence(view: View) -> str:
+    return f"{local(view['now']):%Y-%m-%d %H:%M:%S}"
+
+
+def _manner(view: View) -> str:
+    if not view["lab"]:
+        return "  real time: only a lab's clock can be moved"
+    if view["speed"] == 0:
+        return "  lab time, standing still"
+    return "  lab time" if view["speed"] == 1 else f"  lab time, {view['speed']:g} times as fast as real time"

@@ -1,0 +1,133 @@
+"""Events: what is pending, approving it for a VM's sake, taking it back."""
+
+from __future__ import annotations
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from forewarn.cli.connection import Query, View
+from forewarn.cli.following import PIPE_TICK_S, TERMINAL_TICK_S, bottom, news
+from forewarn.cli.instant import clock_time
+from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.receipt import show_events
+from forewarn.cli.screen import Cell, joined, table_of
+from forewarn.cli.suggestion import event_ids, scope_ids, vm_names
+from forewarn.cli.wording import EVENT_HEADERS, event_row, names, status, waits, what
+
+_NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Stay, and show every change.")
+@click.option("--all", "over_too", is_flag=True, help="Those that are over too.")
+@click.option("--vm", metavar="VM", shell_complete=vm_names, help="Only those that this VM is told of.")
+@click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only those of this scope.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
+@served
+def events(call: Invocation, watch: bool, over_too: bool, vm: str | None, scope: str | None, limit: int | None) -> None:
+    """Show pending events."""
+    query = {"all": over_too or None, "vm": vm, "scope": scope, "limit": limit}
+    page = call.api.get("events", query=query)
+    if watch:
+        _watch(call, query, page)
+    elif call.screen.as_json:
+        call.screen.document(page)
+    elif page["events"]:
+        call.screen.table(EVENT_HEADERS, _rows(call, page["events"]))
+    else:
+        call.screen.say(_NONE)
+
+
+def _rows(call: Invocation, listed: list[View]) -> list[list[Cell]]:
+    now = call.api.now()
+    return [event_row(event, now, call.screen.short(event["id"])) for event in listed]
+
+
+def _watch(call: Invocation, query: Query, page: View) -> None:
+    """For ever: a table that keeps up on a terminal, one line per change in a pipe, one document per change in JSON."""
+    tick_s = TERMINAL_TICK_S if call.screen.is_terminal else PIPE_TICK_S
+    before: list[View] = []
+    with bottom(call, stays=True) as place:
+        while True:
+            place.show(_table(call, page["events"]))
+            if call.screen.as_json and (page["events"] != before or not before):
+                call.screen.document(page)
+            elif not call.screen.is_terminal:
+                _tell_changes(call, before, page["events"])
+            before, seq = page["events"], page["seq"]
+            while not news(call, seq, wait_s=tick_s)["entries"] and not call.screen.is_terminal:
+                pass
+            page = call.api.get("events", query=query)
+
+
+def _table(call: Invocation, listed: list[View]) -> RenderableType:
+    if not listed:
+        return Text(_NONE, style="bright_black")
+    return table_of(EVENT_HEADERS, _rows(call, listed))
+
+
+def _tell_changes(call: Invocation, before: list[View], after: list[View]) -> None:
+    now = call.api.now()
+    for event in changed(before, after):
+        call.screen.say(_line(event, now))
+    for event_id in gone(before, after):
+        call.screen.say(_line(call.api.get("events", event_id), now))
+
+
+def changed(before: list[View], after: list[View]) -> list[View]:
+    """Those that are new, or have another status or an approval since."""
+    known = {event["id"]: _state(event) for event in before}
+    return [event for event in after if known.get(event["id"]) != _state(event)]
+
+
+def gone(before: list[View], after: list[View]) -> list[str]:
+    still = {event["id"] for event in after}
+    return [event["id"] for event in before if event["id"] not in still]
+
+
+def _state(event: View) -> tuple[object, ...]:
+    return event["status"], event["approved_at"], event["ending"]
+
+
+def _line(event: View, now: float) -> Text:
+    approved = ", approved" if event["approved_at"] and event["status"] == "scheduled" else ""
+    head = joined(clock_time(now, now), "  ", event["id"], "  ", status(event), approved)
+    return joined(head, f"  {what(event)} of {names(event['vms'])}", _tail(waits(event, now)))
+
+
+def _tail(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+@click.command()
+@click.argument("event", metavar="EVENT", shell_complete=event_ids)
+@served
+def approve(call: Invocation, event: str) -> None:
+    """Approve an event, so that it may start before its time.
+
+    EVENT is an event's id, or the first four or more characters of it.
+    """
+    view = call.api.post("events", event, "approve")
+    _show(call, view, "Approved.")
+
+
+@click.command()
+@click.argument("event", metavar="EVENT", shell_complete=event_ids)
+@click.option("--reason", metavar="TEXT", help="Why, for the history.")
+@served
+def withdraw(call: Invocation, event: str, reason: str | None) -> None:
+    """Take an event back before it has started.
+
+    EVENT is an event's id, or the first four or more characters of it.
+    """
+    view = call.api.post("events", event, "withdraw", body={"reason": reason} if reason else {})
+    _show(call, view, "Withdrawn.")
+
+
+def _show(call: Invocation, event: View, done: str) -> None:
+    if call.screen.as_json:
+        call.screen.document(event)
+        return
+    call.screen.say(done)
+    show_events(call, [event])

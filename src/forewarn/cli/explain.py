@@ -1,0 +1,37 @@
+"""The story of a VM or an event: what happened, in order, and how things stand."""
+
+from __future__ import annotations
+
+import click
+
+from forewarn.cli.connection import View
+from forewarn.cli.instant import clock_time
+from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.screen import faint, joined, strong
+from forewarn.cli.suggestion import things
+
+
+@click.command()
+@click.argument("thing", metavar="VM|EVENT", shell_complete=things)
+@served
+def explain(call: Invocation, thing: str) -> None:
+    """Tell what happened to a VM or an event, and why."""
+    story = call.api.get("explain", thing)
+    if call.screen.as_json:
+        call.screen.document(story)
+        return
+    now = call.api.now()
+    call.screen.say(strong(story["title"]))
+    for line in story["lines"]:
+        _tell(call, line, now)
+    if story["now"]:
+        call.screen.say()
+    for text in story["now"]:
+        call.screen.say(strong("now  "), text)
+
+
+def _tell(call: Invocation, line: View, now: float) -> None:
+    at = "" if line.get("at") is None else clock_time(line["at"], now)
+    call.screen.say(joined("  ", faint(f"{at:<8}"), "  ", line["text"]))
+    if line.get("detail"):
+        call.screen.say(" " * (max(len(at), 8) + 4), faint(line["detail"]))

@@ -1,0 +1,119 @@
+"""The root of the command: which noun lives in which file, and which exit code each error has.
+
+0   done
+1   what was waited for failed, or the service did
+2   bad input, or refused
+3   no service, or it is unavailable now
+130 interrupted
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from forewarn import __version__
+from forewarn.cli.connection import Broken, Faulty
+from forewarn.cli.invocation import Invocation, data_option, json_option
+from forewarn.cli.screen import Screen
+from forewarn.errors import ForewarnError, Unavailable
+
+_SECTIONS = {
+    "The service": {
+        "up": "up",
+        "serve": "up",
+        "clock": "clock",
+        "backup": "backup",
+        "restore": "backup",
+        "doctor": "doctor",
+    },
+    "The fleet": {"fleet": "fleet", "degrade": "host", "fail": "host", "repair": "host"},
+    "Maintenance": {
+        "restart": "request",
+        "redeploy": "request",
+        "evict": "request",
+        "delete": "request",
+        "power": "power",
+        "perform-maintenance": "power",
+        "rollout": "rollout",
+    },
+    "What happens": {
+        "events": "event",
+        "approve": "event",
+        "withdraw": "event",
+        "history": "history",
+        "explain": "explain",
+    },
+    "Elsewhere": {"guest": "guest", "completion": "completion"},
+}
+_NOUNS = {name: noun for section in _SECTIONS.values() for name, noun in section.items()}
+
+
+class Program(click.Group):
+    """Loads a noun's file when it is named, and turns errors into a sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_NOUNS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        noun = _NOUNS.get(cmd_name)
+        if noun is None:
+            return None
+        module = importlib.import_module(f"forewarn.cli.{noun}")
+        command = getattr(module, cmd_name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in _SECTIONS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            with formatter.section(title):
+                formatter.write_dl([(name, c.get_short_help_str(70)) for name, c in commands if c is not None])
+
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except click.exceptions.Exit as exit_:
+            code = exit_.exit_code
+        except click.Abort:
+            code = 130
+        except click.ClickException as error:
+            code = _tell_usage(error)
+        except ForewarnError as error:
+            code = _tell(error)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell_usage(error: click.ClickException) -> int:
+    message = error.format_message().rstrip(".")
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        message = f"{message}; see `{error.ctx.command_path} --help`"
+    Screen().complain(message)
+    return 2
+
+
+def _tell(error: ForewarnError) -> int:
+    screen = Screen()
+    for line in error.lines() if isinstance(error, Faulty) else [error]:
+        screen.complain(line)
+    if isinstance(error, Unavailable):
+        return 3
+    return 1 if isinstance(error, Broken) else 2
+
+
+@click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="forewarn", message="%(prog)s %(version)s")
+@data_option
+@json_option
+@click.pass_context
+def forewarn(ctx: click.Context) -> None:
+    """Advance notice of maintenance for virtual machines.
+
+    Start a lab with `forewarn up`, then in another terminal try `forewarn fleet show`,
+    `forewarn restart VM` and `forewarn events --watch`.
+    """
+    ctx.ensure_object(Invocation)

@@ -1,0 +1,120 @@
+"""What people and programs see: tables and colours on a terminal, plain text in a pipe, JSON when asked for.
+
+Text from elsewhere never reaches a terminal with its control characters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+_SHORT = 8
+
+STYLES = {
+    **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
+    **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
+    **dict.fromkeys(("finished", "completed", "healthy", "performed"), "green"),
+    **dict.fromkeys(("failed", "stopped", "aborted", "gone"), "red"),
+    **dict.fromkeys(("over", "withdrawn", "skipped"), "bright_black"),
+}
+
+
+def clean(text: object) -> str:
+    """Without what could move a cursor or change a colour."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
+
+
+def word(text: object) -> Text:
+    """A state, in its colour."""
+    return Text(clean(text), style=STYLES.get(str(text).lower(), ""))
+
+
+def faint(text: object) -> Text:
+    return Text(clean(text), style="bright_black")
+
+
+def strong(text: object) -> Text:
+    return Text(clean(text), style="bold")
+
+
+def joined(*parts: object) -> Text:
+    """One line of pieces, each with its own style."""
+    line = Text()
+    for part in parts:
+        line.append_text(part if isinstance(part, Text) else Text(clean(part)))
+    return line
+
+
+class Screen:
+    """Where answers go: documents and tables to stdout, what goes wrong to stderr."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.out = Console(markup=False, highlight=False, emoji=False)
+        self.err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.out.is_terminal and not self.as_json
+
+    def short(self, long_id: object) -> str:
+        """An id as it is told to people: whole in a pipe, where a program may read it."""
+        return str(long_id)[:_SHORT] if self.is_terminal else str(long_id)
+
+    def document(self, view: Any) -> None:
+        """The machine's answer: one document; on one line, so that watchers can give one per line."""
+        click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
+
+    def say(self, *parts: object) -> None:
+        self.out.print(joined(*parts), soft_wrap=not self.is_terminal)
+
+    def complain(self, message: object) -> None:
+        self.err.print(Text(clean(message), style="red"), soft_wrap=True)
+
+    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+        cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
+        if self.is_terminal:
+            self.out.print(table_of(headers, cells))
+        else:
+            for line in aligned([[Text(header.upper()) for header in headers], *cells]):
+                click.echo(line)
+
+    def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
+        """Names and values, one pair a line, values in one column."""
+        listed = list(pairs)
+        width = max((len(name) for name, _ in listed), default=0)
+        for name, value in listed:
+            self.say("  ", faint(f"{name:<{width}}"), "  ", value)
+
+    def hints(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Commands to go on with, for people only."""
+        listed = list(pairs)
+        width = max((len(command) for command, _ in listed), default=0)
+        self.say()
+        for command, use in listed:
+            self.say("  ", strong(f"{command:<{width}}"), "  ", faint(use))
+
+
+def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
+    for header in headers:
+        table.add_column(header.upper(), overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def aligned(rows: Sequence[Sequence[Text]]) -> list[str]:
+    """Columns in a pipe: two blanks between them, nothing cut off."""
+    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

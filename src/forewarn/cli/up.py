@@ -1,0 +1,96 @@
+"""The service itself: `up` for a lab on this machine, `serve` for VMs that are real."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forewarn.cli.connection import View
+from forewarn.cli.extra import server_extra
+from forewarn.cli.invocation import Function, Invocation, served
+from forewarn.cli.screen import Screen, faint, strong
+from forewarn.cli.wording import counted
+
+_ENABLEMENT = click.Choice(["on-request", "always"])
+_HINTS = (
+    ("forewarn fleet show", "what there is"),
+    ("forewarn restart VM", "ask for maintenance"),
+    ("forewarn events --watch", "see it happen"),
+    ("forewarn clock advance 15m", "let time pass"),
+)
+
+
+def _settings(function: Function) -> Function:
+    """What both can be told; left out, the environment and the settings file say it."""
+    options = (
+        click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A settings file (TOML)."),
+        click.option("--fleet", metavar="FILE", help="A fleet file, applied to an empty store."),
+        click.option("--enablement", type=_ENABLEMENT, help="When a scope is given events."),
+        click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="An address that VMs call."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@_settings
+@click.option("--port", type=click.IntRange(1, 65535), help="Of the VMs' loopback addresses.")
+@click.option("--one-port-per-vm", is_flag=True, default=None, help="For machines with one loopback address.")
+@served
+def up(call: Invocation, **options: Any) -> None:
+    """Start a lab: a sample fleet, and a clock that can be moved.
+
+    Each VM has a loopback address of its own; what calls it there is that VM.
+    """
+    _run(call, "up", options, lab=True)
+
+
+@click.command()
+@_settings
+@served
+def serve(call: Invocation, **options: Any) -> None:
+    """Start the service for real VMs, in real time."""
+    _run(call, "serve", options, lab=False)
+
+
+def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
+    with server_extra(command):
+        from forewarn.assembly.service import Service, run
+        from forewarn.assembly.settings import load
+
+    config, listen = options.pop("config"), options.pop("listen")
+    flags = {**options, "data": call.given_data, "listen": listen or None}
+    settings = load(flags, lab=lab, config=config)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+    def announce(service: Service) -> None:
+        announce_service(call.screen, service.info())
+
+    run(settings, announce)
+
+
+def announce_service(screen: Screen, info: View) -> None:
+    if screen.as_json:
+        screen.document(info)
+        return
+    counts = info["counts"]
+    what = "lab" if info["lab"] else "service"
+    screen.say(strong(f"forewarn {info['version']}"), f": the {what} is up.")
+    screen.say()
+    fleet = (counted(counts["vms"], "VM"), counted(counts["scopes"], "scope"), counted(counts["hosts"], "host"))
+    screen.facts(
+        [
+            ("fleet", ", ".join(fleet)),
+            ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
+            *(("VMs call", f"http://{at['address']}:{at['port']}") for at in info["listeners"][:4]),
+            ("data", info["data"]),
+        ]
+    )
+    if screen.is_terminal:
+        screen.hints(_HINTS)
+        screen.say()
+        screen.say(faint("Ctrl-C stops it; everything is kept."))

@@ -1,0 +1,97 @@
+"""How the things of the service read: pure, from the JSON of its answers to text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.text import Text
+
+from forewarn.cli.connection import View
+from forewarn.cli.instant import clock_time, distance, when
+from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
+
+MANY = 5
+
+
+def names(listed: Sequence[str], most: int = MANY) -> str:
+    """Some names, and how many more: `a, b, c and 97 more`."""
+    if len(listed) <= most:
+        return ", ".join(listed) or "-"
+    return f"{', '.join(listed[:most])} and {len(listed) - most} more"
+
+
+def counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def what(event: View) -> str:
+    """The kind that documents show; what is done, where none shows it."""
+    return str(event["kind"] or event["verb"])
+
+
+def status(event: View) -> Text:
+    """The status, or how it ended."""
+    return word(event["ending"] or event["status"])
+
+
+def due(event: View, now: float) -> str:
+    """The instant that matters most in the event's state."""
+    at = event["over_at"] or event["started_at"] or event["not_before"]
+    return when(at, now)
+
+
+def waits(event: View, now: float) -> str:
+    wait = event["waits_for"]
+    if not wait:
+        return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _started(event)
+    until = wait["until"]
+    return str(wait["text"]) if until is None else f"{wait['text']} ({distance(until, now)})"
+
+
+def _started(event: View) -> str:
+    owed = [act["vm"] for act in event["acts"] if act["ok"] is None]
+    return f"{event['verb']} of {names(owed)}" if owed and event["status"] == "started" else ""
+
+
+EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
+
+
+def event_row(event: View, now: float, shown_id: str) -> list[Cell]:
+    approved = faint(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
+    return [
+        strong(shown_id),
+        what(event),
+        joined(status(event), approved),
+        names(event["vms"]),
+        due(event, now),
+        waits(event, now),
+    ]
+
+
+def entry_line(entry: View, now: float) -> Text:
+    """One entry of the history."""
+    who = f"  ({entry['who']})" if entry.get("who") else ""
+    return joined(
+        faint(clock_time(entry["at"], now)),
+        "  ",
+        Text(f"{clean(entry['what']):<10}", style=word(entry["what"]).style),
+        "  ",
+        entry["text"],
+        faint(who),
+    )
+
+
+def ending_sentence(events: Iterable[View]) -> str:
+    """Why what was waited for did not end well."""
+    bad = [event for event in events if event["ending"] in ("failed", "withdrawn")]
+    return "; ".join(_ended(event) for event in bad)
+
+
+def _ended(event: View) -> str:
+    notes = [f"{act['vm']}: {act['note'] or 'no reason given'}" for act in event["acts"] if act["ok"] is False]
+    why = "; ".join(notes) or event["reason"] or "no reason given"
+    return (
+        f"event {event['id']} was {event['ending']} ({why})"
+        if event["ending"] == "withdrawn"
+        else (f"event {event['id']} failed ({why})")
+    )

@@ -1,0 +1,58 @@
+"""Where the service is: an explicit setting, else the environment, else the well-known address (spec §2.5)."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from forewarn.errors import Rejected
+
+WELL_KNOWN = "http://169.254.169.254"  # spec §2.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    host: str
+    port: int = 80
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}" if self.port == 80 else f"http://{host}:{self.port}"
+
+
+def endpoint_for(explicit: str | None, environ: Mapping[str, str]) -> Endpoint:
+    text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP") or WELL_KNOWN
+    return read_endpoint(text)
+
+
+def read_endpoint(text: str) -> Endpoint:
+    """With or without scheme and port. A path below /metadata is forgiven, so that URLs can be pasted."""
+    whole = text.strip()
+    try:
+        parts = urlsplit(whole if "://" in whole else f"http://{_bracketed(whole)}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    path = parts.path.rstrip("/").lower()
+    if parts.scheme != "http" or not _is_host(host) or parts.username is not None or port == 0:
+        raise _bad(text)
+    if path not in ("", "/metadata") and not path.startswith("/metadata/"):
+        raise _bad(text)
+    return Endpoint(host=str(host), port=port or 80)
+
+
+def _is_host(host: str | None) -> bool:
+    return host is not None and host != "" and host.isprintable() and " " not in host
+
+
+def _bracketed(address: str) -> str:
+    try:
+        return f"[{address}]" if ipaddress.ip_address(address).version == 6 else address
+    except ValueError:
+        return address
+
+
+def _bad(text: str) -> Rejected:
+    return Rejected(f"the endpoint {text!r} is no plain HTTP address: write it like {WELL_KNOWN} or 127.0.1.1:8080")
