@@ -42,8 +42,6 @@ class Connection(asyncio.Protocol):
         self._hold_timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    # What asyncio calls.
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         place = self._strategy.place(transport)
@@ -91,8 +89,6 @@ class Connection(asyncio.Protocol):
         self._quiet_since = self._hall.loop.time()
         self._go_on()
 
-    # What the board and the hall call.
-
     def wake(self) -> None:
         if self._hold is not None and self._hold.scope_id:
             self._resume(over=False)
@@ -110,8 +106,6 @@ class Connection(asyncio.Protocol):
     @property
     def buffered_bytes(self) -> int:
         return self._intake.waiting + self._transport.get_write_buffer_size()
-
-    # Taking requests.
 
     @property
     def _is_free(self) -> bool:
@@ -165,8 +159,6 @@ class Connection(asyncio.Protocol):
         # A stranger may be a VM by the time it connects again.
         self._keep_alive = whole.keep_alive and self._hall.desk.knows(self._caller)
         self._settle(self._hall.desk.answer(self._caller, whole.request))
-
-    # Giving answers.
 
     def _settle(self, answer: Answer) -> None:
         while isinstance(answer, Hold) and self._hall.is_draining:
@@ -234,11 +226,10 @@ class Connection(asyncio.Protocol):
         if not self._is_closing:
             self._refuse(BROKEN)
 
-    # Time, flow, and the end.
-
     def _be_late(self) -> None:
         self._deadline = None
-        self._refuse(timed_out())
+        if not self._is_closing:
+            self._refuse(timed_out())
 
     def _look_idle(self) -> None:
         idle_s, loop = self._hall.limits.idle_s, self._hall.loop
