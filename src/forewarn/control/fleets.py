@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -62,18 +63,23 @@ class Fleets:
 
     def _completed(self, change: FleetChange) -> FleetChange:
         """The change with what newcomers still lack: an id, a host, in a lab an address."""
-        taken = {vm.address for vm in self._store.vms()} | {vm.address for vm in change.vms}
+        known = self._store.vms(removed=True) if self.lab_addresses else []
+        taken = {vm.lab_address for vm in known} | {vm.address for vm in change.vms}
         free = _loopback_addresses(taken)
         vms = tuple(self._complete(vm, free) for vm in change.vms)
-        return replace_change(change, vms)
+        return dataclasses.replace(change, vms=vms)
 
     def _complete(self, vm: Vm, free: Iterator[str]) -> Vm:
         known = self._store.vm(vm.key)
         if known is None or (known.removed_at is not None and vm.removed_at is None):
             vm = replace(vm, vm_id=vm.vm_id or self._new_id().lower())
-        if self.lab_addresses and not vm.address:
-            vm = replace(vm, address=next(free))
-        return vm
+        return replace(vm, lab_address=self._lab_address(vm, free)) if self.lab_addresses else vm
+
+    def _lab_address(self, vm: Vm, free: Iterator[str]) -> str:
+        """The one the file names, if it is on loopback; else one that is kept for good."""
+        if vm.address.startswith("127."):
+            return vm.address
+        return vm.lab_address or next(free)
 
     def _commit_for(self, change: FleetChange, who: str) -> Commit:
         around = self._desk.around()
@@ -103,12 +109,6 @@ class Fleets:
                 raise Refused(f"host {name!r} still has VM {staying[0]!r}: redeploy or remove its VMs first")
             if any(vm.host == name for vm in change.vms):
                 raise Refused(f"host {name!r} is to be removed and to hold VMs: decide for one of the two")
-
-
-def replace_change(change: FleetChange, vms: tuple[Vm, ...]) -> FleetChange:
-    return FleetChange(
-        hosts=change.hosts, removed_hosts=change.removed_hosts, vms=vms, removed=change.removed, text=change.text
-    )
 
 
 def _must_not_be_hit(scope: Scope, vm: Vm) -> None:

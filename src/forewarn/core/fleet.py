@@ -74,7 +74,8 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terminate_notice_min: int = 0  # 0: no terminate notification
     auto_approve: AutoApproval = AutoApproval()
     tags: dict[str, str] = {}
-    address: str = ""
+    address: str = ""  # by which a trusted network knows it
+    lab_address: str = ""  # the loopback address that is this VM in a lab; assigned once
     host: str = ""  # "" while deallocated
     power: Power = Power.RUNNING
     removed_at: float | None = None
@@ -126,10 +127,7 @@ def destination_for(vm: Vm, hosts: Iterable[Host], tenancy: Tenancy) -> str | No
 
 def is_destination(host: Host, vm: Vm) -> bool:
     return (
-        host.health is Health.HEALTHY
-        and host.name != vm.host
-        and host.location == vm.location
-        and host.zone == vm.zone
+        host.health is Health.HEALTHY and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
     )
 
 

@@ -55,15 +55,13 @@ def facts_for(vm: Vm) -> InstanceFacts:
         tags=tuple(vm.tags.items()),
         computer_name=vm.computer_name or vm.name,
         os_type=vm.os_type,
-        address=vm.address,
+        address=vm.address or vm.lab_address,
         mac="00-0D-3A-" + "-".join(vm.vm_id.replace("-", "")[i : i + 2] for i in (0, 2, 4)),
     )
 
 
 def resource_id_of(vm: Vm) -> str:
-    group = (
-        f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}/providers/Microsoft.Compute"
-    )
+    group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}/providers/Microsoft.Compute"
     if vm.scale_set:
         instance = vm.name.rpartition("_")[2]
         return f"{group}/virtualMachineScaleSets/{vm.scale_set}/virtualMachines/{instance}"

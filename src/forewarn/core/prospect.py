@@ -12,7 +12,7 @@ from forewarn.core.proposal import Proposal
 from forewarn.core.seating import Seating
 
 # How a VM is known, and what only the running fleet can tell: never reset by a file.
-_OWNED = frozenset({"name", "subscription_id", "resource_group", "vm_id", "host", "power", "removed_at"})
+_OWNED = frozenset({"name", "subscription_id", "resource_group", "vm_id", "host", "lab_address", "power", "removed_at"})
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):

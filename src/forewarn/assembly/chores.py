@@ -1,0 +1,40 @@
+"""What a service does beside its loop: write down what VMs were seen to ask, and prune old history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from forewarn.clock import Clock
+from forewarn.errors import ForewarnError
+from forewarn.metadata import Observations
+from forewarn.store.seam import Store
+
+log = logging.getLogger(__name__)
+_DAY_S = 24 * 3600.0
+
+
+async def write_observations(observations: Observations, store: Store, *, every_s: float = 1.0) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        await flush(observations, store)
+
+
+async def flush(observations: Observations, store: Store) -> None:
+    polls, sightings = observations.take()
+    if not polls and not sightings:
+        return
+    try:
+        await store.observe(polls, sightings)
+    except ForewarnError as error:
+        log.warning("what VMs asked could not be written down, keeping it: %s", error)
+        observations.put_back(polls, sightings)
+
+
+async def prune_history(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
+    while days:
+        try:
+            await store.prune(clock.now() - days * _DAY_S)
+        except ForewarnError as error:
+            log.warning("old history could not be pruned, trying again later: %s", error)
+        await asyncio.sleep(every_s)

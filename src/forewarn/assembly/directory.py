@@ -1,0 +1,61 @@
+"""The data directory: one service at a time, and nobody else's to read."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from forewarn.errors import Refused, Rejected
+
+DATABASE = "forewarn.db"
+LEDGER = "simulated.db"
+SOCKET = "forewarn.sock"
+_LOCK = "lock"
+
+
+class DataDirectory:
+    """An open data directory; held until closed, or until the process is gone, however it goes."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def take(cls, path: Path) -> DataDirectory:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Rejected(
+                f"data directory {str(path)!r} cannot be used: {error.strerror}; name another with --data"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise Refused(
+                f"data directory {str(path)!r} is in use by another forewarn (process {holder}): "
+                "stop that one first, or name another directory with --data"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        return cls(path, lock)
+
+    @property
+    def database(self) -> Path:
+        return self.path / DATABASE
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / LEDGER
+
+    @property
+    def socket(self) -> Path:
+        return self.path / SOCKET
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

@@ -1,0 +1,169 @@
+"""Between control and the metadata room: what is committed is published, what VMs ask is handed on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from forewarn.assembly.settings import Settings
+from forewarn.control.control import Control
+from forewarn.core.fleet import Vm
+from forewarn.core.projection import document_for, facts_for
+from forewarn.core.scope import Scope
+from forewarn.errors import Rejected
+from forewarn.metadata import (
+    Board,
+    Callers,
+    Lab,
+    Limits,
+    Listener,
+    MetadataServer,
+    Observations,
+    ScopeView,
+    Way,
+    open_lab,
+    open_network,
+)
+from forewarn.protocol.exchange import Rules
+from forewarn.protocol.versions import VERSIONS
+from forewarn.store.seam import Committed
+
+
+class Backing:
+    """The `Backend` of the metadata room."""
+
+    def __init__(self, control: Control) -> None:
+        self.enable = control.guests.enable
+        self.approve = control.guests.approve
+        self.now = control.clock.now
+
+
+class Mouth:
+    """The metadata server with its listeners; keeps its board and its callers as the store says."""
+
+    def __init__(self, settings: Settings, control: Control, lab: Lab | None, listeners: list[Listener]) -> None:
+        self._settings = settings
+        self._store = control.store
+        self._lab = lab
+        self._listeners = listeners
+        self._board = Board(first_answer_delay_s=settings.first_answer_delay_s)
+        self._callers = Callers()
+        self._places: dict[str, str] = {}  # VM key → where its calls come in
+        self._server: MetadataServer | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    def open(cls, settings: Settings, control: Control) -> Mouth:
+        """Bind every socket before anything is served, so that a port in use stops the start."""
+        lab = _lab(settings, control) if settings.lab else None
+        listeners = [lab.listener] if lab else []
+        listeners += [_network(text) for text in settings.listen]
+        return cls(settings, control, lab, listeners)
+
+    async def start(self, backing: Backing) -> None:
+        limits = Limits(requests_per_s=self._settings.requests_per_s or None)
+        self._server = MetadataServer(
+            board=self._board, backend=backing, callers=self._callers, rules_for=self._rules_for, limits=limits
+        )
+        self._server.observations.count_on(self._store.polls())
+        for scope_id in self._store.scope_ids():
+            self._publish(scope_id)
+        self._store.subscribe(self._hear)
+        await self._server.start(self._listeners)
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._running.drain(timeout_s)
+
+    @property
+    def observations(self) -> Observations:
+        return self._running.observations
+
+    def listeners(self) -> list[dict[str, Any]]:
+        """Where VMs call, for people."""
+        shown = []
+        for listener in self._listeners:
+            for sock in listener.sockets:
+                address, port = sock.getsockname()[:2]
+                if self._lab and self._lab.way is Way.DEVICE and listener is self._lab.listener:
+                    address = "127.0.0.0/8"
+                shown.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
+        return shown
+
+    def endpoint_of(self, vm: Vm) -> str:
+        """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
+        if self._lab is None or not vm.lab_address:
+            return ""
+        address, port = self._lab.endpoint(vm.lab_address)
+        return f"http://{address}:{port}"
+
+    @property
+    def _running(self) -> MetadataServer:
+        assert self._server is not None
+        return self._server
+
+    def _rules_for(self, location: str) -> Rules:
+        return Rules(
+            versions=self._settings.versions.get(location, VERSIONS),
+            header_always=self._settings.require_header,
+            unknown_version=self._settings.unknown_version,
+            iso_dates=self._settings.iso_dates,
+        )
+
+    def _hear(self, committed: Committed) -> None:
+        for scope_id in dict.fromkeys(scope.id for scope in committed.commit.scopes):
+            self._publish(scope_id)
+
+    def _publish(self, scope_id: str) -> None:
+        scope = self._store.scope(scope_id)
+        if scope is not None:
+            self._board.publish(view_of(scope))
+            for vm in scope.vms:
+                self._seat(vm)
+
+    def _seat(self, vm: Vm) -> None:
+        """A removed VM keeps its seat: it is on no board, so whoever calls there is unknown."""
+        place = self._place_of(vm)
+        old = self._places.get(vm.key, "")
+        if old == place:
+            return
+        if old and self._callers.vm_at(old) == vm.key:
+            self._callers.release(old)
+        if place:
+            self._callers.assign(place, vm.key)
+        self._places[vm.key] = place
+
+    def _place_of(self, vm: Vm) -> str:
+        """Where this VM's calls come in; in a lab that has to listen for each VM singly, listen for it."""
+        if self._lab is None:
+            return vm.address
+        if not vm.lab_address:
+            return ""
+        if (listener := self._lab.add(vm.lab_address)) is not None:
+            self._listeners.append(listener)
+            task = asyncio.create_task(self._running.start([listener]))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+        return self._lab.place(vm.lab_address)
+
+
+def view_of(scope: Scope) -> ScopeView:
+    return ScopeView(
+        scope_id=scope.id,
+        enabled=scope.is_enabled,
+        epoch=scope.epoch,
+        document=document_for(scope),
+        vms={vm.key: facts_for(vm) for vm in scope.present},
+    )
+
+
+def _lab(settings: Settings, control: Control) -> Lab:
+    addresses = [vm.lab_address for vm in control.store.vms() if vm.lab_address]
+    ways = (Way.PORTS,) if settings.one_port_per_vm else tuple(Way)
+    return open_lab(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")
+
+
+def _network(text: str) -> Listener:
+    address, _, port = text.rpartition(":")
+    if not address or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Rejected(f"cannot listen on {text!r}: write ADDRESS:PORT, such as 169.254.169.254:80")
+    return open_network(address.strip("[]"), int(port), setting="listen")

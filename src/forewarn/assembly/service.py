@@ -1,0 +1,184 @@
+"""A whole service in one process: everything wired, started in order, and stopped in the opposite one."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from forewarn import __version__
+from forewarn.assembly.chores import flush, prune_history, write_observations
+from forewarn.assembly.directory import DataDirectory
+from forewarn.assembly.doctor import examine
+from forewarn.assembly.fleet import apply_first_fleet
+from forewarn.assembly.mouth import Backing, Mouth
+from forewarn.assembly.settings import Settings
+from forewarn.clock import Clock, LabClock, SystemClock
+from forewarn.console.app import build
+from forewarn.console.house import House
+from forewarn.console.server import serve_unix
+from forewarn.control.control import Control, Outside
+from forewarn.control.labtime import stored_setting
+from forewarn.core.change import Commit
+from forewarn.core.enablement import enable
+from forewarn.core.event import Status
+from forewarn.core.history import Entry, What
+from forewarn.core.policy import Around, Enablement
+from forewarn.core.scope import Scope
+from forewarn.hypervisor.behaviour import Behaviour
+from forewarn.hypervisor.ledger import Ledger
+from forewarn.hypervisor.simulated import Simulated
+from forewarn.store.seam import Store
+from forewarn.store.sqlite import SqliteStore
+
+log = logging.getLogger(__name__)
+_DRAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A service that runs, for whoever wants to tell people about it."""
+
+    settings: Settings
+    control: Control
+    mouth: Mouth
+    started_at: float
+
+    def info(self) -> dict[str, Any]:
+        now, speed, lab = self.control.labtime.show()
+        store = self.control.store
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "data": self.settings.data,
+            "started_at": self.started_at,
+            "now": now,
+            "lab": lab,
+            "speed": speed,
+            "enablement": self.settings.enablement,
+            "listeners": self.mouth.listeners(),
+            "counts": {
+                "vms": len(store.vms()),
+                "scopes": len(store.scope_ids()),
+                "hosts": len(store.hosts()),
+                "events": len(store.events(statuses=[Status.SCHEDULED, Status.STARTED])),
+            },
+        }
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Service]:
+    """The service, from the moment it answers until the block is left."""
+    async with AsyncExitStack() as stack:
+        directory = DataDirectory.take(settings.directory)
+        stack.callback(directory.close)
+        store = SqliteStore.open(directory.database)
+        stack.push_async_callback(store.close)
+        hypervisor = Simulated(Ledger.open(directory.ledger), Behaviour.from_rules(list(settings.simulate)))
+        stack.push_async_callback(hypervisor.close)
+        control = Control(
+            store=store,
+            clock=_clock(settings, store),
+            hypervisor=hypervisor,
+            outside=Outside(new_id=new_guid, polls=store.polls, lab_addresses=settings.lab),
+            policy=settings.policy,
+        )
+        stack.push_async_callback(control.close)
+        await _say(control, f"service started, version {__version__}, process {os.getpid()}")
+        await apply_first_fleet(control, settings)
+        await _enable_all(control, settings)
+
+        mouth = Mouth.open(settings, control)
+        await _keep(stack, control.reconciler.run())
+        await mouth.start(Backing(control))
+        stack.push_async_callback(mouth.drain, _DRAIN_S)
+        stack.push_async_callback(flush, mouth.observations, store)
+        await _keep(stack, write_observations(mouth.observations, store))
+        await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
+        service = Service(settings=settings, control=control, mouth=mouth, started_at=control.clock.now())
+        app = build(_console_house(service, directory))
+        await stack.enter_async_context(serve_unix(app, directory.socket))
+        yield service
+        await _say(control, "service stopped")
+
+
+def run(settings: Settings, announce: Callable[[Service], None]) -> None:
+    """Serve until a signal says to stop; `announce` is called once everything answers."""
+    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+        runner.run(_serve(settings, announce))
+
+
+async def _serve(settings: Settings, announce: Callable[[Service], None]) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running(settings) as service:
+        announce(service)
+        await stop.wait()
+
+
+def new_guid() -> str:
+    return str(uuid.uuid4()).upper()
+
+
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop
+
+
+def _clock(settings: Settings, store: Store) -> Clock:
+    return LabClock(stored_setting(store)) if settings.lab else SystemClock()
+
+
+def _console_house(service: Service, directory: DataDirectory) -> House:
+    async def doctor() -> list[Any]:
+        return await asyncio.to_thread(examine, service.settings, directory.database)
+
+    return House(
+        control=service.control,
+        info=service.info,
+        doctor=doctor,
+        who=f"local user {getpass.getuser()}",
+        endpoint_of=service.mouth.endpoint_of,
+    )
+
+
+async def _keep(stack: AsyncExitStack, work: Any) -> None:
+    """Run this beside everything else until the stack unwinds."""
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+async def _say(control: Control, text: str) -> None:
+    entry = Entry(at=control.clock.now(), what=What.SERVICE, who="forewarn", text=text)
+    try:
+        await control.store.commit(Commit(entries=(entry,)))
+    except Exception as error:
+        log.warning("the history could not be written: %s", error)
+
+
+async def _enable_all(control: Control, settings: Settings) -> None:
+    """A lab on data that knew another setting: every scope is enabled from now on (spec §8.3)."""
+    if settings.enablement is not Enablement.ALWAYS:
+        return
+
+    def decision(scope: Scope, around: Around) -> Scope:
+        return enable(scope, by="the service", now=around.now)
+
+    for scope_id in control.store.scope_ids():
+        await control.desk.decide(scope_id, decision)

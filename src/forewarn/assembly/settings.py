@@ -1,0 +1,143 @@
+"""Settings: flags over environment (`FOREWARN_…`) over the TOML file over defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from forewarn.core.policy import Enablement, Policy
+from forewarn.errors import Rejected
+from forewarn.protocol.versions import VERSIONS, UnknownVersion
+
+PREFIX = "FOREWARN_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything a service can be told. A setting's environment variable is its name in capitals, prefixed."""
+
+    data: str = ""  # the data directory: database, socket, ledger
+    lab: bool = False  # a lab: sample fleet, a clock that can be moved, every scope enabled
+    fleet: str = ""  # a fleet file, applied once, to an empty store
+    listen: tuple[str, ...] = ()  # addresses VMs call, `ADDRESS:PORT`; a lab listens on loopback by itself
+    port: int = 8254  # of a lab's loopback addresses
+    one_port_per_vm: bool = False  # a lab on a machine with one loopback address only
+    enablement: Enablement = Enablement.ON_REQUEST
+    grace_s: float = 60
+    settle_s: float = 0
+    max_user_operations: int = 100
+    first_answer_delay_s: float = 0  # up to 120 (spec §8.1)
+    requests_per_s: int = 0  # per VM; 0: no limit (spec §8.5; Azure has 5)
+    history_days: float = 90  # older entries are pruned; 0 keeps everything
+    unknown_version: UnknownVersion = UnknownVersion.REFUSE
+    iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
+    require_header: bool = False  # the Metadata header in 2017-03-01 too, on loopback as well
+    versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions it serves
+    simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.data)
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            enablement=self.enablement,
+            max_user_operations=self.max_user_operations,
+            settle_s=self.settle_s,
+            grace_s=self.grace_s,
+        )
+
+
+def default_data(environ: Mapping[str, str] = os.environ) -> str:
+    """Where a user's own service keeps its things."""
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".local" / "state")
+    return str(Path(state) / "forewarn")
+
+
+def load(
+    flags: Mapping[str, Any], *, lab: bool, config: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The settings of a service; `flags` that are None were not given."""
+    usual = {"data": default_data(environ), "lab": lab}
+    if lab:
+        usual["enablement"] = Enablement.ALWAYS.value  # spec §8.3
+    from_file = _read_file(config) if config is not None else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    merged = {**usual, **from_file, **_read_environment(environ), **given}
+    try:
+        settings = msgspec.convert(merged, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise Rejected(_what_is_wrong(error)) from error
+    _check(settings)
+    return msgspec.structs.replace(settings, data=str(settings.directory.expanduser().absolute()))
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Rejected(
+            f"settings file {str(path)!r} cannot be read: {error.strerror}; name another with --config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Rejected(f"settings file {str(path)!r} is not TOML: {error}") from error
+    for name in table:
+        if name not in Settings.__struct_fields__:
+            raise Rejected(f"settings file {str(path)!r}: there is no setting {name!r}{_did_you_mean(name)}")
+    return table
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Plain settings from variables; lists are separated by commas. Tables belong into the file."""
+    found: dict[str, Any] = {}
+    for name in Settings.__struct_fields__:
+        text = environ.get(PREFIX + name.upper())
+        if text is None or name in ("versions", "simulate", "lab"):
+            continue
+        found[name] = [part.strip() for part in text.split(",") if part.strip()] if name == "listen" else text
+    return found
+
+
+def _did_you_mean(name: str) -> str:
+    close = difflib.get_close_matches(name, Settings.__struct_fields__, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ": `docs/settings.md` lists them"
+
+
+def _what_is_wrong(error: msgspec.ValidationError) -> str:
+    text, _, where = str(error).partition(" - at `$.")
+    name = where.rstrip("`")
+    return f"setting {name!r}: {text[0].lower()}{text[1:]}" if name else f"settings: {text}"
+
+
+def _check(settings: Settings) -> None:
+    if not 0 <= settings.first_answer_delay_s <= 120:
+        raise Rejected(f"setting 'first_answer_delay_s' is {settings.first_answer_delay_s:g}: give 0 to 120 seconds")
+    if not 1 <= settings.port <= 65535:
+        raise Rejected(f"setting 'port' is {settings.port}: give a port from 1 to 65535")
+    for name in ("grace_s", "settle_s", "max_user_operations", "requests_per_s", "history_days"):
+        if getattr(settings, name) < 0:
+            raise Rejected(f"setting {name!r} is {getattr(settings, name):g}: give 0 or more")
+    if 0 < settings.history_days < 1:
+        raise Rejected(
+            f"setting 'history_days' is {settings.history_days:g}: give 1 or more, since events that are over "
+            "are kept for 24 hours, or 0 to keep everything"
+        )
+    for location, versions in settings.versions.items():
+        for version in versions:
+            if version not in VERSIONS:
+                raise Rejected(
+                    f"setting 'versions' for location {location!r}: {version!r} is no api-version; "
+                    f"choose from {', '.join(VERSIONS)}"
+                )
+        if not versions:
+            raise Rejected(f"setting 'versions' for location {location!r} is empty: name at least one api-version")
+    if not settings.lab and not settings.listen:
+        raise Rejected(
+            "a service needs an address that VMs call: give --listen ADDRESS:PORT, or use `forewarn up` for a lab"
+        )
