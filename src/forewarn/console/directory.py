@@ -33,6 +33,9 @@ class Directory:
         common = self._homes.most_common(1)
         return common[0][0] if common else None
 
+    def subscriptions(self) -> set[str]:
+        return {subscription for (subscription, _), count in self._homes.items() if count}
+
     def _one(self, name: str, keys: list[str]) -> Vm:
         found = [vm for vm in map(self._store.vm, keys) if vm is not None]
         if not found:

@@ -175,8 +175,14 @@ def _shown(difference: Difference) -> DifferenceView:
         stay_deleted=_names(difference.stay_deleted),
         unchanged=len(difference.unchanged),
         problems=difference.problems,
-        lines=tuple(difference.lines()),
+        lines=_lines(difference),
     )
+
+
+def _lines(difference: Difference) -> tuple[str, ...]:
+    """For people; none where there is nothing to tell."""
+    *told, summary = difference.lines()
+    return tuple(told) if difference.is_empty and not difference.problems else (*told, summary)
 
 
 def _names(things: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from forewarn.console import body
@@ -26,35 +27,52 @@ _MOST_EVENTS = 100  # of a VM's life, the newest
 
 async def show(room: Room, call: Call) -> HistoryView:
     query = call.read_query(body.HistoryQuery)
-    wanted = _filter(room, query)
+    wanted = _wanted(room, query)
     if query.wait_s:
         await _until_newer(room, query, wanted)
     return _page(room, query, wanted)
 
 
-def _filter(room: Room, query: body.HistoryQuery) -> dict[str, str]:
-    wanted: dict[str, str] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Which entries are meant."""
+
+    like: dict[str, Any]  # what they have in common
+    shared: tuple[str, ...] = ()  # events of several VMs, one of which is meant: their entries name none
+
+
+def _wanted(room: Room, query: body.HistoryQuery) -> _Wanted:
+    like: dict[str, Any] = {}
     if query.scope:
-        wanted["scope_id"] = room.scope(query.scope).id
-    if query.vm:
-        vm = room.directory.find_any(query.vm)
-        wanted["vm"] = vm.name
+        like["scope_id"] = room.scope(query.scope).id
     if query.event:
-        wanted["event_id"] = room.event(query.event).id
+        like["event_id"] = room.event(query.event).id
     if query.request:
-        wanted["request_id"] = room.request(query.request).id
-    return wanted
+        like["request_id"] = room.request(query.request).id
+    if not query.vm:
+        return _Wanted(like=like)
+    vm = room.directory.find_any(query.vm)
+    shared = [e.id for e in room.store.events(scope_id=vm.scope_id) if len(e.vms) > 1 and lists(e, vm.name)]
+    return _Wanted(like={**like, "vm": vm.name}, shared=tuple(shared[-_MOST_EVENTS:]))
 
 
-def _page(room: Room, query: body.HistoryQuery, wanted: dict[str, str]) -> HistoryView:
+def _read(room: Room, wanted: _Wanted, after: int, limit: int) -> list[Entry]:
+    found = room.store.history(after=after, limit=limit, **wanted.like)
+    for event_id in wanted.shared:
+        if wanted.like.get("event_id", event_id) == event_id:
+            alike = {**wanted.like, "event_id": event_id, "vm": ""}
+            found += room.store.history(after=after, limit=limit, **alike)
+    return sorted(found, key=lambda entry: entry.seq)[-limit:] if wanted.shared else found
+
+
+def _page(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> HistoryView:
     """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
     seq = room.store.last_seq()
     if query.after is None:
-        entries = room.store.history(limit=query.limit, **_kinds(wanted))
+        entries = _read(room, wanted, 0, query.limit)
     else:
         # No more can have been written than there are numbers since.
-        most = max(seq - query.after, 0)
-        entries = room.store.history(after=query.after, limit=max(most, query.limit), **_kinds(wanted))
+        entries = _read(room, wanted, query.after, max(seq - query.after, query.limit))
         if len(entries) > query.limit:
             entries = entries[: query.limit]
             seq = entries[-1].seq
@@ -62,11 +80,7 @@ def _page(room: Room, query: body.HistoryQuery, wanted: dict[str, str]) -> Histo
     return HistoryView(entries=tuple(EntryView.of(entry) for entry in entries), seq=last)
 
 
-def _kinds(wanted: dict[str, str]) -> dict[str, Any]:
-    return dict(wanted)
-
-
-async def _until_newer(room: Room, query: body.HistoryQuery, wanted: dict[str, str]) -> None:
+async def _until_newer(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> None:
     """Until there is something to show, the time is over (real time, spec §12), or the service stops."""
     news = asyncio.Event()
 
@@ -88,8 +102,8 @@ async def _until_newer(room: Room, query: body.HistoryQuery, wanted: dict[str, s
         closing.cancel()
 
 
-def _has_newer(room: Room, query: body.HistoryQuery, wanted: dict[str, str]) -> bool:
-    return bool(room.store.history(after=query.after or 0, limit=1, **_kinds(wanted)))
+def _has_newer(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> bool:
+    return bool(_read(room, wanted, query.after or 0, 1))
 
 
 async def _first_of(closing: asyncio.Task[Any], news: asyncio.Event) -> None:

@@ -29,7 +29,9 @@ def file_for(asked: NewVm, room: Room) -> str:
     siblings = _siblings(asked, room, home)
     location = asked.location or _location(asked, siblings, hosts)
     defaults: dict[str, object] = {"subscription": home[0], "resource_group": home[1], "location": location}
-    tables = [("[defaults]", defaults), *(("[[hosts]]", _host(host)) for host in hosts)]
+    tables = [("[defaults]", defaults)]
+    tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(room.directory.subscriptions())]
+    tables += [("[[hosts]]", _host(host)) for host in hosts]
     tables += [(f"[[{key}s]]", _set(asked, key, siblings)) for key in _SETS if getattr(asked, key)]
     tables += [("[[vms]]", _vm(asked, siblings))]
     return "\n".join(line for title, keys in tables for line in (title, *_lines(keys)))

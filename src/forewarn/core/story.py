@@ -61,8 +61,8 @@ def story_of_event(event: Event, record: Record) -> Story:
     lines = [
         *_beginning(event),
         *_given(event, record),
-        *_course(event),
         *_told_by_history(event, record),
+        *_course(event),
         *_interruptions(event, record),
     ]
     return Story(
@@ -183,7 +183,7 @@ def _standing(event: Event, record: Record) -> Iterator[str]:
     """Where an event is now, and what it waits for."""
     if event.status is Status.OVER:
         ago = span(record.now - (event.over_at or record.now))
-        yield f"It is over since {ago}: {_ending(event)}."
+        yield f"It was over {ago} ago: {_ending(event)}."
     elif event.status is Status.STARTED:
         yield from _still_owed(event, record.now)
     else:
@@ -226,11 +226,11 @@ def _audience(record: Record) -> Iterator[str]:
         )
     latest = max(record.polls, key=lambda poll: poll.at, default=None)
     if latest is None:
-        yield "No VM of it has ever asked for its events."
+        yield "Nobody there has ever asked for events."
         return
     ago = span(record.now - latest.at)
     if record.now - latest.at > _SILENT_S:
-        yield f"Nobody of it has asked for {ago}; the last was {latest.vm} (api-version {latest.version})."
+        yield f"Nobody there has asked for events for {ago}; the last was {latest.vm} (api-version {latest.version})."
     else:
         yield f"{_asking(record)} (the last {ago} ago, api-version {latest.version})."
 
@@ -268,10 +268,9 @@ def _how_given(event: Event, vm: Vm, record: Record) -> Iterator[str]:
     seen = sorted((s for s in record.sightings if s.event_id == event.id), key=lambda s: s.at)
     own = next((s for s in seen if s.vm == vm.key), None)
     first = own or next(iter(seen), None)
-    if not event.listed:
-        return
     if first is None:
-        yield "no VM was given it"
+        if event.listed and event.status is not Status.SCHEDULED:
+            yield "no VM was given it"
         return
     name = vm.name if own else record.names.get(first.vm, first.vm)
     only = "" if own else f"{vm.name} was never given it, but "

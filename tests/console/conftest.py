@@ -1,0 +1,159 @@
+"""The API over a world in virtual time, called as uvicorn would call it, without a socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from forewarn.console.app import build
+from forewarn.console.house import House
+from forewarn.core.fleet import Priority, Vm
+from forewarn.core.policy import Policy
+from forewarn.testing.world import LAB, World, a_host, a_vm
+
+PREFIX = "/forewarn/v1"
+
+
+class Answer:
+    def __init__(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.content = content
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+class Api:
+    """Calls the console of a world. `refused` also sees to it that a refusal has changed nothing."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.house = House(
+            control=world.control,
+            info=lambda: {"version": "0.1.0", "pid": 1, "lab": True},
+            doctor=self._doctor,
+            who="local user ann",
+            endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
+        )
+        self.app = build(self.house)
+
+    async def _doctor(self) -> list[Any]:
+        return [SimpleNamespace(name="disk", ok=False, text="1 MiB free", remedy="make room")]
+
+    def call(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
+        return self.world.do(self.calling(method, target, body, prefix=prefix))
+
+    async def calling(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
+        path, _, query = target.partition("?")
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(prefix + path),
+            "raw_path": (prefix + path).encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [],
+            "server": ("localhost", None),
+            "client": None,
+        }
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], headers, b"".join(part.get("body", b"") for part in sent[1:]))
+
+    def get(self, target: str) -> Any:
+        return self._good("GET", target)
+
+    def post(self, target: str, body: Any = None) -> Any:
+        return self._good("POST", target, body)
+
+    def delete(self, target: str) -> Any:
+        return self._good("DELETE", target)
+
+    def _good(self, method: str, target: str, body: Any = None) -> Any:
+        answer = self.call(method, target, body)
+        assert answer.status in (200, 202), answer.content
+        assert answer.headers["content-type"] == "application/json"
+        return answer.json
+
+    def refused(self, method: str, target: str, body: Any = None) -> tuple[int, str, str]:
+        """Status, code and message of a call that is refused and leaves the store as it was."""
+        before = self.stored()
+        answer = self.call(method, target, body)
+        assert self.stored() == before
+        error = answer.json["error"]
+        return answer.status, error["code"], error["message"]
+
+    def stored(self) -> list[Any]:
+        store = self.world.store
+        return [
+            [store.scope(scope_id) for scope_id in store.scope_ids()],
+            store.vms(removed=True),
+            store.hosts(),
+            store.events(),
+            store.requests(),
+            store.planned(),
+            store.history(),
+            store.last_seq(),
+            store.sightings(),
+            store.polls(),
+            store.saved("clock"),
+        ]
+
+    def restart_of(self, *names: str) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = self.post("/requests", {"ask": "restart", "vms": list(names)})["events"]
+        return events
+
+
+def in_set(number: int, **facts: Any) -> Vm:
+    return a_vm(f"web-{number}", availability_set="web", update_domain=number, host=f"h{number + 1}", **facts)
+
+
+def a_fleet() -> list[Vm]:
+    pool = [
+        a_vm(f"pool_{n}", scale_set="pool", placement_group="pg-0", host="h1", terminate_notice_min=5) for n in (0, 1)
+    ]
+    return [
+        *(in_set(number) for number in range(3)),
+        a_vm("db", host="h1", address="127.0.0.9"),
+        a_vm("spot", host="h2", priority=Priority.SPOT),
+        *pool,
+    ]
+
+
+def make_world(policy: Policy = LAB, **options: Any) -> World:
+    hosts = [a_host("h1"), a_host("h2"), a_host("h3")]
+    return World(vms=a_fleet(), hosts=hosts, policy=policy, **options)
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    world = make_world()
+    yield Api(world)
+    world.close()
+
+
+@pytest.fixture
+def asleep() -> Iterator[Api]:
+    """A service whose scopes are enabled by the first request only."""
+    world = make_world(Policy())
+    yield Api(world)
+    world.close()

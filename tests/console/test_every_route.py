@@ -1,0 +1,217 @@
+"""Every route: it needs a right, a good call is answered, a bad member and an unknown thing are refused and change
+nothing (the contract of `/forewarn/v1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.console.routes import PREFIX, ROUTES, Right
+
+FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
+
+Good = Callable[[Any], tuple[str, Any]]
+GOOD: dict[tuple[str, str], Good] = {
+    ("GET", "/service"): lambda api: ("/service", None),
+    ("GET", "/fleet"): lambda api: ("/fleet", None),
+    ("POST", "/fleet/check"): lambda api: ("/fleet/check", {"text": FILE, "source": "f.toml"}),
+    ("POST", "/fleet/apply"): lambda api: ("/fleet/apply", {"text": FILE, "source": "f.toml", "dry_run": True}),
+    ("POST", "/fleet/vms"): lambda api: ("/fleet/vms", {"name": "new"}),
+    ("DELETE", "/fleet/vms/{name:path}"): lambda api: ("/fleet/vms/lab%2Fdb", None),
+    ("POST", "/fleet/hosts"): lambda api: ("/fleet/hosts", {"name": "h9", "location": "westeurope"}),
+    ("DELETE", "/fleet/hosts/{name}"): lambda api: (f"/fleet/hosts/{_empty_host(api)}", None),
+    ("POST", "/vms/{name:path}/perform-maintenance"): lambda api: (
+        f"/vms/{_under_maintenance(api)}/perform-maintenance",
+        {},
+    ),
+    ("GET", "/vms/{name:path}"): lambda api: ("/vms/sub%2Flab%2Fdb", None),
+    ("POST", "/requests"): lambda api: ("/requests", {"ask": "restart", "vms": ["db"]}),
+    ("GET", "/requests/{id}"): lambda api: (f"/requests/{api.restart_of('db')[0]['request_id']}", None),
+    ("POST", "/hosts/{name}/degrade"): lambda api: ("/hosts/h1/degrade", {"in_s": 7 * 86400}),
+    ("POST", "/hosts/{name}/fail"): lambda api: ("/hosts/h1/fail", None),
+    ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
+    ("GET", "/rollouts"): lambda api: ("/rollouts", None),
+    ("POST", "/rollouts"): lambda api: ("/rollouts", {"impact": "update", "hosts": ["h1", "h2"]}),
+    ("GET", "/rollouts/{id}"): lambda api: (f"/rollouts/{_rollout(api)}", None),
+    ("POST", "/rollouts/{id}/pause"): lambda api: (f"/rollouts/{_rollout(api)}/pause", None),
+    ("POST", "/rollouts/{id}/resume"): lambda api: (f"/rollouts/{_paused(api)}/resume", None),
+    ("POST", "/rollouts/{id}/abort"): lambda api: (f"/rollouts/{_rollout(api)}/abort", None),
+    ("GET", "/events"): lambda api: ("/events?all=true&limit=10", None),
+    ("GET", "/events/{id}"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}", None),
+    ("POST", "/events/{id}/approve"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}/approve", None),
+    ("POST", "/events/{id}/withdraw"): lambda api: (f"/events/{api.restart_of('db')[0]['id']}/withdraw", {}),
+    ("GET", "/history"): lambda api: ("/history", None),
+    ("POST", "/history/prune"): lambda api: ("/history/prune", {"older_than_s": 86400}),
+    ("GET", "/explain/{thing:path}"): lambda api: ("/explain/lab%2Fdb", None),
+    ("GET", "/clock"): lambda api: ("/clock", None),
+    ("POST", "/clock/advance"): lambda api: ("/clock/advance", {"by_s": 60}),
+    ("POST", "/clock/speed"): lambda api: ("/clock/speed", {"speed": 2}),
+    ("GET", "/doctor"): lambda api: ("/doctor", None),
+}
+NEEDS_A_FILE = {("POST", "/backup")}  # see test_upkeep
+
+
+def _empty_host(api: Any) -> str:
+    api.post("/fleet/hosts", {"name": "h8", "location": "westeurope"})
+    return "h8"
+
+
+def _failed_host(api: Any) -> str:
+    api.post("/hosts/h1/fail")
+    return "h1"
+
+
+def _rollout(api: Any) -> str:
+    started: str = api.post("/rollouts", {"impact": "update", "hosts": ["h1"]})["id"]
+    return started
+
+
+def _paused(api: Any) -> str:
+    rollout = _rollout(api)
+    api.post(f"/rollouts/{rollout}/pause")
+    return rollout
+
+
+def _under_maintenance(api: Any) -> str:
+    api.post("/rollouts", {"impact": "migrate", "scope": "web"})
+    return "web-0"
+
+
+def _lines(*, having: str = "") -> list[Any]:
+    return [pytest.param(line, id=f"{line.method} {line.path}") for line in ROUTES if having in line.path]
+
+
+def test_every_route_needs_a_right() -> None:
+    assert all(isinstance(line.right, Right) for line in ROUTES)
+
+
+def test_whoever_may_only_read_changes_nothing() -> None:
+    changing = [line for line in ROUTES if line.method != "GET" and line.right is Right.READ]
+    assert [line.path for line in changing] == ["/fleet/check"]
+    assert all(line.right is Right.READ for line in ROUTES if line.method == "GET")
+
+
+def test_the_table_of_good_calls_is_whole() -> None:
+    assert set(GOOD) | NEEDS_A_FILE == {(line.method, line.path) for line in ROUTES}
+
+
+@pytest.mark.parametrize(("method", "path"), GOOD, ids=lambda value: str(value))
+def test_a_good_call_is_answered_with_its_status(api: Any, method: str, path: str) -> None:
+    line = next(line for line in ROUTES if (line.method, line.path) == (method, path))
+    target, body = GOOD[method, path](api)
+    answer = api.call(method, target, body)
+    assert answer.status == line.status, answer.content
+    assert isinstance(answer.json, dict)
+
+
+@pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
+def test_an_unknown_member_is_refused_by_its_name(api: Any, line: Any) -> None:
+    target, body = GOOD.get((line.method, line.path), lambda _: ("/backup", {"path": "/x"}))(api)
+    status, code, message = api.refused("POST", target, {**(body or {}), "colour": "red"})
+    assert (status, code) == (400, "Rejected")
+    assert "colour" in message
+
+
+@pytest.mark.parametrize("line", [p for p in _lines() if p.values[0].method == "POST"])
+def test_a_body_that_is_no_object_is_refused(api: Any, line: Any) -> None:
+    target, _ = GOOD.get((line.method, line.path), lambda _: ("/backup", None))(api)
+    for body in (b"[1]", b"{", b"\xff"):
+        status, code, message = api.refused("POST", target, body)
+        assert (status, code) == (400, "Rejected")
+        assert "body" in message
+
+
+@pytest.mark.parametrize("line", _lines(having="{"))
+def test_an_unknown_thing_is_not_found(api: Any, line: Any) -> None:
+    good = {"/hosts/{name}/degrade": {"in_s": 86400}}
+    target = line.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
+    target = target.replace("{name}", "nothing").replace("{id}", "nothing")
+    status, code, message = api.refused(line.method, target, good.get(line.path))
+    assert (status, code) == (404, "NotFound")
+    assert "'nothing'" in message
+
+
+QUERIES = [
+    ("/fleet?limit=0", "limit"),
+    ("/fleet?limit=many", "limit"),
+    ("/fleet?colour=red", "colour"),
+    ("/events?all=perhaps", "all"),
+    ("/events?limit=-1", "limit"),
+    ("/events?limit=1&limit=2", "'limit' more than once"),
+    ("/history?after=-1", "after"),
+    ("/history?wait_s=61", "wait_s"),
+    ("/clock?x=1", "x"),
+]
+
+
+@pytest.mark.parametrize(("target", "named"), QUERIES)
+def test_a_bad_query_is_refused_by_the_name_of_its_parameter(api: Any, target: str, named: str) -> None:
+    status, code, message = api.refused("GET", target)
+    assert (status, code) == (400, "Rejected")
+    assert named in message
+
+
+@pytest.mark.parametrize("target", ["/fleet?host=h7", "/fleet?scope=s7", "/events?vm=v7", "/events?scope=s7"])
+def test_a_query_for_an_unknown_thing_is_not_found(api: Any, target: str) -> None:
+    assert api.refused("GET", target)[:2] == (404, "NotFound")
+
+
+def test_another_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
+    answer = api.call("GET", "/nowhere", prefix="")
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "NotFound"
+    assert PREFIX in answer.json["error"]["message"]
+
+
+def test_another_method_is_refused_and_told_which_ones_there_are(api: Any) -> None:
+    answer = api.call("PUT", "/rollouts")
+    assert answer.status == 405
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
+    assert answer.json["error"]["code"] == "Rejected"
+
+
+def test_a_body_that_is_too_long_is_refused(api: Any) -> None:
+    answer = api.call("POST", "/fleet/check", b" " * (16 * 1024 * 1024 + 1))
+    assert answer.status == 413
+    assert answer.json["error"]["code"] == "Rejected"
+
+
+def test_a_store_out_of_reach_is_said_with_when_to_try_again(api: Any) -> None:
+    from forewarn.errors import Unavailable
+
+    api.world.store.fail_next(Unavailable("the disk is full: make room"))
+    before = api.stored()
+    answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    assert api.stored() == before
+    assert answer.status == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json["error"] == {"code": "Unavailable", "message": "the disk is full: make room"}
+
+
+def test_a_conflict_says_to_ask_again(api: Any) -> None:
+    from forewarn.errors import Conflict
+
+    for _ in range(20):
+        api.world.store.fail_next(Conflict("somebody was quicker"))
+    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    assert (status, code) == (409, "Conflict")
+    assert message.endswith("ask again")
+
+
+def test_a_bug_is_an_internal_error_that_tells_nothing_secret(api: Any, caplog: pytest.LogCaptureFixture) -> None:
+    api.world.store.fail_next(RuntimeError("secret"))
+    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    assert (status, code) == (500, "Internal")
+    assert "secret" not in message
+    assert "secret" in caplog.text
+
+
+def test_nothing_in_the_console_writes_files_beside_backups(api: Any, tmp_path: Path) -> None:
+    status, code, message = api.refused("POST", "/backup", {"path": str(tmp_path / "b.db")})
+    assert (status, code) == (409, "Refused")  # a store in memory has nothing to copy
+    assert list(tmp_path.iterdir()) == []
+    assert "in memory" in message
