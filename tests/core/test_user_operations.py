@@ -91,12 +91,11 @@ def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, ne
         return
     with pytest.raises(Refused) as refusal:
         asked(before, new)
-    state, way_out = (
-        ("is pending", f"approve or withdraw event {first.id}")
-        if status is SCHEDULED
-        else ("has started", "wait until it is done")
-    )
-    assert str(refusal.value) == f"the {old} of VM 'web-0' {state}: {way_out} first"
+    state = {
+        SCHEDULED: f"is pending: approve or withdraw event {first.id} first",
+        STARTED: "has started: wait until it is done",
+    }
+    assert str(refusal.value) == f"the {old} of VM 'web-0' {state[status]}"
 
 
 def test_a_replacement_adds_two_to_the_incarnation() -> None:
@@ -133,8 +132,8 @@ def test_as_many_operations_as_the_limit_may_be_scheduled_and_not_one_more() -> 
     with pytest.raises(Refused) as refusal:
         asked(scope, Cause.USER_RESTART, "web-100")
     assert str(refusal.value) == (
-        "scope 'set:sub/lab/web' has 100 user operations scheduled already, as many as it may: "
-        "approve some, or wait until they are done"
+        "scope 'set:sub/lab/web' may have at most 100 user operations scheduled at once, and this would be one more: "
+        "approve some, wait until they are done, or ask for fewer"
     )
 
 

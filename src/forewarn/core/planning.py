@@ -168,15 +168,16 @@ def _must_be_within_limit(scope: Scope, limit: int) -> None:
     scheduled = [e for e in scope.live(Status.SCHEDULED) if e.row.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
-            f"scope {scope.id!r} has {limit} user operations scheduled already, as many as it may: "
-            "approve some, or wait until they are done"
+            f"scope {scope.id!r} may have at most {limit} user operations scheduled at once, "
+            "and this would be one more: approve some, wait until they are done, or ask for fewer"
         )
 
 
 def _busy(event: Event) -> str:
-    state = "has started" if event.status is Status.STARTED else "is pending"
-    way_out = "wait until it is done" if event.status is Status.STARTED else f"approve or withdraw event {event.id}"
-    return f"the {event.cause} of VM {event.vms[0]!r} {state}: {way_out} first"
+    name = f"the {event.cause} of VM {event.vms[0]!r}"
+    if event.status is Status.STARTED:
+        return f"{name} has started: wait until it is done"
+    return f"{name} is pending: approve or withdraw event {event.id} first"
 
 
 def _must_suit(vm: Vm, cause: Cause) -> None:
