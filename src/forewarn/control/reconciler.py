@@ -170,7 +170,7 @@ class Reconciler:
         released = replace(gate, released_at=gate.released_at or around.now, wakes_at=None)
         news = () if gate.released_at is not None else (_released(released, around.now),)
         await self._store.commit(Commit(gates=(released,), entries=news))
-        for scope_id in {event.scope_id for event in waiting}:
+        for scope_id in dict.fromkeys(event.scope_id for event in waiting):
             await self._desk.decide(scope_id, turn)
 
     def _unready_until(self, waiting: list[Event], around: Around) -> float | None:
