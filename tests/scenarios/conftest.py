@@ -1,0 +1,270 @@
+"""The stage on which scenarios are played: a text file of steps, each followed by what the history said then.
+
+    # A user restarts a VM (spec §6.4)
+    host h1
+    vm web-0 host=h1
+
+    > restart web-0
+    05 12:00:00 requested  ann asked for restart of web-0
+    05 12:00:00 published  Reboot of web-0 scheduled
+    > advance 1m
+    (nothing)
+
+Playing a file gives the file as it should be; it must equal the file as it is. So an expectation that is missing
+fails, and a step after which nothing happens says so. E1, E2 are events in the order they came to be, R1, R2
+requests; `KEY=VALUE` are fields of hosts, VMs and the policy under their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.event import Event
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.policy import Policy
+from forewarn.core.projection import document_for
+from forewarn.core.release import waits_for
+from forewarn.core.request import Ask, Progress, Request, Rollout
+from forewarn.errors import ForewarnError
+from forewarn.hypervisor.behaviour import Behaviour, Rule
+from forewarn.protocol.document import Notice
+from forewarn.protocol.versions import NEWEST
+from forewarn.store.seam import Polled
+from forewarn.testing.world import LAB, World, a_host, a_vm
+
+NOTHING = "(nothing)"
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+STEERING = {"pause": Progress.PAUSED, "resume": Progress.RUNNING, "abort": Progress.ABORTED}
+FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL}
+GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
+Facts = dict[str, str]
+
+
+class Stage:
+    """One world, and the words that scenarios move it with. A word returns what is to be seen besides the history."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._seen = world.store.last_seq()
+
+    def step(self, line: str) -> list[str]:
+        """What a step leads to, as lines."""
+        word, *rest = line.split()
+        names = [text for text in rest if "=" not in text]
+        facts = dict(text.split("=", 1) for text in rest if "=" in text)
+        try:
+            shown = self._word(word)(names, facts)
+            self.world.settle()
+        except ForewarnError as error:
+            shown = [f"{type(error).__name__}: {error}"]
+        return [self._plain(text) for text in (*shown, *self._news())] or [NOTHING]
+
+    def _word(self, word: str) -> Callable[[list[str], Facts], list[str]]:
+        if word in STEERING:
+            return lambda names, facts: self._steer(names[0], STEERING[word], facts)
+        if word in FOR_VMS:
+            return lambda names, facts: self._ask(Ask(word), names, facts)
+        found: Callable[[list[str], Facts], list[str]] = getattr(self, f"do_{word.replace('-', '_')}")
+        return found
+
+    def _ask(self, ask: Ask, names: list[str], facts: Facts) -> list[str]:
+        vms = [self.world.vm(name) for name in names]
+        self.world.do(self.world.control.requests.ask_for_vms(ask, vms, **_asking(facts)))
+        return []
+
+    def _steer(self, name: str, progress: Progress, facts: Facts) -> list[str]:
+        who = facts.get("who", "ops")
+        self.world.do(self.world.control.requests.steer_rollout(self._request(name).id, progress, who=who))
+        return []
+
+    def do_advance(self, names: list[str], _facts: Facts) -> list[str]:
+        self.world.advance(_seconds(names[0]))
+        return []
+
+    def do_wait(self, names: list[str], _facts: Facts) -> list[str]:
+        """Time passes by itself: nobody advances the clock, so nobody counts as polling who does not poll."""
+        clock, reconciler = self.world.clock, self.world.control.reconciler
+        target = clock.now() + _seconds(names[0])
+        while (wake := reconciler.next_wake()) is not None and wake < target:
+            clock.adopt(clock.jumped_to(max(wake, clock.now())))
+            self.world.settle()
+        clock.adopt(clock.jumped_to(target))
+        return []
+
+    def do_away(self, names: list[str], _facts: Facts) -> list[str]:
+        """The service dies, and another process takes over after that time."""
+        clock = self.world.clock
+        clock.adopt(clock.jumped_to(clock.now() + _seconds(names[0])))
+        self.world.restart()
+        return []
+
+    def do_approve(self, names: list[str], facts: Facts) -> list[str]:
+        """A VM approves (`by`), or somebody from outside (`who`)."""
+        ids = tuple(self._event(name).id for name in names)
+        if "who" in facts:
+            for event_id in ids:
+                self.world.do(self.world.control.requests.approve(event_id, who=facts["who"]))
+            return []
+        unknown = self.world.do(self.world.control.guests.approve(self.world.vm(facts["by"]).key, ids))
+        return [] if unknown is None else [f"unknown to {facts['by']}: {unknown}"]
+
+    def do_perform_maintenance(self, names: list[str], _facts: Facts) -> list[str]:
+        self.world.do(self.world.control.requests.perform_maintenance(self.world.vm(names[0]), who="ann"))
+        return []
+
+    def do_withdraw(self, names: list[str], facts: Facts) -> list[str]:
+        who = facts.get("who", "ann")
+        self.world.do(self.world.control.requests.withdraw(self._event(names[0]).id, who=who))
+        return []
+
+    def do_degrade(self, names: list[str], facts: Facts) -> list[str]:
+        notice_s = _seconds(facts.get("notice", "7d"))
+        self.world.do(self.world.control.requests.degrade(names[0], who="ops", notice_s=notice_s))
+        return []
+
+    def do_fail(self, names: list[str], _facts: Facts) -> list[str]:
+        self.world.do(self.world.control.requests.fail(names[0], who="ops"))
+        return []
+
+    def do_repair(self, names: list[str], _facts: Facts) -> list[str]:
+        self.world.do(self.world.control.requests.repair(names[0], who="ops"))
+        return []
+
+    def do_rollout(self, names: list[str], facts: Facts) -> list[str]:
+        """`rollout update h1 h2`, or `rollout reboot scope=…`."""
+        impact, *hosts = names
+        notice_s = _seconds(facts.pop("notice", "0s"))
+        rollout = msgspec.convert({"impact": impact, "hosts": hosts, **facts}, Rollout, strict=False)
+        self.world.do(self.world.control.requests.start_rollout(rollout, who="ops", notice_s=notice_s))
+        return []
+
+    def do_remove(self, names: list[str], _facts: Facts) -> list[str]:
+        gone = tuple(self.world.vm(name) for name in names)
+        self.world.do(self.world.control.fleets.change(FleetChange(removed=gone), who="ops"))
+        return []
+
+    def do_hypervisor(self, _names: list[str], facts: Facts) -> list[str]:
+        """One rule for acts that begin from now on; none: it behaves."""
+        rules: tuple[Rule, ...] = (msgspec.convert(facts, Rule, strict=False),) if facts else ()
+        self.world.hypervisor.set_behaviour(Behaviour(rules))
+        return []
+
+    def do_poll(self, names: list[str], facts: Facts) -> list[str]:
+        """A VM asks for its document, as it would over the wire."""
+        vm = self.world.vm(names[0])
+        self.world.do(self.world.control.guests.enable(vm.key))
+        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST)
+        self.world.do(self.world.store.observe([polled], []))
+        return self.do_see(names, facts)
+
+    def do_see(self, names: list[str], _facts: Facts) -> list[str]:
+        """The document of a VM, without asking for it."""
+        scope = self.world.scope(names[0])
+        document = document_for(scope)
+        return [f"document {document.incarnation} of epoch {scope.epoch}", *map(_shown, document.notices)]
+
+    def do_where(self, names: list[str], _facts: Facts) -> list[str]:
+        vms = {vm.name: vm for vm in self.world.store.vms(removed=True)}
+        return [_place(vms[name]) for name in names]
+
+    def do_explain(self, names: list[str], _facts: Facts) -> list[str]:
+        event = self._event(names[0])
+        scope = self.world.store.scope(event.scope_id)
+        assert scope is not None
+        wait = waits_for(scope, event, self.world.control.desk.around())
+        return [f"{names[0]} waits for {wait.text}" if wait else f"{names[0]} starts now"]
+
+    def _news(self) -> Iterator[str]:
+        transcript = self.world.transcript(after=self._seen)
+        self._seen = self.world.store.last_seq()
+        yield from transcript.splitlines()
+
+    def _event(self, name: str) -> Event:
+        return self.world.events()[int(name.removeprefix("E")) - 1]
+
+    def _request(self, name: str) -> Request:
+        return self.world.store.requests()[int(name.removeprefix("R")) - 1]
+
+    def _plain(self, text: str) -> str:
+        """The text with ids as E1, E2, R1."""
+        names = {event.id: f"E{n}" for n, event in enumerate(self.world.events(), 1)}
+        names |= {request.id: f"R{n}" for n, request in enumerate(self.world.store.requests(), 1)}
+        return GUID.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+def _seconds(text: str) -> float:
+    return float(text[:-1]) * UNITS[text[-1]]
+
+
+def _asking(facts: Facts) -> dict[str, Any]:
+    asking: dict[str, Any] = {"who": facts.pop("who", "ann"), "short_notice": facts.pop("short", "") == "yes"}
+    return {**asking, **{f"{key}_s": _seconds(value) for key, value in facts.items()}}
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%d %H:%M:%S}"
+
+
+def _shown(notice: Notice) -> str:
+    when = f", not before {_clock(notice.not_before)}" if notice.not_before is not None else ""
+    return f"  {notice.id} {notice.kind} {notice.status} of {', '.join(notice.resources)} by {notice.source}{when}"
+
+
+def _place(vm: Vm) -> str:
+    if vm.removed_at is not None:
+        return f"{vm.name} is gone"
+    return f"{vm.name} is {vm.power}" + (f" on {vm.host}" if vm.host else "")
+
+
+def _with(value: Any, facts: Facts) -> Any:
+    """The value with fields as the file says them."""
+    given: dict[str, Any] = {**msgspec.to_builtins(value), **facts}
+    if "auto_approve" in facts:
+        given["auto_approve"] = {facts["auto_approve"]: True}
+    return msgspec.convert(given, type(value), strict=False)
+
+
+def _world(setup: list[str]) -> World:
+    policy: Policy = LAB
+    hosts: list[Host] = []
+    vms: list[Vm] = []
+    for line in setup:
+        word, *rest = line.split()
+        facts = dict(text.split("=", 1) for text in rest if "=" in text)
+        names = [text for text in rest if "=" not in text]
+        if word == "policy":
+            policy = _with(policy, facts)
+        elif word == "host":
+            hosts += [_with(a_host(name), facts) for name in names]
+        elif word == "vm":
+            vms += [_with(a_vm(name), facts) for name in names]
+        else:
+            raise ValueError(f"a scenario begins with policy, host and vm lines, not with {line!r}")
+    return World(hosts=hosts, vms=vms, policy=policy)
+
+
+def played(text: str) -> str:
+    """The scenario with what really happens after each step."""
+    head, *steps = re.split(r"^> ", text, flags=re.MULTILINE)
+    setup = [line for line in head.splitlines() if line.strip() and not line.startswith("#")]
+    lines = []
+    with closing(_world(setup)) as world:
+        stage = Stage(world)
+        for step in steps:
+            line, *rest = step.splitlines()
+            remarks = [text for text in rest if text.startswith("#") or not text]
+            lines += [f"> {line}", *stage.step(line), *remarks]
+    return head + "".join(f"{line}\n" for line in lines)
+
+
+@pytest.fixture(scope="session")
+def play() -> Callable[[str], str]:
+    return played
