@@ -14,7 +14,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store import SqliteStore, file
 from forewarn.store.writer import Writer
-from forewarn.testing.store_conformance import an_entry
+from forewarn.testing.store_conformance import an_entry, an_event
 
 
 def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:
@@ -124,6 +124,28 @@ def test_a_value_that_cannot_be_written_is_its_callers_own_trouble(tmp_path: Pat
         )
         assert isinstance(answers[0], OverflowError)
         assert answers[1] == 1
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_scope_is_read_whole_while_it_is_being_written(tmp_path: Path) -> None:
+    """Same number, same content (spec §4.2): never the row of one commit with the events of another."""
+
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+
+        async def write() -> None:
+            for number in range(300):
+                event = an_event("E", scope_id="s", note=str(number))
+                await store.commit(Commit(scopes=(Scope(id="s", version=number, epoch=number),), events=(event,)))
+
+        writing = asyncio.create_task(write())
+        while not writing.done():
+            scope = store.scope("s")
+            assert scope is None or [event.note for event in scope.events] == [str(scope.epoch)]
+            await asyncio.sleep(0)
+        await writing
         await store.close()
 
     asyncio.run(story())
