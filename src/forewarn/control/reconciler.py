@@ -115,21 +115,15 @@ class Reconciler:
     async def _record_outcomes(self) -> bool:
         known = self._executor.take_known()
         grouped = by_scope(known, lambda item: self._scope_of(item[0]))
-        for at in range(0, len(grouped), _AT_ONCE):
-            batch = dict(list(grouped.items())[at : at + _AT_ONCE])
-            await self._record_batch(batch)
+        await _side_by_side(self._record(scope_id, items) for scope_id, items in grouped.items())
         return bool(known)
 
-    async def _record_batch(self, batch: dict[str, list[tuple[Act, Outcome]]]) -> None:
-        tasks = [self._desk.decide(scope_id, _recording(items)) for scope_id, items in batch.items()]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        failure: BaseException | None = None
-        for items, result in zip(batch.values(), results, strict=True):
-            if isinstance(result, BaseException):
-                self._executor.put_back(items)
-                failure = result
-        if failure is not None:
-            raise failure
+    async def _record(self, scope_id: str, items: list[tuple[Act, Outcome]]) -> None:
+        try:
+            await self._desk.decide(scope_id, _recording(items))
+        except BaseException:
+            self._executor.put_back(items)
+            raise
 
     def _scope_of(self, act: Act) -> str:
         event = self._store.event(act.event_id)
@@ -223,7 +217,7 @@ def _skipped(planned: Planned, why: str, now: float) -> Entry:
     return Entry(at=now, what=What.SKIPPED, who=PLATFORM, text=why, request_id=planned.request_id, vm=planned.vms[0])
 
 
-async def _side_by_side(decisions: Iterable[Coroutine[Any, Any, Scope]]) -> None:
+async def _side_by_side(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Run decisions about different scopes together; the first failure is raised once all have ended."""
     waiting = list(decisions)
     failure: BaseException | None = None
