@@ -13,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 from forewarn.core.event import Status
+from forewarn.core.scope import Scope
 from forewarn.store import file, query, statement
 from forewarn.store.migrations import FOLDER
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
@@ -121,3 +122,9 @@ def _declared() -> list[str]:
         made = [str(sql) for (sql,) in connection.exec_driver_sql(query_)]
     engine.dispose()
     return made
+
+
+def test_every_field_of_a_scope_has_a_column() -> None:
+    """A scope's row has no body, so a new field needs a migration."""
+    loaded = {"vms", "events", "news"}
+    assert set(metadata.tables["scopes"].columns.keys()) == set(Scope.__struct_fields__) - loaded
