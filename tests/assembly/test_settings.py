@@ -1,0 +1,91 @@
+"""Settings: flags over environment over file over defaults, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from forewarn.assembly.settings import Settings, load
+from forewarn.core.policy import Enablement
+from forewarn.errors import Rejected
+from forewarn.hypervisor.behaviour import Behaviour
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+HOME = {"HOME": "/home/ann"}
+
+
+def file_with(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_lab_needs_no_settings_at_all() -> None:
+    settings = load({}, lab=True, environ=HOME)
+    assert settings.data == "/home/ann/.local/state/forewarn"
+    assert settings.enablement is Enablement.ALWAYS  # spec §8.3
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    config = file_with(tmp_path / "f.toml", "port = 1001\ngrace_s = 1\nsettle_s = 1\n")
+    environ = {**HOME, "FOREWARN_PORT": "1002", "FOREWARN_GRACE_S": "2"}
+    settings = load({"port": 1003, "fleet": None}, lab=True, config=config, environ=environ)
+    assert (settings.port, settings.grace_s, settings.settle_s) == (1003, 2, 1)
+
+
+def test_addresses_in_the_environment_are_separated_by_commas() -> None:
+    settings = load({}, lab=False, environ={**HOME, "FOREWARN_LISTEN": "10.0.0.1:80, 10.0.1.1:80"})
+    assert settings.listen == ("10.0.0.1:80", "10.0.1.1:80")
+
+
+def test_a_service_for_real_vms_is_on_request() -> None:
+    settings = load({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
+    assert settings.enablement is Enablement.ON_REQUEST  # spec §8.3
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("prot = 1", "there is no setting 'prot'; did you mean 'port'?"),
+        ("port = 0", "setting 'port' is 0: give a port from 1 to 65535"),
+        ("grace_s = -1", "setting 'grace_s' is -1: give 0 or more"),
+        ("first_answer_delay_s = 121", "give 0 to 120 seconds"),
+        ("history_days = 0.5", "setting 'history_days' is 0.5"),
+        ('enablement = "sometimes"', "setting 'enablement': invalid enum value 'sometimes'"),
+        ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is no api-version"),
+        ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
+        ("port = ", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(Rejected, match=re.escape(sentence)):
+        load({}, lab=True, config=file_with(tmp_path / "f.toml", text), environ=HOME)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match="cannot be read: No such file"):
+        load({}, lab=True, config=tmp_path / "none.toml", environ=HOME)
+
+
+def test_a_mistake_in_the_environment_names_the_setting() -> None:
+    with pytest.raises(Rejected, match="setting 'port'"):
+        load({}, lab=True, environ={**HOME, "FOREWARN_PORT": "many"})
+
+
+def test_serving_real_vms_needs_an_address() -> None:
+    with pytest.raises(Rejected, match="give --listen ADDRESS:PORT"):
+        load({}, lab=False, environ=HOME)
+
+
+def test_the_documentation_lists_every_setting() -> None:
+    documented = set(re.findall(r"^\| `(\w+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    assert documented == set(Settings.__struct_fields__) - {"lab"}
+
+
+def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
+    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert found is not None
+    settings = load({}, lab=True, config=file_with(tmp_path / "f.toml", found[1]), environ=HOME)
+    assert settings.port == 9000
+    assert len(Behaviour.from_rules(list(settings.simulate)).rules) == 2
