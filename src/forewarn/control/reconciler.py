@@ -133,9 +133,13 @@ class Reconciler:
     async def _apply_planned(self) -> bool:
         if not self._planned_left:
             return False
-        waiting = by_scope(self._store.planned(), lambda planned: planned.scope_id)
-        await _side_by_side(self._desk.decide(s, _applying(p), also=_applied(p)) for s, p in waiting.items())
-        self._planned_left = False
+        self._planned_left = False  # before reading: what is accepted while we write is left again
+        try:
+            waiting = by_scope(self._store.planned(), lambda planned: planned.scope_id)
+            await _side_by_side(self._desk.decide(s, _applying(p), also=_applied(p)) for s, p in waiting.items())
+        except BaseException:
+            self._planned_left = True
+            raise
         return bool(waiting)
 
     async def _turn_scopes(self) -> bool:
@@ -156,16 +160,24 @@ class Reconciler:
         around = self._desk.around()
         waiting = self._store.events(gate_id=gate.id, statuses=[Status.SCHEDULED])
         if self._store.planned(gate_id=gate.id) or not waiting:
-            await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
-            return
-        if gate.released_at is None and (at := self._unready_until(waiting, around)) is not _FREE:
-            await self._store.commit(Commit(gates=(replace(gate, wakes_at=at),)))
-            return
-        released = replace(gate, released_at=gate.released_at or around.now, wakes_at=None)
-        news = () if gate.released_at is not None else (_released(released, around.now),)
-        await self._store.commit(Commit(gates=(released,), entries=news))
+            await self._let_sleep(gate, None)
+        elif gate.released_at is not None:
+            await self._start_through(waiting)
+            await self._let_sleep(gate, None)
+        elif (at := self._unready_until(waiting, around)) is not _FREE:
+            await self._let_sleep(gate, at)
+        else:
+            # It stays due until all have started: a crash from here on leaves nobody behind.
+            released = replace(gate, released_at=around.now, wakes_at=around.now)
+            await self._store.commit(Commit(gates=(released,), entries=(_released(gate, around.now),)))
+            await self._start_through(waiting)
+
+    async def _start_through(self, waiting: list[Event]) -> None:
         for scope_id in dict.fromkeys(event.scope_id for event in waiting):
             await self._desk.decide(scope_id, turn)
+
+    async def _let_sleep(self, gate: Gate, until: float | None) -> None:
+        await self._store.commit(Commit(gates=(replace(gate, wakes_at=until),)))
 
     def _unready_until(self, waiting: list[Event], around: Around) -> float | None:
         """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""

@@ -91,6 +91,7 @@ class Requests:
                 f"notice of {notice_s:g} s is shorter than the {minimum:g} s a {CAUSES[rollout.cause].kind} needs: "
                 f"give {minimum:g} s or more, or say --short-notice to rehearse with less"
             )
+        rollout = self._spelled(rollout)
         vms = self._targets(rollout)
         if CAUSES[rollout.cause].moves:
             for vm in vms:
@@ -149,7 +150,7 @@ class Requests:
         event = self.event(event_id)
 
         def decision(scope: Scope, around: Around) -> Scope:
-            live = scope.event(event.id) or event
+            live = scope.event(event.id) or self.event(event.id)  # over by now: say so
             why = reason or f"taken back by {who}"
             return turn(lifecycle.withdraw(scope, live, by=who, reason=why, now=around.now), around)
 
@@ -182,8 +183,12 @@ class Requests:
             raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
         if rollout.scope_id:
             return list(self._desk.scope(rollout.scope_id).present)
-        hosts = [self.host(name) for name in rollout.hosts]
-        return [vm for host in hosts for vm in self._store.vms(host=host.name)]
+        return [vm for name in rollout.hosts for vm in self._store.vms(host=name)]
+
+    def _spelled(self, rollout: Rollout) -> Rollout:
+        """Its hosts by their own names, each once."""
+        names = dict.fromkeys(self.host(name).name for name in rollout.hosts)
+        return replace(rollout, hosts=tuple(names))
 
     async def _accept_for_host(self, request: Request, host: Host, health: Health) -> Receipt:
         vms = self._store.vms(host=host.name)

@@ -37,9 +37,9 @@ class Rollouts:
         self._stirred.update(event.request_id for event in commit.events if event.row.planned)
 
     async def turn(self) -> bool:
-        stirred, self._stirred = self._stirred, set()
         did = False
-        for request_id in sorted(stirred):
+        for request_id in sorted(self._stirred):
+            self._stirred.discard(request_id)
             request = self._store.request(request_id)
             if request is None or request.rollout is None or not request.is_open:
                 continue

@@ -34,7 +34,7 @@ def waits_for(scope: Scope, event: Event, around: Around) -> Wait | None:
         _notice(event, around)
         or _grace(event, around)
         or _terminates(scope, event, around)
-        or _update_domain(scope, event)
+        or _update_domain(scope, event, around)
         or _gate(event, around)
     )
 
@@ -44,7 +44,7 @@ def is_free(scope: Scope, event: Event, around: Around) -> bool:
     return (
         _notice(event, around) is None
         and _grace(event, around) is None
-        and _update_domain(scope, event) is None
+        and _update_domain(scope, event, around) is None
     )
 
 
@@ -59,21 +59,30 @@ def _grace(event: Event, around: Around) -> Wait | None:
     back = around.resumed_at
     if back is None or event.approved_at is not None or event.not_before > back:
         return None
+    if _is_released(event, around):
+        return None  # the others on its host may have started already
     until = back + around.policy.grace_s
     if around.now >= until:
         return None
     return Wait(reason=Reason.GRACE, text="VMs that could not poll while the service was away", until=until)
 
 
-def _update_domain(scope: Scope, event: Event) -> Wait | None:
+def _update_domain(scope: Scope, event: Event, around: Around) -> Wait | None:
     """Planned platform maintenance takes one update domain of a scope at a time, whichever rollout it is of."""
     if not event.row.planned:
         return None
-    for other in scope.live(Status.STARTED):
-        if other.row.planned and other.update_domain != event.update_domain:
+    for other in scope.live():
+        if not other.row.planned or other.update_domain == event.update_domain:
+            continue
+        if other.status is Status.STARTED or _goes_first(other, event, around):
             text = f"update domain {other.update_domain}, where event {other.id} has started"
             return Wait(reason=Reason.UPDATE_DOMAIN, text=text)
     return None
+
+
+def _goes_first(other: Event, event: Event, around: Around) -> bool:
+    """A released gate counts as a start: nothing may slip in between the two and part the VMs of a host."""
+    return _is_released(other, around) and not _is_released(event, around)
 
 
 def _terminates(scope: Scope, event: Event, around: Around) -> Wait | None:
@@ -85,6 +94,10 @@ def _terminates(scope: Scope, event: Event, around: Around) -> Wait | None:
             text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
             return Wait(reason=Reason.TERMINATES, text=text, until=event.not_before)
     return None
+
+
+def _is_released(event: Event, around: Around) -> bool:
+    return bool(event.gate_id) and around.is_released(event.gate_id)
 
 
 def _gate(event: Event, around: Around) -> Wait | None:

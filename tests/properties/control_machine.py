@@ -1,0 +1,356 @@
+"""Everything that can be asked of a control plane, in any order, with crashes between any two writes.
+
+The machine knows what was accepted; `watch` judges every commit, `rest` a world at rest. Calls come in as they do in
+life: some one after the other, some together, with or without a turn in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from fate import Died, Fate, MortalMemory, MortalStore, MortalWorld
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+from rest import LIVE, must_be_at_rest, must_be_over
+from small_fleet import SmallFleet, small_fleets
+from watch import Watch
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.cause import Verb
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Health, Host, Power, Vm
+from forewarn.core.history import What
+from forewarn.core.policy import Enablement, Policy
+from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.errors import Conflict, ForewarnError, Rejected, Unavailable
+from forewarn.hypervisor.behaviour import Behaviour, Fail, Rule, Slow, Take, Unreachable
+from forewarn.protocol.versions import NEWEST
+from forewarn.store.seam import Polled
+from forewarn.testing.world import a_host
+
+T = TypeVar("T")
+Doing = Coroutine[Any, Any, object]
+DAY = 24 * 3600.0
+
+ASKS = st.sampled_from([ask for ask in Ask if ask not in (Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL)])
+PICKS = st.integers(0, 19)
+NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
+SPANS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
+RULES: st.SearchStrategy[Rule] = st.one_of(
+    st.builds(Fail, vm=st.sampled_from(["*", "a_*", "*_0"]), verb=st.sampled_from([None, *Verb])),
+    st.builds(Unreachable, vm=st.sampled_from(["*", "a_*", "*_0"]), times=st.integers(1, 6)),
+    st.builds(Slow, factor=st.sampled_from([0.0, 3.0, 50.0])),
+    st.builds(Take, seconds=st.sampled_from([0.0, 1.0, 400.0])),
+)
+
+
+def chosen(things: Sequence[T], pick: int) -> T:
+    return things[pick % len(things)]
+
+
+class ControlMachine(RuleBasedStateMachine):
+    enablement: ClassVar[Enablement] = Enablement.ALWAYS
+
+    def new_store(self) -> MortalStore:
+        return MortalMemory()
+
+    @initialize(fleet=small_fleets(), settle_s=st.sampled_from([0.0, 0.0, 45.0]))
+    def begin(self, fleet: SmallFleet, settle_s: float) -> None:
+        policy = Policy(enablement=self.enablement, max_user_operations=2, settle_s=settle_s)
+        self.world = MortalWorld(self.new_store(), policy=policy)
+        self.watch = Watch(policy)
+        self.watch.follow(self.world.store, None)
+        self.accepted: dict[str, tuple[str, ...]] = {}  # request → the VMs it is about
+        self.rollouts: list[str] = []
+        self.approved: set[str] = set()
+        self.attempt(self._change(FleetChange(hosts=fleet.hosts, vms=fleet.vms)))
+
+    # --- doing -------------------------------------------------------------------------------------------------
+
+    def attempt(self, *doings: Doing) -> None:
+        """Run these together; what is refused must leave no trace, and what dies is followed by a new process."""
+        self.fate.turns = 0
+        seq = self.world.store.last_seq()
+
+        async def together() -> list[object]:
+            return await asyncio.gather(*doings, return_exceptions=True)
+
+        results = self.world.do(together())
+
+        if any(isinstance(result, Died) for result in results):
+            self._revive()
+            return
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Rejected | Unavailable | Conflict):
+                raise result
+            assert not isinstance(result, ForewarnError) or str(result)
+        if len(results) == 1 and isinstance(results[0], Rejected):
+            assert self.world.store.last_seq() == seq, f"refused, and not without effect: {results[0]}"
+
+    def _revive(self) -> None:
+        self.world.reborn()
+        self.watch.follow(self.world.store, self.world.now)
+
+    @property
+    def fate(self) -> Fate:
+        return self.world.fate
+
+    # --- what there is -----------------------------------------------------------------------------------------
+
+    def vms(self) -> list[Vm]:
+        return self.world.store.vms()
+
+    def vm(self, pick: int) -> Vm:
+        return chosen(self.world.store.vms(removed=True), pick)
+
+    def host(self, pick: int) -> Host:
+        return chosen(self.world.store.hosts(), pick)
+
+    def event(self, pick: int) -> Event:
+        return chosen(self.world.store.events()[-20:], pick)
+
+    def live(self) -> list[Event]:
+        return self.world.store.events(statuses=LIVE)
+
+    # --- what can be done --------------------------------------------------------------------------------------
+
+    async def _ask(self, ask: Ask, vms: Sequence[Vm], notice: tuple[float, bool]) -> None:
+        requests = self.world.control.requests
+        receipt = await requests.ask_for_vms(ask, vms, who="ann", notice_s=notice[0], short_notice=notice[1])
+        self.accepted[receipt.request.id] = tuple(vm.name for vm in vms)
+
+    async def _change(self, change: FleetChange) -> None:
+        await self.world.control.fleets.change(change, who="test")
+
+    async def _strike_host(self, ask: Ask, host: Host, notice: tuple[float, bool]) -> None:
+        requests = self.world.control.requests
+        names = tuple(vm.name for vm in self.world.store.vms(host=host.name))
+        if ask is Ask.FAIL:
+            receipt = await requests.fail(host.name, who="op")
+        else:
+            receipt = await requests.degrade(host.name, who="op", notice_s=notice[0], short_notice=notice[1])
+        self.accepted[receipt.request.id] = names
+
+    async def _roll_out(self, rollout: Rollout, notice: tuple[float, bool]) -> None:
+        requests = self.world.control.requests
+        request = await requests.start_rollout(rollout, who="op", notice_s=notice[0], short_notice=notice[1])
+        self.accepted[request.id] = ()
+        self.rollouts.append(request.id)
+
+    async def _approve(self, vm: Vm, event_ids: tuple[str, ...]) -> None:
+        unknown = await self.world.control.guests.approve(vm.key, event_ids)
+        if unknown is None:
+            self.approved.update(event_ids)
+        else:
+            event = self.world.store.event(unknown)
+            assert event is None or event.scope_id != vm.scope_id or not event.listed
+
+    async def _poll(self, vm: Vm) -> None:
+        """What a metadata server does for a request: enable the scope, and note who asked."""
+        scope = self.world.store.scope(vm.scope_id)
+        if scope is not None and not scope.is_enabled:
+            await self.world.control.guests.enable(vm.key)
+        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST)
+        await self.world.store.observe([polled], [])
+
+    # --- rules -------------------------------------------------------------------------------------------------
+
+    @rule(ask=ASKS, picks=st.lists(PICKS, min_size=1, max_size=3), notice=NOTICES)
+    def ask(self, ask: Ask, picks: list[int], notice: tuple[float, bool]) -> None:
+        vms = [vm for vm in map(self.vm, picks) if vm.removed_at is None]
+        self.attempt(self._ask(ask, vms, notice))
+
+    @rule(ask=st.sampled_from([Ask.DEGRADE, Ask.FAIL]), pick=PICKS, notice=NOTICES)
+    def strike_host(self, ask: Ask, pick: int, notice: tuple[float, bool]) -> None:
+        self.attempt(self._strike_host(ask, self.host(pick), notice))
+
+    @rule(pick=PICKS)
+    def repair(self, pick: int) -> None:
+        self.attempt(self.world.control.requests.repair(self.host(pick).name, who="op"))
+
+    @rule(
+        impact=st.sampled_from(Impact),
+        picks=st.lists(PICKS, min_size=1, max_size=3),
+        loud=st.booleans(),
+        max_failures=st.integers(0, 2),
+        notice=NOTICES,
+    )
+    def roll_out_over_hosts(
+        self, impact: Impact, picks: list[int], loud: bool, max_failures: int, notice: tuple[float, bool]
+    ) -> None:
+        names = [self.host(pick).name for pick in picks]
+        hosts = tuple(name.upper() if loud else name for name in names)
+        self.attempt(self._roll_out(Rollout(impact=impact, hosts=hosts, max_failures=max_failures), notice))
+
+    @precondition(lambda self: self.vms())
+    @rule(impact=st.sampled_from(Impact), pick=PICKS, max_failures=st.integers(0, 2), notice=NOTICES)
+    def roll_out_over_scope(self, impact: Impact, pick: int, max_failures: int, notice: tuple[float, bool]) -> None:
+        rollout = Rollout(impact=impact, scope_id=chosen(self.vms(), pick).scope_id, max_failures=max_failures)
+        self.attempt(self._roll_out(rollout, notice))
+
+    @precondition(lambda self: self.rollouts)
+    @rule(pick=PICKS, progress=st.sampled_from([Progress.PAUSED, Progress.RUNNING, Progress.ABORTED]))
+    def steer(self, pick: int, progress: Progress) -> None:
+        self.attempt(self.world.control.requests.steer_rollout(chosen(self.rollouts, pick), progress, who="op"))
+
+    @precondition(lambda self: self.vms() and self.world.store.events())
+    @rule(pick=PICKS, picks=st.lists(PICKS, max_size=3), unknown=st.sampled_from([False, False, False, True]))
+    def approve_anything(self, pick: int, picks: list[int], unknown: bool) -> None:
+        event_ids = tuple(self.event(pick).id for pick in picks) + (("NO-SUCH-EVENT",) if unknown else ())
+        seq, approved = self.world.store.last_seq(), set(self.approved)
+        self.attempt(self._approve(chosen(self.vms(), pick), event_ids))
+        if self.approved == approved and "NO-SUCH-EVENT" in event_ids:
+            assert self.world.store.last_seq() == seq, "§5.2 nothing of the request takes effect"
+
+    @precondition(lambda self: self.live())
+    @rule(pick=PICKS, also_turn=st.booleans())
+    def approve_what_is_pending(self, pick: int, also_turn: bool) -> None:
+        event = chosen(self.live(), pick)
+        scope = self.world.store.scope(event.scope_id)
+        if scope is not None and scope.present and event.listed:
+            vm = chosen(scope.present, pick)
+            self.attempt(self._approve(vm, tuple(e.id for e in self.live() if e.scope_id == scope.id and e.listed)))
+        if also_turn:
+            self.settle()
+
+    @precondition(lambda self: self.world.store.events())
+    @rule(pick=PICKS)
+    def approve_from_outside(self, pick: int) -> None:
+        self.attempt(self.world.control.requests.approve(self.event(pick).id, who="op"))
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS)
+    def perform_maintenance(self, pick: int) -> None:
+        self.attempt(self.world.control.requests.perform_maintenance(chosen(self.vms(), pick), who="ann"))
+
+    @precondition(lambda self: self.world.store.events())
+    @rule(pick=PICKS, twice=st.booleans())
+    def withdraw(self, pick: int, twice: bool) -> None:
+        event = chosen(self.live() or self.world.store.events(), pick)
+        doings = [self.world.control.requests.withdraw(event.id, who="op") for _ in range(1 + twice)]
+        self.fate.naps = 1
+        self.attempt(*doings)
+        self.fate.naps = 0
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS)
+    def poll(self, pick: int) -> None:
+        self.attempt(self._poll(chosen(self.vms(), pick)))
+
+    @rule(rules=st.lists(RULES, max_size=2))
+    def change_behaviour(self, rules: list[Rule]) -> None:
+        self.world.hypervisor.set_behaviour(Behaviour(rules=tuple(rules)))
+
+    @rule(pick=PICKS, number=st.integers(0, 6), domain=st.integers(0, 3), at=PICKS)
+    def add_vm(self, pick: int, number: int, domain: int, at: int) -> None:
+        like = self.vm(pick)
+        healthy = [host for host in self.world.store.hosts() if host.health is Health.HEALTHY]
+        name = f"{like.name.partition('_')[0]}_{number}"
+        if not healthy or any(vm.name == name for vm in self.vms()):
+            return
+        facts = {"vm_id": "", "removed_at": None, "power": Power.RUNNING, "host": chosen(healthy, at).name}
+        self.attempt(self._change(FleetChange(vms=(replace(like, name=name, update_domain=domain, **facts),))))
+
+    @precondition(lambda self: self.vms())
+    @rule(pick=PICKS)
+    def remove_vm(self, pick: int) -> None:
+        self.attempt(self._change(FleetChange(removed=(chosen(self.vms(), pick),))))
+
+    @rule(number=st.integers(1, 6))
+    def add_host(self, number: int) -> None:
+        if all(host.name != f"h{number}" for host in self.world.store.hosts()):
+            self.attempt(self._change(FleetChange(hosts=(a_host(f"h{number}"),))))
+
+    @precondition(lambda self: len(self.world.store.hosts()) > 1)
+    @rule(pick=PICKS)
+    def remove_host(self, pick: int) -> None:
+        self.attempt(self._change(FleetChange(removed_hosts=(self.host(pick).name,))))
+
+    @precondition(lambda self: self.vms())
+    @rule(
+        asks=st.lists(st.tuples(ASKS, PICKS, NOTICES), min_size=1, max_size=4),
+        naps=st.integers(1, 3),
+        turn=st.booleans(),
+    )
+    def ask_together(self, asks: list[tuple[Ask, int, tuple[float, bool]]], naps: int, turn: bool) -> None:
+        """Several callers and the reconciler at once, on a store whose writes take a moment."""
+        vms = self.vms()
+        doings: list[Doing] = [
+            self._ask(ask, list({chosen(vms, pick).key: chosen(vms, pick), vms[0].key: vms[0]}.values()), notice)
+            for ask, pick, notice in asks
+        ]
+        if turn:
+            doings.insert(len(doings) // 2, self.world.control.reconciler.settle())
+        self.fate.naps = naps
+        self.attempt(*doings)
+        self.fate.naps = 0
+
+    @rule()
+    def settle(self) -> None:
+        self.attempt(self.world.control.reconciler.settle())
+
+    @rule(by_s=SPANS)
+    def advance(self, by_s: float) -> None:
+        self.attempt(self.world.control.labtime.advance(by_s))
+
+    @rule(writes=st.integers(0, 8), late=st.booleans())
+    def die_soon(self, writes: int, late: bool) -> None:
+        self.fate.dies_in, self.fate.dies_late = writes, late
+
+    @rule(writes=st.integers(0, 8))
+    def fail_soon(self, writes: int) -> None:
+        self.fate.fails_in = writes
+
+    @rule()
+    def restart(self) -> None:
+        self._revive()
+
+    # --- what must hold ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def no_commit_was_wrong(self) -> None:
+        assert not self.watch.wrongs, "\n".join(self.watch.wrongs)
+
+    @invariant()
+    def nothing_accepted_is_lost(self) -> None:
+        for request_id, names in self.accepted.items():
+            assert self.world.store.request(request_id) is not None
+            assert set(names) <= self._accounted_for(request_id)
+        for event_id in self.approved:
+            event = self.world.store.event(event_id)
+            assert event is not None
+            assert event.approved_at is not None or event.status is not Status.SCHEDULED
+
+    def _accounted_for(self, request_id: str) -> set[str]:
+        """The VMs for which there is an event, or will be, or the history says why not."""
+        store = self.world.store
+        events = store.events(request_id=request_id)
+        listed = {name for event in events for name in event.vms}
+        listed |= {name for planned in store.planned(request_id=request_id) for name in planned.vms}
+        skipped = {e.vm for e in store.history(request_id=request_id) if e.what is What.SKIPPED}
+        return listed | skipped
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        try:
+            self._end_well()
+        finally:
+            self.world.close()
+
+    def _end_well(self) -> None:
+        """With a hypervisor that works and nobody interfering, everything comes to its end."""
+        self.fate.dies_in = self.fate.fails_in = None
+        self.world.hypervisor.set_behaviour(Behaviour())
+        self.fate.turns = 0
+        self.world.settle()
+        self.no_commit_was_wrong()
+        must_be_at_rest(self.world)
+        self.world.advance(30 * DAY)
+        self.no_commit_was_wrong()
+        self.nothing_accepted_is_lost()
+        must_be_at_rest(self.world)
+        must_be_over(self.world)

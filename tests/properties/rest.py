@@ -1,0 +1,88 @@
+"""The judges of a world at rest, and of a world in which everything has been given time to end."""
+
+from __future__ import annotations
+
+from forewarn.control.placement import Placement
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Health
+from forewarn.core.release import is_free, waits_for
+from forewarn.core.request import Progress
+from forewarn.testing.world import World
+
+LIVE = (Status.SCHEDULED, Status.STARTED)
+
+
+def must_be_at_rest(world: World) -> None:
+    """Everything due has happened: nothing that could start is left, and the next thing is in the future."""
+    wake = world.control.reconciler.next_wake()
+    assert wake is None or wake > world.now, f"woken for {wake} at {world.now}, and at rest"
+    assert not world.store.planned(), "what was accepted is published"
+    around = world.control.desk.around()
+    for event in world.store.events(statuses=[Status.SCHEDULED]):
+        scope = world.store.scope(event.scope_id)
+        assert scope is not None
+        assert waits_for(scope, event, around) is not None, f"§6.2 a ready event starts at once: {event}"
+    for gate_id in {event.gate_id for event in world.store.events() if event.gate_id}:
+        _judge_gate(world, gate_id)
+    for event in world.store.events(statuses=[Status.STARTED]):
+        assert event.owed or world.policy.settle_s, f"§6.5 nothing is owed, and it is still there: {event}"
+
+
+def _judge_gate(world: World, gate_id: str) -> None:
+    """Spec §6.2: the events of one host start together."""
+    gate = world.store.gate(gate_id)
+    assert gate is not None
+    events = world.store.events(gate_id=gate_id)
+    instants = {event.started_at for event in events if event.started_at is not None}
+    waiting = [event for event in events if event.status is Status.SCHEDULED]
+    if gate.released_at is None:
+        assert not instants, f"started through a closed gate: {events}"
+        assert not waiting or not all(_is_free(world, event) for event in waiting), f"all are free: {waiting}"
+    else:
+        assert instants <= {gate.released_at}
+        assert not waiting, f"left behind by the others on its host: {waiting}"
+
+
+def _is_free(world: World, event: Event) -> bool:
+    scope = world.store.scope(event.scope_id)
+    assert scope is not None
+    return is_free(scope, event, world.control.desk.around())
+
+
+def must_be_over(world: World) -> None:
+    """No act is forgotten, and none took effect twice."""
+    assert not world.store.events(statuses=LIVE), "everything is over"
+    assert not world.store.planned()
+    assert world.control.reconciler.next_wake() is None or world.policy.settle_s is not None
+    acts = {act.id: act for event in world.store.events() for act in event.acts}
+    effects = world.ledger.entries()
+    assert world.ledger.repeats == 0
+    assert len({effect.act_id for effect in effects}) == len(effects)
+    assert {effect.act_id for effect in effects} <= set(acts)
+    done = {effect.act_id for effect in effects if effect.ended}
+    for act in acts.values():
+        assert act.outcome is not None, f"an act was forgotten: {act}"
+        assert not act.outcome.ok or act.id in done, f"said to be done, and is not: {act}"
+    for request in world.store.requests():
+        ended = request.rollout is None or request.rollout.progress in (Progress.PAUSED, Progress.RUNNING)
+        assert ended or not request.is_open, f"a rollout that ended is closed: {request}"
+        assert request.rollout is None or request.rollout.progress is not Progress.RUNNING, f"it goes on: {request}"
+    _judge_hosts(world)
+
+
+def _judge_hosts(world: World) -> None:
+    """Who is where, kept from commits, is who is where in the store; and nobody stays where nothing runs."""
+    fresh, kept = Placement(world.store), world.control.placement
+    failed = {host.name for host in world.store.hosts() if host.health is Health.FAILED}
+    for host in world.store.hosts():
+        assert kept.crowd(host.name) == fresh.crowd(host.name), f"crowd of {host.name}"
+    for vm in world.store.vms():
+        for host in world.store.hosts():
+            assert kept.mixes(host.name, vm) == fresh.mixes(host.name, vm)
+        if vm.host in failed:
+            assert _was_tried(world, vm.name), f"§6.4 {vm} is on a host that has failed, and nobody moves it"
+
+
+def _was_tried(world: World, name: str) -> bool:
+    """Whether a move of this VM failed: then it may stay, and history says why."""
+    return any(act.name == name for event in world.store.events() for act in event.failures)

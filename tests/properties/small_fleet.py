@@ -1,0 +1,68 @@
+"""Random small fleets: sets, placement groups, services and single VMs that share a few hosts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Priority, Vm
+from forewarn.testing.world import a_host, a_vm
+
+LETTERS = "abcd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFleet:
+    hosts: tuple[Host, ...]
+    vms: tuple[Vm, ...]
+
+
+def _set(letter: str) -> dict[str, Any]:
+    return {"availability_set": f"set-{letter}"}
+
+
+def _group(letter: str) -> dict[str, Any]:
+    return {"scale_set": f"{letter}", "placement_group": "pg"}
+
+
+def _service(letter: str) -> dict[str, Any]:
+    return {"cloud_service": f"service-{letter}"}
+
+
+_KINDS = [_set, _set, _group, _service, None]
+_CHARACTERS: list[dict[str, Any]] = [
+    {},
+    {},
+    {"terminate_notice_min": 5},
+    {"priority": Priority.SPOT},
+    {"priority": Priority.SPOT, "eviction_policy": EvictionPolicy.DELETE},
+    {"auto_approve": AutoApproval(restart=True, redeploy=True)},
+]
+
+
+@st.composite
+def small_fleets(draw: st.DrawFn) -> SmallFleet:
+    hosts = [f"h{n}" for n in range(1, draw(st.integers(2, 4)) + 1)]
+    vms: list[Vm] = []
+    for letter in LETTERS[: draw(st.integers(1, len(LETTERS)))]:
+        vms.extend(_members(draw, letter, hosts))
+    return SmallFleet(hosts=tuple(a_host(name) for name in hosts), vms=tuple(vms))
+
+
+def _members(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
+    kind, character = draw(st.sampled_from(_KINDS)), draw(st.sampled_from(_CHARACTERS))
+    if kind is None:
+        return [a_vm(f"{letter}_0", host=draw(st.sampled_from(hosts)), **character)]
+    domains = draw(st.integers(2, 4))
+    return [
+        a_vm(
+            f"{letter}_{number}",
+            host=draw(st.sampled_from(hosts)),
+            update_domain=number % domains,
+            **kind(letter),
+            **character,
+        )
+        for number in range(draw(st.integers(2, 5)))
+    ]

@@ -1,0 +1,114 @@
+"""What a process that died, or a store that hiccuped, must not leave behind; each was once found by the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from fate import Died, MortalMemory, MortalWorld
+
+from forewarn.core.event import Status
+from forewarn.core.fleet import Vm
+from forewarn.core.policy import Enablement, Policy
+from forewarn.core.request import Impact, Progress, Rollout
+from forewarn.errors import Unavailable
+from forewarn.testing.world import a_host, a_vm
+
+POLICY = Policy(enablement=Enablement.ALWAYS)
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[[list[Vm]], MortalWorld]]:
+    with ExitStack() as stack:
+
+        def make(vms: list[Vm]) -> MortalWorld:
+            world = MortalWorld(MortalMemory(), vms=vms, hosts=[a_host("h1"), a_host("h2")], policy=POLICY)
+            stack.callback(world.close)
+            return world
+
+        yield make
+
+
+@pytest.fixture
+def world(make_world: Callable[[list[Vm]], MortalWorld]) -> MortalWorld:
+    """Two single VMs on one host, so that work on it goes through a gate, and a spare host."""
+    return make_world([a_vm("web", host="h1"), a_vm("db", host="h1")])
+
+
+def roll_out(world: MortalWorld, *hosts: str, impact: Impact = Impact.UPDATE) -> str:
+    rollout = Rollout(impact=impact, hosts=hosts)
+    return world.do(world.control.requests.start_rollout(rollout, who="op")).id
+
+
+def die_when_due(world: MortalWorld, writes: int, late: bool) -> None:
+    """Let the notice end in a process that dies after so many writes of its last turn."""
+    world.clock.adopt(world.clock.jumped_to(world.now + 900))
+    world.fate.dies_in, world.fate.dies_late = writes, late
+    with pytest.raises(Died):
+        world.settle()
+    world.reborn()
+    world.settle()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("writes", range(5))
+def test_events_behind_a_gate_start_together_wherever_the_process_dies(
+    world: MortalWorld, writes: int, late: bool
+) -> None:
+    """Spec §6.2: nobody is left behind a gate that was released, nor held up by the grace after a restart."""
+    roll_out(world, "h1")
+    world.settle()
+    die_when_due(world, writes, late)
+    world.advance(3600)
+
+    instants = {event.started_at for event in world.events()}
+    assert len(instants) == 1
+    assert None not in instants
+    assert not world.events(Status.SCHEDULED, Status.STARTED)
+
+
+def test_rollouts_behind_one_that_met_a_failing_store_go_on(make_world: Callable[[list[Vm]], MortalWorld]) -> None:
+    world = make_world([a_vm("web", host="h1"), a_vm("db", host="h2")])
+    requests = [roll_out(world, "h1"), roll_out(world, "h2")]
+    world.fate.fails_in = 0
+    with pytest.raises(Unavailable):
+        world.settle()
+    world.settle()
+
+    assert {event.request_id for event in world.events()} == set(requests)
+
+
+def test_outcomes_of_many_scopes_survive_a_store_that_fails_for_a_moment(
+    make_world: Callable[[list[Vm]], MortalWorld],
+) -> None:
+    """Outcomes are recorded in batches; those of later batches are kept when an earlier one fails."""
+    world = make_world([a_vm(f"vm-{number}", host="h1") for number in range(300)])
+    roll_out(world, "h1")
+    world.advance(900)
+    world.clock.adopt(world.clock.jumped_to(world.now + 9))
+    world.do(world.control.reconciler.turn())
+    while world.control.executor.at_work:
+        world.do(world.control.executor.wait())
+    world.fate.fails_in = 0
+    with pytest.raises(Unavailable):
+        world.settle()
+    performs = {effect.act_id: effect.performs for effect in world.ledger.entries()}
+    world.advance(60)
+
+    assert not world.events(Status.SCHEDULED, Status.STARTED)
+    assert max(performs.values()) <= 2
+
+
+@pytest.mark.parametrize("hosts", [("H1",), ("h1", "h1"), ("h1", "H1")], ids=str)
+def test_a_rollout_takes_each_host_once_in_whatever_case_it_is_named(
+    world: MortalWorld, hosts: tuple[str, ...]
+) -> None:
+    request_id = roll_out(world, *hosts)
+    world.settle()
+
+    listed = [name for event in world.events() for name in event.vms]
+    assert sorted(listed) == ["db", "web"]
+    rollout = world.control.requests.rollout(request_id).rollout
+    assert rollout is not None
+    assert rollout.progress is Progress.RUNNING
