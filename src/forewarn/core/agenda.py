@@ -14,7 +14,7 @@ from forewarn.core.cause import Cause
 from forewarn.core.enablement import disable_if_idle, idle_at
 from forewarn.core.event import Act, Event, Outcome, Status
 from forewarn.core.history import Entry, What
-from forewarn.core.impact import acts_of, after, hit_by
+from forewarn.core.impact import acts_of, after, can_hit, hit_by
 from forewarn.core.policy import Around
 from forewarn.core.release import waits_for
 from forewarn.core.scope import Scope
@@ -46,7 +46,7 @@ def record(scope: Scope, act: Act, outcome: Outcome) -> Scope:
         return scope
     recorded = lifecycle.perform(scope, event, act.id, outcome)
     vm = scope.vm(act.name)
-    if vm is None or not outcome.ok:
+    if vm is None or not outcome.ok or not can_hit(vm, act.verb):
         return recorded
     return recorded.with_vm(after(vm, act, outcome.at))
 
@@ -56,12 +56,8 @@ def start(scope: Scope, event: Event, around: Around) -> Scope:
     acts = acts_of(scope, event, around)
     missed = [name for name in event.vms if all(act.name != name for act in acts)]
     if not acts:
-        return lifecycle.withdraw(
-            scope, event, by=PLATFORM, reason="none of its VMs is there any more", now=around.now
-        )
-    return lifecycle.start(scope, event, acts, around.now).saying(
-        *(_skip(event, name, around.now) for name in missed)
-    )
+        return lifecycle.withdraw(scope, event, by=PLATFORM, reason="none of its VMs is there any more", now=around.now)
+    return lifecycle.start(scope, event, acts, around.now).saying(*(_skip(event, name, around.now) for name in missed))
 
 
 def _skip(event: Event, name: str, now: float) -> Entry:
