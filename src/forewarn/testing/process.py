@@ -3,6 +3,8 @@
 with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
     service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
     service.poll("web-0")
+
+With `command="serve"` VMs are told apart by their addresses, which must be loopback ones, and calls come from there.
 """
 
 from __future__ import annotations
@@ -10,18 +12,24 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 START_S = 60.0
 _API = "/forewarn/v1"
+_PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections, which come and go
+_NOTHING: Mapping[str, str] = {}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +43,43 @@ class Answer:
         return json.loads(self.body)
 
 
-class ServiceProcess:
-    """`forewarn up` on a port of its own. Whatever happens, leaving the block ends the process."""
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a VM calls, and the address it calls from ("": any)."""
 
-    def __init__(self, *, data: Path, fleet: str = "", port: int = 0, arguments: tuple[str, ...] = ()) -> None:
+    address: str
+    port: int
+    source: str = ""
+
+
+class ServiceProcess:
+    """`forewarn up`, or `serve`, on a port of its own. Whatever happens, leaving the block ends the process."""
+
+    def __init__(
+        self,
+        *,
+        data: Path,
+        fleet: str = "",
+        port: int = 0,
+        command: Literal["up", "serve"] = "up",
+        arguments: tuple[str, ...] = (),
+        environment: Mapping[str, str] = _NOTHING,
+    ) -> None:
         self.data = data
         self.port = port or free_port()
-        self._arguments = arguments
+        self.environment = environment
+        self._is_lab = command == "up"
+        self._arguments = (command, *self._place(), *arguments)
         self._child: subprocess.Popen[bytes] | None = None
-        self._endpoints: dict[str, tuple[str, int]] = {}
+        self._endpoints: dict[str, Endpoint] = {}
         data.mkdir(parents=True, exist_ok=True)
         self.log = data / "service.log"
         if fleet:
             (data / "fleet.toml").write_text(fleet, encoding="utf-8")
             self._arguments += ("--fleet", str(data / "fleet.toml"))
+
+    def _place(self) -> tuple[str, str]:
+        return ("--port", str(self.port)) if self._is_lab else ("--listen", f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> ServiceProcess:
         self.start()
@@ -64,9 +95,10 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process and return once it answers."""
-        command = [sys.executable, "-m", "forewarn", "up", "--data", str(self.data), "--port", str(self.port)]
+        line = _line(self.data, self._arguments)
+        self._endpoints.clear()
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen([*command, *self._arguments], stdout=log, stderr=log)
+            self._child = subprocess.Popen(line, stdout=log, stderr=log, env=_surroundings(self.environment))
         deadline = time.monotonic() + START_S
         while not self._answers():
             if self._child.poll() is not None or time.monotonic() > deadline:
@@ -80,6 +112,14 @@ class ServiceProcess:
     def stop(self) -> int:
         """Ask it to stop, and wait; its exit code."""
         return self._end(signal.SIGTERM)
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def forewarn(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The `forewarn` command, as somebody in another terminal types it."""
+        return run_forewarn(self.data, *arguments)
 
     def _end(self, number: signal.Signals) -> int:
         if self._child is None:
@@ -98,9 +138,13 @@ class ServiceProcess:
 
     def guest(self, vm: str, method: str, target: str, body: str | None = None, **headers: str) -> Answer:
         """One call as the VM would make it; raises OSError when nobody answers."""
-        address, port = self._endpoint(vm)
-        connection = http.client.HTTPConnection(address, port, timeout=15)
+        connection = self.connect(self.endpoint(vm))
         return _call(connection, method, target, body, {"Metadata": "true", **headers})
+
+    def connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+        """A connection from an endpoint that need be no VM's."""
+        source = (endpoint.source, 0) if endpoint.source else None
+        return http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=15, source_address=source)
 
     def poll(self, vm: str, version: str = "2020-07-01") -> Any:
         """The document this VM is given."""
@@ -114,12 +158,17 @@ class ServiceProcess:
         answer = self.api("POST", "/clock/advance", {"by_s": by_s})
         assert answer.status == 200, answer.body
 
-    def _endpoint(self, vm: str) -> tuple[str, int]:
+    def endpoint(self, vm: str) -> Endpoint:
         if vm not in self._endpoints:
             for known in self.api("GET", "/fleet").json["vms"]:
-                host = known["url"].split("/")[2]
-                self._endpoints[known["name"]] = (host.rpartition(":")[0], int(host.rpartition(":")[2]))
+                self._endpoints[known["name"]] = self._endpoint_of(known)
         return self._endpoints[vm]
+
+    def _endpoint_of(self, known: dict[str, Any]) -> Endpoint:
+        if not self._is_lab:
+            return Endpoint("127.0.0.1", self.port, known["address"])
+        address, _, port = known["url"].split("/")[2].rpartition(":")
+        return Endpoint(address, int(port))
 
     def _answers(self) -> bool:
         try:
@@ -150,9 +199,47 @@ def _call(
         connection.close()
 
 
-def free_port() -> int:
-    """A port that nobody listens on just now, on any loopback address."""
+def run_forewarn(
+    data: Path, *arguments: str, environment: Mapping[str, str] = _NOTHING
+) -> subprocess.CompletedProcess[str]:
+    """The `forewarn` command from beginning to end, with what it wrote."""
+    line = _line(data, arguments)
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=START_S, check=False, env=_surroundings(environment)
+    )
+
+
+def _line(data: Path, arguments: tuple[str, ...]) -> list[str]:
+    return [sys.executable, "-m", "forewarn", "--data", str(data), *arguments]
+
+
+def _surroundings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Whoever runs the tests may have settings of their own, which are not meant."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")} | dict(environment)
+
+
+def eventually(condition: Callable[[], T], within_s: float = 30.0) -> T:
+    """What `condition` gives once that is true; AssertionError if it never is."""
+    deadline = time.monotonic() + within_s
+    while not (given := condition()):
+        assert time.monotonic() < deadline, f"still {given!r} after {within_s:g} s"
+        time.sleep(0.02)
+    return given
+
+
+def free_port(count: int = 1) -> int:
+    """The first of so many ports in a row that nobody listens on just now, on any loopback address."""
+    chance = random.SystemRandom()
+    while True:
+        first = chance.choice(_PORTS)
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("0.0.0.0", 0))
-        port: int = sock.getsockname()[1]
-        return port
+        try:
+            sock.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
