@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -53,7 +53,7 @@ class Api:
     async def calling(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
         path, _, query = target.partition("?")
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -145,15 +145,25 @@ def make_world(policy: Policy = LAB, **options: Any) -> World:
 
 
 @pytest.fixture
-def api() -> Iterator[Api]:
-    world = make_world()
-    yield Api(world)
-    world.close()
+def api_of() -> Iterator[Callable[..., Api]]:
+    """Makes the API of a world with another policy or store; closes it afterwards."""
+    worlds: list[World] = []
+
+    def make(policy: Policy = LAB, **options: Any) -> Api:
+        worlds.append(make_world(policy, **options))
+        return Api(worlds[-1])
+
+    yield make
+    for world in worlds:
+        world.close()
 
 
 @pytest.fixture
-def asleep() -> Iterator[Api]:
+def api(api_of: Callable[..., Api]) -> Api:
+    return api_of()
+
+
+@pytest.fixture
+def asleep(api_of: Callable[..., Api]) -> Api:
     """A service whose scopes are enabled by the first request only."""
-    world = make_world(Policy())
-    yield Api(world)
-    world.close()
+    return api_of(Policy())

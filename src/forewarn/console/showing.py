@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 
 from forewarn.console.room import Room
 from forewarn.console.views import (
@@ -25,7 +26,8 @@ from forewarn.core.request import Request
 from forewarn.core.scope import Scope
 from forewarn.store.seam import Polled
 
-_AT_A_STRETCH = 500  # scopes read before others get their turn
+_AT_A_STRETCH = 500  # things shown before others get their turn
+T = TypeVar("T")
 
 
 class Showing:
@@ -143,20 +145,25 @@ class Showing:
         by_host: dict[str, list[Vm]] = defaultdict(list)
         for vm in everyone:
             by_host[vm.host].append(vm)
-        for number, scope_id in enumerate(dict.fromkeys(vm.scope_id for vm in vms)):
-            self.scope_of(scope_id)
-            if number % _AT_A_STRETCH == _AT_A_STRETCH - 1:
-                await asyncio.sleep(0)
+        shown = [self.vm(vm) async for vm in _in_stretches(vms)]
+        scopes = [self.scope(scope) async for scope in _in_stretches(self._scopes.values()) if scope is not None]
         return FleetView(
             hosts=tuple(self.host(host, by_host[host.name]) for host in hosts),
-            scopes=tuple(self.scope(scope) for scope in self._scopes.values() if scope is not None),
-            vms=tuple(self.vm(vm) for vm in vms),
+            scopes=tuple(scopes),
+            vms=tuple(shown),
         )
 
     def _polled(self, vm: Vm) -> Polled | None:
         if self._polls is not None:
             return self._polls.get(vm.key)
         return next((polled for polled in self._store.polls(scope_id=vm.scope_id) if polled.vm == vm.key), None)
+
+
+async def _in_stretches(things: Iterable[T]) -> AsyncIterator[T]:
+    for number, thing in enumerate(things):
+        if number % _AT_A_STRETCH == _AT_A_STRETCH - 1:
+            await asyncio.sleep(0)
+        yield thing
 
 
 def request_view(request: Request) -> RequestView:

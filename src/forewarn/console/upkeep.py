@@ -39,8 +39,8 @@ def _clock(room: Room) -> ClockView:
 
 async def back_up(room: Room, call: Call) -> BackupView:
     path = Path(call.read_body(body.BackingUp).path)
-    if not path.is_absolute():
-        raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /")
+    if not path.is_absolute() or "\0" in str(path):
+        raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /, without odd signs")
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     if not path.parent.is_dir():

@@ -239,7 +239,8 @@ def _asking(record: Record) -> str:
     names = sorted(poll.vm for poll in record.polls if record.now - poll.at <= _SILENT_S)
     verb = "asks" if len(names) == 1 else "ask"
     silent = len(record.scope.present) - len(names)
-    return f"{_listed(names)} {verb} for events" + (f", {silent} others do not" if silent > 0 else "")
+    others = {0: "", 1: ", one other does not"}.get(max(silent, 0), f", {silent} others do not")
+    return f"{_listed(names)} {verb} for events{others}"
 
 
 def _summary(event: Event, vm: Vm, record: Record) -> Line:

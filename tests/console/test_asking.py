@@ -1,0 +1,190 @@
+"""Asking for maintenance: what is answered shows what will happen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.console.maintenance import state_of
+from forewarn.core.cause import Cause
+from forewarn.core.event import Ending, Event, Status
+
+
+def test_a_restart_is_answered_with_its_event_and_what_that_waits_for(api: Any) -> None:
+    """Spec §6.3: a Reboot has 15 minutes of notice; §6.4: a user's restart."""
+    answer = api.call("POST", "/requests", {"ask": "restart", "vms": ["WEB-0"]})
+    assert answer.status == 202
+    request, (event,) = answer.json["request"], answer.json["events"]
+    assert request["ask"] == "restart"
+    assert request["who"] == "local user ann"
+    assert request["targets"] == ["web-0"]
+    assert (event["kind"], event["verb"], event["status"], event["source"]) == ("Reboot", "reboot", "scheduled", "User")
+    assert event["not_before"] - event["published_at"] == 15 * 60
+    assert event["description"] == "Virtual machine is going to be restarted as requested by authorized user."
+    assert event["waits_for"] == {
+        "reason": "notice",
+        "text": "an approval, or the end of its notice",
+        "until": event["not_before"],
+    }
+    assert event["acts"] == []
+
+
+def test_a_request_over_several_scopes_is_answered_with_all_its_events(api: Any) -> None:
+    """What spans scopes is applied by the reconciler: the answer waits for that."""
+    events = api.restart_of("web-0", "db", "web-1")
+    assert sorted(event["vms"] for event in events) == [["db"], ["web-0"], ["web-1"]]
+    assert {event["status"] for event in events} == {"scheduled"}
+
+
+def test_all_of_a_request_is_refused_when_one_vm_cannot_do_it(api: Any) -> None:
+    """Spec §8.4: one user operation per VM at a time."""
+    api.restart_of("db")
+    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["web-0", "db"]})
+    assert (status, code) == (409, "Refused")
+    assert "VM 'db'" in message
+    assert "approve or withdraw event" in message
+
+
+def test_what_gives_no_event_is_carried_out_at_once_and_says_why(asleep: Any) -> None:
+    """Spec §8.2: nobody has asked for events, so a restart happens at once."""
+    (event,) = asleep.restart_of("db")
+    assert event["kind"] is None
+    assert event["listed"] is False
+    assert event["status"] == "started"
+    assert "disabled there" in event["note"]
+    assert event["acts"] == [{"vm": "db", "verb": "reboot", "to_host": "", "ok": None, "at": None, "note": ""}]
+
+
+BAD = [
+    ({"ask": "explode", "vms": ["db"]}, 400, "ask: Invalid enum value 'explode'"),
+    ({"ask": "rollout", "vms": ["db"]}, 400, "ask"),
+    ({"ask": "restart", "vms": []}, 400, "vms"),
+    ({"ask": "restart", "vms": "db"}, 400, "vms: Expected"),
+    ({"ask": "restart", "vms": [7]}, 400, "vms[0]"),
+    ({"ask": "restart"}, 400, "'vms'"),
+    ({"ask": "restart", "vms": ["db"], "notice_s": -1}, 400, "notice_s"),
+    ({"ask": "restart", "vms": ["db"], "notice_s": "15m"}, 400, "notice_s"),
+    ({"ask": "restart", "vms": ["db"], "notice_s": 60}, 400, "shorter than the 900 s"),
+    ({"ask": "restart", "vms": ["db", "lab/DB"]}, 400, "'lab/DB' is named twice"),
+    ({"ask": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
+    ({"ask": "start", "vms": ["db"]}, 409, "running already"),
+    ({"ask": "power-off", "vms": ["db"], "notice_s": 60}, 400, "gives no notice"),
+    ({"ask": "restart", "vms": ["db", "nobody"]}, 404, "VM 'nobody' does not exist"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "words"), BAD, ids=[words for _, _, words in BAD])
+def test_what_cannot_be_asked_is_said_in_a_sentence(api: Any, body: Any, status: int, words: str) -> None:
+    told, _, message = api.refused("POST", "/requests", body)
+    assert told == status
+    assert words in message
+
+
+def test_a_name_in_two_groups_must_be_told_apart(api: Any) -> None:
+    assert api.post("/fleet/vms", {"name": "db", "resource_group": "prod"})["resource_group"] == "prod"
+    status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+    assert (status, code) == (409, "Refused")
+    assert message == "VM 'db' is ambiguous: say lab/db or prod/db"
+    assert api.get("/vms/prod%2Fdb")["resource_group"] == "prod"
+
+
+def test_a_short_notice_is_given_to_whoever_names_it(api: Any) -> None:
+    """Spec §6.3: less than the minimum only by naming it, for rehearsal."""
+    body = {"ask": "restart", "vms": ["db"], "notice_s": 5, "short_notice": True}
+    (event,) = api.post("/requests", body)["events"]
+    assert event["not_before"] - event["published_at"] == 5
+
+
+def test_a_request_can_be_followed_to_its_end(api: Any) -> None:
+    """Spec §9: it stays in progress until its event has finished, and says what it waits for."""
+    (event,) = api.restart_of("db")
+    target = f"/requests/{event['request_id']}"
+    waiting = api.get(target)
+    assert waiting["state"] == "waiting"
+    assert waiting["waits_for"] == ["Reboot of db: an approval, or the end of its notice"]
+
+    api.post(f"/events/{event['id']}/approve")
+    started = api.get(target)
+    assert (started["state"], started["waits_for"]) == ("started", [])
+
+    api.world.advance(60)
+    finished = api.get(target)
+    assert finished["state"] == "finished"
+    assert finished["events"][0]["acts"][0]["ok"] is True
+
+
+def test_a_request_whose_event_is_withdrawn_ends_as_withdrawn(api: Any) -> None:
+    """Spec §9: a withdrawn event ends it as cancelled."""
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/withdraw", {"reason": "not today"})
+    assert api.get(f"/requests/{event['request_id']}")["state"] == "withdrawn"
+
+
+def an_event(status: Status, ending: Ending | None = None) -> Event:
+    return Event(
+        id="E",
+        scope_id="s",
+        request_id="r",
+        cause=Cause.USER_RESTART,
+        who="ann",
+        vms=("a",),
+        published_at=0,
+        not_before=1,
+        status=status,
+        ending=ending,
+    )
+
+
+SCHEDULED, STARTED = an_event(Status.SCHEDULED), an_event(Status.STARTED)
+FINISHED, FAILED = an_event(Status.OVER, Ending.FINISHED), an_event(Status.OVER, Ending.FAILED)
+WITHDRAWN = an_event(Status.OVER, Ending.WITHDRAWN)
+STATES = [
+    ([], True, False, "waiting"),
+    ([], False, False, "finished"),
+    ([], False, True, "failed"),
+    ([SCHEDULED], False, False, "waiting"),
+    ([SCHEDULED, STARTED], False, False, "started"),
+    ([SCHEDULED, FINISHED], False, False, "started"),
+    ([SCHEDULED, WITHDRAWN], False, False, "waiting"),
+    ([FINISHED], True, False, "started"),
+    ([FINISHED, FAILED], False, False, "failed"),
+    ([FINISHED, WITHDRAWN], False, False, "finished"),
+    ([WITHDRAWN], False, False, "withdrawn"),
+]
+
+
+@pytest.mark.parametrize(("events", "to_come", "skipped", "state"), STATES)
+def test_the_state_of_a_request_is_read_off_its_events(
+    events: list[Event], to_come: bool, skipped: bool, state: str
+) -> None:
+    assert state_of(events, to_come=to_come, skipped=skipped) == state
+
+
+def test_a_degraded_host_announces_redeploys_of_all_its_vms(api: Any) -> None:
+    """Spec §6.4: one event per VM, days ahead."""
+    answer = api.post("/hosts/h1/degrade", {"in_s": 7 * 86400})
+    assert sorted(event["vms"][0] for event in answer["events"]) == ["db", "pool_0", "pool_1", "web-0"]
+    assert {event["kind"] for event in answer["events"]} == {"Redeploy"}
+    assert api.refused("POST", "/hosts/h1/degrade", {"in_s": 7 * 86400})[0] == 409
+    assert api.refused("POST", "/hosts/h1/repair")[0] == 409
+
+
+def test_a_failed_host_has_its_vms_redeployed_at_once_and_can_be_repaired(api: Any) -> None:
+    """Spec §6.4: Started at once."""
+    answer = api.post("/hosts/H1/fail")
+    assert {event["status"] for event in answer["events"]} == {"started"}
+    assert {event["acts"][0]["to_host"] for event in answer["events"]} <= {"h2", "h3"}
+    api.world.advance(600)
+    host = api.post("/hosts/h1/repair")
+    assert host == {"name": "h1", "location": "westeurope", "zone": "", "health": "healthy", "vms": []}
+
+
+def test_a_user_takes_pending_maintenance_now(api: Any) -> None:
+    """Spec §6.4, last row: approves the VM's pending platform event; with none pending: 409."""
+    status, code, message = api.refused("POST", "/vms/web-0/perform-maintenance")
+    assert (status, code) == (409, "Refused")
+    assert "no pending maintenance" in message
+    api.post("/rollouts", {"impact": "migrate", "scope": "web"})
+    (event,) = api.post("/vms/lab%2Fweb-0/perform-maintenance")["events"]
+    assert (event["status"], event["approved_by"]) == ("started", "local user ann")

@@ -1,0 +1,81 @@
+"""Events: listed, found by the beginning of their ids, approved and withdrawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_events_under_way_are_listed_and_past_ones_on_demand(api: Any) -> None:
+    (first,) = api.restart_of("db")
+    (second,) = api.restart_of("web-0")
+    api.post(f"/events/{first['id']}/withdraw")
+    listed = api.get("/events")
+    assert [event["id"] for event in listed["events"]] == [second["id"]]
+    assert listed["seq"] == api.world.store.last_seq()
+    everything = api.get("/events?all=true")["events"]
+    assert [event["id"] for event in everything] == [first["id"], second["id"]]
+    assert [event["id"] for event in api.get("/events?all=true&limit=1")["events"]] == [second["id"]]
+
+
+def test_events_can_be_narrowed_to_a_vm_or_a_scope(api: Any) -> None:
+    api.restart_of("db", "web-0", "web-1")
+    assert [event["vms"] for event in api.get("/events?vm=web-1")["events"]] == [["web-1"]]
+    assert [event["vms"] for event in api.get("/events?scope=web")["events"]] == [["web-0"], ["web-1"]]
+    assert api.get("/events?scope=web&vm=db")["events"] == []
+    assert len(api.get("/events?scope=web&vm=web-0")["events"]) == 1
+
+
+def test_the_events_of_a_removed_vm_are_still_found(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    api.delete("/fleet/vms/db")
+    assert [found["id"] for found in api.get("/events?all=true&vm=db")["events"]] == [event["id"]]
+
+
+def test_an_event_is_found_by_its_id_in_any_case_and_by_a_unique_beginning(api: Any) -> None:
+    """Spec §4.2: ids are compared without case."""
+    (event,) = api.restart_of("db")
+    assert api.get(f"/events/{event['id'].lower()}")["id"] == event["id"]
+    assert api.get(f"/events/{event['id'][:4]}")["id"] == event["id"]
+    assert api.refused("GET", f"/events/{event['id'][:3]}")[:2] == (404, "NotFound")
+    api.restart_of("web-0")
+    status, code, message = api.refused("GET", f"/events/{event['id'][:8]}")
+    assert (status, code) == (409, "Refused")
+    assert "2 begin so" in message
+
+
+def test_an_approval_from_outside_starts_the_event_and_the_answer_shows_it(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    approved = api.post(f"/events/{event['id'][:36]}/approve", {})
+    assert (approved["status"], approved["approved_by"]) == ("started", "local user ann")
+    assert approved["waits_for"] is None
+    api.world.advance(60)
+    assert api.refused("POST", f"/events/{event['id']}/approve")[0] == 409
+
+
+def test_an_approved_event_that_must_wait_says_for_what(api: Any) -> None:
+    """Spec §6.2: events of one host start together."""
+    api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})
+    (event,) = api.get("/events?vm=db")["events"]
+    approved = api.post(f"/events/{event['id']}/approve")
+    assert approved["status"] == "scheduled"
+    assert approved["waits_for"] == {
+        "reason": "gate",
+        "text": "the other VMs on host h1, which are not ready yet",
+        "until": None,
+    }
+
+
+def test_a_withdrawn_event_says_why_and_cannot_be_withdrawn_again(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    withdrawn = api.post(f"/events/{event['id']}/withdraw", {"reason": "release day"})
+    assert (withdrawn["status"], withdrawn["ending"], withdrawn["reason"]) == ("over", "withdrawn", "release day")
+    assert api.refused("POST", f"/events/{event['id']}/withdraw")[0] == 409
+
+
+def test_a_started_event_cannot_be_withdrawn(api: Any) -> None:
+    """Spec §6.2: withdrawal is possible until the event has started."""
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    status, _, message = api.refused("POST", f"/events/{event['id']}/withdraw", {"reason": "late"})
+    assert status == 409
+    assert "has started" in message

@@ -1,0 +1,98 @@
+"""Explaining: the story of a VM or an event, gathered from the record (the sentences are tested in core)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, Sighting, What
+from forewarn.store.seam import Polled
+
+
+def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
+    """The VM polls, and is given the event."""
+    vm, at = api.world.vm(vm_name), api.world.now
+    sighting = Sighting(
+        event_id=event["id"],
+        scope_id=vm.scope_id,
+        vm=vm.key,
+        status="scheduled",
+        version="2020-07-01",
+        incarnation=2,
+        at=at,
+    )
+    poll = Polled(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01", count=1)
+    api.world.do(api.world.store.observe([poll], [sighting]))
+
+
+def test_a_pending_restart_says_what_it_waits_for_and_who_knows(api: Any) -> None:
+    (event,) = api.restart_of("web-0")
+    seen(api, "web-1", event)
+    story = api.get(f"/explain/{event['id'][:36].lower()}")
+    assert story["title"] == "Reboot of web-0: user restart"
+    assert [line["text"] for line in story["lines"]] == [
+        "local user ann asked for it: user restart; scheduled with 15 min of notice",
+        "web-1 was given it as Scheduled",
+    ]
+    assert story["lines"][1]["detail"] == "api-version 2020-07-01, incarnation 2"
+    assert story["now"] == [
+        "It is scheduled and waits for an approval, or the end of its notice: 15 min at the longest.",
+        "web-0 has not been given it yet.",
+        "Scheduled events are enabled for availability set web.",
+        "web-1 asks for events, 2 others do not (the last less than a second ago, api-version 2020-07-01).",
+    ]
+
+
+def test_a_vm_that_rebooted_is_told_why(api: Any) -> None:
+    (event,) = api.restart_of("web-0")
+    seen(api, "web-0", event)
+    api.world.advance(60)
+    api.world.approve("web-0", event["id"])
+    api.world.advance(3600)
+    story = api.get("/explain/lab%2Fweb-0")
+    assert story["title"] == "web-0, of availability set web"
+    (line,) = story["lines"]
+    assert line["text"] == "Reboot, asked for by local user ann (user restart): finished"
+    assert line["detail"] == (
+        "15 min of notice promised, 1 min given; "
+        "web-0 was given it after less than a second (api-version 2020-07-01); "
+        "approved by web-0; reboot of web-0 was performed, 30 s after the start; "
+        f"event {event['id']}"
+    )
+
+
+def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None:
+    """Sightings are written in batches: a crash may lose the last two seconds."""
+    (event,) = api.restart_of("db")
+    api.world.advance(10)
+    entry = Entry(at=api.world.now, what=What.SERVICE, text="service started, version 0.1.0, process 7")
+    api.world.do(api.world.store.commit(Commit(entries=(entry,))))
+    lines = api.get(f"/explain/{event['id']}")["lines"]
+    assert lines[-1]["text"] == "the service was back after a crash"
+    assert "two seconds before the crash" in lines[-1]["detail"]
+
+
+def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
+    api.restart_of("db")
+    api.delete("/fleet/vms/db")
+    story = api.get("/explain/db")
+    assert story["now"][0] == "db was removed less than a second ago."
+    assert story["lines"][0]["text"].startswith("Reboot, asked for by local user ann (user restart): withdrawn")
+
+
+def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
+    """Spec §8.2: while disabled, what users ask for is carried out at once."""
+    story = asleep.get("/explain/db")
+    assert story["now"] == [
+        "db is running on h1.",
+        "No maintenance of it is on record.",
+        "Scheduled events are disabled for VM db: none of its VMs has asked within 24 h. "
+        "What users ask for is carried out at once.",
+        "Nobody there has ever asked for events.",
+    ]
+
+
+def test_what_is_neither_vm_nor_event_is_not_found(api: Any) -> None:
+    status, code, message = api.refused("GET", "/explain/nothing")
+    assert (status, code) == (404, "NotFound")
+    assert message.startswith("'nothing' is neither a VM nor an event")

@@ -1,0 +1,249 @@
+"""The fleet: shown, proposed in a file, changed by single VMs and hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.store.seam import Polled
+
+FILE = """
+[defaults]
+location = "westeurope"
+[[hosts]]
+name = "h{n}"
+first = 1
+count = 3
+[[vms]]
+name = "cache-{n}"
+count = 2
+"""
+
+
+def test_a_fleet_is_shown_with_its_hosts_scopes_and_vms(api: Any) -> None:
+    """Spec §7.1: a set and a placement group are one scope each, any other VM is its own."""
+    fleet = api.get("/fleet")
+    assert [host["name"] for host in fleet["hosts"]] == ["h1", "h2", "h3"]
+    assert fleet["hosts"][0]["vms"] == ["web-0", "db", "pool_0", "pool_1"]
+    assert [scope["title"] for scope in fleet["scopes"]] == [
+        "availability set web",
+        "VM db",
+        "VM spot",
+        "placement group pg-0 of scale set pool",
+    ]
+    assert fleet["scopes"][0]["update_domains"] == [0, 1, 2]
+    assert len(fleet["vms"]) == 7
+
+
+def test_a_fleet_can_be_narrowed(api: Any) -> None:
+    assert [vm["name"] for vm in api.get("/fleet?scope=web")["vms"]] == ["web-0", "web-1", "web-2"]
+    assert [vm["name"] for vm in api.get("/fleet?scope=pool")["vms"]] == ["pool_0", "pool_1"]
+    assert [vm["name"] for vm in api.get("/fleet?scope=pool/pg-0")["vms"]] == ["pool_0", "pool_1"]
+    assert [vm["name"] for vm in api.get("/fleet?scope=lab/web")["vms"]] == ["web-0", "web-1", "web-2"]
+    assert [vm["name"] for vm in api.get("/fleet?scope=web-1")["vms"]] == ["web-0", "web-1", "web-2"]
+    assert [vm["name"] for vm in api.get("/fleet?scope=set:sub/lab/web")["vms"]] == ["web-0", "web-1", "web-2"]
+    narrowed = api.get("/fleet?host=H2")
+    assert [vm["name"] for vm in narrowed["vms"]] == ["web-1", "spot"]
+    assert [host["name"] for host in narrowed["hosts"]] == ["h2"]
+    assert len(api.get("/fleet?limit=2")["vms"]) == 2
+
+
+def test_a_vm_is_shown_with_its_endpoint_its_polls_and_its_events(api: Any) -> None:
+    vm = api.world.vm("db")
+    poll = Polled(vm=vm.key, scope_id=vm.scope_id, at=api.world.now, version="2020-07-01", count=12)
+    api.world.do(api.world.store.observe([poll], []))
+    api.restart_of("db")
+    shown = api.get("/vms/DB")
+    assert shown["url"] == "http://127.0.0.9:8080/metadata/scheduledevents"
+    assert (shown["last_polled_at"], shown["polled_version"], shown["polls"]) == (api.world.now, "2020-07-01", 12)
+    assert shown["pending"] == 1
+    assert [event["kind"] for event in shown["events"]] == ["Reboot"]
+    assert shown["auto_approve"] == {"restart": False, "redeploy": False}
+    assert api.get("/vms/web-0")["url"] is None
+
+
+def test_a_file_is_checked_and_shows_what_it_would_do(api: Any) -> None:
+    before = api.stored()
+    difference = api.post("/fleet/check", {"text": FILE, "source": "f.toml"})["difference"]
+    assert api.stored() == before
+    assert difference["added"] == ["cache-0", "cache-1"]
+    assert len(difference["removed"]) == 7
+    assert difference["lines"][-1].startswith("VMs: 2 to add, 0 to change, 7 to remove")
+
+
+def test_a_bad_file_is_refused_with_every_problem_and_its_line(api: Any) -> None:
+    text = '[[hosts]]\nname = "h1"\n[[vms]]\nname = "a"\nhost = "h7"\ncolour = "red"\n'
+    for target in ("/fleet/check", "/fleet/apply"):
+        before = api.stored()
+        answer = api.call("POST", target, {"text": text, "source": "f.toml"})
+        assert api.stored() == before
+        assert answer.status == 400
+        error = answer.json["error"]
+        assert error["code"] == "Rejected"
+        assert error["message"] == "f.toml has 2 problems: nothing was changed"
+        assert [(problem["line"], bool(problem["remedy"])) for problem in error["problems"]] == [(5, True), (6, True)]
+
+
+def test_a_file_is_applied_and_then_there_is_nothing_left_to_do(api: Any) -> None:
+    proposal = {"text": FILE, "source": "f.toml"}
+    preview = api.post("/fleet/apply", {**proposal, "dry_run": True})
+    assert preview["applied"] is False
+    assert len(api.world.store.vms()) == 7
+
+    assert api.post("/fleet/apply", proposal)["applied"] is True
+    assert [vm["name"] for vm in api.get("/fleet")["vms"]] == ["cache-0", "cache-1"]
+    assert all(vm.vm_id for vm in api.world.store.vms())
+    assert api.world.store.history(limit=1)[0].who == "local user ann"
+
+    again = api.post("/fleet/apply", proposal)
+    assert again["applied"] is False
+    assert again["difference"]["is_empty"] is True
+    assert again["difference"]["lines"] == []
+
+
+def test_a_deleted_vm_stays_deleted_unless_told_otherwise(api: Any) -> None:
+    proposal = {"text": FILE, "source": "f.toml"}
+    api.post("/fleet/apply", proposal)
+    api.delete("/fleet/vms/cache-1")
+    kept = api.post("/fleet/apply", proposal)
+    assert (kept["applied"], kept["difference"]["stay_deleted"]) == (False, ["cache-1"])
+    back = api.post("/fleet/apply", {**proposal, "resurrect": True})
+    assert (back["applied"], back["difference"]["resurrected"]) == (True, ["cache-1"])
+
+
+def test_a_file_that_would_remove_a_vm_under_maintenance_is_refused_with_its_event(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    before = api.stored()
+    answer = api.call("POST", "/fleet/apply", {"text": FILE, "source": "f.toml"})
+    assert api.stored() == before
+    assert answer.status == 409
+    (problem,) = answer.json["error"]["problems"]
+    assert event["id"] in problem["what"]
+
+
+def test_applying_withdraws_the_events_of_vms_that_go(api: Any) -> None:
+    """Spec §4.2: an event with no VM left is withdrawn."""
+    (event,) = api.restart_of("db")
+    api.post("/fleet/apply", {"text": FILE, "source": "f.toml"})
+    assert api.get(f"/events/{event['id']}")["ending"] == "withdrawn"
+
+
+def test_a_vm_is_added_where_the_fleet_is_and_on_the_best_host(api: Any) -> None:
+    vm = api.post("/fleet/vms", {"name": "new", "tags": {"team": "shop"}, "size": "Standard_B1s"})
+    assert (vm["resource_group"], vm["subscription_id"], vm["location"]) == ("lab", "sub", "westeurope")
+    assert vm["host"] == "h3"  # the least crowded
+    assert (vm["tags"], vm["size"]) == ({"team": "shop"}, "Standard_B1s")
+    assert api.world.vm("new").vm_id
+
+
+def test_a_vm_that_joins_a_set_is_as_its_siblings_are(api: Any) -> None:
+    """Spec §6.2: it gets an update domain that nobody has yet, as long as the set may have more."""
+    web = api.post("/fleet/vms", {"name": "web-3", "availability_set": "web"})
+    assert (web["scope"], web["update_domain"]) == ("set:sub/lab/web", 3)
+    pool = api.post("/fleet/vms", {"name": "pool_2", "scale_set": "pool"})
+    assert (pool["placement_group"], pool["terminate_notice_min"]) == ("pg-0", 5)
+
+
+def test_a_deleted_name_may_be_added_again(api: Any) -> None:
+    old = api.world.vm("db").vm_id
+    api.delete("/fleet/vms/db")
+    assert api.refused("GET", "/vms/db")[0] == 404
+    api.post("/fleet/vms", {"name": "db"})
+    assert api.world.vm("db").vm_id != old
+
+
+BAD_VMS = [
+    ({"name": "db"}, 409, "exists already"),
+    ({"name": ""}, 400, "name"),
+    ({}, 400, "'name'"),
+    ({"name": "a/b"}, 400, "has a slash in it"),
+    ({"name": "a-{n}"}, 400, "braces"),
+    ({"name": "a\x7fb"}, 400, "control character"),
+    ({"name": "a", "host": "h7"}, 400, "host 'h7' of VM 'a' is not declared"),
+    ({"name": "a", "zone": "1"}, 400, "nowhere to run"),
+    ({"name": "a", "zone": "1", "availability_set": "web"}, 400, "spec §7.1"),
+    ({"name": "a", "scale_set": "pool", "availability_set": "web"}, 400, "more than one thing"),
+    ({"name": "a", "priority": "Spot", "terminate_notice_min": 5}, 400, "no terminate notification"),
+    ({"name": "a", "terminate_notice_min": 4}, 400, "from 5 to 15"),
+    ({"name": "a", "eviction_policy": "Delete"}, 400, "not Spot"),
+    ({"name": "a", "address": "127.0.0.9"}, 409, "127.0.0.9"),
+    ({"name": "a", "address": "nowhere"}, 400, "no IP address"),
+    ({"name": "a", "auto_approve": {"restart": True}, "availability_set": "web"}, 400, "auto_approve"),
+    ({"name": "a", "update_domain": 3}, 400, "update domain 0"),
+    ({"name": "a", "priority": "Cheap"}, 400, "priority"),
+    ({"name": "a", "tags": {"n": 1}}, 400, "tags"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "words"), BAD_VMS, ids=[f"{body}"[:60] for body, _, _ in BAD_VMS])
+def test_a_vm_meets_the_checks_of_a_fleet_file(api: Any, body: Any, status: int, words: str) -> None:
+    told, _, message = api.refused("POST", "/fleet/vms", body)
+    assert told == status, message
+    assert words in message
+
+
+def test_a_vm_on_a_degraded_host_is_refused(api: Any) -> None:
+    api.post("/hosts/h3/degrade", {"in_s": 86400})
+    status, _, message = api.refused("POST", "/fleet/vms", {"name": "a", "host": "h3"})
+    assert status == 409
+    assert "degraded" in message
+
+
+def test_where_there_are_several_locations_one_must_be_said(api: Any) -> None:
+    api.post("/fleet/hosts", {"name": "n1", "location": "northeurope"})
+    status, _, message = api.refused("POST", "/fleet/vms", {"name": "a"})
+    assert status == 400
+    assert "'northeurope' or 'westeurope'" in message
+    assert api.post("/fleet/vms", {"name": "a", "location": "northeurope"})["host"] == "n1"
+    assert api.post("/fleet/vms", {"name": "b", "host": "N1"})["location"] == "northeurope"
+
+
+def test_the_hundred_and_first_vm_opens_a_new_placement_group(api: Any) -> None:
+    """Spec §7.1: at most 100 VMs in a placement group."""
+    text = '[defaults]\nlocation = "westeurope"\n[[hosts]]\nname = "h1"\n[[scale_sets]]\nname = "big"\ncount = 100\n'
+    api.post("/fleet/apply", {"text": text, "source": "f.toml"})
+    assert api.post("/fleet/vms", {"name": "big_100", "scale_set": "big"})["placement_group"] == "pg-1"
+    body = {"name": "big_101", "scale_set": "big", "placement_group": "pg-0"}
+    assert api.refused("POST", "/fleet/vms", body)[0] == 409
+
+
+def test_a_vm_that_an_event_is_hitting_cannot_be_removed(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    api.post(f"/events/{event['id']}/approve")
+    status, _, message = api.refused("DELETE", "/fleet/vms/db")
+    assert status == 409
+    assert event["id"] in message
+
+
+def test_a_host_is_added_and_removed(api: Any) -> None:
+    host = api.post("/fleet/hosts", {"name": "h4", "location": "westeurope", "zone": "2"})
+    assert host == {"name": "h4", "location": "westeurope", "zone": "2", "health": "healthy", "vms": []}
+    assert api.delete("/fleet/hosts/h4")["name"] == "h4"
+    assert [host["name"] for host in api.get("/fleet")["hosts"]] == ["h1", "h2", "h3"]
+
+
+def test_a_host_with_vms_or_on_their_way_stays(api: Any) -> None:
+    assert "still has VM 'web-0'" in api.refused("DELETE", "/fleet/hosts/h1")[2]
+    api.post("/fleet/hosts", {"name": "h4", "location": "westeurope"})
+    (event,) = api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
+    moving = api.post(f"/events/{event['id']}/approve")
+    assert moving["acts"][0]["to_host"] == "h4"
+    status, _, message = api.refused("DELETE", "/fleet/hosts/h4")
+    assert status == 409
+    assert "moving to" in message
+
+
+BAD_HOSTS = [
+    ({"name": "H1", "location": "westeurope"}, 409),
+    ({"name": "a/b", "location": "westeurope"}, 400),
+    ({"name": "a"}, 400),
+    ({"name": "a", "location": ""}, 400),
+    ({"name": 7, "location": "westeurope"}, 400),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), BAD_HOSTS)
+def test_a_host_that_cannot_be_is_refused(api: Any, body: Any, status: int) -> None:
+    assert api.refused("POST", "/fleet/hosts", body)[0] == status

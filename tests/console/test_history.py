@@ -1,0 +1,108 @@
+"""The history: read, narrowed, followed, pruned."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+def texts(page: Any) -> list[str]:
+    return [entry["text"] for entry in page["entries"]]
+
+
+def test_the_history_shows_the_newest_entries_oldest_first(api: Any) -> None:
+    api.restart_of("db")
+    page = api.get("/history?limit=2")
+    assert texts(page) == ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    assert page["seq"] == api.world.store.last_seq()
+    entry = page["entries"][-1]
+    assert set(entry) == {
+        "seq", "at", "what", "text", "who", "scope_id", "event_id", "request_id", "vm", "host",
+    }  # fmt: skip
+    assert (entry["what"], entry["vm"]) == ("published", "db")
+
+
+def test_whoever_follows_misses_nothing_however_far_behind(api: Any) -> None:
+    seq = api.get("/history")["seq"]
+    api.restart_of("db")
+    api.restart_of("web-0")
+    followed: list[str] = []
+    for _ in range(4):
+        page = api.get(f"/history?after={seq}&limit=1")
+        followed += texts(page)
+        seq = page["seq"]
+    assert followed == [entry.text for entry in api.world.store.history()][-4:]
+    assert texts(api.get(f"/history?after={seq}")) == []
+
+
+def test_the_history_can_be_narrowed(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    api.restart_of("web-0")
+    about_db = ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    assert texts(api.get("/history?vm=DB")) == about_db
+    assert texts(api.get(f"/history?event={event['id']}")) == about_db[1:]
+    assert texts(api.get(f"/history?request={event['request_id']}")) == about_db
+    assert texts(api.get("/history?scope=web"))[-1] == "Reboot of web-0 scheduled"
+
+
+def test_the_history_of_a_vm_shows_events_that_it_shares_with_others(api: Any) -> None:
+    api.post("/rollouts", {"impact": "update", "hosts": ["h1"]})
+    assert texts(api.get("/history?vm=pool_1")) == ["Freeze of pool_0, pool_1 scheduled"]
+    api.world.advance(3600)
+    about = texts(api.get("/history?vm=pool_1"))
+    assert about == [
+        "Freeze of pool_0, pool_1 scheduled",
+        "Freeze of pool_0, pool_1 started: its time had come",
+        "freeze of pool_1 performed: freeze took 9 s",
+        "Freeze of pool_0, pool_1 finished",
+    ]
+
+
+def test_whoever_waits_is_answered_when_something_happens(api: Any) -> None:
+    """Spec §12: how long a request is held is real time; nothing here waits that long."""
+
+    async def scenario() -> Any:
+        seq = api.world.store.last_seq()
+        held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60&vm=db"))
+        await asyncio.sleep(0)
+        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not held.done()  # that was about another VM
+        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        return (await held).json
+
+    assert "local user ann asked for restart of db" in texts(api.world.do(scenario()))
+
+
+def test_whoever_waits_for_what_is_there_already_is_answered_at_once(api: Any) -> None:
+    assert len(api.get("/history?wait_s=60")["entries"]) > 0
+
+
+def test_whoever_waits_is_answered_when_the_service_stops(api: Any) -> None:
+    async def scenario() -> Any:
+        seq = api.world.store.last_seq()
+        held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        api.house.closing.set()
+        return (await held).json
+
+    assert texts(api.world.do(scenario())) == []
+
+
+def test_whoever_waited_long_enough_is_answered_with_nothing(api: Any) -> None:
+    seq = api.world.store.last_seq()
+    page = api.get(f"/history?after={seq}&wait_s=0.01")
+    assert (page["entries"], page["seq"]) == ([], seq)
+
+
+def test_old_history_is_pruned_but_never_the_last_day(api: Any) -> None:
+    """Spec §5.2: events that are over are kept at least 24 h."""
+    for span in (86399, -1, 0):
+        status, code, message = api.refused("POST", "/history/prune", {"older_than_s": span})
+        assert (status, code) == (400, "Rejected")
+        assert "give 86400 s or more" in message
+    written = api.world.store.last_seq()
+    api.world.advance(2 * 86400)
+    assert api.post("/history/prune", {"older_than_s": 86400})["pruned"] == written

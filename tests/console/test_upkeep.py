@@ -1,0 +1,73 @@
+"""The service itself: what it is, its clock, its backups, its health."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.core.policy import Policy
+from forewarn.store.sqlite import SqliteStore
+
+
+def test_the_service_tells_what_it_is(api: Any) -> None:
+    assert api.get("/service") == {"version": "0.1.0", "pid": 1, "lab": True}
+
+
+def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
+    """Spec §12."""
+    before = api.get("/clock")
+    assert before == {"now": api.world.now, "speed": 0.0, "lab": True}
+    (event,) = api.restart_of("db")
+    assert api.post("/clock/advance", {"by_s": 3600})["now"] == before["now"] + 3600
+    assert api.get(f"/events/{event['id']}")["ending"] == "finished"
+    assert api.post("/clock/speed", {"speed": 60})["speed"] == 60
+
+
+BAD = [
+    ("/clock/advance", {"by_s": 0}, 400),
+    ("/clock/advance", {"by_s": -5}, 400),
+    ("/clock/advance", {"by_s": 1e12}, 400),
+    ("/clock/advance", {"by_s": "1h"}, 400),
+    ("/clock/advance", {}, 400),
+    ("/clock/speed", {"speed": -1}, 409),
+    ("/clock/speed", {"speed": None}, 400),
+    ("/backup", {"path": "backup.db"}, 400),
+    ("/backup", {"path": "/nowhere/at/all/backup.db"}, 400),
+    ("/backup", {"path": "/"}, 409),
+    ("/backup", {"path": ""}, 400),
+    ("/backup", {"path": "/tmp/a\x00b"}, 400),
+]
+
+
+@pytest.mark.parametrize(("target", "body", "status"), BAD)
+def test_what_cannot_be_is_refused(api: Any, target: str, body: Any, status: int) -> None:
+    assert api.refused("POST", target, body)[0] == status
+
+
+def test_a_store_in_a_file_is_backed_up_and_a_backup_never_overwritten(tmp_path: Path, api_of: Any) -> None:
+    api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
+    path = tmp_path / "backup.db"
+    answer = api.post("/backup", {"path": str(path)})
+    assert answer == {"path": str(path), "bytes": path.stat().st_size}
+    assert api.refused("POST", "/backup", {"path": str(path)})[:2] == (409, "Refused")
+    copy = SqliteStore.open(path)
+    assert len(copy.vms()) == 7
+    asyncio.run(copy.close())
+
+
+def test_everything_else_works_on_a_store_in_a_file_too(tmp_path: Path, api_of: Any) -> None:
+    api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
+    api.restart_of("db", "web-0")
+    api.world.advance(3600)
+    assert [event["ending"] for event in api.get("/events?all=true")["events"]] == ["finished", "finished"]
+    assert api.get("/explain/db")["lines"][0]["text"].endswith("finished")
+    assert len(api.get("/fleet")["vms"]) == 7
+
+
+def test_the_doctor_tells_what_is_wrong_and_what_to_do(api: Any) -> None:
+    assert api.get("/doctor") == {
+        "checks": [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
+    }
