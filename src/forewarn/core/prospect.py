@@ -11,8 +11,14 @@ from forewarn.core.fleet import Host, Vm
 from forewarn.core.proposal import Proposal
 from forewarn.core.seating import Seating
 
-# How a VM is known, and what only the running fleet can tell: never reset by a file.
-_OWNED = frozenset({"name", "subscription_id", "resource_group", "vm_id", "host", "lab_address", "power", "removed_at"})
+# What a file says of a VM. Everything else (its id, host, power) the running fleet owns, and no file resets it.
+_DECLARED = frozenset(
+    {
+        "computer_name", "location", "zone", "size", "os_type", "availability_set", "scale_set", "placement_group",
+        "cloud_service", "update_domain", "fault_domain", "priority", "eviction_policy", "terminate_notice_min",
+        "auto_approve", "tags", "address",
+    }
+)  # fmt: skip
 
 
 class Prospect(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +82,8 @@ def _kept(old: Host, new: Host) -> Host:
 
 
 def _merged(old: Vm, new: Vm, proposal: Proposal) -> Vm:
-    owned = _OWNED | proposal.origins[old.key].left_open
-    return msgspec.structs.replace(new, **{field: getattr(old, field) for field in owned})
+    said = _DECLARED - proposal.origins[old.key].left_open
+    return msgspec.structs.replace(old, **{field: getattr(new, field) for field in said})
 
 
 def _readdressed(prospect: Prospect, known: dict[str, Vm]) -> Prospect:
@@ -95,18 +101,18 @@ def _seated(prospect: Prospect) -> Prospect:
     """Newcomers on the hosts that are the best now; the file chose without knowing who is there already."""
     names = {host.name.casefold(): host.name for host in prospect.hosts_after}
     origins = prospect.proposal.origins
-    coming = [*prospect.new_vms, *prospect.returning]
-    pinned = {vm.key: names.get(vm.host.casefold(), "") for vm in coming if "host" not in origins[vm.key].left_open}
-    settled = [vm for vm in prospect.vms_after if vm.key not in {c.key for c in coming}]
-    tenants = [
-        *_on_their_way(settled, prospect.live_events),
-        *(_on(vm, pinned[vm.key]) for vm in coming if vm.key in pinned),
-    ]
-    seating = Seating(prospect.hosts_after, tenants)
+    coming = {vm.key: vm for vm in (*prospect.new_vms, *prospect.returning)}
+    pinned = {
+        key: _on(vm, names.get(vm.host.casefold(), ""))
+        for key, vm in coming.items()
+        if "host" not in origins[key].left_open
+    }
+    settled = [vm for vm in prospect.vms_after if vm.key not in coming]
+    seating = Seating(prospect.hosts_after, [*_on_their_way(settled, prospect.live_events), *pinned.values()])
 
     def seated(vm: Vm) -> Vm:
         if vm.key in pinned:
-            return _on(vm, pinned[vm.key])
+            return pinned[vm.key]
         host = seating.host_for(vm) or ""
         seating.seat(vm, host)
         return _on(vm, host)

@@ -69,15 +69,21 @@ def batches_of(file: FleetFile, homes: Homes, findings: Findings) -> list[Batch]
 
 
 def _batch(series: Series, benches: Benches, findings: Findings) -> Batch:
-    table, parent = series.table, series.parent
-    orphan = parent is None and bool(PARENT_KEYS & table.given)
-    unsound = table.unsound & _PLACE_KEYS or (parent and parent.table.unsound & _PLACE_KEYS)
     return Batch(
-        table=table,
+        table=series.table,
         vms=list(vms_of(series, benches, findings)),
         left_open=series.left_open,
-        placeable=not orphan and not unsound,
+        placeable=_is_clear_where(series.table, series.parent),
     )
+
+
+def _is_clear_where(table: Table[Any], parent: Parent | None) -> bool:
+    """Whether the tables say, without contradiction, where the VMs belong."""
+    zoned = table.given & {"zone", "zones"}
+    torn = len(zoned) == 2 or (zoned and table.has("availability_set"))
+    orphan = parent is None and PARENT_KEYS & table.given
+    unsound = table.unsound & _PLACE_KEYS or (parent and parent.table.unsound & _PLACE_KEYS)
+    return not (torn or orphan or unsound)
 
 
 def _implied(file: FleetFile, parents: list[Parent], findings: Findings) -> Iterator[Series]:

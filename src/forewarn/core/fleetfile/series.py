@@ -17,7 +17,7 @@ from forewarn.core.fleetfile.parent import Parent
 from forewarn.core.fleetfile.problem import Findings
 from forewarn.core.fleetfile.table import Table
 
-_CHOSEN_FOR_IT = frozenset({"update_domain", "fault_domain", "address", "host"})
+_CHOSEN_FOR_IT = frozenset({"computer_name", "update_domain", "fault_domain", "address", "host"})
 _METADATA = "169.254.169.254"  # spec §2.1: the service itself
 
 
@@ -43,6 +43,8 @@ class Series:
         chosen = set(_CHOSEN_FOR_IT - self.table.given)
         if self.template.placement_group == form.AUTO:
             chosen.add("placement_group")
+        if self.table.has("computer_name_prefix"):
+            chosen.discard("computer_name")
         if self.zones:
             chosen.add("zone")
         return frozenset(chosen)
