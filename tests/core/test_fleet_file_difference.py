@@ -1,0 +1,361 @@
+"""What applying a fleet file would do to the running fleet, and when it must not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.core.cause import Cause, Verb
+from forewarn.core.difference import Difference, compare, must_be_applicable
+from forewarn.core.event import Act, Event, Status
+from forewarn.core.fleet import Health, Host, Power, Vm
+from forewarn.core.proposal import read_fleet
+from forewarn.errors import Refused
+
+HOSTS = '[[hosts]]\nname = "h"\ncount = 3\n'
+WEB = '[[vms]]\nname = "web"\ncount = 2\n'
+SET = '[[availability_sets]]\nname = "db"\n'
+DB = '[[vms]]\nname = "db"\ncount = 2\navailability_set = "db"\n'
+BASE = HOSTS + WEB + SET + DB
+
+
+class Fleet:
+    """A running fleet: a file that was applied, and what has happened since."""
+
+    def __init__(self, text: str = BASE) -> None:
+        proposal = read_fleet(text)
+        self.hosts = list(proposal.hosts)
+        self.vms = [
+            replace(vm, vm_id=f"id-{vm.name}", address=vm.address or f"127.0.0.{n}")
+            for n, vm in enumerate(proposal.vms, 1)
+        ]
+        self.events: list[Event] = []
+
+    def vm(self, name: str) -> Vm:
+        return next(vm for vm in self.vms if vm.name == name)
+
+    def change(self, name: str, **facts: Any) -> None:
+        self.vms = [replace(vm, **facts) if vm.name == name else vm for vm in self.vms]
+
+    def delete(self, name: str) -> None:
+        self.change(name, removed_at=1.0, host="")
+
+    def event(self, name: str, status: Status, acts: Sequence[Act] = ()) -> None:
+        vm = self.vm(name)
+        self.events.append(
+            Event(
+                id="E1",
+                scope_id=vm.scope_id,
+                request_id="R1",
+                cause=Cause.USER_REDEPLOY,
+                who="ann",
+                vms=(name,),
+                published_at=0.0,
+                not_before=900.0,
+                status=status,
+                acts=tuple(acts),
+            )
+        )
+
+    def against(self, text: str, **how: bool) -> Difference:
+        return compare(read_fleet(text), hosts=self.hosts, vms=self.vms, live_events=self.events, **how)
+
+
+def names(vms: Sequence[Vm | Host]) -> list[str]:
+    return [vm.name for vm in vms]
+
+
+def test_an_empty_service_gets_the_whole_file_as_it_was_read() -> None:
+    proposal = read_fleet(BASE)
+    difference = compare(proposal, hosts=(), vms=(), live_events=())
+    assert (difference.hosts_added, difference.added) == (proposal.hosts, proposal.vms)
+    assert difference.problems == ()
+
+
+def test_the_same_file_again_changes_nothing() -> None:
+    difference = Fleet().against(BASE)
+    assert difference.is_empty
+    assert names(difference.unchanged) == ["web-0", "web-1", "db-0", "db-1"]
+    assert difference.lines() == ["nothing to do"]
+
+
+def test_what_the_running_fleet_owns_is_never_reset() -> None:
+    fleet = Fleet()
+    fleet.change("web-0", host="h-2", power=Power.STOPPED)
+    fleet.change("web-1", host="", power=Power.DEALLOCATED)
+    fleet.hosts[1] = replace(fleet.hosts[1], health=Health.FAILED)
+    assert fleet.against(BASE).is_empty
+    assert fleet.against(BASE.replace("count = 2\n", 'count = 2\nhost = "h-1"\n', 1)).is_empty
+
+
+def test_a_name_keeps_the_spelling_it_came_with() -> None:
+    assert Fleet().against(BASE.replace('"web"', '"WEB"').replace('"h"', '"H"')).is_empty
+
+
+def test_a_change_is_told_field_by_field() -> None:
+    more = 'count = 2\nsize = "L"\ntags = { a = "1" }\naddress = "10.0.0.1"\n'
+    difference = Fleet().against(BASE.replace("count = 2\n", more, 1))
+    assert [change.old.name for change in difference.changed] == ["web-0", "web-1"]
+    fields = {change.field: (change.old, change.new) for change in difference.changed[1].fields}
+    assert fields == {
+        "size": ("Standard_D2s_v5", "L"),
+        "tags": ({}, {"a": "1"}),
+        "address": ("127.0.0.2", "10.0.0.2"),
+    }
+    assert difference.changed[1].new.vm_id == "id-web-1"
+
+
+def test_update_domains_stay_when_a_vm_is_put_before_the_others() -> None:
+    fleet = Fleet()
+    earlier = '[[vms]]\nname = "db-first"\navailability_set = "db"\n'
+    difference = fleet.against(HOSTS + WEB + SET + earlier + DB)
+    assert names(difference.added) == ["db-first"]
+    assert difference.changed == ()
+
+
+def test_an_update_domain_that_the_file_gives_is_a_change() -> None:
+    difference = Fleet().against(BASE + "update_domain = 4\n")
+    assert [change.new.update_domain for change in difference.changed] == [4, 4]
+    assert difference.problems == ()
+
+
+def test_a_new_vm_goes_to_the_healthy_host_with_the_fewest_vms() -> None:
+    """Spec §6.4, with who is there now in mind, not who the file thinks is."""
+    fleet = Fleet()
+    fleet.hosts[0] = replace(fleet.hosts[0], health=Health.DEGRADED)
+    for name in ("web-0", "web-1", "db-0", "db-1"):
+        fleet.change(name, host="h-1")
+    difference = fleet.against(BASE + '[[vms]]\nname = "new"\n')
+    assert [(vm.name, vm.host, vm.vm_id) for vm in difference.added] == [("new", "h-2", "")]
+
+
+def test_a_vm_on_its_way_counts_where_it_is_going() -> None:
+    fleet = Fleet(HOSTS + '[[vms]]\nname = "a"\n')
+    act = Act(
+        id="E1:a", vm=fleet.vm("a").key, name="a", verb=Verb.REDEPLOY, event_id="E1", from_host="h-0", to_host="h-1"
+    )
+    fleet.event("a", Status.STARTED, [act])
+    difference = fleet.against(HOSTS + '[[vms]]\nname = "a"\n[[vms]]\nname = "b"\ncount = 2\n')
+    assert [vm.host for vm in difference.added] == ["h-0", "h-2"]
+
+
+def test_what_the_file_no_longer_has_is_removed() -> None:
+    difference = Fleet().against(HOSTS + SET + DB)
+    assert names(difference.removed) == ["web-0", "web-1"]
+    assert difference.problems == ()
+
+
+def test_what_the_file_no_longer_has_can_be_kept() -> None:
+    difference = Fleet().against(HOSTS.replace("3", "2") + SET + DB, remove_missing=False)
+    assert difference.is_empty
+    assert (names(difference.kept), names(difference.hosts_kept)) == (["web-0", "web-1"], ["h-2"])
+    assert difference.problems == ()
+    assert "  VM web-0 is not in the file and is kept" in difference.lines()
+
+
+def test_a_deleted_vm_stays_deleted() -> None:
+    fleet = Fleet()
+    fleet.delete("web-0")
+    difference = fleet.against(BASE)
+    assert difference.is_empty
+    assert names(difference.stay_deleted) == ["web-0"]
+    assert difference.lines()[0] == "  VM web-0 was deleted and stays deleted"
+
+
+def test_a_deleted_vm_comes_back_when_somebody_says_so() -> None:
+    fleet = Fleet()
+    fleet.delete("web-0")
+    (vm,) = fleet.against(BASE, resurrect=True).resurrected
+    assert (vm.name, vm.vm_id, vm.removed_at, vm.address) == ("web-0", "", None, "127.0.0.1")
+    assert vm.host
+
+
+def test_a_vm_that_comes_back_gets_another_address_when_its_own_is_taken() -> None:
+    fleet = Fleet()
+    fleet.delete("web-0")
+    fleet.change("web-1", address="127.0.0.1")
+    difference = fleet.against(BASE, resurrect=True)
+    assert difference.resurrected[0].address == ""
+    assert difference.problems == ()
+
+
+def test_a_vm_that_an_event_is_scheduled_for_may_be_removed() -> None:
+    """The event is withdrawn by the lifecycle, with history (spec §4.2)."""
+    fleet = Fleet()
+    fleet.event("web-0", Status.SCHEDULED)
+    assert fleet.against(HOSTS + SET + DB).problems == ()
+
+
+# Each: what happened to the fleet, the file, the line, what forbids it, the way out.
+FORBIDDEN = {
+    "a VM that a started event is hitting": (
+        lambda fleet: fleet.event("web-0", Status.STARTED),
+        HOSTS + SET + DB,
+        0,
+        "VM 'web-0' is not in the file, but event E1 (user redeploy) has started and is hitting it",
+        "apply again when the event is over",
+    ),
+    "a VM that would change its scope": (
+        lambda fleet: None,
+        HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n',
+        11,
+        "VM 'web-0' is in scope 'vm:00000000-0000-0000-0000-000000000001/fleet/web-0' and cannot move to 'set:",
+        "take it out of the file, apply, then put it back",
+    ),
+    "a VM that would change its zone": (
+        lambda fleet: None,
+        BASE.replace("count = 2\n", 'count = 2\nzone = "1"\n', 1) + '[[hosts]]\nname = "z"\nzone = "1"\n',
+        5,
+        "VM 'web-0' is in location 'local', no zone and cannot move to location 'local', zone '1'",
+        "take it out of the file, apply, then put it back",
+    ),
+    "a VM with a pending event that would change its update domain": (
+        lambda fleet: fleet.event("db-1", Status.SCHEDULED),
+        BASE + "update_domain = 0\n",
+        10,
+        "VM 'db-1' cannot go from update domain 1 to 0 while event E1 (user redeploy) is scheduled",
+        "apply again when the event is over",
+    ),
+    "a host that still has VMs": (
+        lambda fleet: None,
+        BASE.replace("count = 3", "count = 2"),
+        0,
+        "host 'h-2' is not in the file, but VM 'db-0' stays on it",
+        "keep the host in the file",
+    ),
+    "a host that a VM is moving to": (
+        lambda fleet: (
+            fleet.change("db-0", host="h-0"),
+            fleet.event(
+                "web-0",
+                Status.STARTED,
+                [Act(id="a", vm="v", name="web-0", verb=Verb.REDEPLOY, event_id="E1", to_host="h-2")],
+            ),
+        ),
+        BASE.replace("count = 3", "count = 2"),
+        0,
+        "host 'h-2' is not in the file, but VM 'web-0' stays on it or moves to it",
+        "keep the host in the file",
+    ),
+    "a host that would be elsewhere than its VMs": (
+        lambda fleet: None,
+        BASE.replace("count = 3", "count = 2") + '[[hosts]]\nname = "h-2"\nzone = "1"\n',
+        0,
+        "host 'h-2' cannot move to location 'local', zone '1': VM 'db-0' runs on it",
+        "redeploy or remove its VMs first",
+    ),
+    "a new VM with no healthy host": (
+        lambda fleet: setattr(fleet, "hosts", [replace(host, health=Health.FAILED) for host in fleet.hosts]),
+        BASE + '[[vms]]\nname = "new"\n',
+        14,
+        "VM 'new' has nowhere to run: there is no healthy host in location 'local', no zone",
+        "add or repair a host first",
+    ),
+    "a new VM on a failed host": (
+        lambda fleet: fleet.hosts.__setitem__(0, replace(fleet.hosts[0], health=Health.FAILED)),
+        BASE + '[[vms]]\nname = "new"\nhost = "h-0"\n',
+        14,
+        "VM 'new' cannot start on host 'h-0', which is failed",
+        "name another host",
+    ),
+    "an address that was given to another VM": (
+        lambda fleet: None,
+        BASE + '[[vms]]\nname = "new"\naddress = "127.0.0.1"\n',
+        14,
+        "address '127.0.0.1' would belong to VM 'web-0' and to VM 'new'",
+        "another address",
+    ),
+}
+
+
+@pytest.mark.parametrize(("happened", "text", "line", "what", "remedy"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
+def test_nothing_can_be_applied_with(happened: Any, text: str, line: int, what: str, remedy: str) -> None:
+    fleet = Fleet()
+    happened(fleet)
+    difference = fleet.against(text)
+    assert difference.problems
+    problem = difference.problems[0]
+    assert problem.line == line
+    assert what in problem.what
+    assert remedy in problem.remedy
+    with pytest.raises(Refused, match="cannot be applied, and nothing was changed"):
+        must_be_applicable(difference)
+
+
+def test_a_placement_group_does_not_overflow_by_what_is_kept() -> None:
+    """Spec §7.1."""
+    fleet = Fleet(HOSTS + '[[scale_sets]]\nname = "s"\ncount = 60\nplacement_group = "pg"\n')
+    text = (
+        HOSTS + '[[scale_sets]]\nname = "s"\nplacement_group = "pg"\n[[vms]]\nname = "x"\ncount = 41\nscale_set = "s"\n'
+    )
+    assert fleet.against(text).problems == ()
+    (problem,) = fleet.against(text, remove_missing=False).problems
+    assert "placement group 'pg' of scale set 's' would have 101 VMs" in problem.what
+
+
+def test_a_vm_out_of_the_file_and_back_again_may_have_another_scope() -> None:
+    """The way out that a refused move names works."""
+    fleet = Fleet()
+    fleet.delete("web-0")
+    fleet.delete("web-1")
+    text = HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n'
+    difference = fleet.against(text, resurrect=True)
+    assert [vm.availability_set for vm in difference.resurrected] == ["db", "db"]
+    must_be_applicable(difference)
+
+
+def test_the_difference_reads_line_by_line() -> None:
+    fleet = Fleet()
+    fleet.delete("db-1")
+    text = '[[hosts]]\nname = "h"\ncount = 4\n[[vms]]\nname = "web-0"\nsize = "L"\n[[vms]]\nname = "new"\n' + SET + DB
+    assert fleet.against(text).lines() == [
+        "+ host h-3",
+        "+ VM new on h-1",
+        '~ VM web-0: size "Standard_D2s_v5" → "L"',
+        "- VM web-1",
+        "  VM db-1 was deleted and stays deleted",
+        "VMs: 1 to add, 1 to change, 1 to remove; hosts: 1 to add, 0 to change, 0 to remove",
+    ]
+
+
+def test_a_long_difference_is_told_in_short() -> None:
+    text = HOSTS + '[[vms]]\nname = "web"\ncount = 1000\n'
+    lines = Fleet(HOSTS).against(text).lines(limit=2)
+    assert lines[:3] == ["+ VM web-0 on h-0", "+ VM web-1 on h-1", "+ … and 998 more of the kind"]
+    assert len(Fleet(HOSTS).against(text).lines(limit=None)) == 1001
+
+
+def test_a_refusal_reads_with_its_line() -> None:
+    fleet = Fleet()
+    fleet.event("web-0", Status.STARTED)
+    difference = fleet.against(HOSTS + SET + DB)
+    assert difference.lines()[-2].startswith("! fleet.toml: VM 'web-0' is not in the file")
+    assert difference.lines()[-1].endswith("cannot be applied")
+
+
+def test_the_difference_is_plain_data_for_json() -> None:
+    fleet = Fleet()
+    fleet.delete("db-1")
+    plain = json.loads(json.dumps(fleet.against(HOSTS + WEB.replace("2", "3") + SET + DB).builtins()))
+    assert [vm["name"] for vm in plain["added"]] == ["web-2"]
+    assert [vm["name"] for vm in plain["stay_deleted"]] == ["db-1"]
+
+
+def test_what_is_to_be_written_is_what_comes_and_what_changes() -> None:
+    difference = Fleet().against(
+        BASE.replace("count = 2\n", 'count = 3\nsize = "L"\n', 1) + '[[hosts]]\nname = "new"\n'
+    )
+    assert names(difference.vms_to_set) == ["web-2", "web-0", "web-1"]
+    assert names(difference.hosts_to_set) == ["new"]
+
+
+def test_a_hundred_thousand_vms_are_compared_as_well() -> None:
+    sets = '[[scale_sets]]\nname = "s"\ncount = 50000\n'
+    text = f'[[hosts]]\nname = "h"\ncount = 100\n[[vms]]\nname = "v"\ncount = 50000\n{sets}'
+    difference = Fleet(text.replace("50000", "25000")).against(text)
+    assert (len(difference.added), len(difference.unchanged)) == (50_000, 50_000)
+    assert difference.problems == ()

@@ -1,0 +1,215 @@
+"""The line of every table and key of a TOML text, which `tomllib` does not tell."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.core.fleetfile.locator import Path, lines_of
+
+TRICKY = '''# [[vms]] in a comment
+title = "a # b" # and [x] after it
+
+[defaults]
+"quoted key" = 1
+tags.team = "shop"
+tags . owner = 'ann'
+note = """
+[[vms]]
+name = "not a table" \\"""
+still the string""""
+raw = \'\'\'
+[hosts]\'\'\'\'
+after = 2
+
+[[vms]]
+name = "web"
+zones = [ # a list
+  "1",
+  "]", # with a bracket
+  [2, 3],
+]
+when = 1979-05-27 07:32:00
+[vms.tags]
+a = { b = { c = 1 }, d = [{ e = 2 }] }
+[[vms]]
+[[vms.disks]]
+size = 1
+[[vms.disks]]
+size = 2
+'''
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("title",), 2),
+        (("defaults",), 4),
+        (("defaults", "quoted key"), 5),
+        (("defaults", "tags"), 6),
+        (("defaults", "tags", "owner"), 7),
+        (("defaults", "note"), 8),
+        (("defaults", "raw"), 12),
+        (("defaults", "after"), 14),
+        (("vms", 0), 16),
+        (("vms", 0, "zones"), 18),
+        (("vms", 0, "zones", 1), 20),
+        (("vms", 0, "zones", 2, 1), 21),
+        (("vms", 0, "when"), 23),
+        (("vms", 0, "tags"), 24),
+        (("vms", 0, "tags", "a", "d", 0, "e"), 25),
+        (("vms", 1), 26),
+        (("vms", 1, "disks", 1, "size"), 30),
+    ],
+    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
+)
+def test_a_key_is_found_among_strings_lists_and_comments(path: Path, line: int) -> None:
+    assert lines_of(TRICKY).of(path) == line
+
+
+def test_what_is_not_written_is_at_the_line_of_what_is_around_it() -> None:
+    lines = lines_of(TRICKY)
+    assert lines.of(("vms", 1, "name")) == 26
+    assert lines.of(("hosts", 0)) == 1
+
+
+def test_windows_line_ends_count_as_one() -> None:
+    assert lines_of(TRICKY.replace("\n", "\r\n")).of(("vms", 1)) == 26
+
+
+class Writer:
+    """Writes data as TOML in one of many styles, and notes the line of every path: what the locator must find."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+        self.text = ""
+        self.lines: dict[Path, int] = {}
+
+    def note(self, path: Path) -> None:
+        self.lines[path] = self.text.count("\n") + 1
+
+    def pick(self, *choices: str) -> str:
+        choice: str = self.draw(st.sampled_from(choices))
+        return choice
+
+    def gap(self) -> str:
+        """Between lines."""
+        return self.pick("", "", "\n", "# [[x]] = '\n", '  # """\n\n')
+
+    def key(self, key: str) -> str:
+        bare = key.isascii() and key.isalnum()
+        return self.pick(key, quoted(key)) if bare else quoted(key)
+
+    def value(self, value: object, path: Path) -> None:
+        if isinstance(value, dict):
+            self.inline_table(value, path)
+        elif isinstance(value, list):
+            self.array(value, path)
+        elif isinstance(value, str):
+            self.text += self.string(value)
+        else:
+            self.text += json.dumps(value)
+
+    def string(self, value: str) -> str:
+        loose = value.replace("\\", "\\\\").replace('"', '\\"')
+        choices = [quoted(value), f'"""\n{loose}"""']
+        if not any(c in value for c in "'\\\n\t\x7f") and value.isprintable():
+            choices += [f"'{value}'", f"'''{value}'''", f"'''\n{value}'''"]
+        return self.pick(*choices)
+
+    def array(self, items: list[Any], path: Path) -> None:
+        self.text += "["
+        for number, item in enumerate(items):
+            self.text += self.pick("", " ", "\n", " # ] ,\n  ")
+            self.note((*path, number))
+            self.value(item, (*path, number))
+            self.text += self.pick(",", " ,", ",\n") if number < len(items) - 1 else self.pick("", ",", ",\n# [\n")
+        self.text += self.pick("", "\n") + "]"
+
+    def inline_table(self, table: dict[str, Any], path: Path) -> None:
+        self.text += "{ "
+        for number, (key, value) in enumerate(table.items()):
+            self.text += ", " if number else ""
+            self.note((*path, key))
+            self.text += f"{self.key(key)} = "
+            self.value(value, (*path, key))
+        self.text += " }"
+
+    def pair(self, key: str, value: Any, path: Path, dotted: str = "") -> None:
+        """`key = value`, or for a table of one key perhaps `key.its_key = value`."""
+        self.note((*path, key))
+        written = dotted + self.key(key)
+        if isinstance(value, dict) and len(value) == 1 and self.draw(st.booleans()):
+            self.pair(*next(iter(value.items())), (*path, key), f"{written}{self.pick('.', ' . ')}")
+            return
+        self.text += self.pick("", "  ") + written + self.pick("=", " = ")
+        self.value(value, (*path, key))
+        self.text += self.pick("\n", " # end = [\n")
+
+    def table(self, table: dict[str, Any], path: Path, names: list[str]) -> None:
+        later: list[tuple[str, Any]] = []
+        for key, value in table.items():
+            self.text += self.gap()
+            own_header = isinstance(value, dict) or (value and is_tables(value))
+            if own_header and self.draw(st.booleans()):
+                later.append((key, value))
+            else:
+                self.pair(key, value, path)
+        for key, value in later:
+            self.headed(key, value, path, [*names, self.key(key)])
+
+    def headed(self, key: str, value: Any, path: Path, names: list[str]) -> None:
+        for number, item in enumerate(value if isinstance(value, list) else [value]):
+            self.text += self.gap()
+            here = (*path, key, number) if isinstance(value, list) else (*path, key)
+            if number == 0:
+                self.note((*path, key))
+            self.note(here)
+            header = self.pick(".", " . ").join(names)
+            self.text += f"[[{header}]]\n" if isinstance(value, list) else f"[ {header} ] # ]\n"
+            self.table(item, here, names)
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def is_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+words = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\"'#[]=\\"), max_size=8
+)
+keys = st.sampled_from(["a", "b", "name", "vms", "k1"]) | words
+leaves = st.booleans() | st.integers(-9, 99) | words
+values = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+    max_leaves=12,
+)
+documents = st.dictionaries(keys, values, max_size=4)
+
+
+def paths_of(value: object, path: Path = ()) -> set[Path]:
+    found = {path} if path else set()
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return found.union(*(paths_of(item, (*path, key)) for key, item in items))
+
+
+@given(documents, st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_path_of_any_document_is_at_the_line_where_it_was_written(data: dict[str, Any], draws: Any) -> None:
+    writer = Writer(draws.draw)
+    writer.table(data, (), [])
+    assert tomllib.loads(writer.text) == data  # the writer wrote what it meant
+
+    lines = lines_of(writer.text)
+
+    assert lines.paths() == paths_of(data)
+    assert {path: lines.of(path) for path in writer.lines} == writer.lines

@@ -1,0 +1,79 @@
+"""Which host a newcomer gets: quick, and always what the slow rule of `destination_for` says (spec §6.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.core.fleet import Health, Host, Vm, destination_for
+from forewarn.core.seating import Seating
+
+
+def a_vm(number: int, group: str = "", update_domain: int = 0, zone: str = "", host: str = "") -> Vm:
+    return Vm(
+        name=f"v{number}",
+        vm_id="",
+        subscription_id="s",
+        resource_group="g",
+        location="here",
+        zone=zone,
+        availability_set=group,
+        update_domain=update_domain,
+        host=host,
+    )
+
+
+class Slow:
+    """Who is on which host, counted afresh for each question."""
+
+    def __init__(self, vms: Sequence[Vm]) -> None:
+        self.vms = vms
+
+    def crowd(self, host: str) -> int:
+        return sum(vm.host == host for vm in self.vms)
+
+    def mixes(self, host: str, vm: Vm) -> bool:
+        there = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
+        return any(other.update_domain != vm.update_domain for other in there)
+
+
+hosts_there = st.lists(
+    st.tuples(st.sampled_from(["", "1"]), st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.FAILED])), max_size=6
+)
+guests = st.lists(
+    st.tuples(st.sampled_from(["", "db", "app"]), st.integers(0, 2), st.sampled_from(["", "1"]), st.integers(0, 9)),
+    max_size=30,
+)
+
+
+@given(hosts_there, guests)
+@settings(max_examples=300, deadline=None)
+def test_the_quick_choice_is_the_slow_choice(
+    there: list[tuple[str, Health]], coming: list[tuple[str, int, str, int]]
+) -> None:
+    hosts = [Host(name=f"h{n}", location="here", zone=zone, health=health) for n, (zone, health) in enumerate(there)]
+    early = [a_vm(n, g, d, z, f"h{at}") for n, (g, d, z, at) in enumerate(coming) if at < len(hosts)]
+    seating = Seating(hosts, early)
+    seated = list(early)
+    for number, (group, domain, zone, at) in enumerate(coming):
+        if at < len(hosts):
+            continue
+        vm = a_vm(number, group, domain, zone)
+        host = seating.host_for(vm)
+        assert host == destination_for(vm, hosts, Slow(seated))
+        if host is not None:
+            seating.seat(vm, host)
+            seated.append(a_vm(number, group, domain, zone, host))
+
+
+def test_update_domains_of_a_set_are_kept_on_hosts_of_their_own() -> None:
+    hosts = [Host(name=f"h{n}", location="here") for n in range(3)]
+    seating = Seating(hosts)
+    chosen: list[str | None] = []
+    for number in range(9):
+        vm = a_vm(number, "db", number % 3)
+        chosen.append(seating.host_for(vm))
+        seating.seat(vm, chosen[-1] or "")
+    assert chosen == ["h0", "h1", "h2"] * 3
