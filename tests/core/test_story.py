@@ -199,6 +199,12 @@ def test_an_event_that_started_late_says_how_late() -> None:
     assert texts[-1] == "it started: its notice of 15 min had ended 1 min before"
 
 
+def test_a_notice_is_told_as_it_was_asked_for() -> None:
+    """Spec §4.2: NotBefore has whole seconds, so it may be up to a second later."""
+    event = an_event(published_at=NOON + 0.2, not_before=NOON + 901)
+    assert story_of_event(event, a_record(NOON + 1)).lines[0].text.endswith("scheduled with 15 min of notice")
+
+
 def test_what_had_no_event_says_why() -> None:
     """Spec §8.2: whoever asked is told why."""
     event = an_event(

@@ -6,6 +6,7 @@ carry spans, not times of day: each line has its instant beside it, to be shown 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -96,7 +97,7 @@ def _beginning(event: Event) -> Iterator[Line]:
     elif event.started_at == event.published_at:
         yield Line(at=event.published_at, text=f"{asked}; it started without notice", detail=event.note)
     else:
-        notice = span(event.not_before - event.published_at)
+        notice = _promised(event)
         yield Line(at=event.published_at, text=f"{asked}; scheduled with {notice} of notice", detail=event.note)
 
 
@@ -131,12 +132,17 @@ def _course(event: Event) -> Iterator[Line]:
 
 def _why_started(event: Event) -> str:
     assert event.started_at is not None
-    promised = span(event.not_before - event.published_at)
+    promised = _promised(event)
     if event.approved_at is not None:
         got = span(event.started_at - event.published_at)
         return f"{event.approved_by} had approved, {got} into the {promised} of notice"
     late = event.started_at - event.not_before
     return f"its notice of {promised} had ended" + (f" {span(late)} before" if late >= 1 else "")
+
+
+def _promised(event: Event) -> str:
+    """NotBefore was rounded up to a whole second: the rest was not asked for."""
+    return span(math.floor(event.not_before - event.published_at))
 
 
 def _performed(event: Event, act: Act) -> Line:
@@ -257,7 +263,7 @@ def _notice(event: Event) -> Iterator[str]:
     if not event.listed or event.started_at == event.published_at:
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
-    promised = span(event.not_before - event.published_at)
+    promised = _promised(event)
     if event.started_at is None:
         yield f"{promised} of notice promised"
     else:
