@@ -1,0 +1,188 @@
+"""Whatever people, VMs and hosts do, in any order, with crashes between: what must hold holds (spec §4.2, §6, §7)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import closing
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Priority, Vm
+from forewarn.core.projection import document_for
+from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.errors import Rejected
+from forewarn.hypervisor.behaviour import Behaviour, Fail, Rule, Slow, Unreachable
+from forewarn.protocol.document import Document
+from forewarn.testing.world import World, a_host, a_vm
+
+HOSTS = ("h1", "h2", "h3")
+DAY = 24 * 3600.0
+FOR_VMS = sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL})
+ORDER = list(Status)
+
+
+def fleet() -> list[Vm]:
+    web = [a_vm(f"web-{n}", host=f"h{n + 1}", availability_set="web", update_domain=n) for n in range(3)]
+    pool = [
+        a_vm(f"set_{n}", host=f"h{n + 1}", scale_set="set", placement_group="pg", update_domain=1 - n,
+             terminate_notice_min=5)
+        for n in range(2)
+    ]  # fmt: skip
+    return [*web, *pool, a_vm("spot", host="h1", priority=Priority.SPOT), a_vm("db", host="h1")]
+
+
+Step = tuple[str, int, int]
+OFTEN = ("ask", "approve", "advance")
+WORDS = (
+    *OFTEN,
+    *OFTEN,
+    "advance",
+    "withdraw",
+    "rollout",
+    "steer",
+    "degrade",
+    "fail",
+    "repair",
+    "remove",
+    "hands",
+    "crash",
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(WORDS),
+        st.integers(0, 50),
+        st.integers(0, 50),
+    ),
+    max_size=20,
+)
+
+
+class Chaos:
+    """A world in which anything is tried; what is refused is refused. After each step the rules are looked at."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._documents: dict[tuple[str, int, int], Document] = {}
+        self._statuses: dict[str, Status] = {}
+
+    def take(self, step: Step) -> None:
+        word, first, second = step
+        doing: Callable[[int, int], None] = getattr(self, f"do_{word}")
+        try:
+            doing(first, second)
+        except Rejected:
+            pass
+        self.world.settle()
+        self.look()
+
+    def do_ask(self, first: int, second: int) -> None:
+        vms = self.world.store.vms()
+        if vms:
+            self.world.ask(FOR_VMS[first % len(FOR_VMS)], vms[second % len(vms)].name)
+
+    def do_approve(self, first: int, _second: int) -> None:
+        live = self.world.events(Status.SCHEDULED)
+        if live:
+            self.world.do(self.world.control.requests.approve(live[first % len(live)].id, who="ann"))
+
+    def do_withdraw(self, first: int, _second: int) -> None:
+        live = self.world.events(Status.SCHEDULED, Status.STARTED)
+        if live:
+            self.world.do(self.world.control.requests.withdraw(live[first % len(live)].id, who="ann"))
+
+    def do_rollout(self, first: int, second: int) -> None:
+        impact = list(Impact)[first % 3]
+        scope_id, hosts = ("set:sub/lab/web", ()) if second % 4 == 3 else ("", HOSTS[: second % 4 + 1])
+        rollout = Rollout(impact=impact, max_failures=first % 3, scope_id=scope_id, hosts=hosts)
+        self.world.do(self.world.control.requests.start_rollout(rollout, who="ops"))
+
+    def do_steer(self, first: int, second: int) -> None:
+        rollouts = self.world.store.requests(open_only=True)
+        if rollouts:
+            progress = [Progress.PAUSED, Progress.RUNNING, Progress.ABORTED][second % 3]
+            request = rollouts[first % len(rollouts)]
+            self.world.do(self.world.control.requests.steer_rollout(request.id, progress, who="ops"))
+
+    def do_degrade(self, first: int, _second: int) -> None:
+        self.world.do(self.world.control.requests.degrade(HOSTS[first % 3], who="ops", notice_s=2 * DAY))
+
+    def do_fail(self, first: int, _second: int) -> None:
+        self.world.do(self.world.control.requests.fail(HOSTS[first % 3], who="ops"))
+
+    def do_repair(self, first: int, _second: int) -> None:
+        self.world.do(self.world.control.requests.repair(HOSTS[first % 3], who="ops"))
+
+    def do_remove(self, first: int, second: int) -> None:
+        vms = self.world.store.vms()
+        if vms and second % 3 == 0:
+            gone = (vms[first % len(vms)],)
+            self.world.do(self.world.control.fleets.change(FleetChange(removed=gone), who="ops"))
+
+    def do_advance(self, first: int, second: int) -> None:
+        self.world.advance([1, 7, 30, 300, 900][second % 5] * (first % 3 + 1))
+
+    def do_hands(self, first: int, second: int) -> None:
+        """The hypervisor behaves otherwise from now on, for some VMs."""
+        pattern = ["*", "web-*", "*_0", "none"][first % 4]
+        rules: list[Rule] = [Fail(vm=pattern), Unreachable(vm=pattern, times=first % 7 + 1), Slow(vm=pattern)]
+        self.world.hypervisor.set_behaviour(Behaviour((rules[second % 3],)))
+
+    def do_crash(self, first: int, _second: int) -> None:
+        clock = self.world.clock
+        clock.adopt(clock.jumped_to(clock.now() + 20 * first))
+        self.world.restart()
+
+    def look(self) -> None:
+        for scope_id in self.world.store.scope_ids():
+            self._look_at_scope(scope_id)
+        for event in self.world.events():
+            self._look_at_event(event)
+        gates: dict[str, set[float]] = defaultdict(set)
+        for event in self.world.events():
+            if event.gate_id and event.started_at is not None:
+                gates[event.gate_id].add(event.started_at)
+        assert all(len(instants) == 1 for instants in gates.values()), "a shared host did not start together"
+        wake = self.world.control.reconciler.next_wake()
+        assert wake is None or wake > self.world.now, "something is due and nobody does it"
+        assert self.world.ledger.repeats == 0, "an act took effect twice"
+
+    def _look_at_scope(self, scope_id: str) -> None:
+        scope = self.world.store.scope(scope_id)
+        assert scope is not None
+        document = document_for(scope)
+        key = (scope.id, scope.epoch, scope.incarnation)
+        assert self._documents.setdefault(key, document) == document, "same number, other content"
+        started = {event.update_domain for event in scope.live(Status.STARTED) if event.row.planned}
+        assert len(started) <= 1, "two update domains at once"
+
+    def _look_at_event(self, event: Event) -> None:
+        before = self._statuses.get(event.id, Status.SCHEDULED)
+        assert ORDER.index(event.status) >= ORDER.index(before), "an event went back"
+        self._statuses[event.id] = event.status
+        if event.started_at is not None and event.published_at < event.started_at:
+            assert event.approved_at is not None or event.started_at >= event.not_before, "started before its time"
+
+    def wind_up(self) -> None:
+        """Given time, everything comes to an end."""
+        for request in self.world.store.requests(open_only=True):
+            if request.rollout is not None and request.rollout.progress is Progress.PAUSED:
+                self.world.do(self.world.control.requests.steer_rollout(request.id, Progress.RUNNING, who="ops"))
+        self.world.advance(4 * DAY)
+        self.look()
+        assert not self.world.events(Status.SCHEDULED, Status.STARTED), "an event never ended"
+        assert not self.world.store.requests(open_only=True), "a rollout never ended"
+        assert not self.world.store.planned(), "what was planned was never published"
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=STEPS)
+def test_whatever_happens_the_rules_hold_and_everything_ends(steps: list[Step]) -> None:
+    with closing(World(hosts=[a_host(name) for name in HOSTS], vms=fleet())) as world:
+        chaos = Chaos(world)
+        for step in steps:
+            chaos.take(step)
+        chaos.wind_up()
