@@ -107,6 +107,10 @@ class Fleets:
         for name in change.removed_hosts:
             if staying := [vm.name for vm in self._store.vms(host=name) if vm.key not in leaving]:
                 raise Refused(f"host {name!r} still has VM {staying[0]!r}: redeploy or remove its VMs first")
+            if arriving := self._desk.placement.bound_for(name):
+                raise Refused(
+                    f"host {name!r} cannot go while VM {arriving[0]!r} is moving to it: wait until it has moved"
+                )
             if any(vm.host == name for vm in change.vms):
                 raise Refused(f"host {name!r} is to be removed and to hold VMs: decide for one of the two")
 

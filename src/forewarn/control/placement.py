@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forewarn.core.event import Status
+from forewarn.core.event import Act, Status
 from forewarn.core.fleet import Host, Vm, destination_for
 from forewarn.store.seam import Committed, Store
 
@@ -13,14 +13,16 @@ class Placement:
     def __init__(self, store: Store) -> None:
         self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
         self._vms: dict[str, tuple[str, int]] = {}  # key → scope, update domain
-        self._where: dict[str, str] = {}
+        self._homes: dict[str, str] = {}  # key → the host it is on
+        self._bound: dict[str, dict[str, str]] = {}  # key → owed act → the host that it leads to
+        self._where: dict[str, str] = {}  # key → the host it is counted on
         self._crowd: Counter[str] = Counter()
         self._domains: dict[tuple[str, str], Counter[int]] = {}  # host, scope → update domains there
         for vm in store.vms():
             self._meet(vm)
         for event in store.events(statuses=[Status.STARTED]):
-            for act in event.owed:
-                self._put(act.vm, act.to_host or self._where.get(act.vm, ""))
+            for act in event.acts:
+                self._follow(act)
 
     def hear(self, committed: Committed) -> None:
         commit = committed.commit
@@ -32,14 +34,17 @@ class Placement:
             self._meet(vm)
         for event in commit.events:
             for act in event.acts:
-                if act.to_host and (act.outcome is None or not act.outcome.ok):
-                    self._put(act.vm, act.to_host if act.outcome is None else act.from_host)
+                self._follow(act)
 
     def crowd(self, host: str) -> int:
         return self._crowd[host]
 
     def mixes(self, host: str, vm: Vm) -> bool:
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
+
+    def bound_for(self, host: str) -> list[str]:
+        """The keys of the VMs on their way to this host."""
+        return [key for key, bound in self._bound.items() if host in bound.values()]
 
     def hosts(self) -> list[Host]:
         return list(self._hosts.values())
@@ -50,7 +55,22 @@ class Placement:
     def _meet(self, vm: Vm) -> None:
         self._put(vm.key, "")
         self._vms[vm.key] = (vm.scope_id, vm.update_domain)
-        self._put(vm.key, vm.host if vm.removed_at is None else "")
+        self._homes[vm.key] = vm.host if vm.removed_at is None else ""
+        self._seat(vm.key)
+
+    def _follow(self, act: Act) -> None:
+        bound = self._bound.setdefault(act.vm, {})
+        if act.to_host and act.outcome is None:
+            bound[act.id] = act.to_host
+        else:
+            bound.pop(act.id, None)
+        if not bound:
+            del self._bound[act.vm]
+        self._seat(act.vm)
+
+    def _seat(self, key: str) -> None:
+        ways = list(self._bound.get(key, {}).values())
+        self._put(key, ways[-1] if ways else self._homes.get(key, ""))
 
     def _put(self, key: str, host: str) -> None:
         if old := self._where.pop(key, ""):

@@ -17,7 +17,7 @@ from forewarn.core.agenda import turn
 from forewarn.core.cause import CAUSES
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Health, Host, Vm, must_have_destination
+from forewarn.core.fleet import Health, Host, Power, Vm, must_have_destination
 from forewarn.core.history import Entry, What
 from forewarn.core.planning import ASK_CAUSE, apply, pending_platform_events, planned_for_vms
 from forewarn.core.policy import Around
@@ -65,7 +65,10 @@ class Requests:
         host = self.host(host_name)
         if host.health is Health.FAILED:
             raise Refused(f"host {host.name!r} has failed already: repair it first with `forewarn repair`")
-        return await self._accept_for_host(self._request(Ask.FAIL, who, [host.name]), host, Health.FAILED)
+        bound = map(self._store.vm, self._desk.placement.bound_for(host.name))
+        arriving = [vm for vm in bound if vm is not None and vm.removed_at is None]
+        request = self._request(Ask.FAIL, who, [host.name])
+        return await self._accept_for_host(request, host, Health.FAILED, arriving)
 
     async def repair(self, host_name: str, *, who: str) -> Host:
         host = self.host(host_name)
@@ -190,8 +193,11 @@ class Requests:
         names = dict.fromkeys(self.host(name).name for name in rollout.hosts)
         return replace(rollout, hosts=tuple(names))
 
-    async def _accept_for_host(self, request: Request, host: Host, health: Health) -> Receipt:
-        vms = self._store.vms(host=host.name)
+    async def _accept_for_host(
+        self, request: Request, host: Host, health: Health, arriving: Sequence[Vm] = ()
+    ) -> Receipt:
+        there = [*self._store.vms(host=host.name), *arriving]
+        vms = list({vm.key: vm for vm in there if vm.power is not Power.DEALLOCATED}.values())
         changed = replace(host, health=health)
         others = [h for h in self._desk.placement.hosts() if h.name != host.name]
         for vm in vms:

@@ -61,6 +61,7 @@ def after(vm: Vm, act: Act, at: float) -> Vm:
         case Verb.POWER_OFF:
             return replace(vm, power=Power.STOPPED)
         case Verb.START:
-            return replace(vm, power=Power.RUNNING, host=act.to_host or vm.host or act.from_host)
+            host = act.to_host or vm.host
+            return replace(vm, power=Power.RUNNING, host=host) if host else vm
         case _:
             return vm

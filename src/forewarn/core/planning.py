@@ -90,6 +90,8 @@ def apply(scope: Scope, planned: Planned, around: Around) -> Scope:
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {row.verb}")
+    # A VM may have come back in another update domain since this was planned (spec §7.3).
+    vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
         _must_suit(vm, planned.cause)
 
@@ -111,7 +113,7 @@ def _event(scope: Scope, planned: Planned, vms: list[Vm], now: float) -> Event:
         vms=tuple(vm.name for vm in vms),
         published_at=now,
         not_before=float(math.ceil(now + planned.notice_s)),  # whole seconds, as the wire shows them, never less
-        update_domain=planned.update_domain,
+        update_domain=vms[0].update_domain,
         host=planned.host,
         gate_id=planned.gate_id,
         listed=unlisted is None,
