@@ -27,11 +27,11 @@ def explain(call: Invocation, thing: str) -> None:
     if story["now"]:
         call.screen.say()
     for text in story["now"]:
-        call.screen.say(strong("now  "), text)
+        call.screen.hang(strong("now  "), text)
 
 
 def _tell(call: Invocation, line: View, now: float) -> None:
     at = "" if line.get("at") is None else clock_time(line["at"], now)
-    call.screen.say(joined("  ", faint(f"{at:<8}"), "  ", line["text"]))
+    call.screen.hang(joined("  ", faint(f"{at:<8}"), "  "), line["text"])
     if line.get("detail"):
-        call.screen.say(" " * (max(len(at), 8) + 4), faint(line["detail"]))
+        call.screen.hang(joined(" " * (max(len(at), 8) + 4)), faint(line["detail"]))

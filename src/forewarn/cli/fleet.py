@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import IO, Any
 
 import click
+from rich.text import Text
 
 from forewarn.cli.connection import Faulty, View
 from forewarn.cli.fleetview import show_fleet, show_host, show_vm
 from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.screen import faint
+from forewarn.cli.screen import clean
 from forewarn.cli.suggestion import host_names, scope_ids, vm_names
 from forewarn.errors import Rejected
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
+_SIGNS = {"+": "green", "-": "red", "~": "yellow"}
 
 
 @click.group()
@@ -121,7 +122,7 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     preview = _propose(call, {**proposal, "dry_run": True}, "apply")
     if not call.screen.as_json:
         _show_difference(call, preview, file.name)
-    if dry_run or not preview["difference"]["lines"]:
+    if dry_run or preview["difference"]["is_empty"]:
         return _conclude(call, preview)
     if not yes and not _agreed():
         call.screen.complain("nothing was applied")
@@ -151,7 +152,7 @@ def _proposal(file: IO[bytes]) -> dict[str, object]:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Rejected(f"the fleet file {file.name!r} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
-    return {"text": text, "source": os.path.basename(file.name)}
+    return {"text": text, "source": file.name}
 
 
 def _propose(call: Invocation, proposal: dict[str, object], verb: str) -> View:
@@ -163,15 +164,9 @@ def _propose(call: Invocation, proposal: dict[str, object], verb: str) -> View:
 
 
 def _show_difference(call: Invocation, answer: View, source: str) -> None:
-    lines = answer["difference"]["lines"]
-    if not lines:
+    difference = answer["difference"]
+    if difference["is_empty"]:
         call.screen.say(f"The fleet is what {source} describes: nothing to change.")
-    for line in lines:
-        call.screen.say(line if len(line) < 2 else _coloured(line))
-
-
-def _coloured(line: str) -> object:
-    from rich.text import Text
-
-    style = {"+": "green", "-": "red", "~": "yellow"}.get(line.lstrip()[:1], "")
-    return Text(line, style=style) if style else faint(line) if line.startswith("#") else line
+        return
+    for line in difference["lines"]:
+        call.screen.say(Text(clean(line), style=_SIGNS.get(line.lstrip()[:1], "")))

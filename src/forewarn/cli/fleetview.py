@@ -40,7 +40,7 @@ def _host_row(host: View) -> list[Cell]:
 def _vm_row(vm: View, now: float, lab: bool) -> list[Cell]:
     row: list[Cell] = [
         strong(vm["name"]),
-        vm["title_of_scope"],
+        "alone" if vm["title_of_scope"] == f"VM {vm['name']}" else vm["title_of_scope"],
         str(vm["update_domain"]),
         vm["host"] or "-",
         word(vm["power"]),

@@ -55,12 +55,13 @@ def bottom(call: Invocation, *, stays: bool = False) -> Iterator[Bottom]:
 def follow(call: Invocation, look: Callable[[], Look], *, about: About, quiet: bool = False) -> View:
     """Look until it is over; the history `about` it is told meanwhile, unless it is to be quiet."""
     tick_s = TERMINAL_TICK_S if call.screen.is_terminal else PIPE_TICK_S
-    seq = 0
     with bottom(call) as place:
+        seq = _tell(call, 0, wait_s=0, quiet=quiet, about=about)
         while True:
             now = look()
-            seq = _tell(call, seq, wait_s=0, quiet=quiet, about=about)
+            # What happens after the look is news to the next question, so none of it is waited past.
             if now.over:
+                _tell(call, seq, wait_s=0, quiet=quiet, about=about)
                 return now.view
             place.show(now.shows)
             seq = _tell(call, seq, wait_s=tick_s, quiet=quiet, about=about)

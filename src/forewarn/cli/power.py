@@ -24,7 +24,7 @@ _ASKS = {
 @wait_option
 @served
 def power(call: Invocation, vms: tuple[str, ...], what: str, wait: bool) -> int:
-    """Turn VMs off or on, deallocate, reapply or reimage them, at once."""
+    """Turn VMs off or on, deallocate, reapply, reimage."""
     return ask(call, _ASKS[what], vms, wait=wait)
 
 

@@ -24,6 +24,7 @@ from forewarn.cli.wording import (
 )
 
 _IN_FULL = 3
+_LABELS = {"scheduled": "waits for", "started": "now", "over": "why"}
 _ENDED = ("finished", "failed", "withdrawn")
 
 
@@ -80,7 +81,7 @@ def _facts(call: Invocation, event: View, now: float) -> Iterator[tuple[str, Cel
     if event["note"]:
         yield "note", event["note"]
     if waiting := waits(event, now):
-        yield "waits for" if event["status"] == "scheduled" else "now", waiting
+        yield _LABELS[event["status"]], waiting
 
 
 def _told(call: Invocation, event: View) -> str:
@@ -150,10 +151,10 @@ def _bottom_line(call: Invocation, events: list[View]) -> RenderableType:
         return Text("waits for its events", style="bright_black")
     first = live[0]
     more = f"  and {counted(len(live) - 1, 'more event')}" if len(live) > 1 else ""
-    reason = waits(first, now) or "its end"
+    scheduled = first["status"] == "scheduled"
+    doing = faint("waits for ") if scheduled else Text()
     line = joined(
-        strong(call.screen.short(first["id"])), "  ", status(first), faint("  waits for "), reason, faint(more)
+        strong(call.screen.short(first["id"])), "  ", status(first), "  ", doing, waits(first, now), faint(more)
     )
-    approve = f"forewarn approve {call.screen.short(first['id'])}"
-    hint = first["status"] == "scheduled" and not first["approved_at"]
-    return joined(line, faint(f"   {approve}")) if hint else line
+    approve = f"   forewarn approve {call.screen.short(first['id'])}"
+    return joined(line, faint(approve)) if scheduled and not first["approved_at"] else line

@@ -81,5 +81,5 @@ def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
 @_asking
 @served
 def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: Any) -> int:
-    """Delete VMs, with notice where terminate notification is on."""
+    """Delete VMs, with notice where that is enabled."""
     return ask(call, "scale-in" if scale_in else "delete", vms, **options)

@@ -82,9 +82,14 @@ def _now(event: View, now: float) -> str:
 
 
 def _title(call: Invocation, view: View) -> Text:
-    over = f"{names(view['hosts'])}" if view["hosts"] else f"scope {view['scope']}"
-    title = f"Rollout {call.screen.short(view['id'])}: {view['impact']} over {over}"
+    title = f"Rollout {call.screen.short(view['id'])}: {view['impact']} over {_over(view)}"
     return joined(strong(title), "  ", word(view["progress"]))
+
+
+def _over(view: View) -> str:
+    if not view["hosts"]:
+        return f"scope {'/'.join(view['scope'].split('/')[1:]) or view['scope']}"
+    return names(view["hosts"]) if len(view["hosts"]) <= 3 else counted(len(view["hosts"]), "host")
 
 
 def show_rollout(call: Invocation, view: View) -> None:
@@ -118,6 +123,5 @@ def show_rollouts(call: Invocation, page: View) -> None:
 
 def _rows(call: Invocation, page: View, now: float) -> Iterator[list[Cell]]:
     for view in page["rollouts"]:
-        over = names(view["hosts"], 3) if view["hosts"] else f"scope {view['scope']}"
         shown = strong(call.screen.short(view["id"]))
-        yield [shown, view["impact"], word(view["progress"]), over, progress_line(view), when(view["at"], now)]
+        yield [shown, view["impact"], word(view["progress"]), _over(view), progress_line(view), when(view["at"], now)]

@@ -91,7 +91,18 @@ class Screen:
         listed = list(pairs)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
-            self.say("  ", faint(f"{name:<{width}}"), "  ", value)
+            self.hang(joined("  ", faint(f"{name:<{width}}"), "  "), value)
+
+    def hang(self, label: Text, value: Cell) -> None:
+        """A text beside its label; on a terminal what does not fit goes on below the text, not below the label."""
+        if not self.is_terminal:
+            self.say(label, value)
+            return
+        grid = Table.grid()
+        grid.add_column(width=label.cell_len)
+        grid.add_column(overflow="fold")
+        grid.add_row(label, joined(value))
+        self.out.print(grid)
 
     def hints(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Commands to go on with, for people only."""

@@ -86,7 +86,7 @@ def announce_service(screen: Screen, info: View) -> None:
         [
             ("fleet", ", ".join(fleet)),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
-            *(("VMs call", f"http://{at['address']}:{at['port']}") for at in info["listeners"][:4]),
+            *(("VMs call", _listener(at)) for at in info["listeners"][:4]),
             ("data", info["data"]),
         ]
     )
@@ -94,3 +94,9 @@ def announce_service(screen: Screen, info: View) -> None:
         screen.hints(_HINTS)
         screen.say()
         screen.say(faint("Ctrl-C stops it; everything is kept."))
+
+
+def _listener(at: View) -> str:
+    if "/" in at["address"]:
+        return f"addresses of their own in {at['address']}, port {at['port']}"
+    return f"http://{at['address']}:{at['port']}"

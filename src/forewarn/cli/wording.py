@@ -11,6 +11,9 @@ from forewarn.cli.instant import clock_time, distance, when
 from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
 
 MANY = 5
+_BY_SOMEBODY = frozenset(
+    {"requested", "approved", "withdrawn", "paused", "resumed", "stopped", "fleet", "host", "clock"}
+)
 
 
 def names(listed: Sequence[str], most: int = MANY) -> str:
@@ -64,13 +67,20 @@ def event_row(event: View, now: float, shown_id: str) -> list[Cell]:
         joined(status(event), approved),
         names(event["vms"]),
         due(event, now),
-        waits(event, now),
+        _wait_in_short(event, now),
     ]
+
+
+def _wait_in_short(event: View, now: float) -> str:
+    """Where the end of its notice stands beside it."""
+    wait = event["waits_for"]
+    return "an approval" if wait and wait["reason"] == "notice" else waits(event, now)
 
 
 def entry_line(entry: View, now: float) -> Text:
     """One entry of the history."""
-    who = f"  ({entry['who']})" if entry.get("who") else ""
+    tells_who = entry["what"] in _BY_SOMEBODY and entry["who"] and entry["who"] not in entry["text"]
+    who = f"  ({entry['who']})" if tells_who else ""
     return joined(
         faint(clock_time(entry["at"], now)),
         "  ",

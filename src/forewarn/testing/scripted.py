@@ -1,0 +1,119 @@
+"""An HTTP server that says what a script tells it, on loopback or on a unix socket: for tests of whoever must cope
+with the answers. It remembers what it was asked.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from forewarn.protocol.message import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    status: int = 200
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    resets: bool = False  # instead of an answer the connection is reset
+
+
+def says(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+    """A reply in JSON."""
+    return Reply(status=status, body=json.dumps(view).encode(), headers=headers)
+
+
+class Scripted:
+    """Gives the replies in their order, the last one for ever. Use it as a context manager."""
+
+    def __init__(self, *replies: Reply, path: Path | None = None) -> None:
+        self.requests: list[Request] = []
+        self._replies: Sequence[Reply] = replies
+        self._lock = threading.Lock()
+        self._server = _unix_server(self, path) if path else _tcp_server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        address: Any = self._server.server_address
+        return f"http://{address[0]}:{address[1]}"
+
+    def answer(self, request: Request) -> Reply:
+        with self._lock:
+            self.requests.append(request)
+            return self._replies[min(len(self.requests), len(self._replies)) - 1]
+
+    def __enter__(self) -> Scripted:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    script: Scripted
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        headers = tuple((name.lower(), value) for name, value in self.headers.items())
+        body = self.rfile.read(length)
+        reply = self.script.answer(Request(method=self.command, target=self.path, headers=headers, body=body))
+        if reply.resets:
+            self._reset()
+        else:
+            self._write(reply)
+
+    do_GET = do_POST = do_DELETE = _serve
+
+    def _write(self, reply: Reply) -> None:
+        self.send_response_only(reply.status)
+        for name, value in reply.headers:
+            self.send_header(name, value)
+        if reply.status != 304:
+            self.send_header("Content-Length", str(len(reply.body)))
+        self.end_headers()
+        self.wfile.write(reply.body)
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+class _TcpServer(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def shutdown_request(self, request: Any) -> None:
+        self.close_request(request)  # no goodbye, so that a reset is one
+
+
+class _UnixServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+def _tcp_server(script: Scripted) -> socketserver.BaseServer:
+    return _TcpServer(("127.0.0.1", 0), _handler(script))
+
+
+def _unix_server(script: Scripted, path: Path) -> socketserver.BaseServer:
+    return _UnixServer(str(path), _handler(script))
+
+
+def _handler(script: Scripted) -> type[_Handler]:
+    return type("_ScriptedHandler", (_Handler,), {"script": script})

@@ -1,0 +1,164 @@
+"""The command against a real console on a real unix socket; behind it, a world in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from forewarn.cli.connection import Api
+from forewarn.cli.place import SOCKET
+from forewarn.cli.program import forewarn
+from forewarn.console.app import build
+from forewarn.console.house import House
+from forewarn.console.server import serve_unix
+from forewarn.core.fleet import AutoApproval, Priority
+from forewarn.testing.world import World, a_host, a_vm
+
+HOSTS = [a_host("h1"), a_host("h2"), a_host("h3")]
+VMS = [
+    a_vm("web", address="127.0.1.1"),
+    a_vm("db-0", host="h1", availability_set="db", update_domain=0),
+    a_vm("db-1", host="h2", availability_set="db", update_domain=1),
+    a_vm("spot", host="h2", priority=Priority.SPOT),
+    a_vm("quick", host="h3", auto_approve=AutoApproval(restart=True)),
+]
+
+
+@pytest.fixture
+def data() -> Iterator[Path]:
+    """Short, because the path of a socket has to be."""
+    path = Path(tempfile.mkdtemp(prefix="fw"))
+    yield path
+    shutil.rmtree(path)
+
+
+class Command:
+    """Runs the command in this process, as a script would: no terminal, a clean environment."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.env: dict[str, str | None] = {
+            "FOREWARN_DATA": str(data),
+            "NO_COLOR": None,
+            "COLUMNS": "120",
+            "TERM": "xterm",
+        }
+
+    def __call__(self, *words: str, typed: str = "", **env: str) -> Result:
+        runner = CliRunner(env={**self.env, **env})
+        return runner.invoke(forewarn, words, input=typed, prog_name="forewarn", catch_exceptions=False)
+
+    def good(self, *words: str, **env: str) -> str:
+        result = self(*words, **env)
+        assert result.exit_code == 0, result.output
+        assert result.stderr == ""
+        return result.stdout
+
+    def json(self, *words: str) -> Any:
+        """The one document that --json gives."""
+        return json.loads(self.good(*words, "--json"))
+
+    def refused(self, *words: str, code: int = 2) -> str:
+        """The sentence of a command that fails; nothing of it on stdout."""
+        result = self(*words)
+        assert result.exit_code == code, result.output
+        assert result.stdout == ""
+        return result.stderr.rstrip("\n")
+
+
+@pytest.fixture
+def command(data: Path) -> Command:
+    """With no service running."""
+    return Command(data)
+
+
+class Lab(Command):
+    """With a service; its clock stands still until it is advanced."""
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(data)
+        self.api = Api(data)
+
+    def when(self, what: str, then: Callable[[Api], object]) -> threading.Thread:
+        """Do something once the history says so; the command waits meanwhile."""
+        after = self.api.get("history", query={"limit": 1})["seq"]
+        api = Api(self.data)
+
+        def watch() -> None:
+            seq, seen = after, False
+            while not seen:
+                page = api.get("history", query={"after": seq, "wait_s": 20})
+                seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
+            then(api)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        return thread
+
+
+class _Serving:
+    """A world and its console, in a thread with a loop of its own."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    def stop(self) -> None:
+        assert self._loop is not None
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(20)
+
+    def _run(self) -> None:
+        world = World(hosts=HOSTS, vms=VMS)
+        try:
+            world.do(self._serve(world))
+        finally:
+            world.close()
+
+    async def _serve(self, world: World) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.create_task(world.control.reconciler.run())
+        async with serve_unix(build(_house(world)), self._data / SOCKET):
+            self._ready.set()
+            await self._stop.wait()
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+
+
+def _house(world: World) -> House:
+    async def doctor() -> list[Any]:
+        return [SimpleNamespace(name="disk", ok=True, text="plenty of room", remedy="")]
+
+    return House(
+        control=world.control,
+        info=lambda: {"version": "0.1.0"},
+        doctor=doctor,
+        who="local user ann",
+        endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
+    )
+
+
+@pytest.fixture
+def lab(data: Path) -> Iterator[Lab]:
+    serving = _Serving(data)
+    serving.start()
+    yield Lab(data)
+    serving.stop()

@@ -1,0 +1,98 @@
+"""Asking for maintenance: what people are told, and waiting for the end."""
+
+import json
+from typing import Any
+
+import pytest
+
+
+def test_a_restart_tells_what_will_happen_who_is_told_and_how_to_go_on(lab: Any) -> None:
+    """Spec §6.3, §7.2."""
+    text = lab.good("restart", "db-0")
+    (event,) = lab.json("events")["events"]
+    assert "Restart of db-0 is scheduled." in text
+    assert f"event       {event['id']}  Reboot  scheduled" in text
+    assert "(in 15m)" in text
+    assert "told        db-0, db-1 (availability set db)" in text
+    assert "waits for   an approval, or the end of its notice (in 15m)" in text
+    assert f"forewarn explain {event['id']}" in text
+    assert f"forewarn approve {event['id']}" in text
+
+
+def test_what_is_carried_out_at_once_says_why(lab: Any) -> None:
+    """Spec §6.4: power off has no event."""
+    text = lab.good("power", "web", "off")
+    assert "Power-off of web is carried out at once, with no event." in text
+    assert "why at once  " in text
+    assert "forewarn approve" not in text
+
+
+def test_an_event_that_was_approved_by_policy_has_started(lab: Any) -> None:
+    """Spec §9."""
+    text = lab.good("restart", "quick")
+    assert "Restart of quick has started." in text
+    assert "not before" not in text
+
+
+def test_many_events_are_shown_as_a_table(lab: Any) -> None:
+    text = lab.good("restart", "web", "db-0", "spot", "quick")
+    assert "EVENT " in text
+    assert "WAITS FOR" in text
+
+
+@pytest.mark.parametrize("verb", ["restart", "redeploy", "delete"])
+def test_waiting_tells_the_history_and_ends_well(lab: Any, verb: str) -> None:
+    """Spec §9: the operation stays in progress until the event has started and finished."""
+    awaited = "at once" if verb == "delete" else "published"  # with no terminate notification it has no event
+    lab.when(awaited, lambda api: api.post("clock", "advance", body={"by_s": 1800}))
+    text = lab.good(verb, "web", "--wait")
+    assert "requested" in text
+    assert text.endswith("Finished.\n")
+
+
+def test_waiting_for_a_program_gives_one_document_at_the_end(lab: Any) -> None:
+    lab.when("published", lambda api: api.post("clock", "advance", body={"by_s": 1800}))
+    view = lab.json("restart", "web", "--wait")
+    assert view["state"] == "finished"
+    assert view["events"][0]["ending"] == "finished"
+
+
+def test_waiting_for_what_is_withdrawn_exits_with_1(lab: Any) -> None:
+    """Spec §9: a withdrawn event ends it as cancelled."""
+    lab.when("published", withdraw_all)
+    result = lab("restart", "web", "--wait")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("was withdrawn (not today)\n")
+
+
+def withdraw_all(api: Any) -> None:
+    for event in api.get("events")["events"]:
+        api.post("events", event["id"], "withdraw", body={"reason": "not today"})
+
+
+def test_waiting_in_json_for_what_is_withdrawn_gives_the_document_too(lab: Any) -> None:
+    lab.when("published", withdraw_all)
+    result = lab("restart", "web", "--wait", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["state"] == "withdrawn"
+
+
+def test_performing_pending_maintenance_approves_it(lab: Any) -> None:
+    """Spec §6.4."""
+    lab.good("degrade", "h2")
+    lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
+    text = lab.good("perform-maintenance", "db-1", "--wait")
+    assert "finished" in text
+    assert lab.json("fleet", "show", "db-1")["host"] != "h2"
+
+
+def test_a_failing_host_moves_its_vms_at_once(lab: Any) -> None:
+    """Spec §6.4: Started with no notice."""
+    lab.when("started", lambda api: api.post("clock", "advance", body={"by_s": 600}))
+    assert lab.good("fail", "h3", "--wait").endswith("Finished.\n")
+    assert "Host h3 is healthy." in lab.good("repair", "h3")
+
+
+def test_a_host_without_vms_fails_quietly(lab: Any) -> None:
+    lab.good("fleet", "add-host", "h9", "--location", "westeurope")
+    assert "no VM is hit" in lab.good("fail", "h9")

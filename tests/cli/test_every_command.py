@@ -1,0 +1,159 @@
+"""What holds for all commands: JSON for programs, an exit code and one sentence when there is no service."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from forewarn.cli.program import forewarn
+
+FLEET = '[[hosts]]\nname = "h9"\nlocation = "westeurope"\n'
+
+# Every command that asks the service, as somebody would type it in the lab of this room's conftest.
+ASKING = {
+    "fleet show": "fleet show",
+    "fleet show VM": "fleet show db-0",
+    "fleet add": "fleet add cache --location westeurope --host h3",
+    "fleet remove": "fleet remove web",
+    "fleet add-host": "fleet add-host h9 --location westeurope",
+    "fleet remove-host": "fleet remove-host h9",
+    "fleet check": "fleet check FILE",
+    "fleet apply": "fleet apply FILE --yes",
+    "restart": "restart web --notice 20m",
+    "redeploy": "redeploy web",
+    "evict": "evict spot",
+    "delete": "delete web --scale-in",
+    "power": "power web off",
+    "perform-maintenance": "perform-maintenance db-0",
+    "rollout start": "rollout start --host h1 --impact reboot --no-wait",
+    "rollout show": "rollout show",
+    "rollout show ROLLOUT": "rollout show ROLLOUT",
+    "rollout pause": "rollout pause ROLLOUT",
+    "rollout resume": "rollout resume PAUSED",
+    "rollout abort": "rollout abort ROLLOUT",
+    "degrade": "degrade h2 --in 3d",
+    "fail": "fail h2",
+    "repair": "repair h9",
+    "events": "events --all",
+    "approve": "approve EVENT",
+    "withdraw": "withdraw EVENT --reason later",
+    "history": "history --vm web --limit 5",
+    "history prune": "history prune --older-than 30d",
+    "explain": "explain web",
+    "clock show": "clock show",
+    "clock advance": "clock advance 15m",
+    "clock speed": "clock speed 60",
+    "backup": "backup BACKUP",
+    "doctor": "doctor",
+}
+ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
+_ELSEWHERE = {"up", "serve", "restore", "completion", "guest events", "guest watch", "guest approve"}
+
+
+def names(group: click.Group, before: str = "") -> Iterator[str]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group) and not command.invoke_without_command:
+            yield from names(command, f"{name} ")
+        elif isinstance(command, click.Group):
+            yield from (f"{before}{name}", *names(command, f"{name} "))
+        else:
+            yield f"{before}{name}"
+
+
+def test_every_command_is_tried_here_or_has_tests_of_its_own() -> None:
+    assert set(names(forewarn)) == {name for name in ASKING if name.upper().split()[-1] not in name} | _ELSEWHERE
+
+
+def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
+    """The words to type, after making what they are about."""
+    words = ASKING[name].split()
+    made = {"FILE": lambda: _file(tmp_path), "BACKUP": lambda: str(tmp_path / "b.db"), "EVENT": lambda: _event(lab)}
+    made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab)}
+    if name in ("fleet remove-host", "repair"):
+        lab.good("fleet", "add-host", "h9", "--location", "westeurope")
+    if name == "perform-maintenance":
+        _rollout(lab)
+        lab.api.get("history", query={"after": 0, "wait_s": 5, "vm": "db-0"})
+    if name == "repair":
+        lab.good("fail", "h9")
+    return [made[word]() if word in made else word for word in words]
+
+
+def _file(tmp_path: Path) -> str:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET)
+    return str(path)
+
+
+def _event(lab: Any) -> str:
+    return str(lab.json("restart", "web")["events"][0]["id"][:6].lower())
+
+
+def _rollout(lab: Any) -> str:
+    return str(lab.json("rollout", "start", "--host", "h1", "--no-wait")["id"])
+
+
+def _paused(lab: Any) -> str:
+    return str(lab.json("rollout", "pause", _rollout(lab))["id"])
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_command_answers_people_with_text(lab: Any, name: str, tmp_path: Path) -> None:
+    assert lab.good(*words_for(lab, name, tmp_path)).strip()
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_a_command_answers_programs_with_one_document(lab: Any, name: str, tmp_path: Path) -> None:
+    words = words_for(lab, name, tmp_path)
+    after = lab(*words, "--json")
+    assert (after.exit_code, after.stderr) == (0, ""), after.output
+    assert isinstance(json.loads(after.stdout), dict)
+    assert after.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", [name for name in ASKING if name != "doctor"])
+def test_a_command_without_a_service_says_how_to_start_one(command: Any, name: str, tmp_path: Path) -> None:
+    words = [_file(tmp_path) if word == "FILE" else word for word in ASKING[name].split()]
+    sentence = command.refused(*words, code=3)
+    assert sentence == f"no forewarn service answers in {command.data}: start one with `forewarn up`"
+
+
+def test_json_and_data_may_stand_before_the_commands_name(lab: Any) -> None:
+    result = lab("--json", "--data", str(lab.data), "clock", "show", FOREWARN_DATA="/nowhere")
+    assert set(json.loads(result.stdout)) == {"now", "speed", "lab"}
+
+
+def test_the_data_directory_is_found_as_the_flag_the_environment_or_the_state_directory_says(
+    data: Path, command: Any
+) -> None:
+    assert f"in {data}/x:" in command.refused("events", "--data", f"{data}/x", code=3)
+    state = command("events", FOREWARN_DATA="", XDG_STATE_HOME=str(data))
+    assert f"in {data}/forewarn:" in state.stderr
+    home = command("events", FOREWARN_DATA="", XDG_STATE_HOME="", HOME=str(data))
+    assert f"in {data}/.local/state/forewarn:" in home.stderr
+
+
+def test_a_data_directory_with_too_long_a_path_is_told(command: Any) -> None:
+    assert "is too long for a socket: choose a shorter --data" in command.refused("events", "--data", "/" + "x" * 200)
+
+
+@pytest.mark.parametrize("name", sorted({*ASKING, *_ELSEWHERE}))
+def test_every_command_explains_itself(command: Any, name: str) -> None:
+    words = [word for word in name.split() if word.islower()]
+    assert "Usage: forewarn" in command.good(*words, "--help")
+
+
+def test_the_help_lists_every_command(command: Any) -> None:
+    shown = command.good("--help")
+    assert all(f"  {name.split()[0]} " in shown for name in names(forewarn))
+    assert "forewarn up" in shown
+
+
+def test_the_version_is_told(command: Any) -> None:
+    assert command.good("--version").startswith("forewarn 0.")

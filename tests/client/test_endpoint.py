@@ -1,0 +1,54 @@
+"""Where the guest's client looks for the service (spec §2.5)."""
+
+import pytest
+
+from forewarn.client.endpoint import Endpoint, endpoint_for, read_endpoint
+from forewarn.errors import Rejected
+
+
+@pytest.mark.parametrize(
+    ("explicit", "environ", "expected"),
+    [
+        (None, {}, "http://169.254.169.254"),
+        (None, {"SCHEDULEDEVENTSIP": "168.63.129.16"}, "http://168.63.129.16"),
+        (None, {"FOREWARN_ENDPOINT": "127.0.1.1:8254", "SCHEDULEDEVENTSIP": "10.0.0.1"}, "http://127.0.1.1:8254"),
+        ("http://127.0.1.2", {"FOREWARN_ENDPOINT": "127.0.1.1:8254"}, "http://127.0.1.2"),
+        ("", {}, "http://169.254.169.254"),
+    ],
+    ids=["well-known address", "environment", "our variable first", "explicit first", "empty is not given"],
+)
+def test_an_explicit_endpoint_goes_before_the_environment_and_that_before_the_well_known_one(
+    explicit: str | None, environ: dict[str, str], expected: str
+) -> None:
+    assert str(endpoint_for(explicit, environ)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.1.5:8080", Endpoint(host="127.0.1.5", port=8080)),
+        (
+            "http://127.0.1.5:8080/metadata/scheduledevents?api-version=2020-07-01",
+            Endpoint(host="127.0.1.5", port=8080),
+        ),
+        ("http://127.0.1.5/Metadata/", Endpoint(host="127.0.1.5")),
+        ("http://[::1]:8080", Endpoint(host="::1", port=8080)),
+        ("::1", Endpoint(host="::1")),
+        ("  metadata.internal ", Endpoint(host="metadata.internal")),
+    ],
+)
+def test_an_endpoint_may_be_an_address_or_a_pasted_url(text: str, expected: Endpoint) -> None:
+    assert read_endpoint(text) == expected
+    assert read_endpoint(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["https://127.0.0.1", "ftp://x", "http://", "http://a b", "http://u:p@127.0.0.1", "127.0.0.1:0",
+             "127.0.0.1:99999", "127.0.0.1:x", "http://127.0.0.1/elsewhere", "http://[::1"],
+)  # fmt: skip
+def test_what_is_no_plain_http_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(Rejected) as refusal:
+        read_endpoint(text)
+    assert str(refusal.value) == (
+        f"the endpoint {text!r} is no plain HTTP address: write it like http://169.254.169.254 or 127.0.1.1:8080"
+    )
