@@ -57,9 +57,9 @@ class ControlMachine(RuleBasedStateMachine):
     def new_store(self) -> MortalStore:
         return MortalMemory()
 
-    @initialize(fleet=small_fleets(), settle_s=st.sampled_from([0.0, 0.0, 45.0]))
-    def begin(self, fleet: SmallFleet, settle_s: float) -> None:
-        policy = Policy(enablement=self.enablement, max_user_operations=2, settle_s=settle_s)
+    @initialize(fleet=small_fleets(), settle_s=st.sampled_from([0.0, 0.0, 45.0]), most=st.sampled_from([1, 2, 100]))
+    def begin(self, fleet: SmallFleet, settle_s: float, most: int) -> None:
+        policy = Policy(enablement=self.enablement, max_user_operations=most, settle_s=settle_s)
         self.world = MortalWorld(self.new_store(), policy=policy)
         self.watch = Watch(policy)
         self.watch.follow(self.world.store, None)
@@ -70,8 +70,11 @@ class ControlMachine(RuleBasedStateMachine):
 
     # --- doing -------------------------------------------------------------------------------------------------
 
-    def attempt(self, *doings: Doing) -> None:
-        """Run these together; what is refused must leave no trace, and what dies is followed by a new process."""
+    def attempt(self, *doings: Doing) -> bool:
+        """Run these together; what is refused must leave no trace, and what dies is followed by a new process.
+
+        Whether all of them came to a good end.
+        """
         self.fate.turns = 0
         seq = self.world.store.last_seq()
 
@@ -82,13 +85,14 @@ class ControlMachine(RuleBasedStateMachine):
 
         if any(isinstance(result, Died) for result in results):
             self._revive()
-            return
+            return False
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, Rejected | Unavailable | Conflict):
                 raise result
             assert not isinstance(result, ForewarnError) or str(result)
         if len(results) == 1 and isinstance(results[0], Rejected):
             assert self.world.store.last_seq() == seq, f"refused, and not without effect: {results[0]}"
+        return not any(isinstance(result, BaseException) for result in results)
 
     def _revive(self) -> None:
         self.world.reborn()
@@ -206,13 +210,13 @@ class ControlMachine(RuleBasedStateMachine):
             assert self.world.store.last_seq() == seq, "§5.2 nothing of the request takes effect"
 
     @precondition(lambda self: self.live())
-    @rule(pick=PICKS, also_turn=st.booleans())
-    def approve_what_is_pending(self, pick: int, also_turn: bool) -> None:
+    @rule(pick=PICKS, everything=st.booleans(), also_turn=st.booleans())
+    def approve_what_is_pending(self, pick: int, everything: bool, also_turn: bool) -> None:
         event = chosen(self.live(), pick)
         scope = self.world.store.scope(event.scope_id)
         if scope is not None and scope.present and event.listed:
-            vm = chosen(scope.present, pick)
-            self.attempt(self._approve(vm, tuple(e.id for e in self.live() if e.scope_id == scope.id and e.listed)))
+            wanted = [e.id for e in scope.live() if e.listed and (everything or e.id == event.id)]
+            self.attempt(self._approve(chosen(scope.present, pick), tuple(wanted)))
         if also_turn:
             self.settle()
 
@@ -271,16 +275,16 @@ class ControlMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.vms())
     @rule(
-        asks=st.lists(st.tuples(ASKS, PICKS, NOTICES), min_size=1, max_size=4),
+        asks=st.lists(st.tuples(ASKS, PICKS, PICKS, NOTICES), min_size=1, max_size=4),
         naps=st.integers(1, 3),
         turn=st.booleans(),
     )
-    def ask_together(self, asks: list[tuple[Ask, int, tuple[float, bool]]], naps: int, turn: bool) -> None:
+    def ask_together(self, asks: list[tuple[Ask, int, int, tuple[float, bool]]], naps: int, turn: bool) -> None:
         """Several callers and the reconciler at once, on a store whose writes take a moment."""
         vms = self.vms()
         doings: list[Doing] = [
-            self._ask(ask, list({chosen(vms, pick).key: chosen(vms, pick), vms[0].key: vms[0]}.values()), notice)
-            for ask, pick, notice in asks
+            self._ask(ask, [vms[n] for n in {one % len(vms), other % len(vms)}], notice)
+            for ask, one, other, notice in asks
         ]
         if turn:
             doings.insert(len(doings) // 2, self.world.control.reconciler.settle())
@@ -290,11 +294,25 @@ class ControlMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.attempt(self.world.control.reconciler.settle())
+        if self.attempt(self.world.control.reconciler.settle()):
+            must_be_at_rest(self.world)
 
     @rule(by_s=SPANS)
     def advance(self, by_s: float) -> None:
-        self.attempt(self.world.control.labtime.advance(by_s))
+        if self.attempt(self.world.control.labtime.advance(by_s)):
+            must_be_at_rest(self.world)
+
+    @precondition(lambda self: self.world.store.events(statuses=[Status.SCHEDULED]))
+    @rule(pick=PICKS, writes=st.integers(1, 6), late=st.booleans())
+    def die_when_due(self, pick: int, writes: int, late: bool) -> None:
+        """The process dies in the very turn in which an event falls due."""
+        event = chosen(self.world.store.events(statuses=[Status.SCHEDULED]), pick)
+        if (left_s := event.not_before - 0.5 - self.world.now) > 0:
+            self.advance(left_s)
+        self.die_soon(writes, late)
+        self.advance(0.5)
+        self.fate.dies_in = None
+        self.settle()
 
     @rule(writes=st.integers(0, 8), late=st.booleans())
     def die_soon(self, writes: int, late: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forewarn.control.placement import Placement
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Health
+from forewarn.core.policy import Enablement
 from forewarn.core.release import is_free, waits_for
 from forewarn.core.request import Progress
 from forewarn.testing.world import World
@@ -24,8 +25,30 @@ def must_be_at_rest(world: World) -> None:
         assert waits_for(scope, event, around) is not None, f"§6.2 a ready event starts at once: {event}"
     for gate_id in {event.gate_id for event in world.store.events() if event.gate_id}:
         _judge_gate(world, gate_id)
+    for scope_id in world.store.scope_ids():
+        _judge_idleness(world, scope_id)
+    for event in world.store.events(statuses=[Status.SCHEDULED]):
+        assert not _is_overdue(world, event), f"§6.2 each starts at its own NotBefore at the latest: {event}"
     for event in world.store.events(statuses=[Status.STARTED]):
         assert event.owed or world.policy.settle_s, f"§6.5 nothing is owed, and it is still there: {event}"
+
+
+def _is_overdue(world: World, event: Event) -> bool:
+    """Said without the core: what is no planned maintenance waits for its time alone."""
+    back = world.control.desk.resumed_at
+    in_grace = back is not None and event.not_before <= back and world.now < back + world.policy.grace_s
+    return not event.row.planned and world.now >= event.not_before and not in_grace
+
+
+def _judge_idleness(world: World, scope_id: str) -> None:
+    """Spec §8.2: 24 hours of silence disable a scope; never in a lab."""
+    scope = world.store.scope(scope_id)
+    assert scope is not None
+    if world.policy.enablement is Enablement.ALWAYS:
+        assert scope.is_enabled
+    elif scope.enabled_at is not None:
+        heard_at = max(scope.enabled_at, scope.last_request_at or 0)
+        assert world.now < heard_at + 24 * 3600, f"nobody has asked since {heard_at}, and it is enabled: {scope_id}"
 
 
 def _judge_gate(world: World, gate_id: str) -> None:

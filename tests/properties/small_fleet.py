@@ -52,7 +52,8 @@ def small_fleets(draw: st.DrawFn) -> SmallFleet:
 
 
 def _members(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
-    kind, character = draw(st.sampled_from(_KINDS)), draw(st.sampled_from(_CHARACTERS))
+    kind = draw(st.sampled_from(_KINDS))
+    character = draw(st.sampled_from(_CHARACTERS[2:4] if kind is _group else _CHARACTERS))
     if kind is None:
         return [a_vm(f"{letter}_0", host=draw(st.sampled_from(hosts)), **character)]
     domains = draw(st.integers(2, 4))

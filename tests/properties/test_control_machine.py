@@ -1,4 +1,4 @@
-"""Whatever is asked of a control plane, in whatever order, and wherever it dies (spec §4.2, §5, §6, §7, §8)."""
+"""Whatever is asked of a control plane, in whatever order, and wherever it dies (spec §4.2, §5, §6, §7, §8, §12)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from control_machine import ControlMachine
 from extent import searching
 from fate import MortalSqlite, MortalStore
+from hypothesis.stateful import run_state_machine_as_test
 
 from forewarn.core.policy import Enablement
 
 
-class _OnRequest(ControlMachine):
+class OnRequest(ControlMachine):
     enablement = Enablement.ON_REQUEST
 
 
-class _OnSqlite(ControlMachine):
+class OnSqlite(ControlMachine):
     def new_store(self) -> MortalStore:
         self._folder = tempfile.TemporaryDirectory()
         return MortalSqlite.at(Path(self._folder.name) / "store.db")
@@ -28,17 +29,15 @@ class _OnSqlite(ControlMachine):
             self._folder.cleanup()
 
 
-class TestInALab(ControlMachine.TestCase):
+def test_a_lab_keeps_every_rule_through_any_crash() -> None:
     """Every scope is enabled from the start (spec §8.3)."""
+    run_state_machine_as_test(ControlMachine, settings=searching(250))
 
-    settings = searching(120)
 
-
-class TestInService(_OnRequest.TestCase):
+def test_a_service_keeps_every_rule_through_any_crash() -> None:
     """Scopes are enabled by their VMs' requests and disabled by a day of silence (spec §8.1, §8.2)."""
+    run_state_machine_as_test(OnRequest, settings=searching(100))
 
-    settings = searching(60)
 
-
-class TestOnSqlite(_OnSqlite.TestCase):
-    settings = searching(10, steps=30)
+def test_a_store_in_a_file_keeps_every_rule_through_any_crash() -> None:
+    run_state_machine_as_test(OnSqlite, settings=searching(20, steps=40))

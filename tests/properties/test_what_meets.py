@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from fate import MortalMemory, MortalWorld
@@ -34,7 +34,7 @@ def test_of_two_withdrawals_at_once_one_is_told_that_it_is_over(world: MortalWor
     world.fate.naps = 1
     withdraw = world.control.requests.withdraw
 
-    async def both() -> list[object]:
+    async def both() -> Sequence[object]:
         return await asyncio.gather(
             withdraw(event.id, who="ann"), withdraw(event.id, who="bob"), return_exceptions=True
         )
