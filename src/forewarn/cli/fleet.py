@@ -107,7 +107,7 @@ def check(call: Invocation, file: IO[bytes]) -> None:
     if call.screen.as_json:
         call.screen.document(answer)
     else:
-        _show_difference(call, answer, file.name)
+        _show_difference(call, answer, _name(file))
 
 
 @fleet.command()
@@ -121,7 +121,7 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
     proposal: dict[str, object] = {**_proposal(file), "resurrect": resurrect}
     preview = _propose(call, {**proposal, "dry_run": True}, "apply")
     if not call.screen.as_json:
-        _show_difference(call, preview, file.name)
+        _show_difference(call, preview, _name(file))
     if dry_run or preview["difference"]["is_empty"]:
         return _conclude(call, preview)
     if not yes and not _agreed():
@@ -151,8 +151,15 @@ def _proposal(file: IO[bytes]) -> dict[str, object]:
     try:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Rejected(f"the fleet file {file.name!r} is not UTF-8 at byte {error.start}: save it as UTF-8") from error
-    return {"text": text, "source": file.name}
+        raise Rejected(
+            f"the fleet file {_name(file)!r} is not UTF-8 at byte {error.start}: save it as UTF-8"
+        ) from error
+    return {"text": text, "source": _name(file)}
+
+
+def _name(file: IO[bytes]) -> str:
+    name = getattr(file, "name", "<stdin>")
+    return "standard input" if name == "<stdin>" else str(name)
 
 
 def _propose(call: Invocation, proposal: dict[str, object], verb: str) -> View:

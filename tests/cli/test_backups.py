@@ -1,0 +1,84 @@
+"""A whole lab in a process of its own: up, backup, restore."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from forewarn.cli.connection import Api
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def up(data: Path) -> Iterator[dict[str, Any]]:
+    """A lab that was started with `forewarn up --json`, and what it said of itself."""
+    command = [sys.executable, "-m", "forewarn.cli", "up", "--json", "--port", str(free_port())]
+    env = {**os.environ, "FOREWARN_DATA": str(data)}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        process.stdout.close()
+
+
+def test_a_lab_that_was_backed_up_is_restored_as_it_was(command: Any, tmp_path: Path) -> None:
+    file = str(tmp_path / "lab.backup")
+    with up(command.data) as info:
+        assert info["lab"] is True
+        assert info["counts"]["vms"] > 0
+        vm = command.json("fleet", "show")["vms"][0]["name"]
+        assert "holds the whole store" in command.good("backup", file)
+        assert "exists already" in command.refused("backup", file)
+        command.good("restart", vm)
+        assert "is in use by another forewarn" in command.refused("restore", file)
+
+    restored = command.json("restore", file)
+    assert Path(restored["moved_aside"]).exists()
+    with up(command.data) as info:
+        assert info["counts"]["events"] == 0
+
+
+def test_a_guest_of_the_lab_hears_of_a_restart_and_approves_it(command: Any) -> None:
+    """The whole story over real sockets: asked for, told, approved, started (spec §1)."""
+    with up(command.data):
+        vm = next(vm for vm in command.json("fleet", "show")["vms"] if not vm["auto_approve"]["restart"])
+        asked = command.json("restart", vm["name"])["events"][0]
+        heard = command.json("guest", "events", "--endpoint", vm["url"])
+        assert [event["id"] for event in heard["events"]] == [asked["id"]]
+        assert (heard["name"], heard["events"][0]["hits_this_vm"]) == (vm["name"], True)
+        command.good("guest", "approve", asked["id"][:8], "--endpoint", vm["url"])
+        assert wait_for(command.data, "started", asked["id"])["approved_by"] == vm["name"]
+
+
+def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
+    """The event, once the history says that of it; the service holds each question."""
+    api, seq, seen = Api(data), 0, False
+    while not seen:
+        page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
+        seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
+    return api.get("events", event_id)
+
+
+def test_what_is_no_backup_is_not_restored(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "junk").write_text("junk")
+    assert "junk" in command.refused("restore", str(tmp_path / "junk"))
+    assert "does not exist" in command.refused("restore", str(tmp_path / "nothing"))
+
+
+def test_a_bad_setting_is_told_before_anything_starts(command: Any) -> None:
+    assert "needs an address that VMs call: give --listen" in command.refused("serve")
+    assert "cannot be read" in command.refused("up", "--config", "/nowhere/settings.toml")

@@ -1,0 +1,93 @@
+"""The fleet and the file that describes it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MORE = """
+[[hosts]]
+name = "h{n}"
+count = 2
+first = 1
+location = "westeurope"
+
+[[vms]]
+name = "new"
+location = "westeurope"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.toml"
+    path.write_text(MORE)
+    return path
+
+
+def test_the_fleet_is_shown_with_hosts_scopes_and_endpoints(lab: Any) -> None:
+    text = lab.good("fleet", "show")
+    assert "HOST  LOCATION    ZONE  HEALTH   VMS" in text
+    assert "availability set db" in text
+    assert "127.0.1.1:8080" in text
+
+
+def test_the_fleet_can_be_narrowed_to_a_host(lab: Any) -> None:
+    view = lab.json("fleet", "show", "--host", "h3")
+    assert [vm["name"] for vm in view["vms"]] == ["quick"]
+
+
+def test_one_vm_is_shown_with_its_events(lab: Any) -> None:
+    lab.good("restart", "db-0")
+    text = lab.good("fleet", "show", "db-0")
+    assert "asks for events  never" in text
+    assert "Reboot" in text
+
+
+def test_a_check_shows_the_difference_and_changes_nothing(lab: Any, file: Path) -> None:
+    text = lab.good("fleet", "check", str(file))
+    assert "+ VM new" in text
+    assert "new" not in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}
+
+
+def test_a_bad_file_is_told_line_by_line(lab: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[[vms]]\nnme = "x"\n')
+    for verb in ("check", "apply"):
+        lines = lab.refused("fleet", verb, str(bad)).splitlines()
+        assert lines[1] == f"{bad}:2: [[vms]] has no key 'nme'; did you mean 'name'?"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"["], ids=["not UTF-8", "not TOML"])
+def test_a_file_that_is_none_is_told(lab: Any, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "odd.toml").write_bytes(content)
+    assert "odd.toml" in lab.refused("fleet", "check", str(tmp_path / "odd.toml"))
+
+
+def test_a_file_that_is_not_there_is_told(command: Any) -> None:
+    assert "No such file" in command.refused("fleet", "check", "/nowhere/fleet.toml")
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "applied"), [("y\n", 0, True), ("n\n", 1, False), ("", 2, False)], ids=["yes", "no", "nobody"]
+)
+def test_a_file_is_applied_only_when_somebody_agrees(
+    lab: Any, file: Path, typed: str, code: int, applied: bool
+) -> None:
+    result = lab("fleet", "apply", str(file), typed=typed)
+    assert result.exit_code == code
+    assert "+ VM new" in result.stdout
+    assert ("new" in {vm["name"] for vm in lab.json("fleet", "show")["vms"]}) is applied
+    if not applied:
+        assert "nothing was applied" in result.stderr
+
+
+def test_a_program_applies_with_yes_and_gets_one_document(lab: Any, file: Path) -> None:
+    assert lab.json("fleet", "apply", str(file), "--dry-run")["applied"] is False
+    assert lab.json("fleet", "apply", str(file), "--yes")["applied"] is True
+    assert "nothing to change" in lab.good("fleet", "apply", str(file))
+
+
+def test_a_file_can_come_from_stdin(lab: Any) -> None:
+    result = lab("fleet", "check", "-", typed=MORE)
+    assert (result.exit_code, "+ VM new" in result.stdout) == (0, True)

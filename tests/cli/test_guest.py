@@ -1,0 +1,101 @@
+"""Inside a VM: what is announced to it, from the endpoint its own programs use."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forewarn.cli.guest import whole_id
+from forewarn.errors import NotFound, Rejected
+from forewarn.protocol.codec import ReceivedEvent
+from forewarn.testing.scripted import Reply, Scripted, says
+
+ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+EVENT = {
+    "EventId": ID,
+    "EventStatus": "Scheduled",
+    "EventType": "Freeze",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["web-0"],
+    "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT",
+    "Description": "Host server is undergoing maintenance.",
+    "EventSource": "Platform",
+    "DurationInSeconds": 9,
+}
+BUSY = says({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+NAME = Reply(body=b"web-0")
+
+
+def test_events_are_shown_with_the_time_left_by_the_services_clock(command: Any) -> None:
+    """Spec §7.2, §12."""
+    with Scripted(BUSY, NAME) as server:
+        text = command.good("guest", "events", "--endpoint", server.url)
+    assert ID in text
+    assert "(in 15m)" in text
+    assert "web-0  this VM" in text
+    assert "9s" in text
+
+
+def test_events_are_given_to_programs_as_one_document(command: Any) -> None:
+    with Scripted(BUSY, NAME) as server:
+        view = command.json("guest", "events", "--endpoint", server.url)
+    assert (view["name"], view["incarnation"]) == ("web-0", 2)
+    (event,) = view["events"]
+    assert event["hits_this_vm"] is True
+    assert event["not_before"] - view["now"] == 900
+
+
+def test_an_endpoint_that_does_not_tell_names_is_no_hindrance(command: Any) -> None:
+    with Scripted(BUSY, says({"error": "Not found"}, status=404)) as server:
+        view = command.json("guest", "events", "--endpoint", server.url)
+    assert (view["name"], view["events"][0]["hits_this_vm"]) == (None, None)
+
+
+def test_the_environment_may_name_the_endpoint(command: Any) -> None:
+    """Spec §2.5."""
+    with Scripted(says({"DocumentIncarnation": 1, "Events": []})) as server:
+        text = command.good("guest", "events", FOREWARN_ENDPOINT=server.url)
+    assert text == "No event is announced to this VM. `forewarn guest watch` waits for one.\n"
+
+
+def test_an_event_is_approved_by_the_beginning_of_its_id(command: Any) -> None:
+    with Scripted(BUSY, Reply()) as server:
+        assert command.good("guest", "approve", "c706", "--endpoint", server.url) == f"Approved {ID}.\n"
+    assert json.loads(server.requests[1].body) == {"StartRequests": [{"EventId": ID}]}
+
+
+def test_watching_gives_programs_one_document_per_change(command: Any) -> None:
+    """It ends here only because the service no longer knows the VM (spec §10)."""
+    gone = says({"error": "Not found"}, status=404)
+    for words in (["--json"], []):
+        with Scripted(replace(BUSY, headers=(("ETag", '"1-2"'),)), NAME, gone) as server:
+            result = command("guest", "watch", "--endpoint", server.url, *words)
+        assert result.exit_code == 2
+        assert "does not know this VM" in result.stderr
+        assert ID in result.stdout
+        assert not words or json.loads(result.stdout)["incarnation"] == 2
+
+
+@pytest.mark.parametrize("words", [["events"], ["approve", ID]])
+def test_an_endpoint_where_nobody_listens_exits_with_3(command: Any, words: list[str]) -> None:
+    with Scripted(Reply()) as server:
+        url = server.url
+    assert command.refused("guest", *words, "--endpoint", url, code=3).startswith(f"nothing answers at {url} (")
+
+
+def test_a_bad_endpoint_exits_with_2(command: Any) -> None:
+    assert "is no plain HTTP address" in command.refused("guest", "events", "--endpoint", "https://x")
+    assert "is no plain HTTP address" in command.refused("guest", "watch", "--endpoint", "https://x")
+
+
+def test_an_id_must_begin_exactly_one_event() -> None:
+    listed = (ReceivedEvent(id="ABCD1"), ReceivedEvent(id="ABCD2"))
+    assert whole_id("abcd1", listed) == "ABCD1"
+    assert whole_id(ID.lower(), listed) == ID
+    with pytest.raises(Rejected, match="begins 2 events, ABCD1, ABCD2: give more of it"):
+        whole_id("abcd", listed)
+    with pytest.raises(Rejected, match="too short"):
+        whole_id("abc", listed)
+    with pytest.raises(NotFound, match="no event listed begins with 'ffff'"):
+        whole_id("ffff", listed)

@@ -1,0 +1,82 @@
+"""Rollouts: progress, and what a script learns from the exit code (spec §6.2)."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.cli.rolloutview import bar, shares
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(min_value=0, max_value=10**6), min_size=1, max_size=6), st.integers(1, 200))
+def test_the_bar_is_always_exactly_as_wide_as_it_should_be(counts: list[int], width: int) -> None:
+    cells = shares(counts, width)
+    assert min(cells) >= 0
+    assert sum(cells) == (width if sum(counts) else 0)
+    assert all(cell == 0 for cell, count in zip(cells, counts, strict=True) if count == 0)
+
+
+def test_failed_vms_have_their_own_part_of_the_bar() -> None:
+    tally = {"total": 4, "done": 2, "failed": 1, "withdrawn": 0, "started": 1, "scheduled": 1, "waiting": 0}
+    assert [str(span.style) for span in bar(tally, 4).spans] == ["green", "red", "cyan", "yellow"]
+
+
+def pass_time(lab: Any, turns: int) -> None:
+    """Let a quarter of an hour and more pass each time something is published."""
+    if turns:
+        lab.when(
+            "published", lambda api: (pass_time(lab, turns - 1), api.post("clock", "advance", body={"by_s": 1200}))
+        )
+
+
+def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: Any) -> None:
+    pass_time(lab, 2)
+    text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot")
+    assert "0 of 2 done" in text
+    assert "2 of 2 done" in text
+    assert "completed" in text
+
+
+def test_a_rollout_over_all_hosts_names_them(lab: Any) -> None:
+    view = lab.json("rollout", "start", "--all-hosts", "--no-wait")
+    assert sorted(view["hosts"]) == ["h1", "h2", "h3"]
+    assert "3 hosts" not in lab.good("rollout", "show")
+    assert "h1, h2, h3" in lab.good("rollout", "show", view["id"][:8])
+
+
+def test_waiting_for_an_aborted_rollout_exits_with_1(lab: Any) -> None:
+    lab.when("published", lambda api: api.post("rollouts", api.get("rollouts")["rollouts"][0]["id"], "abort"))
+    result = lab("rollout", "start", "--scope", "db")
+    assert result.exit_code == 1
+    assert "is aborted, with 0 of its VMs failed" in result.stderr
+
+
+def test_a_rollout_can_be_watched_by_whoever_did_not_start_it(lab: Any) -> None:
+    view = lab.json("rollout", "start", "--scope", "web", "--no-wait")
+    lab.json("rollout", "abort", view["id"])
+    assert lab("rollout", "show", view["id"][:8], "--watch", "--json").exit_code == 1
+
+
+def test_a_rollout_is_paused_and_resumed(lab: Any) -> None:
+    rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
+    assert "paused" in lab.good("rollout", "pause", rollout)
+    assert "running" in lab.good("rollout", "resume", rollout)
+
+
+def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
+    assert "forewarn rollout start --all-hosts" in lab.good("rollout", "show")
+
+
+@pytest.mark.parametrize("option", ["--short-notice", "--notice 30m", "--max-failures 3"])
+def test_what_is_given_reaches_the_service(lab: Any, option: str) -> None:
+    words = ["--notice", "1m"] if option == "--short-notice" else []
+    view = lab.json("rollout", "start", "--scope", "web", "--no-wait", *option.split(), *words)
+    expected = {
+        "--short-notice": ("notice_s", 60),
+        "--notice 30m": ("notice_s", 1800),
+        "--max-failures 3": ("max_failures", 3),
+    }
+    name, value = expected[option]
+    assert view[name] == value

@@ -1,0 +1,37 @@
+"""The history, the story of a thing, and the clock, as people see them."""
+
+from typing import Any
+
+
+def test_the_history_is_told_oldest_first_and_can_be_narrowed(lab: Any) -> None:
+    lab.good("restart", "web")
+    lines = lab.good("history").splitlines()
+    assert "requested   local user ann asked for restart of web" in lines[-2]
+    assert "published   Reboot of web scheduled" in lines[-1]
+    assert len(lab.good("history", "--limit", "1").splitlines()) == 1
+    assert lab.good("history", "--vm", "db-0") == "Nothing in the history is about that.\n"
+
+
+def test_pruning_tells_how_much_is_forgotten(lab: Any) -> None:
+    assert lab.good("history", "prune", "--older-than", "30d") == "0 entries are forgotten.\n"
+
+
+def test_a_story_has_a_title_lines_and_how_things_stand(lab: Any) -> None:
+    event_id = lab.json("restart", "web")["events"][0]["id"]
+    text = lab.good("explain", event_id)
+    assert text.startswith("Reboot of web: user restart")
+    assert "\nnow  " in text
+    assert lab.json("explain", "web")["title"] in lab.good("explain", "web")
+
+
+def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
+    """Spec §12."""
+    lab.good("restart", "web")
+    text = lab.good("clock", "advance", "16m")
+    assert "started     Reboot of web started" in text
+    assert text.splitlines()[-1].startswith("16m later: 2026-")
+
+
+def test_the_clock_says_how_it_runs(lab: Any) -> None:
+    assert lab.good("clock", "show").endswith("lab time, standing still\n")
+    assert lab.json("clock", "advance", "1h")["now"] == lab.json("clock", "show")["now"]

@@ -1,0 +1,120 @@
+"""A service in trouble, and a machine with half of what is needed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.cli.place import SOCKET
+from forewarn.testing.scripted import Reply, Scripted, says
+
+
+def error(code: str, status: int) -> Reply:
+    return says({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
+     ("Internal", 500, 1)],
+)  # fmt: skip
+def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
+    command: Any, code: str, status: int, expected: int
+) -> None:
+    with Scripted(error(code, status), path=command.data / SOCKET):
+        assert command.refused("events", code=expected) == f"a sentence about {code}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "code", "sentence"),
+    [
+        (Reply(resets=True), 3, "broke off its answer: try again"),
+        (Reply(body=b"<html>"), 1, "answered status 200 with what is no JSON object: see its log"),
+        (Reply(status=502, body=b"[]"), 1, "answered status 502 with what is no JSON object: see its log"),
+        (says({}, status=500), 1, "answered status 500 without a reason: see its log"),
+    ],
+    ids=["closed", "no JSON", "no object", "no reason"],
+)
+def test_an_answer_that_makes_no_sense_is_told(command: Any, reply: Reply, code: int, sentence: str) -> None:
+    with Scripted(reply, path=command.data / SOCKET):
+        assert command.refused("events", code=code).endswith(sentence)
+
+
+def test_a_socket_that_nobody_serves_any_more_is_no_service(command: Any) -> None:
+    with Scripted(Reply(), path=command.data / SOCKET):
+        pass
+    assert "start one with `forewarn up`" in command.refused("events", code=3)
+
+
+def test_the_doctor_looks_from_outside_when_there_is_no_service(command: Any) -> None:
+    result = command("doctor", "--json")
+    checks = json.loads(result.stdout)["checks"]
+    assert result.exit_code == 3
+    assert {check["name"]: check["ok"] for check in checks}["python"] is True
+    assert (checks[-1]["name"], checks[-1]["ok"]) == ("service", False)
+    assert "start one with `forewarn up`" in command("doctor").stdout
+
+
+def test_the_doctor_exits_with_1_when_something_is_bad(command: Any) -> None:
+    checks = [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
+    with Scripted(says({"checks": checks}), path=command.data / SOCKET):
+        result = command("doctor")
+    assert result.exit_code == 1
+    assert "bad  disk        1 MiB free" in result.stdout
+    assert "make room" in result.stdout
+
+
+def run_without(missing: str, *words: str, data: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.modules[{missing!r}] = None; from forewarn.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, "FOREWARN_DATA": str(data)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_click_or_rich_the_command_says_which_extra_to_install(data: Path, missing: str) -> None:
+    result = run_without(missing, "events", data=data)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "the forewarn command needs click and rich: pip install 'forewarn[agent]' for use inside a VM, "
+        "or 'forewarn[server]' for the service\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["up"], ["serve"], ["restore", __file__]], ids=["up", "serve", "restore"])
+def test_the_service_itself_needs_the_server_extra(data: Path, words: list[str]) -> None:
+    result = run_without("sqlalchemy", *words, data=data)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"`forewarn {words[0]}` needs sqlalchemy, which is not installed: pip install 'forewarn[server]'\n"
+    )
+
+
+def test_a_guest_needs_nothing_of_the_service(data: Path) -> None:
+    with Scripted(says({"DocumentIncarnation": 1, "Events": []})) as server:
+        result = run_without("msgspec", "guest", "events", "--endpoint", server.url, data=data)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion_script(command: Any, shell: str) -> None:
+    assert "_FOREWARN_COMPLETE" in command.good("completion", shell)
+    assert command.json("completion", shell)["shell"] == shell
+
+
+def test_a_tab_offers_the_names_that_the_service_knows(lab: Any) -> None:
+    words = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn restart db", "COMP_CWORD": "2"}
+    assert lab("", **words).stdout.split() == ["plain,db-0", "plain,db-1"]
+
+
+def test_a_tab_without_a_service_offers_nothing(command: Any) -> None:
+    words = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn explain x", "COMP_CWORD": "2"}
+    assert command("", **words).stdout.strip() == ""

@@ -1,0 +1,34 @@
+"""The scripted server is itself tested, because others stand on it."""
+
+import http.client
+from urllib.parse import urlsplit
+
+import pytest
+
+from forewarn.testing.scripted import Reply, Scripted, says
+
+
+def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=10)
+    try:
+        connection.request(method, "/here", body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def test_replies_are_given_in_their_order_and_the_last_one_for_ever() -> None:
+    with Scripted(Reply(status=500), says({"a": 1})) as server:
+        assert [ask(server.url) for _ in range(3)] == [(500, b""), (200, b'{"a": 1}'), (200, b'{"a": 1}')]
+
+
+def test_what_was_asked_is_remembered() -> None:
+    with Scripted(Reply()) as server:
+        ask(server.url, "POST", b"body")
+    assert [(r.method, r.target, r.body) for r in server.requests] == [("POST", "/here", b"body")]
+
+
+def test_a_reply_can_be_a_reset() -> None:
+    with Scripted(Reply(resets=True)) as server, pytest.raises(ConnectionError):
+        ask(server.url)
