@@ -73,10 +73,8 @@ class LabClock:
         return self._latest
 
     def jumped_to(self, at: float) -> Setting:
-        """The setting after a jump to `at`; store it, then `adopt` it."""
-        if at < self.now():
-            raise Refused(f"the lab clock shows {self.now():.0f} and cannot go back to {at:.0f}: give a later time")
-        return Setting(lab_at=at, real_at=self._real(), speed=self._setting.speed)
+        """The setting after a jump to `at`, or to now where that has passed; store it, then `adopt` it."""
+        return Setting(lab_at=max(at, self.now()), real_at=self._real(), speed=self._setting.speed)
 
     def at_speed(self, speed: float) -> Setting:
         """The setting with another speed from now on; 0 stands still."""
