@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from forewarn import __version__
@@ -72,6 +73,11 @@ class Service:
             },
         }
 
+    def seats(self, most: int) -> list[tuple[str, str]]:
+        """The first VMs of a lab, each with the base URL under which it is served."""
+        seated = ((vm.name, self.mouth.endpoint_of(vm)) for vm in self.control.store.vms())
+        return list(islice(((name, url) for name, url in seated if url), most))
+
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Service]:
@@ -111,6 +117,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
 
 def run(settings: Settings, announce: Callable[[Service], None]) -> None:
     """Serve until a signal says to stop; `announce` is called once everything answers."""
+    os.umask(0o077)  # what we write is nobody else's to read
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
         runner.run(_serve(settings, announce))
 

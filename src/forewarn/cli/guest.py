@@ -64,22 +64,32 @@ def watch(call: Invocation, endpoint: str | None) -> None:
 
 
 @guest.command()
-@click.argument("ids", metavar="EVENT...", nargs=-1, required=True)
+@click.argument("ids", metavar="[EVENT]...", nargs=-1)
+@click.option("--mine", is_flag=True, help="Every event that lists this VM.")
 @_endpoint
-def approve(call: Invocation, ids: tuple[str, ...], endpoint: str | None) -> None:
+def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | None) -> None:
     """Approve events, so that they may start before their time.
 
     EVENT is an event's id, or the first four or more characters of it.
     """
+    if mine == bool(ids):
+        raise Rejected("say which events to approve: their ids, or --mine for all that list this VM")
     client = Client(endpoint)
     listed = client.events().events
-    whole = [whole_id(event_id, listed) for event_id in ids]
-    client.approve(*whole)
+    if mine:
+        name = client.name()
+        whole = [event.id for event in listed if _is_hit(event, name)]
+    else:
+        whole = [whole_id(event_id, listed) for event_id in ids]
+    if whole:
+        client.approve(*whole)
     if call.screen.as_json:
         call.screen.document({"approved": whole})
     else:
         for event_id in whole:
             call.screen.say(f"Approved {event_id}.")
+        if not whole:
+            call.screen.say("No event lists this VM: nothing was approved.")
 
 
 def whole_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from functools import cached_property, wraps
 from pathlib import Path
@@ -30,7 +32,13 @@ class Invocation:
 
     @cached_property
     def screen(self) -> Screen:
-        return Screen(as_json=self.as_json)
+        return Screen(as_json=self.as_json, program=self._program)
+
+    @property
+    def _program(self) -> str:
+        """How to call us again from another terminal: what is on the PATH, else as we were called now."""
+        name = "forewarn" if shutil.which("forewarn") or not sys.argv[0].endswith("forewarn") else sys.argv[0]
+        return f"{name} --data {self.given_data}" if self.given_data else name
 
     @cached_property
     def api(self) -> Api:

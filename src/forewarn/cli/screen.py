@@ -6,6 +6,7 @@ Text from elsewhere never reaches a terminal with its control characters.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,8 +56,9 @@ def joined(*parts: object) -> Text:
 class Screen:
     """Where answers go: documents and tables to stdout, what goes wrong to stderr."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
         self.as_json = as_json
+        self._program = program  # how whoever reads this would call us again
         self.out = Console(markup=False, highlight=False, emoji=False)
         self.err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
@@ -106,11 +108,18 @@ class Screen:
 
     def hints(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Commands to go on with, for people only."""
-        listed = list(pairs)
+        listed = [(self._spelled(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
         self.say()
+        if width + max((len(use) for _, use in listed), default=0) + 4 > self.out.width:
+            for command, use in listed:
+                self.say("  ", faint(use), "\n    ", strong(command))
+            return
         for command, use in listed:
             self.say("  ", strong(f"{command:<{width}}"), "  ", faint(use))
+
+    def _spelled(self, command: str) -> str:
+        return re.sub(r"^forewarn\b", lambda _: self._program, command)
 
 
 def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:

@@ -15,12 +15,8 @@ from forewarn.cli.screen import Screen, faint, strong
 from forewarn.cli.wording import counted
 
 _ENABLEMENT = click.Choice(["on-request", "always"])
-_HINTS = (
-    ("forewarn fleet show", "what there is"),
-    ("forewarn restart VM", "ask for maintenance"),
-    ("forewarn events --watch", "see it happen"),
-    ("forewarn clock advance 15m", "let time pass"),
-)
+_MOST_VMS = 16
+_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
 def _settings(function: Function) -> Function:
@@ -68,12 +64,13 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def announce(service: Service) -> None:
-        announce_service(call.screen, service.info())
+        announce_service(call.screen, service.info(), service.seats(_MOST_VMS))
 
     run(settings, announce)
 
 
-def announce_service(screen: Screen, info: View) -> None:
+def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -> None:
+    """`seats` are the first VMs with the URL under which a lab serves each."""
     if screen.as_json:
         screen.document(info)
         return
@@ -90,10 +87,27 @@ def announce_service(screen: Screen, info: View) -> None:
             ("data", info["data"]),
         ]
     )
+    if seats:
+        screen.say()
+        screen.facts([(name, url) for name, url in seats])
+        if counts["vms"] > len(seats):
+            screen.say(faint(f"  and {counts['vms'] - len(seats)} more"))
     if screen.is_terminal:
-        screen.hints(_HINTS)
+        screen.hints(_hints(seats))
         screen.say()
         screen.say(faint("Ctrl-C stops it; everything is kept."))
+
+
+def _hints(seats: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What to try next, with a VM that is there."""
+    if not seats:
+        return [("forewarn fleet add NAME", "the first VM"), ("forewarn fleet apply FILE", "a whole fleet")]
+    name, url = seats[0]
+    return [
+        (f"curl -H Metadata:true '{url}{_PATH}'", f"what {name} is told"),
+        (f"forewarn restart {name}", "ask for maintenance: the VM is given notice first"),
+        (f"forewarn explain {name}", "what happened to it, and what it waits for"),
+    ]
 
 
 def _listener(at: View) -> str:
