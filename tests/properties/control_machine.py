@@ -314,6 +314,38 @@ class ControlMachine(RuleBasedStateMachine):
         self.fate.dies_in = None
         self.settle()
 
+    @rule(impact=st.sampled_from(Impact), at=PICKS, pick=PICKS, writes=st.integers(1, 8), late=st.booleans())
+    def die_while_rolling_out(self, impact: Impact, at: int, pick: int, writes: int, late: bool) -> None:
+        self.attempt(self._roll_out(Rollout(impact=impact, hosts=(self.host(at).name,)), (5.0, True)))
+        self.settle()
+        if self.world.store.events(statuses=[Status.SCHEDULED]):
+            self.die_when_due(pick, writes, late)
+
+    @precondition(lambda self: self._gated())
+    @rule(pick=PICKS)
+    def part_a_host(self, pick: int) -> None:
+        """All but one of the events behind a gate are approved, and that one is withdrawn."""
+        last, *others = [e for e in self._gated() if e.gate_id == chosen(self._gated(), pick).gate_id]
+        requests = self.world.control.requests
+        for event in others:
+            self.attempt(requests.approve(event.id, who="op"))
+        self.settle()
+        self.attempt(requests.withdraw(last.id, who="op"))
+        self.settle()
+
+    def _gated(self) -> list[Event]:
+        return [event for event in self.world.store.events(statuses=[Status.SCHEDULED]) if event.gate_id]
+
+    @precondition(lambda self: self.vms())
+    @rule(ask=st.sampled_from([Ask.DELETE, Ask.SCALE_IN]), pick=PICKS, first=PICKS)
+    def shrink_a_scope(self, ask: Ask, pick: int, first: int) -> None:
+        """Two VMs of a scope are to be deleted, and one of the two is approved."""
+        scope_id = chosen(self.vms(), pick).scope_id
+        self.attempt(self._ask(ask, self.world.store.vms(scope_id=scope_id)[:2], (0.0, False)))
+        if pending := self.world.store.events(scope_id=scope_id, statuses=[Status.SCHEDULED]):
+            self.attempt(self.world.control.requests.approve(chosen(pending, first).id, who="op"))
+        self.settle()
+
     @rule(writes=st.integers(0, 8), late=st.booleans())
     def die_soon(self, writes: int, late: bool) -> None:
         self.fate.dies_in, self.fate.dies_late = writes, late
