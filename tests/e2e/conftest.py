@@ -1,0 +1,77 @@
+"""What the end-to-end tests share: a request by curl, and the same request as the bytes that curl sends."""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from forewarn.testing.process import Endpoint, ServiceProcess
+
+TARGET = "/metadata/scheduledevents?api-version="
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    status: int
+    body: str
+
+
+Curl = Callable[..., Told]
+
+
+def real_curl(at: Endpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
+    """`curl -H … -d … URL`, as it is typed."""
+    line = ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "-w", "\n%{http_code}"]
+    for header in headers:
+        line += ["-H", header]
+    if body:
+        line += ["-X", "POST", "-d", body]
+    url = f"http://{at.address}:{at.port}{target}"
+    out = subprocess.run([*line, url], capture_output=True, text=True, timeout=60, check=True).stdout
+    text, _, status = out.rpartition("\n")
+    return Told(int(status), text)
+
+
+def curls_bytes(at: Endpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
+    """What curl puts on the wire for the same command; a header given as `Name:` is left out, as curl does."""
+    lines = [f"{'POST' if body else 'GET'} {target} HTTP/1.1", f"Host: {at.address}:{at.port}"]
+    lines += ["User-Agent: curl/7.88.1", "Accept: */*", *(header for header in headers if not header.endswith(":"))]
+    if body:
+        lines.append(f"Content-Length: {len(body.encode())}")
+    if body and not any(header.lower().startswith("content-type:") for header in headers):
+        lines.append("Content-Type: application/x-www-form-urlencoded")
+    head = "\r\n".join(lines) + "\r\n\r\n"
+    with socket.create_connection((at.address, at.port), timeout=30) as sock:
+        sock.sendall(head.encode() + body.encode())
+        response = http.client.HTTPResponse(sock)
+        response.begin()
+        return Told(response.status, response.read().decode())
+
+
+_CURL_MISSING = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture(params=[pytest.param(real_curl, marks=_CURL_MISSING, id="curl"), pytest.param(curls_bytes, id="bytes")])
+def curl(request: pytest.FixtureRequest) -> Curl:
+    given: Curl = request.param
+    return given
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., str]:
+    """Ask for maintenance of one VM; the id of the event that follows."""
+
+    def given(service: ServiceProcess, what: str, vm: str, **more: Any) -> str:
+        answer = service.api("POST", "/requests", {"ask": what, "vms": [vm], **more})
+        assert answer.status == 202, answer.body
+        event_id: str = answer.json["events"][0]["id"]
+        return event_id
+
+    return given
