@@ -95,6 +95,30 @@ def test_an_event_behind_a_gate_starts_only_through_it(gate_id: str, released: b
     assert reason_for(scope, around) is (Reason.GATE if gate_id and not released else None)
 
 
+@pytest.mark.parametrize("mine_released", [True, False])
+@pytest.mark.parametrize("other_released", [True, False])
+def test_a_released_gate_counts_as_a_start_for_the_other_update_domains(
+    mine_released: bool, other_released: bool
+) -> None:
+    """Spec §6.2: nothing slips in between release and start, which would part the VMs of a host."""
+    open_gates = {"G1"} if mine_released else set()
+    open_gates |= {"G2"} if other_released else set()
+    scope = scope_of(event(due=True, gate_id="G1"), event("E2", due=True, gate_id="G2", update_domain=1))
+    around = Around(now=NOW, is_released=lambda gate: gate in open_gates)
+    held_up = other_released and not mine_released
+    assert is_free(scope, scope.events[0], around) is not held_up
+    if mine_released:
+        assert reason_for(scope, around) is None
+    else:
+        assert reason_for(scope, around) is (Reason.UPDATE_DOMAIN if held_up else Reason.GATE)
+
+
+def test_the_grace_after_an_outage_does_not_part_the_vms_of_a_host_that_was_released() -> None:
+    """Spec §6.2: the others on the host may have started before the service went away."""
+    scope = scope_of(event(not_before=NOW - 300, gate_id="G1"))
+    assert reason_for(scope, Around(now=NOW, resumed_at=NOW, is_released=lambda gate: True)) is None
+
+
 def test_an_event_that_waits_for_its_host_says_so() -> None:
     waiting = event(approved=True, gate_id="G1", host="h1")
     wait = waits_for(scope_of(waiting), waiting, Around(now=NOW))
