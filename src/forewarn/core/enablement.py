@@ -35,6 +35,4 @@ def disable_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
     if at is None or now < at:
         return scope
     text = f"scheduled events disabled: no VM of the scope asked for {policy.idle_s / 3600:g} h"
-    return replace(scope, enabled_at=None).saying(
-        Entry(at=now, what=What.DISABLED, who="forewarn", text=text)
-    )
+    return replace(scope, enabled_at=None).saying(Entry(at=now, what=What.DISABLED, who="forewarn", text=text))

@@ -61,9 +61,7 @@ def is_allowed(state: State, happening: Happening) -> bool:
 
 def announce(scope: Scope, event: Event) -> Scope:
     text = f"{_title(event)} scheduled{_because(event)}"
-    return _move(
-        scope, NOTHING, event, Happening.ANNOUNCED, _entry(event, What.PUBLISHED, event.published_at, text)
-    )
+    return _move(scope, NOTHING, event, Happening.ANNOUNCED, _entry(event, What.PUBLISHED, event.published_at, text))
 
 
 def strike(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
@@ -72,9 +70,7 @@ def strike(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Sco
     if event.listed:
         entry = _entry(event, What.STARTED, now, f"{_title(event)} started without notice{_because(event)}")
     else:
-        entry = _entry(
-            event, What.AT_ONCE, now, f"{event.row.verb} of {_names(event)} at once{_because(event)}"
-        )
+        entry = _entry(event, What.AT_ONCE, now, f"{event.row.verb} of {_names(event)} at once{_because(event)}")
     return _move(scope, NOTHING, begun, Happening.STRUCK, entry)
 
 
@@ -84,9 +80,7 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     if event.status is not SCHEDULED or event.approved_at is not None:
         return scope
     entry = _entry(event, What.APPROVED, now, f"{by} approved {_title(event)}", who=by)
-    return _move(
-        scope, event.status, replace(event, approved_at=now, approved_by=by), Happening.APPROVED, entry
-    )
+    return _move(scope, event.status, replace(event, approved_at=now, approved_by=by), Happening.APPROVED, entry)
 
 
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
@@ -125,14 +119,10 @@ def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) ->
             f"follow it with `forewarn explain {event.id}`"
         )
     if event.status is OVER:
-        raise Refused(
-            f"event {event.id} ({_title(event)}) is over ({event.ending}): there is nothing to withdraw"
-        )
+        raise Refused(f"event {event.id} ({_title(event)}) is over ({event.ending}): there is nothing to withdraw")
     over = replace(event, over_at=now, ending=Ending.WITHDRAWN, reason=reason)
     text = f"{_title(event)} withdrawn: {reason}"
-    return _move(
-        scope, event.status, over, Happening.WITHDRAWN, _entry(event, What.WITHDRAWN, now, text, who=by)
-    )
+    return _move(scope, event.status, over, Happening.WITHDRAWN, _entry(event, What.WITHDRAWN, now, text, who=by))
 
 
 def _move(scope: Scope, state: State, event: Event, happening: Happening, entry: Entry) -> Scope:

@@ -67,9 +67,7 @@ def next_wave(
     return Wave(planned=tuple(wave_planned), gates=tuple(gates))
 
 
-def remaining(
-    rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[Planned]
-) -> list[Vm]:
+def remaining(rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[Planned]) -> list[Vm]:
     """The VMs that no event of the rollout has listed yet, and that it could hit."""
     handled = {(e.scope_id, name) for e in events for name in e.vms}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}

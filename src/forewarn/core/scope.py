@@ -57,9 +57,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         if self.event(event.id) is None:
             numbered = msgspec.structs.replace(event, seq=self.next_seq)
             return msgspec.structs.replace(self, events=(*self.events, numbered), next_seq=self.next_seq + 1)
-        return msgspec.structs.replace(
-            self, events=tuple(event if e.id == event.id else e for e in self.events)
-        )
+        return msgspec.structs.replace(self, events=tuple(event if e.id == event.id else e for e in self.events))
 
     def with_vm(self, vm: Vm) -> Scope:
         """The scope with this VM put in place of the one with its key, or added at the end."""
