@@ -40,8 +40,8 @@ class Control:
         clock: Clock,
         hypervisor: Hypervisor,
         outside: Outside,
-        policy: Policy = Policy(),
-        retry: Retry = Retry(),
+        policy: Policy = Policy(),  # noqa: B008 (frozen)
+        retry: Retry = Retry(),  # noqa: B008 (frozen)
     ) -> None:
         self.store = store
         self.clock = clock

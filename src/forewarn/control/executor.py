@@ -40,7 +40,7 @@ class Executor:
         clock: Clock,
         wake: Callable[[], None],
         at_once: int = 64,
-        retry: Retry = Retry(),
+        retry: Retry = Retry(),  # noqa: B008 (frozen)
     ) -> None:
         self._hypervisor = hypervisor
         self._clock = clock

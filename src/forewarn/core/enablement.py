@@ -1,4 +1,4 @@
-"""Enabling and disabling a scope (spec §8): it gets documents once somebody asks, and loses them after a day of silence."""
+"""Enabling and disabling a scope (spec §8): it gets documents once somebody asks, until a day of silence."""
 
 from __future__ import annotations
 

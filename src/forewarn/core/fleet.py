@@ -136,5 +136,6 @@ def must_have_destination(vm: Vm, hosts: Iterable[Host]) -> None:
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         raise Refused(
-            f"VM {vm.name!r} cannot move: {where} has no other healthy host than {vm.host!r}; add or repair a host first"
+            f"VM {vm.name!r} cannot move: {where} has no other healthy host than {vm.host!r}; "
+            "add or repair a host first"
         )

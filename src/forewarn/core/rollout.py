@@ -89,7 +89,7 @@ def _in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
 
 
 def _units(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
-    """What is published together or not at all: of each scope on a host, its lowest update domain; a single move alone."""
+    """What is published together or not at all: of each scope on a host, its lowest update domain; a move alone."""
     if not CAUSES[rollout.cause].whole_host:
         return [[vm] for vm in sorted(group, key=lambda vm: vm.update_domain)]
     lowest: dict[str, int] = {}
