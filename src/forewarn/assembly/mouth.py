@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import ip_address
 from typing import Any
 
 from forewarn.assembly.settings import Settings
@@ -164,6 +165,15 @@ def _lab(settings: Settings, control: Control) -> Lab:
 
 def _network(text: str) -> Listener:
     address, _, port = text.rpartition(":")
-    if not address or not port.isdigit() or not 0 < int(port) < 65536:
-        raise Rejected(f"cannot listen on {text!r}: write ADDRESS:PORT, such as 169.254.169.254:80")
-    return open_network(address.strip("[]"), int(port), setting="listen")
+    address = address.removeprefix("[").removesuffix("]")
+    if not _is_address(address) or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Rejected(f"cannot listen on {text!r}: write ADDRESS:PORT in numbers, such as 169.254.169.254:80")
+    return open_network(address, int(port), setting="listen")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
