@@ -1,0 +1,276 @@
+"""Starting where it cannot work, and a disk that fills up: one sentence that says what to do, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.process import ServiceProcess, eventually, free_port, run_forewarn
+
+FLEET = """
+[[hosts]]
+name = "host-{n}"
+count = 3
+
+[[vms]]
+name = "web-{n}"
+count = 2
+"""
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+
+
+def complaint(data: Path, *arguments: str, **environment: str) -> str:
+    """The one sentence that a start which cannot succeed ends with."""
+    done = run_forewarn(data, *arguments, environment=environment)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_a_second_service_on_the_same_data_is_refused_with_the_process_that_has_it(
+    tmp_path: Path, command: str
+) -> None:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        place = ["--listen", f"127.0.0.1:{free_port()}"] if command == "serve" else ["--port", str(free_port())]
+        told = complaint(tmp_path, command, *place)
+        assert f"(process {service.pid})" in told
+        assert "stop that one first, or name another directory with --data" in told
+        assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}, "the first one is not disturbed"
+
+
+def test_a_process_that_was_killed_does_not_keep_its_data(tmp_path: Path) -> None:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        service.kill()
+        service.start()
+        assert service.poll("web-0")["Events"] == []
+
+
+def put_garbage(database: Path) -> None:
+    database.write_bytes(b"not a database at all\n" * 400)
+
+
+def cut_off(database: Path) -> None:
+    os.truncate(database, database.stat().st_size // 2)
+
+
+def scribble(database: Path) -> None:
+    with database.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 3 * 4096)
+
+
+def put_another_programs(database: Path) -> None:
+    database.unlink()
+    with closing(sqlite3.connect(database)) as db:
+        db.executescript("PRAGMA application_id = 4711; CREATE TABLE songs (title TEXT)")
+
+
+def put_a_newer_one(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("UPDATE alembic_version SET version_num = '9999'")
+        db.commit()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The database of a service that was stopped."""
+    data = tmp_path_factory.mktemp("sound")
+    with ServiceProcess(data=data, fleet=FLEET) as service:
+        assert service.stop() == 0
+    return (data / "forewarn.db").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (put_garbage, "is not an SQLite database"),
+        (cut_off, "is damaged"),
+        (scribble, "is damaged"),
+        (put_another_programs, "belongs to another program (application id 4711)"),
+        (put_a_newer_one, "has schema revision 9999, unknown to this forewarn"),
+    ],
+    ids=["garbage", "truncated", "scribbled on", "of another program", "newer"],
+)
+def test_a_database_that_is_no_sound_store_is_named_and_left_as_it_is(
+    tmp_path: Path, sound: bytes, damage: Callable[[Path], None], words: str
+) -> None:
+    database = tmp_path / "forewarn.db"
+    database.write_bytes(sound)
+    damage(database)
+    before = database.read_bytes()
+
+    told = complaint(tmp_path, "up", "--port", str(free_port()))
+
+    assert str(database) in told
+    assert words in told
+    assert "left as it is" in told
+    assert database.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"forewarn.db", "lock"}, "nothing is left beside it"
+
+
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    told = complaint(tmp_path / "file" / "data", "up")
+    assert f"data directory '{tmp_path}/file/data' cannot be used: Not a directory" in told
+    assert "name another with --data" in told
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    told = complaint(tmp_path, "up")
+    tmp_path.chmod(0o700)
+    assert f"data directory '{tmp_path}' cannot be used: Permission denied" in told
+
+
+def test_a_path_too_long_for_a_socket_is_said_to_be_so(tmp_path: Path) -> None:
+    told = complaint(tmp_path / ("d" * 100), "up", "--port", str(free_port()))
+    assert "name a data directory with a shorter path" in told
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_a_port_in_use_stops_the_start_and_is_named(tmp_path: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place = ["--listen", f"127.0.0.1:{port}"] if command == "serve" else ["--port", str(port)]
+        told = complaint(tmp_path, command, *place)
+    assert f":{port} is in use by another program: stop it, or set another" in told
+
+
+def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
+    told = complaint(tmp_path, "serve", "--listen", "192.0.2.7:8000")
+    assert "cannot listen on 192.0.2.7:8000: the address 192.0.2.7 is not one of this machine's" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], "give --listen ADDRESS:PORT, or use `forewarn up` for a lab"),
+        (["serve", "--listen", "127.0.0.1"], "cannot listen on '127.0.0.1': write ADDRESS:PORT"),
+        (["serve", "--listen", "localhost:http"], "cannot listen on 'localhost:http': write ADDRESS:PORT"),
+        (["serve", "--listen", "localhost:8000"], "cannot listen on 'localhost:8000': write ADDRESS:PORT in numbers"),
+        (["up", "--port", "70000"], "70000 is not in the range 1<=x<=65535"),
+        (["up", "--prot", "7000"], "--prot"),
+        (["up", "--fleet", "/nowhere/fleet.toml"], "'/nowhere/fleet.toml' cannot be read: No such file or directory"),
+        (["up", "--config", "/nowhere/f.toml"], "'/nowhere/f.toml' cannot be read: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_flag_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, arguments: list[str], words: str) -> None:
+    assert words in complaint(tmp_path / "data", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grace = 5\n", "there is no setting 'grace'; did you mean 'grace_s'?"),
+        ("grace_s = 'soon'\n", "setting 'grace_s': expected `float`, got `str`"),
+        ("grace_s = -1\n", "setting 'grace_s' is -1: give 0 or more"),
+        ("port = \n", "is not TOML"),
+        ("listen = ['nowhere']\n", "cannot listen on 'nowhere': write ADDRESS:PORT"),
+        ("[[simulate]]\nthen = 'explode'\n", "explode"),
+        ("[versions]\nwesteurope = ['2018-01-01']\n", "'2018-01-01' is no api-version"),
+    ],
+    ids=lambda value: value.splitlines()[-1] if value.endswith("\n") else "",
+)
+def test_a_settings_file_that_is_wrong_is_said_to_be_so(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "settings.toml").write_text(text)
+    told = complaint(tmp_path / "data", "up", "--config", str(tmp_path / "settings.toml"))
+    assert words in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("FOREWARN_PORT", "http", "setting 'port': expected `int`, got `str`"),
+        ("FOREWARN_PORT", "0", "setting 'port' is 0: give a port from 1 to 65535"),
+        ("FOREWARN_ENABLEMENT", "never", "setting 'enablement'"),
+        ("FOREWARN_FIRST_ANSWER_DELAY_S", "121", "give 0 to 120 seconds"),
+    ],
+)
+def test_an_environment_that_is_wrong_is_said_to_be_so(tmp_path: Path, name: str, text: str, words: str) -> None:
+    assert words in complaint(tmp_path / "data", "up", **{name: text})
+
+
+def test_a_fleet_file_that_is_wrong_is_told_line_by_line_and_nothing_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "fleet.toml").write_text("[[vms]]\nname = 'a'\nzone = 3\ncolour = 'red'\n")
+    done = run_forewarn(tmp_path / "data", "up", "--fleet", str(tmp_path / "fleet.toml"), "--port", str(free_port()))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "fleet.toml:4" in done.stderr
+    with ServiceProcess(data=tmp_path / "data", fleet=FLEET) as service:
+        assert [vm["name"] for vm in service.api("GET", "/fleet").json["vms"]] == ["web-0", "web-1"]
+
+
+@contextmanager
+def no_room(service: ServiceProcess) -> Iterator[None]:
+    """As if the disk were full: no byte can be written to any file."""
+    old = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, old[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, old)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
+def test_a_full_disk_is_503_for_approvals_while_polls_go_on_and_passes(tmp_path: Path, ask: Callable[..., str]) -> None:
+    """Spec §10: POST is 503 with Retry-After, GET goes on from memory; §5.3: no 200 that is not durable."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        event_id = ask(service, "restart", "web-0")
+        with no_room(service):
+            for _ in range(3):
+                refused = service.approve("web-0", event_id)
+                assert refused.status == 503
+                assert int(refused.headers["Retry-After"]) > 0
+            document = service.poll("web-0")
+            assert [(e["EventId"], e["EventStatus"]) for e in document["Events"]] == [(event_id, "Scheduled")]
+            assert service.poll("web-1") == {"DocumentIncarnation": 1, "Events": []}
+            asked = service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+            assert (asked.status, asked.json["error"]["code"]) == (503, "Unavailable")
+            assert service.api("GET", "/service").status == 200
+            assert service.is_running
+
+        assert service.approve("web-0", event_id).status == 200
+        assert service.api("GET", f"/events/{event_id}").json["approved_by"] == "web-0"
+        service.kill()
+        service.start()
+        assert service.api("GET", f"/events/{event_id}").json["approved_by"] == "web-0"
+        service.advance(3600)
+        assert service.poll("web-0")["Events"] == []
+        assert service.api("GET", "/events?all=true&vm=web-1").json["events"] == [], "what was refused left nothing"
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
+def test_what_falls_due_while_the_disk_is_full_happens_once_there_is_room(
+    tmp_path: Path, ask: Callable[..., str]
+) -> None:
+    """The loop tries again by itself: an event whose time came meanwhile starts, and is carried out once."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        event_id = ask(service, "restart", "web-0")
+        assert service.api("POST", "/clock/speed", {"speed": 2000}).status == 200
+        with no_room(service):
+            event = service.api("GET", f"/events/{event_id}").json
+            eventually(lambda: service.api("GET", "/clock").json["now"] > event["not_before"] + 60)
+            assert service.poll("web-0")["Events"][0]["EventStatus"] == "Scheduled"
+        eventually(lambda: service.poll("web-0")["Events"] == [])
+        acts = service.api("GET", f"/events/{event_id}").json["acts"]
+        assert [(act["vm"], act["ok"]) for act in acts] == [("web-0", True)]
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux only")
+def test_a_service_can_be_stopped_while_the_disk_is_full(tmp_path: Path, ask: Callable[..., str]) -> None:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        event_id = ask(service, "restart", "web-0")
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        assert service.stop() == 0
+        service.start()
+        assert service.poll("web-0")["Events"][0]["EventId"] == event_id
