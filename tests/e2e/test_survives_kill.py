@@ -114,7 +114,7 @@ def test_nothing_answered_is_lost_when_the_process_is_killed_at_random_moments(t
             # A redeploy replaces a pending restart: approving that afterwards is harmless (spec §5.2).
             replaced = event["ending"] == "withdrawn" and event["reason"].startswith("replaced by")
             assert event["approved_at"] is not None or event["started_at"] is not None or replaced
-        owed = [event for event in service.api("GET", "/events?all=true&limit=100000").json["events"]]
+        owed = service.api("GET", "/events?all=true&limit=100000").json["events"]
         assert all(event["status"] == "over" for event in owed)
         performed = {f"{e['id']}:{act['vm'].casefold()}" for e in owed for act in e["acts"] if act["ok"]}
         assert service.stop() == 0

@@ -302,6 +302,12 @@ class ControlMachine(RuleBasedStateMachine):
         if self.attempt(self.world.control.labtime.advance(by_s)):
             must_be_at_rest(self.world)
 
+    @rule(by_s=st.sampled_from([61.0, 900.0, 25 * 3600.0]))
+    def let_time_pass(self, by_s: float) -> None:
+        """Nobody steps from wake-up to wake-up, and nobody counts as polling meanwhile."""
+        self.world.clock.adopt(self.world.clock.jumped_to(self.world.now + by_s))
+        self.settle()
+
     @precondition(lambda self: self.world.store.events(statuses=[Status.SCHEDULED]))
     @rule(pick=PICKS, writes=st.integers(1, 6), late=st.booleans())
     def die_when_due(self, pick: int, writes: int, late: bool) -> None:
@@ -399,6 +405,7 @@ class ControlMachine(RuleBasedStateMachine):
         self.world.settle()
         self.no_commit_was_wrong()
         must_be_at_rest(self.world)
+        self.let_time_pass(61.0)
         self.world.advance(30 * DAY)
         self.no_commit_was_wrong()
         self.nothing_accepted_is_lost()

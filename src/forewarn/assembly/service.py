@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -157,6 +158,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         doctor=doctor,
         who=f"local user {getpass.getuser()}",
         endpoint_of=service.mouth.endpoint_of,
+        observe=partial(flush, service.mouth.observations, service.control.store),
     )
 
 

@@ -33,6 +33,7 @@ from forewarn.errors import Refused, Rejected
 
 async def show(room: Room, call: Call) -> FleetView:
     query = call.read_query(body.FleetQuery)
+    await room.house.observe()
     host = room.control.requests.host(query.host) if query.host else None
     scope = room.scope(query.scope) if query.scope else None
 
@@ -46,6 +47,7 @@ async def show(room: Room, call: Call) -> FleetView:
 
 async def show_vm(room: Room, call: Call) -> VmWithEvents:
     vm = room.directory.find(call.names["name"])
+    await room.house.observe()
     showing = Showing(room)
     live = events_of(room.control.desk.scope(vm.scope_id), vm.name)
     shown = showing.vm(vm)

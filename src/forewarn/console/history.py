@@ -126,6 +126,7 @@ async def prune(room: Room, call: Call) -> PrunedView:
 
 async def explain(room: Room, call: Call) -> Story:
     thing = call.names["thing"]
+    await room.house.observe()
     try:
         vm = room.directory.find_any(thing)
     except NotFound:

@@ -15,6 +15,10 @@ def _nowhere(vm: Vm) -> str:
     return ""
 
 
+async def _nothing_seen() -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
     control: Control
@@ -22,4 +26,5 @@ class House:
     doctor: Callable[[], Awaitable[Sequence[Any]]]  # checks, each with name, ok, text and remedy
     who: str  # how the history calls whoever asks here
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
+    observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now

@@ -23,7 +23,9 @@ async def show_clock(room: Room, call: Call) -> ClockView:
 
 
 async def advance(room: Room, call: Call) -> ClockView:
-    await room.control.labtime.advance(call.read_body(body.Advancing).by_s)
+    by_s = call.read_body(body.Advancing).by_s
+    await room.house.observe()
+    await room.control.labtime.advance(by_s)
     return _clock(room)
 
 

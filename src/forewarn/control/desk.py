@@ -33,13 +33,14 @@ class Desk:
         # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def around(self) -> Around:
+    def around(self, *, rehearsal: bool = False) -> Around:
+        """The circumstances of a decision; of a rehearsed one nothing stays behind."""
         return Around(
             now=self.clock.now(),
             policy=self.policy,
             resumed_at=self.resumed_at,
             is_released=self._is_released,
-            destination=self.placement.destination,
+            destination=self.placement.destination if rehearsal else self.placement.claim,
         )
 
     def scope(self, scope_id: str) -> Scope:

@@ -32,6 +32,16 @@ class Retry:
         return min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setback:
+    """An act that could not be performed this time, and will be tried again."""
+
+    act: Act
+    at: float
+    why: str
+    again_in_s: float
+
+
 class Executor:
     def __init__(
         self,
@@ -54,6 +64,7 @@ class Executor:
         self._lines: dict[str, deque[str]] = {}  # VM → acts that wait for the one at work on it
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._known: list[tuple[Act, Outcome]] = []
+        self._setbacks: list[Setback] = []
 
     @property
     def at_work(self) -> int:
@@ -94,6 +105,10 @@ class Executor:
         """The store could not take these outcomes: keep them for the next turn."""
         self._known = known + self._known
 
+    def take_setbacks(self) -> list[Setback]:
+        setbacks, self._setbacks = self._setbacks, []
+        return setbacks
+
     async def wait(self) -> None:
         """Until at least one act at work is done with for now."""
         if self._tasks:
@@ -128,6 +143,7 @@ class Executor:
         failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
         if failures >= self._retry.tries:
             return Done(ok=False, note=f"{why} (tried {failures} times)")
+        self._setbacks.append(Setback(act=act, at=self._clock.now(), why=why, again_in_s=self._retry.wait_s(failures)))
         return Later(at=self._clock.now() + self._retry.wait_s(failures))
 
     def _conclude(self, act: Act, done: Done) -> None:

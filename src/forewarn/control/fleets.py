@@ -131,7 +131,7 @@ def _summary(change: FleetChange) -> str:
         (len(change.vms), "VMs set"),
         (len(change.removed), "VMs removed"),
     ]
-    return "fleet changed: " + (", ".join(f"{n} {what}" for n, what in counts if n) or "nothing")
+    return "fleet changed, " + (", ".join(f"{what}: {n}" for n, what in counts if n) or "nothing of it")
 
 
 def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:

@@ -50,7 +50,18 @@ class Placement:
         return list(self._hosts.values())
 
     def destination(self, vm: Vm) -> str | None:
+        """Where this VM would go now."""
         return destination_for(vm, self._hosts.values(), self)
+
+    def claim(self, vm: Vm) -> str | None:
+        """Where this VM goes: it counts there at once, so that moves decided side by side spread over the hosts.
+
+        What the store says of the VM next settles it, whatever has become of the decision.
+        """
+        host = self.destination(vm)
+        if host is not None:
+            self._put(vm.key, host)
+        return host
 
     def _meet(self, vm: Vm) -> None:
         self._put(vm.key, "")

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from forewarn.control.desk import Desk, by_scope
-from forewarn.control.executor import Executor
+from forewarn.control.executor import Executor, Setback
 from forewarn.control.rollouts import Rollouts
 from forewarn.core.agenda import PLATFORM, record, turn
 from forewarn.core.change import Commit
@@ -91,7 +91,8 @@ class Reconciler:
 
     async def turn(self) -> bool:
         """Do what is due now; whether there was anything."""
-        did = await self._record_outcomes()
+        did = await self._record_setbacks()
+        did |= await self._record_outcomes()
         did |= await self._apply_planned()
         did |= await self._rollouts.turn()
         did |= await self._turn_scopes()
@@ -111,6 +112,24 @@ class Reconciler:
             sleeper.cancel()
             waiter.cancel()
             await asyncio.gather(sleeper, waiter, return_exceptions=True)
+
+    async def _record_setbacks(self) -> bool:
+        setbacks = self._executor.take_setbacks()
+        if setbacks:
+            await self._store.commit(Commit(entries=tuple(self._retried(setback) for setback in setbacks)))
+        return bool(setbacks)
+
+    def _retried(self, setback: Setback) -> Entry:
+        act = setback.act
+        return Entry(
+            at=setback.at,
+            what=What.RETRIED,
+            who=PLATFORM,
+            text=f"{act.verb} of {act.name} is tried again in {setback.again_in_s:g} s: {setback.why}",
+            scope_id=self._scope_of(act),
+            event_id=act.event_id,
+            vm=act.name,
+        )
 
     async def _record_outcomes(self) -> bool:
         known = self._executor.take_known()

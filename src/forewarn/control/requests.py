@@ -221,7 +221,7 @@ class Requests:
     def _rehearse(self, planned: tuple[Planned, ...]) -> None:
         """Refuse now what would be refused when it is applied: all of a request, or none of it."""
         for scope_id, items in by_scope(list(planned), lambda item: item.scope_id).items():
-            _applying_all(tuple(items))(self._desk.scope(scope_id), self._desk.around())
+            _applying_all(tuple(items))(self._desk.scope(scope_id), self._desk.around(rehearsal=True))
 
     def _predictions(self, vm: Vm, host: Host) -> list[Event]:
         live = self._desk.scope(vm.scope_id).live(Status.SCHEDULED)

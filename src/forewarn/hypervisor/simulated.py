@@ -44,7 +44,7 @@ class Simulated:
             missed = self._ledger.count_perform(act.id) <= self._behaviour.misses(act)
             answer = None if missed else self._answer(act, now)
         if answer is None:
-            raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}: try again later")
+            raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
         return answer
 
     def _answer(self, act: Act, now: float) -> Done | Later:

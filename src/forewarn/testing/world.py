@@ -36,6 +36,7 @@ from forewarn.store.seam import Store
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
 LAB = Policy(enablement=Enablement.ALWAYS)
+USUAL_RETRY = Retry()
 T = TypeVar("T")
 
 
@@ -72,7 +73,7 @@ class World:
         policy: Policy = LAB,
         store: Store | None = None,
         now: float = NOON,
-        retry: Retry = Retry(),
+        retry: Retry = USUAL_RETRY,
     ) -> None:
         self.runner = asyncio.Runner()
         self.policy = policy
