@@ -1,0 +1,184 @@
+"""Lab time on the running lab: what documents show moves with its clock, what is held waits in real time (spec §12)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.process import Answer, ServiceProcess, eventually
+
+FLEET = """
+[[hosts]]
+name = "host-{n}"
+count = 3
+
+[[vms]]
+name = "web-{n}"
+count = 3
+"""
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+DAY_S = 24 * 3600
+Ask = Callable[..., str]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as running:
+        yield running
+
+
+def lab_now(service: ServiceProcess) -> float:
+    now: float = service.api("GET", "/clock").json["now"]
+    return now
+
+
+def set_speed(service: ServiceProcess, speed: float) -> None:
+    assert service.api("POST", "/clock/speed", {"speed": speed}).status == 200
+
+
+def shown_time(answer: Answer) -> float:
+    return parsedate_to_datetime(answer.headers["Date"]).timestamp()
+
+
+def vm_view(service: ServiceProcess, name: str) -> dict[str, Any]:
+    view: dict[str, Any] = service.api("GET", f"/vms/{name}").json
+    return view
+
+
+def test_a_week_passes_in_one_command_and_a_degraded_host_is_left(service: ServiceProcess) -> None:
+    """Spec §6.4: a predicted failure is told days ahead; §12: the command returns when everything due is done."""
+    host = vm_view(service, "web-0")["host"]
+    asked = service.api("POST", f"/hosts/{host}/degrade", {"in_s": 7 * DAY_S})
+    assert asked.status == 202, asked.body
+
+    assert service.forewarn("clock", "advance", "6d").returncode == 0
+    (event,) = service.poll("web-0")["Events"]
+    assert (event["EventType"], event["EventStatus"]) == ("Redeploy", "Scheduled")
+    done = service.forewarn("clock", "advance", "25h")
+    assert done.returncode == 0
+    assert "Redeploy of web-0 started" in done.stdout
+    assert service.poll("web-0")["Events"] == []
+    assert vm_view(service, "web-0")["host"] not in ("", host)
+
+
+def test_the_date_of_an_answer_is_lab_time(service: ServiceProcess) -> None:
+    """Spec §12: guests compute the time left as NotBefore less Date."""
+    set_speed(service, 0)
+    service.advance(7 * DAY_S)
+    assert shown_time(service.guest("web-0", "GET", TARGET)) == int(lab_now(service))
+    assert lab_now(service) > time.time() + 6 * DAY_S
+    assert shown_time(service.guest("web-0", "GET", "/metadata/nothing")) == int(lab_now(service))
+
+
+def test_the_clock_keeps_its_offset_and_its_speed_over_a_restart(service: ServiceProcess) -> None:
+    """Spec §12: the offset is stored, and never moves back."""
+    set_speed(service, 50)
+    service.advance(7 * DAY_S)
+    before = lab_now(service)
+    service.kill()
+    service.start()
+    assert service.api("GET", "/clock").json["speed"] == 50
+    assert before < lab_now(service) < before + DAY_S
+    assert shown_time(service.guest("web-0", "GET", TARGET)) >= int(before)
+
+
+def test_notice_runs_out_by_itself_on_a_clock_that_runs_fast(service: ServiceProcess, ask: Ask) -> None:
+    """Spec §6.2, §12: fifteen minutes pass in a second and a half."""
+    event_id = ask(service, "restart", "web-0")
+    set_speed(service, 600)
+    eventually(lambda: service.poll("web-0")["Events"] == [])
+    event = service.api("GET", f"/events/{event_id}").json
+    assert event["approved_at"] is None
+    assert event["published_at"] + 900 <= event["not_before"] <= event["started_at"] < event["over_at"]
+
+
+def test_a_clock_that_runs_very_fast_can_still_be_advanced(service: ServiceProcess, ask: Ask) -> None:
+    """Spec §12: what falls due while the command works has passed already when it gets there."""
+    for vm in ("web-0", "web-1", "web-2"):
+        ask(service, "restart", vm)
+    set_speed(service, 100_000)
+    for _ in range(5):
+        service.advance(60)
+    assert service.poll("web-0")["Events"] == []
+
+
+def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does_not(tmp_path: Path, ask: Ask) -> None:
+    """Spec §8.2, §12: a scope that was polling counts as polling throughout."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "on-request")) as service:
+        silent = service.guest("web-1", "GET", TARGET)
+        service.poll("web-0")
+        set_speed(service, 600)
+        fell_silent_at = lab_now(service)
+        eventually(lambda: lab_now(service) > fell_silent_at + 120)
+        set_speed(service, 1)
+        service.poll("web-0")
+        service.advance(3 * DAY_S)
+
+        scopes = {scope["vms"][0]: scope["enabled"] for scope in service.api("GET", "/fleet").json["scopes"]}
+        assert scopes == {"web-0": True, "web-1": False, "web-2": False}
+        assert service.api("GET", f"/events/{ask(service, 'restart', 'web-0')}").json["listed"]
+        at_once = service.api("GET", f"/events/{ask(service, 'restart', 'web-1')}").json
+        assert (at_once["listed"], at_once["status"]) == (False, "started")
+        assert "so they are disabled there" in at_once["note"]
+
+        again = service.guest("web-1", "GET", TARGET)
+        assert again.json == {"DocumentIncarnation": 1, "Events": []}
+        assert again.headers["ETag"] != silent.headers["ETag"], "a new epoch (§4.3)"
+
+
+def test_a_scope_that_nobody_asked_for_gives_no_event(tmp_path: Path, ask: Ask) -> None:
+    """Spec §8.1, §8.2: and from the first request on it does."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--enablement", "on-request")) as service:
+        assert not service.api("GET", f"/events/{ask(service, 'restart', 'web-0')}").json["listed"]
+        service.advance(120)
+        assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
+        event_id = ask(service, "restart", "web-0")
+        assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [event_id]
+
+
+def test_a_request_is_held_in_real_time_whatever_the_clock_does(service: ServiceProcess, ask: Ask) -> None:
+    """Spec §4.4, §12: a week of lab time does not end five minutes of waiting; a change of the document does."""
+    first = service.guest("web-0", "GET", TARGET)
+    asked_before = eventually(lambda: vm_view(service, "web-0")["polls"])
+    answers: list[Answer] = []
+    wanted = {"If-None-Match": first.headers["ETag"], "Prefer": "wait=300"}
+    waiting = threading.Thread(target=lambda: answers.append(service.guest("web-0", "GET", TARGET, **wanted)))
+    waiting.start()
+    eventually(lambda: vm_view(service, "web-0")["polls"] > asked_before)
+
+    service.advance(7 * DAY_S)
+    assert answers == []
+    event_id = ask(service, "restart", "web-0")
+    waiting.join(timeout=10)
+    assert [event["EventId"] for event in answers[0].json["Events"]] == [event_id]
+
+
+def test_what_came_due_while_the_service_was_away_waits_its_grace(tmp_path: Path, ask: Ask) -> None:
+    """Those who could not poll get `grace_s` of lab time to look, unless they have approved already."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET, environment={"FOREWARN_GRACE_S": "500000"}) as service:
+        waiting, approved = ask(service, "restart", "web-0"), ask(service, "restart", "web-1")
+        not_before = service.api("GET", f"/events/{waiting}").json["not_before"]
+        assert service.approve("web-1", approved).status == 200
+        set_speed(service, 600)
+        at_stop = lab_now(service), time.time()
+        service.kill()
+        eventually(lambda: at_stop[0] + (time.time() - at_stop[1]) * 600 > not_before + 60)
+        service.start()
+
+        assert lab_now(service) > not_before
+        (event,) = service.poll("web-0")["Events"]
+        assert (event["EventId"], event["EventStatus"]) == (waiting, "Scheduled")
+        why = service.api("GET", f"/events/{waiting}").json["waits_for"]
+        assert (why["reason"], why["text"]) == ("grace", "VMs that could not poll while the service was away")
+        service.advance(600_000)
+        assert service.poll("web-0")["Events"] == service.poll("web-1")["Events"] == []
+        resumed_at = why["until"] - 500_000
+        started_at = service.api("GET", f"/events/{waiting}").json["started_at"]
+        assert started_at >= resumed_at + 500_000
+        assert service.api("GET", f"/events/{approved}").json["over_at"] < started_at
