@@ -16,6 +16,7 @@ BACKLOG = 1024
 _EVERY_ADDRESS = "0.0.0.0"
 _LOOPBACK = "127.0.0.1"
 _LOOPBACK_DEVICE = "lo"
+_PORTS_TRIED = 20  # for a VM that comes to a running lab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +79,21 @@ class Lab:
         """Serve one more address; None: it is served already, else a server must be started on the listener."""
         if self.way is Way.DEVICE or address in self._ports:
             return None
-        wanted = (_LOOPBACK, self._next_port()) if self.way is Way.PORTS else (address, self.port)
-        sock = _listen(*wanted, setting=self.setting)
+        sock = self._listen_for(address)
         self._ports[address] = _port_of(sock)
         self.port = self.port or _port_of(sock)
         return Listener(sockets=(sock,), strategy=self.listener.strategy, is_loopback=True)
 
-    def _next_port(self) -> int:
-        return 0 if self._any_port else max(self._ports.values(), default=self.port - 1) + 1
+    def _listen_for(self, address: str) -> socket.socket:
+        if self.way is not Way.PORTS:
+            return _listen(address, self.port, setting=self.setting)
+        first = 0 if self._any_port else max(self._ports.values(), default=self.port - 1) + 1
+        for port in range(first, first + _PORTS_TRIED):
+            try:
+                return _listen(_LOOPBACK, port, setting=self.setting)
+            except Rejected:
+                continue  # another program's
+        return _listen(_LOOPBACK, first, setting=self.setting)
 
 
 def open_lab(
@@ -158,6 +166,8 @@ def _bind_to_device(sock: socket.socket, device: str) -> None:
 def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
     try:
         sock.bind((address, port))
+    except OverflowError as error:
+        raise Rejected(f"there is no port {port}, which a VM would need: set a lower {setting!r}") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
             raise _NotHere(f"the address {address} is not one of this machine's") from error
