@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from ipaddress import ip_address
 from typing import Any
 
@@ -28,6 +29,8 @@ from forewarn.metadata import (
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.versions import VERSIONS
 from forewarn.store.seam import Committed
+
+log = logging.getLogger(__name__)
 
 
 class Backing:
@@ -92,7 +95,7 @@ class Mouth:
 
     def endpoint_of(self, vm: Vm) -> str:
         """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
-        if self._lab is None or not vm.lab_address:
+        if self._lab is None or not self._places.get(vm.key):
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
@@ -139,7 +142,12 @@ class Mouth:
             return vm.address
         if not vm.lab_address:
             return ""
-        if (listener := self._lab.add(vm.lab_address)) is not None:
+        try:
+            listener = self._lab.add(vm.lab_address)
+        except Rejected as error:
+            log.warning("VM %s is not served: %s", vm.name, error)
+            return ""
+        if listener is not None:
             self._listeners.append(listener)
             task = asyncio.create_task(self._running.start([listener]))
             self._opening.add(task)
@@ -158,7 +166,8 @@ def view_of(scope: Scope) -> ScopeView:
 
 
 def _lab(settings: Settings, control: Control) -> Lab:
-    addresses = [vm.lab_address for vm in control.store.vms() if vm.lab_address]
+    # Those of VMs that are gone too: where each has a port, the others must not move up.
+    addresses = list(dict.fromkeys(vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address))
     ways = (Way.PORTS,) if settings.one_port_per_vm else tuple(Way)
     return open_lab(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")
 
