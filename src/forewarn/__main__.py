@@ -1,6 +1,8 @@
 """`python -m forewarn` is the `forewarn` command."""
 
+import sys
+
 from forewarn.cli import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
