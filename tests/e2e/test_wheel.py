@@ -1,0 +1,114 @@
+"""The wheel as users install it, in environments that hold nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from forewarn import __version__
+from forewarn.testing.process import eventually, free_port
+
+ROOT = Path(__file__).parents[2]
+INSTALL_S = 180
+WHAT_IS_BUILT = ["pyproject.toml", "README.md", "LICENSE"]
+
+
+def run(*line: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In surroundings that do not lead back to the source tree."""
+    ours = ("PYTHONPATH", "FOREWARN_")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(
+        line, cwd=cwd, env=environment, capture_output=True, text=True, timeout=INSTALL_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that nothing is left in the source tree."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in WHAT_IS_BUILT:
+        shutil.copy(ROOT / name, copy / name)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    done = run(sys.executable, "-m", "build", "--wheel", "--outdir", copy / "dist", copy, cwd=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (copy / "dist").glob("*.whl")
+    return built
+
+
+def installed(place: Path, requirement: str) -> Path:
+    """The programs of a fresh environment with this in it."""
+    venv.create(place, with_pip=False)
+    line = (sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "--quiet", requirement)
+    done = run(*line, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place / "bin"
+
+
+@contextmanager
+def started(line: list[str], cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    home = {"HOME": str(cwd), "PATH": os.environ["PATH"]}
+    child = subprocess.Popen(line, cwd=cwd, env=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def document_at(port: int) -> object:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=15)) as connection:
+        try:
+            connection.request("GET", "/metadata/scheduledevents?api-version=2020-07-01", headers={"Metadata": "true"})
+            return json.loads(connection.getresponse().read())
+        except ConnectionRefusedError:
+            return None
+
+
+def test_the_wheel_with_its_server_extra_is_a_whole_lab(
+    wheel: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Sample fleet and migrations are inside; it runs from an empty directory and says where VMs call."""
+    programs = installed(tmp_path / "venv", f"{wheel}[server]")
+    empty = tmp_path_factory.mktemp("home")
+    assert run(programs / "forewarn", "--version", cwd=empty).stdout == f"forewarn {__version__}\n"
+
+    port = free_port()
+    with started([str(programs / "forewarn"), "up", "--port", str(port)], cwd=empty) as lab:
+        document = eventually(lambda: document_at(port) or lab.poll() is not None)
+        assert document == {"DocumentIncarnation": 1, "Events": []}
+        data = empty / ".local" / "state" / "forewarn"
+        shown = run(programs / "forewarn", "--data", data, "--json", "fleet", "show", cwd=empty)
+        assert "web-0" in [vm["name"] for vm in json.loads(shown.stdout)["vms"]]
+        lab.send_signal(signal.SIGTERM)
+        banner, _ = lab.communicate(timeout=30)
+        assert lab.returncode == 0
+    assert f"forewarn {__version__}: the lab is up." in banner
+    assert str(port) in banner
+    assert [path.name for path in empty.iterdir()] == [".local"]
+
+
+def test_the_wheel_alone_needs_nothing_and_says_what_its_command_lacks(wheel: Path, tmp_path: Path) -> None:
+    """Inside a VM the SDK has no dependency; the command names the extra to install."""
+    programs = installed(tmp_path / "venv", str(wheel))
+    imports = "import forewarn, forewarn.client, forewarn.protocol, forewarn.errors; print(forewarn.__version__)"
+    done = run(programs / "python", "-W", "error", "-c", imports, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+    (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
+    assert {path.name.partition("-")[0] for path in site.iterdir()} == {"forewarn"}
+
+    for command in ([programs / "forewarn"], [programs / "python", "-m", "forewarn"]):
+        done = run(*map(str, command), "up", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "pip install 'forewarn[agent]'" in done.stderr
+        assert "'forewarn[server]'" in done.stderr
