@@ -91,13 +91,25 @@ class Reconciler:
 
     async def turn(self) -> bool:
         """Do what is due now; whether there was anything."""
-        did = await self._record_setbacks()
-        did |= await self._record_outcomes()
-        did |= await self._apply_planned()
-        did |= await self._rollouts.turn()
-        did |= await self._turn_scopes()
-        did |= await self._turn_gates()
-        return self._executor.begin_due() or did
+        did = False
+        failure: Exception | None = None
+        for step in (
+            self._record_setbacks,
+            self._record_outcomes,
+            self._apply_planned,
+            self._rollouts.turn,
+            self._turn_scopes,
+            self._turn_gates,
+        ):
+            try:
+                did |= await step()
+            except Exception as error:
+                # What goes wrong in one scope keeps no other from its turn.
+                failure = failure or error
+        did |= self._executor.begin_due()
+        if failure is not None:
+            raise failure
+        return did
 
     def next_wake(self) -> float | None:
         instants = [at for at in (self._store.next_wake(), self._executor.next_at()) if at is not None]
