@@ -217,7 +217,7 @@ CASES = {
         "availability set 'db' is not declared in the VM's resource group",
         "it is in resource group 'x'",
     ),
-    "auto-approval inside a set (evidence §10.3)": (
+    "auto-approval inside a set (spec §9)": (
         '[[availability_sets]]\nname = "db"\n[[vms]]\nname = "a"\navailability_set = "db"\nauto_approve = ["restart"]',
         9,
         "VM 'a' is in availability set 'db' and has no auto_approve of its own",

@@ -203,7 +203,7 @@ def test_another_verb_gets_the_vendors_xml(play, method):
 
 
 def test_head_gets_the_headers_of_its_refusal_only(play):
-    """Spec §10; 323 is the length met in the wild (evidence §5)."""
+    """Spec §10; 323 is the length met in the wild."""
 
     async def story(world):
         client = await world.connect()

@@ -1,4 +1,4 @@
-"""The document as bytes, for each version (spec §4.1, §4.2; facts of evidence §3.1 and §12)."""
+"""The document as bytes, for each version (spec §4.1, §4.2)."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_an_empty_document_is_39_bytes_at_incarnation_190() -> None:
 
 
 def test_a_recorded_eviction_is_reproduced_byte_for_byte() -> None:
-    """Evidence §3.1, 2019-08-01."""
+    """Spec §4.1; recorded at 2019-08-01."""
     preempt = Notice(
         id="A123BC45-1234-5678-AB90-ABCDEF123456",
         status=Status.SCHEDULED,
@@ -56,7 +56,7 @@ def test_a_recorded_eviction_is_reproduced_byte_for_byte() -> None:
 
 
 def test_a_started_freeze_of_two_vms_is_reproduced_byte_for_byte() -> None:
-    """Evidence §12 row 12, 2020-07-01; NotBefore is empty once started (§4.2)."""
+    """Spec §4.1, §4.2; recorded at 2020-07-01. NotBefore is empty once started."""
     freeze = Notice(
         id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
         status=Status.STARTED,
@@ -76,7 +76,7 @@ def test_a_started_freeze_of_two_vms_is_reproduced_byte_for_byte() -> None:
 
 
 def test_the_preview_of_2017_shows_the_underscore_of_the_recorded_redeploy() -> None:
-    """Evidence §12 row 1."""
+    """Spec §3."""
     redeploy = notice(
         Kind.REDEPLOY,
         resources=("mysrv",),

@@ -1,4 +1,4 @@
-"""What a VM reads about itself under /metadata/instance (spec §2.6, evidence §11)."""
+"""What a VM reads about itself under /metadata/instance (spec §2.6)."""
 
 import json
 
@@ -193,5 +193,5 @@ def test_an_address_that_is_none_has_an_empty_subnet() -> None:
 
 @pytest.mark.parametrize("version", INSTANCE_VERSIONS)
 def test_every_instance_version_is_served(version: str) -> None:
-    """Evidence §2.8; all versions are shown the same fields."""
+    """Spec §2.6: all versions are shown the same fields."""
     assert get("", f"api-version={version}").body == get().body

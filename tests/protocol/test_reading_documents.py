@@ -1,4 +1,4 @@
-"""The guest reads what real servers send, and forgives what can be forgiven (spec §4.2, evidence §3, §12)."""
+"""The guest reads what real servers send, and forgives what can be forgiven (spec §4.2)."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ def test_an_empty_document_is_read(incarnation: int) -> None:
 
 
 def test_a_recorded_2019_document_is_read_without_a_duration() -> None:
-    """Evidence §3.1."""
+    """Spec §3: DurationInSeconds came with 2020-07-01."""
     event = decoded(
         EventId="A123BC45-1234-5678-AB90-ABCDEF123456",
         EventStatus="Scheduled",
@@ -67,7 +67,7 @@ def test_both_forms_of_date_are_the_same_instant() -> None:
 
 
 def test_known_words_are_read_in_any_case() -> None:
-    """Evidence §3.2: their case is said not to be fixed."""
+    """Spec §4.2: their case is said not to be fixed."""
     event = decoded(EventStatus="started", EventType="FREEZE", EventSource="user")
     assert (event.status, event.kind, event.source) == ("Started", "Freeze", "User")
 

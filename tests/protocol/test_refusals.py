@@ -1,4 +1,4 @@
-"""Every error of the wire, byte for byte (spec §10, evidence §5), and what each check lets through (spec §2)."""
+"""Every error of the wire, byte for byte (spec §10), and what each check lets through (spec §2)."""
 
 import pytest
 
@@ -54,6 +54,7 @@ def refused(answer: Ask | Response, status: int, body: bytes) -> None:
 
 
 def test_an_unknown_caller_is_told_nothing() -> None:
+    """Spec §10."""
     refused(ask(known=False), 404, NOT_FOUND)
     refused(ask("/anything", known=False, method="PUT"), 404, NOT_FOUND)
 
@@ -69,7 +70,7 @@ def test_an_unknown_callers_head_gets_no_body() -> None:
 )
 @pytest.mark.parametrize("target", [EVENTS, "/", "*", "/metadata/instance?api-version=2021-02-01"])
 def test_a_verb_other_than_get_and_post_meets_the_front_ends_xml(method: str, length: int, target: str) -> None:
-    """Evidence §5: 322 bytes for PUT, 323 for HEAD, which gets its headers only."""
+    """Spec §10: 322 bytes for PUT, 323 for HEAD, which gets its headers only."""
     answer = ask(target, method=method, headers=())
     assert isinstance(answer, Response)
     assert answer.status == 400
@@ -142,11 +143,13 @@ def test_a_post_to_what_can_only_be_read_is_a_wrong_verb(path: str) -> None:
 
 @pytest.mark.parametrize("value", ["null", "http://evil.example", ""])
 def test_a_browser_is_refused(value: str) -> None:
+    """Spec §2.2."""
     refused(ask(EVENTS, ("origin", value)), 400, b'{ "error": "Bad request. Origin header not allowed" }')
 
 
 @pytest.mark.parametrize("value", ["10.0.0.1", ""])
 def test_a_forwarded_request_is_refused_even_if_the_header_is_empty(value: str) -> None:
+    """Spec §2.3."""
     body = b'{ "error": "Bad request. X-Forwarded-For header not allowed" }'
     refused(ask(EVENTS, ("x-forwarded-for", value)), 400, body)
 
@@ -165,6 +168,7 @@ def test_a_forwarded_request_is_refused_even_if_the_header_is_empty(value: str) 
     ],
 )
 def test_a_repeated_parameter_is_refused_by_name_compared_without_case(query: str, name: str) -> None:
+    """Spec §2.3."""
     body = f'{{ "error": "Bad request. Duplicate query parameter: {name}" }}'.encode()
     refused(ask(f"/metadata/scheduledevents?{query}"), 400, body)
 
@@ -175,12 +179,14 @@ def test_empty_pieces_of_a_query_are_no_parameters() -> None:
 
 @pytest.mark.parametrize("value", ["true", "True", "TRUE", " true "])
 def test_the_header_says_true_in_any_case(value: str) -> None:
+    """Spec §2.2."""
     assert ask(headers=(("metadata", value),)) == Poll(version="2020-07-01")
 
 
 @pytest.mark.parametrize("values", [(), ("false",), ("",), ("1",), ("true, true",), ("true", "false")])
 @pytest.mark.parametrize("version", [*VERSIONS[1:], "2018-01-01", "latest", ""])
 def test_without_the_header_the_answer_is_400_from_2017_08_01_on(values: tuple[str, ...], version: str) -> None:
+    """Spec §2.2."""
     headers = tuple(("metadata", value) for value in values)
     refused(ask(f"/metadata/scheduledevents?api-version={version}", headers=headers), 400, NO_HEADER)
     assert len(NO_HEADER) == 68
@@ -192,6 +198,7 @@ def test_the_header_may_be_sent_twice_if_it_says_true_twice() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_the_preview_does_not_ask_for_the_header_unless_it_is_set_to(method: str) -> None:
+    """Spec §2.2."""
     target, body = "/metadata/scheduledevents?api-version=2017-03-01", b'{"StartRequests":[]}'
     assert isinstance(ask(target, method=method, headers=(), body=body), Poll | Approve)
     strict = Rules(header_always=True)
@@ -200,6 +207,7 @@ def test_the_preview_does_not_ask_for_the_header_unless_it_is_set_to(method: str
 
 @pytest.mark.parametrize("path", ["instance", "versions"])
 def test_the_instance_asks_for_the_header_at_every_version(path: str) -> None:
+    """Spec §2.6."""
     refused(ask(f"/metadata/{path}?api-version=2017-03-01", headers=()), 400, NO_HEADER)
 
 
@@ -223,6 +231,7 @@ def test_the_instance_asks_for_the_header_at_every_version(path: str) -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_missing_or_unknown_version_is_told_the_three_newest(target: str, method: str) -> None:
+    """Spec §2.4, §10."""
     refused(ask(target, method=method), 400, NO_VERSION)
 
 
@@ -248,6 +257,7 @@ def test_unknown_versions_can_be_served_leniently() -> None:
 @pytest.mark.parametrize("target", ["scheduledevents", "scheduledevents?api-version=latest", "latest/scheduledevents"])
 @pytest.mark.parametrize("unknown", UnknownVersion)
 def test_no_setting_brings_latest_or_no_version_back(target: str, unknown: UnknownVersion) -> None:
+    """Spec §2.4."""
     refused(ask(f"/metadata/{target}", rules=Rules(unknown_version=unknown)), 400, NO_VERSION)
 
 
@@ -259,7 +269,7 @@ def test_unknown_versions_can_be_not_found() -> None:
 
 
 def test_the_versions_are_listed_without_a_version() -> None:
-    """Spec §2.6, evidence §2.8."""
+    """Spec §2.6."""
     answer = ask("/metadata/versions")
     assert isinstance(answer, Response)
     assert (answer.status, answer.headers) == (200, JSON)
@@ -299,7 +309,7 @@ def test_an_unknown_id_cannot_break_out_of_the_error() -> None:
 
 
 def test_a_throttled_caller_gets_34_bytes_of_text() -> None:
-    """Evidence §5."""
+    """Spec §8.5, §10."""
     answer = exchange.throttled()
     assert (answer.status, answer.body) == (429, b"Throttle Result: Too Many Requests")
     assert answer.headers == (("Content-Type", "text/plain; charset=utf-8"),)

@@ -98,7 +98,7 @@ def test_the_version_that_serves_a_request(
 
 
 def test_the_instance_has_versions_of_its_own() -> None:
-    """Evidence §2.8."""
+    """Spec §2.6."""
     assert list(INSTANCE_VERSIONS) == sorted(set(INSTANCE_VERSIONS))
     assert len(INSTANCE_VERSIONS) == 35
     assert newest_three(INSTANCE_VERSIONS) == ("2025-04-07", "2024-07-17", "2024-03-15")

@@ -1,0 +1,88 @@
+"""Every section of docs/contract.md has a test that cites it, and every citation leads to a section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+CONTRACT = TESTS.parent / "docs" / "contract.md"
+NOT_BUILT = "(not built yet)"
+
+HEADING = re.compile(r"^#{2,3} (\d+(?:\.\d+)?)\.? (.+)$", re.MULTILINE)
+CITATION = re.compile(r"(?<!RFC \d{4} )§(\d+(?:\.\d+)*)")
+
+SAMPLE = """
+# A contract
+## 1. Greetings
+### 1.1 Hello
+### 1.2 Goodbye (not built yet)
+## 2. Manners
+As in 1.1, and some (not built yet).
+## 3. Hats (not built yet)
+"""
+
+
+def sections(contract: str) -> dict[str, str]:
+    """Number → title, in the order of the page."""
+    return dict(HEADING.findall(contract))
+
+
+def owing_proof(contract: str) -> set[str]:
+    """The sections that a test must cite: those that are built. A chapter with parts is proved by its parts."""
+    titles = sections(contract)
+    chapters = {number.partition(".")[0] for number in titles if "." in number}
+    return {number for number, title in titles.items() if NOT_BUILT not in title and number not in chapters}
+
+
+def cited(text: str) -> set[str]:
+    return set(CITATION.findall(text))
+
+
+def citations() -> dict[str, set[str]]:
+    """What each test file and scenario cites; this file's own samples prove nothing."""
+    paths = (path for suffix in ("py", "txt") for path in TESTS.rglob(f"*.{suffix}"))
+    return {
+        path.relative_to(TESTS).as_posix(): cited(path.read_text(encoding="utf-8"))
+        for path in sorted(paths)
+        if path != Path(__file__)
+    }
+
+
+def in_order(numbers: set[str]) -> list[str]:
+    return sorted(numbers, key=lambda number: [int(part) for part in number.split(".")])
+
+
+def told(numbers: set[str], titles: Mapping[str, str]) -> str:
+    return "\n".join(f"  §{number} {titles.get(number, '')}".rstrip() for number in in_order(numbers))
+
+
+def test_every_section_that_is_built_is_cited_by_a_test() -> None:
+    contract = CONTRACT.read_text(encoding="utf-8")
+    uncited = owing_proof(contract) - set().union(*citations().values())
+    assert not uncited, (
+        f"no test cites these sections of docs/contract.md:\n{told(uncited, sections(contract))}\n"
+        f'cite them where they are proved ("spec §..."), or mark their headings {NOT_BUILT}'
+    )
+
+
+def test_every_citation_of_a_test_leads_to_a_section() -> None:
+    known = sections(CONTRACT.read_text(encoding="utf-8")).keys()
+    astray = {path: in_order(numbers - known) for path, numbers in citations().items() if numbers - known}
+    assert not astray, f"docs/contract.md has no such sections: {astray}"
+
+
+def test_the_contract_has_twelve_chapters_and_each_number_once_in_order() -> None:
+    numbers = [number for number, _ in HEADING.findall(CONTRACT.read_text(encoding="utf-8"))]
+    assert numbers == in_order(set(numbers))
+    assert [number for number in numbers if "." not in number] == [str(n) for n in range(1, 13)]
+
+
+def test_a_section_owes_proof_unless_its_heading_says_otherwise() -> None:
+    assert list(sections(SAMPLE)) == ["1", "1.1", "1.2", "2", "3"]
+    assert owing_proof(SAMPLE) == {"1.1", "2"}
+
+
+def test_a_citation_is_read_wherever_it_stands_and_others_papers_are_not_ours() -> None:
+    assert cited('"""Spec §4.1, §4.2; (§12)."""  # RFC 9112 §2.2') == {"4.1", "4.2", "12"}
