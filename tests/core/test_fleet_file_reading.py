@@ -299,3 +299,11 @@ def test_a_hundred_thousand_vms_are_a_few_lines() -> None:
     crowd = Counter(vm.host for vm in proposal.vms)
     assert len({vm.key for vm in proposal.vms}) == 100_000
     assert set(crowd.values()) == {100}
+
+
+@pytest.mark.parametrize(("written", "minutes"), [("true", 5), ("false", 0), ("5", 5), ("15", 15)])
+def test_terminate_notification_is_five_minutes_unless_the_file_says_how_many(written: str, minutes: int) -> None:
+    """spec §6.3"""
+    text = f'[[hosts]]\nname = "h"\nlocation = "w"\n\n[[vms]]\nname = "a"\nlocation = "w"\nterminate_notification = {written}\n'
+    (vm,) = read_fleet(text).vms
+    assert vm.terminate_notice_min == minutes

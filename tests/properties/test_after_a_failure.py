@@ -8,10 +8,11 @@ from contextlib import ExitStack
 import pytest
 from fate import Died, MortalMemory, MortalWorld
 
+from forewarn.control.fleets import FleetChange
 from forewarn.core.event import Status
 from forewarn.core.fleet import Vm
 from forewarn.core.policy import Enablement, Policy
-from forewarn.core.request import Impact, Progress, Rollout
+from forewarn.core.request import Ask, Impact, Progress, Rollout
 from forewarn.errors import Unavailable
 from forewarn.testing.world import a_host, a_vm
 
@@ -112,3 +113,64 @@ def test_a_rollout_takes_each_host_once_in_whatever_case_it_is_named(
     rollout = world.control.requests.rollout(request_id).rollout
     assert rollout is not None
     assert rollout.progress is Progress.RUNNING
+
+
+def test_a_vm_that_goes_before_its_event_is_published_keeps_nobody_waiting(world: MortalWorld) -> None:
+    """Spec §6.2: the others on its host start without it, and the rollout comes to its end."""
+    request_id = roll_out(world, "h1")
+    world.do(world.control.reconciler.turn())
+    world.fate.fails_in = 1
+    with pytest.raises(Unavailable):
+        world.settle()
+    assert [planned.vms for planned in world.store.planned()] == [("db",)]
+    world.do(world.control.fleets.change(FleetChange(removed=(world.vm("db"),)), who="op"))
+    world.settle()
+    for event in world.events():
+        world.do(world.control.requests.approve(event.id, who="op"))
+    world.settle()
+
+    assert [event.status for event in world.events()] == [Status.STARTED]
+    world.advance(60)
+    assert not world.control.requests.rollout(request_id).is_open
+
+
+def test_a_rollout_whose_last_vm_goes_before_its_event_is_published_ends(
+    make_world: Callable[[list[Vm]], MortalWorld],
+) -> None:
+    world = make_world([a_vm("web", host="h1")])
+    request_id = roll_out(world, "h1")
+    world.do(world.control.reconciler.turn())
+    world.fate.fails_in = 0
+    with pytest.raises(Unavailable):
+        world.settle()
+    world.do(world.control.fleets.change(FleetChange(removed=(world.vm("web"),)), who="op"))
+    world.settle()
+
+    assert not world.control.requests.rollout(request_id).is_open
+
+
+def test_terminates_wait_for_one_that_is_in_the_grace_after_a_restart(
+    make_world: Callable[[list[Vm]], MortalWorld],
+) -> None:
+    """Spec §6.2: Terminates of one placement group start together when each pending one is ready."""
+    facts = {"scale_set": "web", "placement_group": "pg", "terminate_notice_min": 5}
+    world = make_world([a_vm("web_0", **facts), a_vm("web_1", **facts)])
+    world.ask(Ask.DELETE, "web_0")
+    [late] = world.ask(Ask.DELETE, "web_1", notice_s=3600)
+    world.clock.adopt(world.clock.jumped_to(world.now + 300))
+    world.reborn()
+    world.approve("web_0", late.id)
+    assert {event.status for event in world.events()} == {Status.SCHEDULED}
+    world.advance(60)
+
+    assert len({event.started_at for event in world.events()}) == 1
+
+
+def test_a_move_that_was_never_committed_leaves_no_trace_in_who_is_where(world: MortalWorld) -> None:
+    world.ask(Ask.DEALLOCATE, "web")
+    world.advance(60)
+    world.fate.fails_in = 0
+    with pytest.raises(Unavailable):
+        world.do(world.control.requests.ask_for_vms(Ask.START, [world.vm("web")], who="ann"))
+
+    assert [world.control.placement.crowd(host) for host in ("h1", "h2")] == [1, 0]

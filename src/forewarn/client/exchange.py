@@ -1,7 +1,7 @@
 """What to ask, and what an answer means: pure, so that a blocking and an async driver can share it.
 
 A driver sends the `Request` it is given and hands the `Response` back. Asking again is decided here too: which
-answers pass (410, 429, 5xx, an empty body: evidence §3.4, §5), and how long to wait before the next try.
+answers pass (410, 429, 5xx, an empty body: spec §11), and how long to wait before the next try.
 """
 
 from __future__ import annotations

@@ -54,18 +54,24 @@ class Desk:
         queue = self._queues.setdefault(scope_id, asyncio.Lock())
         async with queue:
             for _ in range(_TRIES):
-                scope, around = self.scope(scope_id), self.around()
-
-                decided = stamped(decision(scope, around), around)
-
-                if decided == scope and also is NOTHING_ELSE:
-                    return decided
+                scope = self.scope(scope_id)
                 try:
-                    await self.store.commit(together(also, difference(scope, decided)))
-                    return decided
+                    return await self._decide_once(scope, decision, also)
                 except Conflict:
-                    continue
+                    self.placement.give_back(scope.vms)
+                except BaseException:
+                    self.placement.give_back(scope.vms)
+                    raise
         raise Conflict(f"scope {scope_id!r} changed {_TRIES} times while it was decided upon: ask again")
+
+    async def _decide_once(self, scope: Scope, decision: Decision, also: Commit) -> Scope:
+        around = self.around()
+
+        decided = stamped(decision(scope, around), around)
+
+        if decided != scope or also is not NOTHING_ELSE:
+            await self.store.commit(together(also, difference(scope, decided)))
+        return decided
 
     def _is_released(self, gate_id: str) -> bool:
         gate = self.store.gate(gate_id)

@@ -47,7 +47,10 @@ class Fleets:
                 await self._store.commit(self._commit_for(self._completed(change), who))
                 return
             except Conflict:
-                continue
+                self._desk.placement.give_back(self._store.vms())
+            except BaseException:
+                self._desk.placement.give_back(self._store.vms())
+                raise
         raise Conflict("the fleet changed too often while it was being changed: ask again")
 
     def find_vm(self, name: str) -> Vm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from forewarn.core.event import Act, Status
 from forewarn.core.fleet import Host, Vm, destination_for
@@ -56,12 +57,17 @@ class Placement:
     def claim(self, vm: Vm) -> str | None:
         """Where this VM goes: it counts there at once, so that moves decided side by side spread over the hosts.
 
-        What the store says of the VM next settles it, whatever has become of the decision.
+        What the store says of the VM next settles it; a decision that came to nothing gives it back.
         """
         host = self.destination(vm)
         if host is not None:
             self._put(vm.key, host)
         return host
+
+    def give_back(self, vms: Iterable[Vm]) -> None:
+        """Nothing came of a decision: these VMs count where the store has them."""
+        for vm in vms:
+            self._seat(vm.key)
 
     def _meet(self, vm: Vm) -> None:
         self._put(vm.key, "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -252,8 +252,10 @@ def _applying(planned: list[Planned]) -> Callable[[Scope, Around], Scope]:
     return decision
 
 
-def _applied(planned: Iterable[Planned]) -> Commit:
-    return Commit(unplanned=tuple(item.event_id for item in planned))
+def _applied(planned: Sequence[Planned]) -> Commit:
+    """Their gates look again: what is refused leaves the others behind a gate to themselves."""
+    gates = sorted({item.gate_id for item in planned if item.gate_id})
+    return Commit(unplanned=tuple(item.event_id for item in planned), wake_gates=tuple(gates))
 
 
 def _skipped(planned: Planned, why: str, now: float) -> Entry:

@@ -35,6 +35,7 @@ class Rollouts:
         commit = committed.commit
         self._stirred.update(request.id for request in commit.requests if request.is_open)
         self._stirred.update(event.request_id for event in commit.events if event.row.planned)
+        self._stirred.update(entry.request_id for entry in commit.entries if entry.what is What.SKIPPED)
 
     async def turn(self) -> bool:
         did = False

@@ -90,8 +90,8 @@ def _terminates(scope: Scope, event: Event, around: Around) -> Wait | None:
     if not scope.is_placement_group or event.row.kind is not Kind.TERMINATE or around.now >= event.not_before:
         return None
     for other in scope.live(Status.SCHEDULED):
-        if other.row.kind is Kind.TERMINATE and not other.is_ready(around.now):
-            text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
+        if other.row.kind is Kind.TERMINATE and (_notice(other, around) or _grace(other, around)):
+            text = f"event {other.id}, a Terminate of the same placement group that is not ready yet"
             return Wait(reason=Reason.TERMINATES, text=text, until=event.not_before)
     return None
 

@@ -13,7 +13,7 @@ from forewarn.protocol.versions import newest_three
 MAX_BODY = 64 * 1024  # spec §5.2
 MAX_HEAD = 16 * 1024  # spec §10
 
-# Reconstructed from captures, which give its length: 322 bytes for PUT (evidence §5).
+# Reconstructed from captures, which give its length: 322 bytes for PUT.
 _WRONG_VERB = """<?xml version="1.0" encoding="utf-8"?>
 <Error xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xsd="http://www.w3.org/2001/XMLSchema">
     <Code>InvalidHttpVerb</Code>
@@ -88,7 +88,7 @@ def throttled() -> Response:
 
 
 def unavailable(retry_after_s: int = 5) -> Response:
-    refusal = _error(503, f"Service unavailable. Nothing was approved, retry after {retry_after_s} seconds")
+    refusal = _error(503, f"Service unavailable. Nothing was changed, retry after {retry_after_s} seconds")
     return replace(refusal, headers=(*refusal.headers, ("Retry-After", str(retry_after_s))))
 
 

@@ -84,7 +84,7 @@ def _event(
 def decode(raw: bytes) -> Received:
     """Read what a server sent, forgiving fields that are missing, unknown or of the wrong type.
 
-    Raises Unreadable if it is no document at all; an empty body is met in the wild (evidence §3.4).
+    Raises Unreadable if it is no document at all; an empty body is met in the wild.
     """
     if not raw.strip():
         raise Unreadable("the answer has an empty body, not a document: ask again")
@@ -133,7 +133,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _spelled(words: type[StrEnum], value: object) -> str:
-    """The case of these words is said not to be fixed (evidence §3.2)."""
+    """The case of these words is said not to be fixed."""
     text = _text(value)
     return next((str(word) for word in words if word.lower() == text.lower()), text)
 

@@ -38,7 +38,7 @@ def iso_date(at: float) -> str:
 def read_date(text: str) -> float | None:
     """POSIX seconds of an RFC 1123 or ISO date; None if it is neither. Without a zone it is taken as UTC.
 
-    The weekday is not checked: the vendor's own pages show a wrong one (evidence §12, row 12).
+    The weekday is not checked: the vendor's own pages show a wrong one.
     """
     text = text.strip()
     try:

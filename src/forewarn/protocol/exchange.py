@@ -132,8 +132,8 @@ _Room = Callable[[Request, Target, Rules], Ask | Response]
 def _room(target: Target, method: str) -> _Room:
     """Who reads requests for this path (spec §2.1: without case).
 
-    A POST to what can only be read is told that the verb is wrong, as PUT and HEAD are there in captures
-    (evidence §5); elsewhere it meets an unknown path.
+    A POST to what can only be read is told that the verb is wrong, as PUT and HEAD are there in captures;
+    elsewhere it meets an unknown path.
     """
     match target.lowered():
         case ("metadata", "scheduledevents"):

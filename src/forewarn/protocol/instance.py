@@ -1,4 +1,4 @@
-"""/metadata/instance: what a VM may read about itself (spec §2.6, evidence §11).
+"""/metadata/instance: what a VM may read about itself (spec §2.6).
 
 All primitives are strings, what is missing is "", keys are alphabetical. Every instance version is shown
 every field, on purpose: which version brought which field is more than the clients we serve ask for.

@@ -51,7 +51,7 @@ _TABLE = {
 VERSIONS: tuple[str, ...] = tuple(_TABLE)
 NEWEST = VERSIONS[-1]
 
-# /metadata/instance counts its versions apart from scheduled events (evidence §2.8).
+# /metadata/instance counts its versions apart from scheduled events.
 INSTANCE_VERSIONS: tuple[str, ...] = (
     *("2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01"),
     *("2018-02-01", "2018-04-02", "2018-10-01"),

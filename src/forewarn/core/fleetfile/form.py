@@ -43,7 +43,9 @@ Count = Annotated[int, _meta("a whole number from 1 to 1,000,000", "3", 1, MAX_C
 First = Annotated[int, _meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
 Domain = Annotated[int, _meta("a whole number from 0 on", "0", 0)]
 Domains = Annotated[int, _meta("a whole number from 1 to 1,000", "5", 1, 1000)]
-Minutes = Annotated[int, _meta("a whole number of minutes from 5 to 15", "5", 5, 15)]  # spec §6.3
+Minutes = Annotated[  # spec §6.3
+    bool | Annotated[int, msgspec.Meta(ge=5, le=15)], _meta("a whole number of minutes from 5 to 15, or true for 5", "5")
+]
 Approvals = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
     _meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
@@ -110,7 +112,7 @@ class ScaleSet(Nature, frozen=True, kw_only=True):
     fault_domains: Domains = 5
     priority: Spot = Priority.REGULAR
     eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
-    terminate_notification: Minutes = 0
+    terminate_notification: Minutes = False
     auto_approve: Approvals = ()
     address: Address = ""
 
@@ -147,7 +149,7 @@ class Vms(Nature, frozen=True, kw_only=True):
     fault_domain: Domain = 0
     priority: Spot = Priority.REGULAR
     eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
-    terminate_notification: Minutes = 0
+    terminate_notification: Minutes = False
     auto_approve: Approvals = ()
     address: Address = ""
     host: HostName = ""

@@ -99,12 +99,17 @@ def described(base: Vm, table: Table[Any]) -> Vm:
     if table.has("tags"):
         said["tags"] = base.tags | says.tags
     if table.has("terminate_notification"):
-        said["terminate_notice_min"] = says.terminate_notification
+        said["terminate_notice_min"] = _minutes(says.terminate_notification)
     if table.has("auto_approve"):
         said["auto_approve"] = AutoApproval(
             restart="restart" in says.auto_approve, redeploy="redeploy" in says.auto_approve
         )
     return msgspec.structs.replace(base, **said)
+
+
+def _minutes(said: bool | int) -> int:
+    """Spec §6.3: five unless somebody says otherwise."""
+    return (5 if said else 0) if isinstance(said, bool) else said
 
 
 def parents_of(file: FleetFile, homes: Homes) -> list[Parent]:
