@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.clock import LabClock, Setting
 from forewarn.testing.process import Answer, ServiceProcess, eventually
 
 FLEET = """
@@ -98,14 +100,12 @@ def test_notice_runs_out_by_itself_on_a_clock_that_runs_fast(service: ServicePro
     assert event["published_at"] + 900 <= event["not_before"] <= event["started_at"] < event["over_at"]
 
 
-def test_a_clock_that_runs_very_fast_can_still_be_advanced(service: ServiceProcess, ask: Ask) -> None:
-    """Spec §12: what falls due while the command works has passed already when it gets there."""
-    for vm in ("web-0", "web-1", "web-2"):
-        ask(service, "restart", vm)
-    set_speed(service, 100_000)
-    for _ in range(5):
-        service.advance(60)
-    assert service.poll("web-0")["Events"] == []
+def test_a_jump_to_an_instant_that_passes_meanwhile_is_a_jump_to_now() -> None:
+    """Spec §12: the clock goes on between choosing a wake-up and jumping to it, and never moves back."""
+    real = itertools.count(1000.0, 0.5)
+    clock = LabClock(Setting(lab_at=5000.0, real_at=1000.0), real=lambda: next(real))
+    chosen = clock.now()
+    assert clock.jumped_to(chosen).lab_at == chosen + 0.5
 
 
 def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does_not(tmp_path: Path, ask: Ask) -> None:
