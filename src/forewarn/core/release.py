@@ -91,7 +91,7 @@ def _terminates(scope: Scope, event: Event, around: Around) -> Wait | None:
         return None
     for other in scope.live(Status.SCHEDULED):
         if other.row.kind is Kind.TERMINATE and (_notice(other, around) or _grace(other, around)):
-            text = f"event {other.id}, a Terminate of the same placement group that is not ready yet"
+            text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
             return Wait(reason=Reason.TERMINATES, text=text, until=event.not_before)
     return None
 
