@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from ipaddress import ip_address
 from typing import Any
 
@@ -16,6 +17,7 @@ from forewarn.errors import Rejected
 from forewarn.metadata import (
     Board,
     Callers,
+    Fixed,
     Lab,
     Limits,
     Listener,
@@ -25,6 +27,7 @@ from forewarn.metadata import (
     Way,
     open_lab,
     open_network,
+    place_within,
 )
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.versions import VERSIONS
@@ -74,6 +77,16 @@ class Mouth:
             self._publish(scope_id)
         self._store.subscribe(self._hear)
         await self._server.start(self._listeners)
+
+    async def listen_within(self, vm: str, sock: socket.socket) -> Listener:
+        """Serve the VM with this key on a listening socket that it alone can reach."""
+        self._callers.assign(place_within(vm), vm)
+        listener = Listener(sockets=(sock,), strategy=Fixed(vm), is_loopback=False)
+        await self._running.start([listener])
+        return listener
+
+    async def unlisten(self, listener: Listener) -> None:
+        await self._running.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
         await self._running.drain(timeout_s)

@@ -8,7 +8,7 @@ are real time (spec §12).
 
 from forewarn.metadata.board import Board
 from forewarn.metadata.hall import Tally
-from forewarn.metadata.identity import CalledAddress, Callers, PerPort, SourceAddress, Strategy
+from forewarn.metadata.identity import CalledAddress, Callers, Fixed, PerPort, SourceAddress, Strategy, place_within
 from forewarn.metadata.limits import Limits
 from forewarn.metadata.listener import Lab, Listener, Way, open_lab, open_network
 from forewarn.metadata.observation import Observations
@@ -20,6 +20,7 @@ __all__ = [
     "Board",
     "CalledAddress",
     "Callers",
+    "Fixed",
     "Lab",
     "Limits",
     "Listener",
@@ -34,4 +35,5 @@ __all__ = [
     "Way",
     "open_lab",
     "open_network",
+    "place_within",
 ]

@@ -10,6 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+_SOL_SOCKET, _SO_BINDTODEVICE, _SO_MARK = 1, 25, 36  # Linux; the socket module has them on Linux only
+_NAME_BYTES = 16  # IFNAMSIZ
+
 
 class Strategy(Protocol):
     def place(self, transport: asyncio.BaseTransport) -> str:
@@ -41,6 +44,72 @@ class PerPort:
 
     def place(self, transport: asyncio.BaseTransport) -> str:
         return _part(transport, "sockname", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A listener that one VM alone can reach, such as one inside its network namespace."""
+
+    vm: str  # its key
+
+    def place(self, transport: asyncio.BaseTransport) -> str:
+        return place_within(self.vm)
+
+
+def place_within(vm: str) -> str:
+    """Where the calls of the VM with this key come in when they come in by a listener of its own."""
+    return f"within:{vm}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundDevice:
+    """A host that gives every VM a device of its own: which one the connection came in by."""
+
+    namespace: str = ""
+
+    def at(self, device: str) -> str:
+        return f"device:{self.namespace}/{device}"
+
+    def place(self, transport: asyncio.BaseTransport) -> str:
+        device = _device(transport)
+        return self.at(device) if device else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A bridge whose ports mark what comes in (tcp_fwmark_accept gives the mark of the first packet to its socket)."""
+
+    device: str
+    namespace: str = ""
+
+    def at(self, mark: int) -> str:
+        return f"mark:{self.namespace}/{self.device}/{mark}"
+
+    def place(self, transport: asyncio.BaseTransport) -> str:
+        sock = transport.get_extra_info("socket")
+        try:
+            return self.at(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A socket that one VM alone can reach, such as one in its own network namespace."""
+
+    only: str
+
+    def place(self, transport: asyncio.BaseTransport) -> str:
+        return self.only
+
+
+def _device(transport: asyncio.BaseTransport) -> str:
+    sock = transport.get_extra_info("socket")
+    try:
+        name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _NAME_BYTES)
+    except OSError:  # the device is gone
+        return ""
+    return name.rstrip(b"\0").decode(errors="replace")
 
 
 def _part(transport: asyncio.BaseTransport, end: str, index: int) -> str:

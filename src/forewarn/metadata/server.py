@@ -35,7 +35,7 @@ class MetadataServer:
         limits = limits or Limits()
         self.observations = Observations()
         self._callers = callers
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[Listener, list[asyncio.Server]] = {}
         desk = Desk(
             board=board,
             backend=backend,
@@ -64,16 +64,23 @@ class MetadataServer:
         for listener in listeners:
             await self._serve(listener)
 
+    async def stop(self, listener: Listener) -> None:
+        """Accept nobody there any more; whoever is connected stays."""
+        for server in self._servers.pop(listener, ()):
+            server.close()
+
     async def drain(self, timeout_s: float) -> None:
         """Accept nobody, answer whoever is held or in work, and close; hang up on who is left after the time."""
-        for server in self._servers:
+        servers = [server for of_one in self._servers.values() for server in of_one]
+        for server in servers:
             server.close()
         await self._hall.drain(timeout_s)
-        for server in self._servers:
+        for server in servers:
             await server.wait_closed()
 
     async def _serve(self, listener: Listener) -> None:
         connect = partial(Connection, self._hall, self._callers, listener.strategy, is_loopback=listener.is_loopback)
         loop = asyncio.get_running_loop()
         for sock in listener.sockets:
-            self._servers.append(await loop.create_server(connect, sock=sock, backlog=BACKLOG))
+            server = await loop.create_server(connect, sock=sock, backlog=BACKLOG)
+            self._servers.setdefault(listener, []).append(server)
