@@ -109,6 +109,9 @@ class Executor:
         setbacks, self._setbacks = self._setbacks, []
         return setbacks
 
+    def put_back_setbacks(self, setbacks: list[Setback]) -> None:
+        self._setbacks = setbacks + self._setbacks
+
     async def wait(self) -> None:
         """Until at least one act at work is done with for now."""
         if self._tasks:

@@ -127,9 +127,14 @@ class Reconciler:
 
     async def _record_setbacks(self) -> bool:
         setbacks = self._executor.take_setbacks()
-        if setbacks:
+        if not setbacks:
+            return False
+        try:
             await self._store.commit(Commit(entries=tuple(self._retried(setback) for setback in setbacks)))
-        return bool(setbacks)
+        except BaseException:
+            self._executor.put_back_setbacks(setbacks)
+            raise
+        return True
 
     def _retried(self, setback: Setback) -> Entry:
         act = setback.act
