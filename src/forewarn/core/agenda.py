@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from forewarn.core import lifecycle
+from forewarn.core import lifecycle, mishap
 from forewarn.core.cause import Cause
 from forewarn.core.enablement import disable_if_idle, idle_at
 from forewarn.core.event import Act, Event, Outcome, Status
@@ -53,6 +53,8 @@ def record(scope: Scope, act: Act, outcome: Outcome) -> Scope:
 
 def start(scope: Scope, event: Event, around: Around) -> Scope:
     """Start an event with the VMs that are still there; with none left it is withdrawn (spec §4.2)."""
+    if (without_it := mishap.take_back(scope, event, around)) is not None:
+        return without_it
     acts = acts_of(scope, event, around)
     missed = [name for name in event.vms if all(act.name != name for act in acts)]
     if not acts:

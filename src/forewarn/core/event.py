@@ -72,6 +72,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     over_at: float | None = None
     ending: Ending | None = None
     reason: str = ""
+    faults: tuple[str, ...] = ()  # ids of those that touched it
 
     @property
     def row(self) -> Row:

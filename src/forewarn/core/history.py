@@ -31,6 +31,7 @@ class What(StrEnum):
     FLEET = "fleet"
     HOST = "host"
     CLOCK = "clock"
+    FAULT = "fault"  # set, cleared, run out, or at work
     SERVICE = "service"
 
 

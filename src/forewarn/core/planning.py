@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from forewarn.core import lifecycle
+from forewarn.core import lifecycle, mishap
 from forewarn.core.cause import CAUSES, Cause, Row
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Power, Priority, Vm
@@ -140,7 +140,7 @@ def _begin(scope: Scope, event: Event, vms: list[Vm], around: Around) -> Scope:
     if _is_preapproved(event, vms):
         approved = replace(event, approved_at=around.now, approved_by="policy", note="approved by policy")
         return lifecycle.strike(scope, approved, acts_of(scope, approved, around), around.now)
-    return lifecycle.announce(scope, event)
+    return mishap.announce(scope, event, around)
 
 
 def _is_preapproved(event: Event, vms: list[Vm]) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forewarn.core.event import Event
+from forewarn.core.fault import Fault, FaultKind
 from forewarn.core.fleet import Vm
 
 
@@ -31,6 +33,10 @@ def _none_released(gate_id: str) -> bool:
     return False
 
 
+def _nothing_befalls(kind: FaultKind, event: Event) -> Fault | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """What a decision about one scope must know of the world outside it."""
@@ -40,3 +46,4 @@ class Around:
     resumed_at: float | None = None  # when the service came back after not having run
     is_released: Callable[[str], bool] = _none_released  # whether a gate lets its events start
     destination: Callable[[Vm], str | None] = _nowhere  # where a VM would move to
+    befalls: Callable[[FaultKind, Event], Fault | None] = _nothing_befalls  # the fault that is on for an event

@@ -1,0 +1,231 @@
+"""Faults that real clients have met (spec §11), produced on demand: what there is, what is on, whom it touches.
+
+A fault of transport spoils answers and lives in real time; a fault of events changes what becomes of events and lives
+in lab time (spec §12); one that happens at once has no life: it is over when it is set.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from forewarn.errors import Rejected
+
+
+class FaultKind(StrEnum):
+    LATE_FIRST_ANSWER = "late-first-answer"
+    EMPTY_BODY = "empty-body"
+    GONE = "gone"
+    THROTTLED = "throttled"
+    INTERNAL_ERROR = "internal-error"
+    RESET = "reset"
+    SLOW_BODY = "slow-body"
+    STALE = "stale"
+    UNKNOWN_VERSION_404 = "unknown-version-404"
+    SHORT_NOTICE = "short-notice"
+    NO_NOTICE = "no-notice"
+    WITHDRAWN_AFTER_APPROVAL = "withdrawn-after-approval"
+    SEVERAL_AT_ONCE = "several-at-once"
+    NEIGHBOUR_ONLY = "neighbour-only"
+    INCARNATION_RESET = "incarnation-reset"
+
+
+class Sphere(StrEnum):
+    """Where a fault strikes, and so whose time it lives in."""
+
+    TRANSPORT = "requests"
+    EVENTS = "events"
+    AT_ONCE = "at once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    default: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRow:
+    """What one kind of fault is."""
+
+    sphere: Sphere
+    seen: str  # how a client sees it
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    longest_s: float | None = None  # it lasts this long at most, and unless less is asked for
+
+
+_TRANSPORT, _EVENTS, _AT_ONCE = Sphere.TRANSPORT, Sphere.EVENTS, Sphere.AT_ONCE
+
+FAULTS: dict[FaultKind, FaultRow] = {
+    FaultKind.LATE_FIRST_ANSWER: FaultRow(
+        sphere=_TRANSPORT, seen="no answer until `delay` after the VM's first request; then all of them",
+        parameters={"delay_s": Parameter(default=120, least=0, most=120)},
+    ),
+    FaultKind.EMPTY_BODY: FaultRow(sphere=_TRANSPORT, seen="200 with Content-Length 0 to a poll"),
+    FaultKind.GONE: FaultRow(sphere=_TRANSPORT, seen="410", longest_s=70),
+    FaultKind.THROTTLED: FaultRow(
+        sphere=_TRANSPORT, seen="429 as text, with Retry-After if `retry-after` is given",
+        parameters={"retry_after_s": Parameter(default=0, least=0, most=3600)},
+    ),
+    FaultKind.INTERNAL_ERROR: FaultRow(sphere=_TRANSPORT, seen="500"),
+    FaultKind.RESET: FaultRow(sphere=_TRANSPORT, seen="the connection is reset (RST) instead of answered"),
+    FaultKind.SLOW_BODY: FaultRow(
+        sphere=_TRANSPORT, seen="the document comes in drips, over `take`",
+        parameters={"take_s": Parameter(default=10, least=0, most=120)},
+    ),
+    FaultKind.STALE: FaultRow(
+        sphere=_TRANSPORT, seen="the document as it was `age` ago",
+        parameters={"age_s": Parameter(default=60, least=0, most=60)},
+    ),
+    FaultKind.UNKNOWN_VERSION_404: FaultRow(
+        sphere=_TRANSPORT, seen="404 instead of 400 for an api-version that does not exist"
+    ),
+    FaultKind.SHORT_NOTICE: FaultRow(
+        sphere=_EVENTS, seen="an event whose NotBefore is only `notice` ahead",
+        parameters={"notice_s": Parameter(default=5, least=0, most=3600)},
+    ),
+    FaultKind.NO_NOTICE: FaultRow(sphere=_EVENTS, seen="an event that is Started when it first appears"),
+    FaultKind.WITHDRAWN_AFTER_APPROVAL: FaultRow(
+        sphere=_EVENTS, seen="an event that is gone after its approval, and was never Started"
+    ),
+    FaultKind.SEVERAL_AT_ONCE: FaultRow(
+        sphere=_AT_ONCE, seen="so many Freeze `events` in one document, the incarnation higher by as many",
+        parameters={"events": Parameter(default=3, least=2, most=20)},
+    ),
+    FaultKind.NEIGHBOUR_ONLY: FaultRow(
+        sphere=_AT_ONCE, seen="a Freeze whose Resources name another VM of the scope only"
+    ),
+    FaultKind.INCARNATION_RESET: FaultRow(
+        sphere=_AT_ONCE, seen="DocumentIncarnation 1 again, with another ETag, as after a day without requests"
+    ),
+}  # fmt: skip
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fault that is on: for a VM, for a scope, or, with neither, for everything."""
+
+    id: str
+    kind: FaultKind
+    who: str
+    set_at: float  # lab time
+    name: str  # whom it touches, as people call them
+    vm: str = ""  # a key
+    vm_name: str = ""
+    scope_id: str = ""
+    count: int | None = None  # this many requests or events; None: no limit
+    until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
+    parameters: dict[str, float] = {}
+    touched: int = 0  # requests or events so far
+    touched_by_vm: dict[str, int] = {}  # key → requests of it
+    touched_at: float | None = None  # lab time of the last request
+
+    @property
+    def sphere(self) -> Sphere:
+        return FAULTS[self.kind].sphere
+
+    @property
+    def title(self) -> str:
+        return f"fault {self.id} ({self.kind})"
+
+    @property
+    def left(self) -> int | None:
+        return None if self.count is None else max(0, self.count - self.touched)
+
+    def value(self, name: str) -> float:
+        return self.parameters.get(name, FAULTS[self.kind].parameters[name].default)
+
+    def covers(self, *, scope_id: str, vm: str) -> bool:
+        """Whether a request of this VM is meant."""
+        if self.vm:
+            return self.vm == vm
+        return not self.scope_id or self.scope_id == scope_id
+
+    def covers_event(self, *, scope_id: str, names: tuple[str, ...]) -> bool:
+        if self.scope_id and self.scope_id != scope_id:
+            return False
+        return not self.vm or self.vm_name.casefold() in map(str.casefold, names)
+
+    def is_over(self, now: float) -> bool:
+        """`now` in the time that this fault lives in."""
+        return self.left == 0 or (self.until is not None and now >= self.until)
+
+
+def kind_called(name: str) -> FaultKind:
+    try:
+        return FaultKind(name.strip().lower())
+    except ValueError:
+        close = difflib.get_close_matches(name, list(FaultKind), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "`forewarn fault list --kinds` lists them"
+        raise Rejected(f"there is no fault {name!r}: {hint}") from None
+
+
+def checked(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
+    """The parameters, if this kind has them and they are in range."""
+    known = FAULTS[kind].parameters
+    for name, value in given.items():
+        if name not in known:
+            has = f"it has {', '.join(map(repr, known))}" if known else "it has none"
+            raise Rejected(f"fault {kind} has no parameter {name!r}: {has}")
+        range_ = known[name]
+        if not range_.least <= value <= range_.most:
+            raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give {range_.least:g} to {range_.most:g}")
+        if name == "events" and value != int(value):
+            raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give a whole number")
+    return dict(given)
+
+
+def lasting_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
+    """How long a fault lasts; None: until it is cleared."""
+    row = FAULTS[kind]
+    if row.sphere is Sphere.AT_ONCE and (count is not None or for_s is not None):
+        raise Rejected(f"fault {kind} happens once, at once: leave count and duration out")
+    if count is not None and count < 1:
+        raise Rejected(f"count {count} of fault {kind} is too small: give 1 or more")
+    if for_s is not None and for_s <= 0:
+        raise Rejected(f"duration {for_s:g} s of fault {kind} is too short: give more than 0 s")
+    if row.longest_s is None:
+        return for_s
+    if for_s is not None and for_s > row.longest_s:
+        raise Rejected(f"fault {kind} lasts {row.longest_s:g} s at most, not {for_s:g} s: give {row.longest_s:g} s")
+    return row.longest_s if for_s is None else for_s
+
+
+class Gust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fault of a storm, at its offset from the storm's beginning."""
+
+    after_s: float  # lab time
+    kind: FaultKind
+    vm: str  # a key
+    count: int | None = None
+    for_s: float | None = None
+    parameters: dict[str, float] = {}
+
+
+class Storm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    seed: int
+    who: str
+    set_at: float  # lab time
+    for_s: float
+    gusts: tuple[Gust, ...]  # in order
+    gone: int = 0  # how many of them have been
+
+    @property
+    def next_at(self) -> float | None:
+        return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All faults and storms that are on, as they are stored; numbers are never given twice."""
+
+    last_number: int = 0
+    faults: tuple[Fault, ...] = ()
+    storms: tuple[Storm, ...] = ()
+
+    def fault(self, fault_id: str) -> Fault | None:
+        return next((fault for fault in self.faults if fault.id == fault_id), None)
