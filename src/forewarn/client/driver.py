@@ -121,26 +121,32 @@ class Client:
         return ask()
 
     def _send(self, request: Request, patience_s: float) -> Response:
-        connection = http.client.HTTPConnection(self._endpoint.host, self._endpoint.port, timeout=CONNECT_S)
-        try:
-            self._connect(connection)
-            connection.sock.settimeout(patience_s)
-            connection.request(request.method, request.target, request.body or None, dict(request.headers))
-            return _read(connection.getresponse())
-        except Unavailable:
-            raise
-        except (OSError, http.client.HTTPException) as error:
-            said = str(error) or type(error).__name__
-            raise Unavailable(f"{self._endpoint} broke off its answer ({said}): ask again") from error
-        finally:
-            connection.close()
+        return send(self._endpoint, request, patience_s)
 
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            connection.connect()
-        except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unreachable(f"nothing answers at {self._endpoint} ({why}): check the endpoint") from error
+
+def send(endpoint: Endpoint, request: Request, patience_s: float) -> Response:
+    """One exchange, whatever its answer means. Raises Unreachable, or Unavailable if the answer broke off."""
+    connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=CONNECT_S)
+    try:
+        _connect(connection, endpoint)
+        connection.sock.settimeout(patience_s)
+        connection.request(request.method, request.target, request.body or None, dict(request.headers))
+        return _read(connection.getresponse())
+    except Unavailable:
+        raise
+    except (OSError, http.client.HTTPException) as error:
+        said = str(error) or type(error).__name__
+        raise Unavailable(f"{endpoint} broke off its answer ({said}): ask again") from error
+    finally:
+        connection.close()
+
+
+def _connect(connection: http.client.HTTPConnection, endpoint: Endpoint) -> None:
+    try:
+        connection.connect()
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreachable(f"nothing answers at {endpoint} ({why}): check the endpoint") from error
 
 
 def _read(answer: http.client.HTTPResponse) -> Response:
