@@ -35,7 +35,7 @@ T = TypeVar("T")
 Doing = Coroutine[Any, Any, object]
 DAY = 24 * 3600.0
 
-ASKS = st.sampled_from([ask for ask in Ask if ask not in (Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL)])
+ASKS = st.sampled_from(sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY}))
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
 SPANS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])

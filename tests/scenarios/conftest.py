@@ -43,7 +43,7 @@ from forewarn.testing.world import LAB, World, a_host, a_vm
 NOTHING = "(nothing)"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 STEERING = {"pause": Progress.PAUSED, "resume": Progress.RUNNING, "abort": Progress.ABORTED}
-FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL}
+FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY}
 GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 Facts = dict[str, str]
 

@@ -28,6 +28,7 @@ class What(StrEnum):
     RESUMED = "resumed"
     STOPPED = "stopped"  # a rollout stopped itself or was aborted
     COMPLETED = "completed"  # a rollout has nothing left to do
+    REPLAYED = "replayed"  # a step of a recorded story was shown
     FLEET = "fleet"
     HOST = "host"
     CLOCK = "clock"

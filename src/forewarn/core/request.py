@@ -1,7 +1,7 @@
 """What somebody asked for: durable before it is answered, carried out scope by scope, idempotent by its id.
 
-How far a request has come is computed from its events, never stored; a rollout alone has a state of its own,
-because people pause, resume and abort it.
+How far a request has come is computed from its events, never stored; a rollout has a state of its own, because people
+pause, resume and abort it, and so has a replay, which has no events.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from forewarn.core.cause import Cause
+from forewarn.core.replay import Replay
 
 
 class Ask(StrEnum):
@@ -27,6 +28,7 @@ class Ask(StrEnum):
     ROLLOUT = "rollout"
     DEGRADE = "degrade"
     FAIL = "fail"
+    REPLAY = "replay"
 
 
 class Impact(StrEnum):
@@ -76,11 +78,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     notice_s: float = 0  # 0: the minimum of its kind
     short_notice: bool = False  # somebody named less than the minimum, for rehearsal
     rollout: Rollout | None = None
+    replay: Replay | None = None
     version: int = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether a turn has to look at it: only rollouts act over time."""
+        """Whether a turn has to look at it: only rollouts and replays act over time."""
+        if self.replay is not None:
+            return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed
 
 
