@@ -304,6 +304,7 @@ def test_a_hundred_thousand_vms_are_a_few_lines() -> None:
 @pytest.mark.parametrize(("written", "minutes"), [("true", 5), ("false", 0), ("5", 5), ("15", 15)])
 def test_terminate_notification_is_five_minutes_unless_the_file_says_how_many(written: str, minutes: int) -> None:
     """spec §6.3"""
-    text = f'[[hosts]]\nname = "h"\nlocation = "w"\n\n[[vms]]\nname = "a"\nlocation = "w"\nterminate_notification = {written}\n'
+    place = 'location = "w"\nname = "a"\n'
+    text = f"[[hosts]]\n{place}[[vms]]\n{place}terminate_notification = {written}\n"
     (vm,) = read_fleet(text).vms
     assert vm.terminate_notice_min == minutes

@@ -44,7 +44,8 @@ First = Annotated[int, _meta("a whole number from 0 to 1,000,000", "1", 0, MAX_C
 Domain = Annotated[int, _meta("a whole number from 0 on", "0", 0)]
 Domains = Annotated[int, _meta("a whole number from 1 to 1,000", "5", 1, 1000)]
 Minutes = Annotated[  # spec §6.3
-    bool | Annotated[int, msgspec.Meta(ge=5, le=15)], _meta("a whole number of minutes from 5 to 15, or true for 5", "5")
+    bool | Annotated[int, msgspec.Meta(ge=5, le=15)],
+    _meta("a whole number of minutes from 5 to 15, or true for 5", "5"),
 ]
 Approvals = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
