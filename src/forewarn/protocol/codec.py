@@ -39,9 +39,7 @@ class ReceivedEvent:
     description: str = ""
     source: str = ""
     duration_s: int | None = None  # None: this version does not say
-    extra: Mapping[str, object] = field(
-        default_factory=dict, hash=False
-    )  # fields that this code does not know
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +54,12 @@ def encode(document: Document, version: str, *, iso_dates: bool = False) -> byte
     write_date = iso_date if iso_dates and shown.iso_dates else http_date
     prefix = "_" if shown.underscore and not document.roles else ""
 
-    events = [
-        _event(notice, shown, prefix, write_date) for notice in document.notices if notice.kind in shown.kinds
-    ]
+    events = [_event(notice, shown, prefix, write_date) for notice in document.notices if notice.kind in shown.kinds]
     whole = {"DocumentIncarnation": document.incarnation, "Events": events}
     return json.dumps(whole, separators=(",", ":")).encode("ascii")
 
 
-def _event(
-    notice: Notice, shown: Shows, prefix: str, write_date: Callable[[float], str]
-) -> dict[str, object]:
+def _event(notice: Notice, shown: Shows, prefix: str, write_date: Callable[[float], str]) -> dict[str, object]:
     not_before = None if notice.status is Status.STARTED else notice.not_before
     every = {
         "EventId": notice.id,

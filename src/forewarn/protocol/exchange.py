@@ -212,9 +212,7 @@ def _poll(request: Request, version: str, rules: Rules) -> Poll:
     tags = request.values("if-none-match")
     if not tags:
         return Poll(version=version)
-    return Poll(
-        version=version, tag=", ".join(tags), wait_s=wait_of(request.values("prefer"), rules.max_wait_s)
-    )
+    return Poll(version=version, tag=", ".join(tags), wait_s=wait_of(request.values("prefer"), rules.max_wait_s))
 
 
 def _approve(request: Request, version: str) -> Approve:
@@ -231,9 +229,7 @@ def is_current(poll: Poll, *, epoch: int, incarnation: int) -> bool:
     return poll.tag is not None and names_tag(poll.tag, etag(epoch, incarnation))
 
 
-def answer_poll(
-    poll: Poll, *, epoch: int, document: Document, rules: Rules, body: bytes | None = None
-) -> Response:
+def answer_poll(poll: Poll, *, epoch: int, document: Document, rules: Rules, body: bytes | None = None) -> Response:
     """200 with the document, or 304 to whoever has it. `body`: its bytes, if they are rendered already."""
     tagged = ("ETag", etag(epoch, document.incarnation))
     if is_current(poll, epoch=epoch, incarnation=document.incarnation):

@@ -74,9 +74,7 @@ def answer_instance(ask: ReadInstance, facts: InstanceFacts) -> Response:
     if isinstance(element, str):
         # An explicit format=json is no better: the real service was met refusing it on a leaf too.
         return bad_request(f"{'/'.join(ask.path)} is a single value, ask for it with format=text")
-    return Response(
-        status=200, headers=(JSON,), body=json.dumps(element, separators=(",", ":")).encode("ascii")
-    )
+    return Response(status=200, headers=(JSON,), body=json.dumps(element, separators=(",", ":")).encode("ascii"))
 
 
 def _element(element: Element, path: tuple[str, ...]) -> Element | None:
