@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from forewarn.clock import Clock
+from forewarn.clock import Clock, read_real_time
 from forewarn.control.desk import Desk
 from forewarn.control.executor import Executor, Retry
+from forewarn.control.faultbook import FaultBook
+from forewarn.control.faults import Faults
 from forewarn.control.fleets import Fleets
 from forewarn.control.guests import Guests
 from forewarn.control.labtime import LabTime
 from forewarn.control.placement import Placement
 from forewarn.control.reconciler import Reconciler
+from forewarn.control.replays import Replays
 from forewarn.control.requests import Requests
 from forewarn.control.rollouts import Rollouts
 from forewarn.core.policy import Policy
@@ -28,10 +31,11 @@ class Outside:
     new_id: Callable[[], str]  # GUIDs, upper case
     polls: Callable[[], list[Polled]] = field(default=list)
     lab_addresses: bool = False  # give VMs addresses on the loopback network
+    real_time: Callable[[], float] = read_real_time  # for what lasts in real time (spec §12)
 
 
 class Control:
-    """The use cases (`requests`, `guests`, `fleets`, `labtime`) and the loop (`reconciler`)."""
+    """The use cases (`requests`, `guests`, `fleets`, `faults`, `labtime`) and the loop (`reconciler`)."""
 
     def __init__(
         self,
@@ -46,13 +50,23 @@ class Control:
         self.store = store
         self.clock = clock
         self.placement = Placement(store)
-        self.desk = Desk(store=store, clock=clock, policy=policy, placement=self.placement)
+        self._book = FaultBook(store)
+        self.desk = Desk(store=store, clock=clock, policy=policy, placement=self.placement, faults=self._book)
         woken = asyncio.Event()
         self.executor = Executor(hypervisor=hypervisor, clock=clock, wake=woken.set, retry=retry)
         self.rollouts = Rollouts(desk=self.desk, new_id=outside.new_id)
-        self.reconciler = Reconciler(desk=self.desk, executor=self.executor, rollouts=self.rollouts, woken=woken)
+        self.faults = Faults(desk=self.desk, book=self._book, new_id=outside.new_id, real_time=outside.real_time)
+        self.replays = Replays(desk=self.desk, new_id=outside.new_id)
+        self.reconciler = Reconciler(
+            desk=self.desk,
+            executor=self.executor,
+            rollouts=self.rollouts,
+            replays=self.replays,
+            faults=self.faults,
+            woken=woken,
+        )
         self.requests = Requests(desk=self.desk, new_id=outside.new_id)
-        self.guests = Guests(self.desk)
+        self.guests = Guests(self.desk, self.replays)
         self.fleets = Fleets(desk=self.desk, new_id=outside.new_id, lab_addresses=outside.lab_addresses)
         self.labtime = LabTime(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
         self._unsubscribe = store.subscribe(self._hear)
@@ -63,6 +77,7 @@ class Control:
 
     def _hear(self, committed: Committed) -> None:
         self.placement.hear(committed)
+        self._book.hear(committed)
         self.reconciler.hear(committed)
 
     async def close(self) -> None:

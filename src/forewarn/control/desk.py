@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from forewarn.clock import Clock
+from forewarn.control.faultbook import FaultBook
 from forewarn.control.placement import Placement
 from forewarn.core.agenda import stamped
 from forewarn.core.change import Commit, difference, together
@@ -24,23 +26,26 @@ T = TypeVar("T")
 
 
 class Desk:
-    def __init__(self, *, store: Store, clock: Clock, policy: Policy, placement: Placement) -> None:
+    def __init__(self, *, store: Store, clock: Clock, policy: Policy, placement: Placement, faults: FaultBook) -> None:
         self.store = store
         self.clock = clock
         self.policy = policy
         self.placement = placement
+        self.faults = faults
         self.resumed_at: float | None = None
         # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def around(self, *, rehearsal: bool = False) -> Around:
         """The circumstances of a decision; of a rehearsed one nothing stays behind."""
+        now = self.clock.now()
         return Around(
-            now=self.clock.now(),
+            now=now,
             policy=self.policy,
             resumed_at=self.resumed_at,
             is_released=self._is_released,
             destination=self.placement.destination if rehearsal else self.placement.claim,
+            befalls=partial(self.faults.peek if rehearsal else self.faults.claim, now),
         )
 
     def scope(self, scope_id: str) -> Scope:
@@ -62,6 +67,8 @@ class Desk:
                 except BaseException:
                     self.placement.give_back(scope.vms)
                     raise
+                finally:
+                    self.faults.release(scope_id)
         raise Conflict(f"scope {scope_id!r} changed {_TRIES} times while it was decided upon: ask again")
 
     async def _decide_once(self, scope: Scope, decision: Decision, also: Commit) -> Scope:

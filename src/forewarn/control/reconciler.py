@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 from forewarn.control.desk import Desk, by_scope
 from forewarn.control.executor import Executor, Setback
+from forewarn.control.faults import Faults
+from forewarn.control.replays import Replays
 from forewarn.control.rollouts import Rollouts
 from forewarn.core.agenda import PLATFORM, record, turn
 from forewarn.core.change import Commit
@@ -35,11 +37,22 @@ _AT_ONCE = 256  # scopes decided side by side, so that the store can commit them
 
 
 class Reconciler:
-    def __init__(self, *, desk: Desk, executor: Executor, rollouts: Rollouts, woken: asyncio.Event) -> None:
+    def __init__(
+        self,
+        *,
+        desk: Desk,
+        executor: Executor,
+        rollouts: Rollouts,
+        replays: Replays,
+        faults: Faults,
+        woken: asyncio.Event,
+    ) -> None:
         self._desk = desk
         self._store = desk.store
         self._executor = executor
         self._rollouts = rollouts
+        self._replays = replays
+        self._faults = faults
         self._woken = woken
         self._planned_left = True  # what a process before us may have left unapplied
         self.driving = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
@@ -49,6 +62,7 @@ class Reconciler:
         for event in committed.commit.events:
             self._executor.owe(event)
         self._rollouts.hear(committed)
+        self._replays.hear(committed)
         self._woken.set()
 
     def resume(self) -> None:
@@ -98,8 +112,10 @@ class Reconciler:
             self._record_outcomes,
             self._apply_planned,
             self._rollouts.turn,
+            self._replays.turn,
             self._turn_scopes,
             self._turn_gates,
+            self._faults.turn,
         ):
             try:
                 did |= await step()
@@ -112,8 +128,8 @@ class Reconciler:
         return did
 
     def next_wake(self) -> float | None:
-        instants = [at for at in (self._store.next_wake(), self._executor.next_at()) if at is not None]
-        return min(instants, default=None)
+        soonest = (self._store.next_wake(), self._executor.next_at(), self._replays.next_at(), self._faults.next_at())
+        return min((at for at in soonest if at is not None), default=None)
 
     async def _until_something_may_be_due(self) -> None:
         sleeper = asyncio.create_task(self._desk.clock.sleep_until(self.next_wake()))

@@ -99,11 +99,12 @@ def _freeze(fault: Fault, vm: Vm, event_id: str) -> Planned:
 
 
 def marked(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
-    """The scope with the fault's id on the events that it made."""
+    """The scope with the fault named on the events that it made."""
     for event_id in ids:
         event = scope.event(event_id)
         if event is not None and fault.id not in event.faults:
-            scope = scope.with_event(replace(event, faults=(*event.faults, fault.id)))
+            note = event.note or f"made by {fault.title} of {fault.name}"
+            scope = scope.with_event(replace(event, faults=(*event.faults, fault.id), note=note))
     return scope
 
 
