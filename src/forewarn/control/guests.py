@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forewarn.control.desk import Desk
+from forewarn.control.replays import Replays
 from forewarn.control.requests import approving
 from forewarn.core.enablement import enable
 from forewarn.core.fleet import Vm
@@ -12,8 +13,9 @@ from forewarn.errors import NotFound
 
 
 class Guests:
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, replays: Replays) -> None:
         self._desk = desk
+        self._replays = replays
         self._store = desk.store
 
     async def enable(self, vm_key: str) -> None:
@@ -32,13 +34,20 @@ class Guests:
         for event_id in event_ids:
             if not self._is_known(scope, event_id):
                 return event_id
-        await self._desk.decide(vm.scope_id, approving(event_ids, vm.name))
+
+        def decision(scope: Scope, around: Around) -> Scope:
+            noted = self._replays.approvals(scope, event_ids, by=vm.name, now=around.now)
+            return approving(event_ids, vm.name)(scope, around).saying(*noted)
+
+        await self._desk.decide(vm.scope_id, decision)
         return None
 
     def _is_known(self, scope: Scope, event_id: str) -> bool:
         live = scope.event(event_id)
         event = live or self._store.event(event_id)
-        return event is not None and event.scope_id == scope.id and event.listed
+        if event is None:
+            return self._replays.knows(scope.id, event_id)
+        return event.scope_id == scope.id and event.listed
 
     def _vm(self, vm_key: str) -> Vm:
         vm = self._store.vm(vm_key)

@@ -109,9 +109,9 @@ def new_id(replay_id: str, loop: int, event_id: str) -> str:
     return str(uuid.uuid5(uuid.UUID(replay_id), f"{loop}/{event_id}")).upper()
 
 
-def ids_so_far(replay: Replay, script: Script, replay_id: str) -> Iterator[str]:
-    """The ids that VMs were shown until now."""
-    for loop in range(replay.loop + 1):
+def ids_so_far(replay: Replay, script: Script, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
+    """The ids that VMs were shown until now, or in this telling only."""
+    for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:
             yield new_id(replay_id, loop, event_id)
