@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,21 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
     def announce(service: Service) -> None:
         announce_service(call.screen, service.info(), service.seats(_MOST_VMS))
 
-    run(settings, announce)
+    try:
+        run(settings, announce)
+    finally:
+        _let_go_of_output()
+
+
+def _let_go_of_output() -> None:
+    """What could not be written, on a full disk say, is no reason to end otherwise than well."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -> None:
