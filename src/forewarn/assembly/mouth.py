@@ -12,7 +12,9 @@ from forewarn.assembly.settings import Settings
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for, facts_for
+from forewarn.core.replay import Shown
 from forewarn.core.scope import Scope
+from forewarn.core.script import Instead
 from forewarn.errors import Rejected
 from forewarn.metadata import (
     Board,
@@ -23,13 +25,14 @@ from forewarn.metadata import (
     Listener,
     MetadataServer,
     Observations,
+    Reset,
     ScopeView,
     Way,
     open_lab,
     open_network,
     place_within,
 )
-from forewarn.protocol.exchange import Rules
+from forewarn.protocol.exchange import Response, Rules
 from forewarn.protocol.versions import VERSIONS
 from forewarn.store.seam import Committed
 
@@ -51,6 +54,7 @@ class Mouth:
     def __init__(self, settings: Settings, control: Control, lab: Lab | None, listeners: list[Listener]) -> None:
         self._settings = settings
         self._store = control.store
+        self._replays = control.replays
         self._lab = lab
         self._listeners = listeners
         self._board = Board(first_answer_delay_s=settings.first_answer_delay_s)
@@ -133,7 +137,7 @@ class Mouth:
     def _publish(self, scope_id: str) -> None:
         scope = self._store.scope(scope_id)
         if scope is not None:
-            self._board.publish(view_of(scope))
+            self._board.publish(view_of(scope, self._replays.shown(scope)))
             for vm in scope.vms:
                 self._seat(vm)
 
@@ -168,14 +172,24 @@ class Mouth:
         return self._lab.place(vm.lab_address)
 
 
-def view_of(scope: Scope) -> ScopeView:
+def view_of(scope: Scope, shown: Shown | None = None) -> ScopeView:
+    """The scope's own document, or what a replay shows in its place."""
     return ScopeView(
         scope_id=scope.id,
         enabled=scope.is_enabled,
         epoch=scope.epoch,
-        document=document_for(scope),
+        document=shown.document if shown else document_for(scope),
         vms={vm.key: facts_for(vm) for vm in scope.present},
+        instead=_answer_of(shown.instead) if shown and shown.instead else None,
     )
+
+
+def _answer_of(instead: Instead) -> Response | Reset:
+    if instead.status is None:
+        return Reset()
+    fields = (("Content-Type", instead.content_type), ("Retry-After", instead.retry_after))
+    headers = tuple((name, value) for name, value in fields if value)
+    return Response(status=instead.status, headers=headers, body=instead.body)
 
 
 def _lab(settings: Settings, control: Control) -> Lab:

@@ -12,7 +12,7 @@ from forewarn.metadata.identity import CalledAddress, Callers, Fixed, PerPort, S
 from forewarn.metadata.limits import Limits
 from forewarn.metadata.listener import Lab, Listener, Way, open_lab, open_network
 from forewarn.metadata.observation import Observations
-from forewarn.metadata.seam import Backend, ScopeView, View
+from forewarn.metadata.seam import Backend, Reset, ScopeView, View
 from forewarn.metadata.server import MetadataServer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "MetadataServer",
     "Observations",
     "PerPort",
+    "Reset",
     "ScopeView",
     "SourceAddress",
     "Strategy",

@@ -17,7 +17,7 @@ from forewarn.errors import Conflict, Unavailable
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller, Callers
 from forewarn.metadata.observation import Observations
-from forewarn.metadata.seam import Backend, View
+from forewarn.metadata.seam import Backend, Reset, View
 from forewarn.metadata.throttle import Throttle
 from forewarn.protocol.answer import not_found
 from forewarn.protocol.exchange import (
@@ -51,7 +51,7 @@ class Hold:
     scope_id: str = ""  # "": only time ends this hold
 
 
-Answer: TypeAlias = "Response | Hold | Work"
+Answer: TypeAlias = "Response | Reset | Hold | Work"
 Rest: TypeAlias = Callable[[], "Answer"]
 Work: TypeAlias = Coroutine[Any, Any, Rest]
 
@@ -148,6 +148,8 @@ class Desk:
         view = self._view(caller)
         if view is None:
             return not_found()
+        if view.instead is not None:
+            return view.instead
         if poll.wait_s is None:
             return self._document(caller, poll, view)
         if not over and is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):

@@ -133,10 +133,12 @@ def _view(vm: str, posted: _Posted) -> View:
         epoch=scope.epoch,
         document=scope.document,
         facts=scope.vms[vm],
+        instead=scope.instead,
         answers_from=posted.answers_from,
     )
 
 
 def _reads_alike(before: ScopeView, after: ScopeView) -> bool:
     """Whether a poll of any VM gets the same answer as before: same incarnation, same content (spec §4.2)."""
-    return before.epoch == after.epoch and before.document == after.document and before.vms.keys() == after.vms.keys()
+    same_words = before.document == after.document and before.instead == after.instead
+    return before.epoch == after.epoch and same_words and before.vms.keys() == after.vms.keys()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from contextlib import suppress
 from typing import cast
 
@@ -14,6 +16,7 @@ from forewarn.metadata.hall import Hall
 from forewarn.metadata.identity import Caller, Callers, Strategy
 from forewarn.metadata.intake import Intake, Spoiled, Whole
 from forewarn.metadata.reply import BROKEN, CONTINUE
+from forewarn.metadata.seam import Reset
 from forewarn.protocol.exchange import Response, timed_out
 
 _log = logging.getLogger(__name__)
@@ -167,9 +170,16 @@ class Connection(asyncio.Protocol):
             self._write(answer)
         elif isinstance(answer, Hold):
             self._enter_hold(answer)
+        elif isinstance(answer, Reset):
+            self._reset()
         else:
             self._in_work = True
             self._hall.work(answer, self._worked)
+
+    def _reset(self) -> None:
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.hang_up()
 
     def _worked(self, task: asyncio.Task[Rest]) -> None:
         self._in_work = False

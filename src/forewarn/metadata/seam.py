@@ -8,6 +8,7 @@ from typing import Protocol
 
 from forewarn.protocol.document import Document
 from forewarn.protocol.instance import InstanceFacts
+from forewarn.protocol.message import Response
 
 
 class Backend(Protocol):
@@ -23,6 +24,11 @@ class Backend(Protocol):
         """Lab time, for what VMs and the history are shown (spec §12)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Instead of an answer the connection is reset."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeView:
     """All that the VMs of one scope may be told, as of one commit."""
@@ -32,6 +38,7 @@ class ScopeView:
     epoch: int
     document: Document
     vms: Mapping[str, InstanceFacts]  # by VM key
+    instead: Response | Reset | None = None  # what polls get while the document is out of reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,7 @@ class View:
     epoch: int
     document: Document
     facts: InstanceFacts
+    instead: Response | Reset | None = None
     answers_from: float = 0.0  # loop time until which the scope's answers are delayed (spec §8.1)
 
     @property
