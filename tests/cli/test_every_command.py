@@ -50,7 +50,7 @@ ASKING = {
     "doctor": "doctor",
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
-_ELSEWHERE = {"up", "serve", "restore", "completion", "guest events", "guest watch", "guest approve"}
+_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
 
 
 def names(group: click.Group, before: str = "") -> Iterator[str]:

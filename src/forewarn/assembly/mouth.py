@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from ipaddress import ip_address
 from typing import Any
 
+from forewarn.assembly.doorway import Doorway
 from forewarn.assembly.settings import Settings
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
@@ -29,7 +29,6 @@ from forewarn.metadata import (
     ScopeView,
     Way,
     open_lab,
-    open_network,
     place_within,
 )
 from forewarn.protocol.exchange import Response, Rules
@@ -51,14 +50,17 @@ class Backing:
 class Mouth:
     """The metadata server with its listeners; keeps its board and its callers as the store says."""
 
-    def __init__(self, settings: Settings, control: Control, lab: Lab | None, listeners: list[Listener]) -> None:
+    def __init__(
+        self, settings: Settings, control: Control, lab: Lab | None, doorway: Doorway, callers: Callers
+    ) -> None:
         self._settings = settings
         self._store = control.store
         self._replays = control.replays
         self._lab = lab
-        self._listeners = listeners
+        self._listeners = [lab.listener] if lab else []
+        self._doorway = doorway
         self._board = Board(first_answer_delay_s=settings.first_answer_delay_s)
-        self._callers = Callers()
+        self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
         self._server: MetadataServer | None = None
         self._opening: set[asyncio.Task[None]] = set()
@@ -66,10 +68,11 @@ class Mouth:
     @classmethod
     def open(cls, settings: Settings, control: Control) -> Mouth:
         """Bind every socket before anything is served, so that a port in use stops the start."""
+        doorway, callers = Doorway(settings), Callers()
+        doorway.introduce(callers, control.store)
+        doorway.open()
         lab = _lab(settings, control) if settings.lab else None
-        listeners = [lab.listener] if lab else []
-        listeners += [_network(text) for text in settings.listen]
-        return cls(settings, control, lab, listeners)
+        return cls(settings, control, lab, doorway, callers)
 
     async def start(self, backing: Backing) -> None:
         limits = Limits(requests_per_s=self._settings.requests_per_s or None)
@@ -81,6 +84,7 @@ class Mouth:
             self._publish(scope_id)
         self._store.subscribe(self._hear)
         await self._server.start(self._listeners)
+        await self._doorway.start(self._server)
 
     async def listen_within(self, vm: str, sock: socket.socket) -> Listener:
         """Serve the VM with this key on a listening socket that it alone can reach."""
@@ -93,6 +97,7 @@ class Mouth:
         await self._running.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
+        await self._doorway.stop()
         await self._running.drain(timeout_s)
 
     @property
@@ -108,7 +113,7 @@ class Mouth:
                 if self._lab and self._lab.way is Way.DEVICE and listener is self._lab.listener:
                     address = "127.0.0.0/8"
                 shown.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
-        return shown
+        return shown + self._doorway.shown()
 
     def endpoint_of(self, vm: Vm) -> str:
         """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
@@ -197,19 +202,3 @@ def _lab(settings: Settings, control: Control) -> Lab:
     addresses = list(dict.fromkeys(vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address))
     ways = (Way.PORTS,) if settings.one_port_per_vm else tuple(Way)
     return open_lab(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")
-
-
-def _network(text: str) -> Listener:
-    address, _, port = text.rpartition(":")
-    address = address.removeprefix("[").removesuffix("]")
-    if not _is_address(address) or not port.isdigit() or not 0 < int(port) < 65536:
-        raise Rejected(f"cannot listen on {text!r}: write ADDRESS:PORT in numbers, such as 169.254.169.254:80")
-    return open_network(address, int(port), setting="listen")
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True

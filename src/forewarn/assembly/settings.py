@@ -6,16 +6,27 @@ import difflib
 import os
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from forewarn.assembly.entrance import read_address, read_entrances
 from forewarn.core.policy import Enablement, Policy
 from forewarn.errors import Rejected
+from forewarn.metadata import Entrance
 from forewarn.protocol.versions import VERSIONS, UnknownVersion
 
 PREFIX = "FOREWARN_"
+_FILE_ONLY = ("versions", "simulate", "listeners")  # tables
+
+
+class Sockets(StrEnum):
+    """Who opens the sockets that VMs call."""
+
+    OWN = "own"
+    HELPER = "helper"  # `forewarn sockets`, which has the privilege that the service then needs no more
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lab: bool = False  # a lab: sample fleet, a clock that can be moved, every scope enabled
     fleet: str = ""  # a fleet file, applied once, to an empty store
     listen: tuple[str, ...] = ()  # addresses VMs call, `ADDRESS:PORT`; a lab listens on loopback by itself
+    listeners: tuple[dict[str, Any], ...] = ()  # by device, namespace, mark or source: who calls there is told by that
+    sockets: Sockets = Sockets.OWN
     port: int = 8254  # of a lab's loopback addresses
     one_port_per_vm: bool = False  # a lab on a machine with one loopback address only
     enablement: Enablement = Enablement.ON_REQUEST
@@ -43,6 +56,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def directory(self) -> Path:
         return Path(self.data)
+
+    @property
+    def entrances(self) -> tuple[Entrance, ...]:
+        """Where VMs come in on real networks."""
+        return (*(read_address(text) for text in self.listen), *read_entrances(self.listeners))
 
     @property
     def policy(self) -> Policy:
@@ -98,7 +116,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in Settings.__struct_fields__:
         text = environ.get(PREFIX + name.upper())
-        if text is None or name in ("versions", "simulate", "lab"):
+        if text is None or name in (*_FILE_ONLY, "lab"):
             continue
         found[name] = [part.strip() for part in text.split(",") if part.strip()] if name == "listen" else text
     return found
@@ -137,7 +155,7 @@ def _check(settings: Settings) -> None:
                 )
         if not versions:
             raise Rejected(f"setting 'versions' for location {location!r} is empty: name at least one api-version")
-    if not settings.lab and not settings.listen:
+    if not settings.entrances and not settings.lab:
         raise Rejected(
             "a service needs an address that VMs call: give --listen ADDRESS:PORT, or use `forewarn up` for a lab"
         )

@@ -25,6 +25,7 @@ _SECTIONS = {
     "The service": {
         "up": "up",
         "serve": "up",
+        "sockets": "sockets",
         "clock": "clock",
         "backup": "backup",
         "restore": "backup",

@@ -7,26 +7,44 @@ are real time (spec §12).
 """
 
 from forewarn.metadata.board import Board
+from forewarn.metadata.entrance import By, Entrance, listener_of
 from forewarn.metadata.hall import Tally
-from forewarn.metadata.identity import CalledAddress, Callers, Fixed, PerPort, SourceAddress, Strategy, place_within
+from forewarn.metadata.identity import (
+    BoundDevice,
+    CalledAddress,
+    Callers,
+    Fixed,
+    Mark,
+    PerPort,
+    SourceAddress,
+    Strategy,
+    place_within,
+)
 from forewarn.metadata.limits import Limits
 from forewarn.metadata.listener import Lab, Listener, Way, open_lab, open_network
 from forewarn.metadata.observation import Observations
+from forewarn.metadata.porter import Found, Porter
 from forewarn.metadata.seam import Backend, Reset, ScopeView, View
 from forewarn.metadata.server import MetadataServer
 
 __all__ = [
     "Backend",
     "Board",
+    "BoundDevice",
+    "By",
     "CalledAddress",
     "Callers",
+    "Entrance",
     "Fixed",
+    "Found",
     "Lab",
     "Limits",
     "Listener",
+    "Mark",
     "MetadataServer",
     "Observations",
     "PerPort",
+    "Porter",
     "Reset",
     "ScopeView",
     "SourceAddress",
@@ -34,6 +52,7 @@ __all__ = [
     "Tally",
     "View",
     "Way",
+    "listener_of",
     "open_lab",
     "open_network",
     "place_within",

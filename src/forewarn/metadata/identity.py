@@ -33,9 +33,12 @@ class SourceAddress:
 
     network: str = ""
 
+    def at(self, address: str) -> str:
+        return f"{self.network}/{address}" if self.network else address
+
     def place(self, transport: asyncio.BaseTransport) -> str:
         address = _part(transport, "peername", 0)
-        return f"{self.network}/{address}" if self.network and address else address
+        return self.at(address) if address else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class PerPort:
 class Fixed:
     """A listener that one VM alone can reach, such as one inside its network namespace."""
 
-    vm: str  # its key
+    vm: str  # its key, or the name of the network namespace that is its own
 
     def place(self, transport: asyncio.BaseTransport) -> str:
         return place_within(self.vm)
@@ -91,16 +94,6 @@ class Mark:
             return self.at(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
             return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A socket that one VM alone can reach, such as one in its own network namespace."""
-
-    only: str
-
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        return self.only
 
 
 def _device(transport: asyncio.BaseTransport) -> str:

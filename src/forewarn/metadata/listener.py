@@ -41,7 +41,7 @@ class Way(StrEnum):
     PORTS = "one port per VM"
 
 
-class _NotHere(Exception):
+class NotHere(Exception):
     """This machine does not allow that way."""
 
 
@@ -50,8 +50,8 @@ def open_network(
 ) -> Listener:
     """Listen on a real network whose source addresses can be trusted; `network` tells equal ones apart."""
     try:
-        sock = _listen(address, port, device=device, setting=setting)
-    except _NotHere as error:
+        sock = listen(address, port, device=device, setting=setting)
+    except NotHere as error:
         raise Rejected(f"cannot listen on {address}:{port}: {error}") from error
     return Listener(sockets=(sock,), strategy=SourceAddress(network), is_loopback=ip_address(address).is_loopback)
 
@@ -86,14 +86,14 @@ class Lab:
 
     def _listen_for(self, address: str) -> socket.socket:
         if self.way is not Way.PORTS:
-            return _listen(address, self.port, setting=self.setting)
+            return listen(address, self.port, setting=self.setting)
         first = 0 if self._any_port else max(self._ports.values(), default=self.port - 1) + 1
         for port in range(first, first + _PORTS_TRIED):
             try:
-                return _listen(_LOOPBACK, port, setting=self.setting)
+                return listen(_LOOPBACK, port, setting=self.setting)
             except Rejected:
                 continue  # another program's
-        return _listen(_LOOPBACK, first, setting=self.setting)
+        return listen(_LOOPBACK, first, setting=self.setting)
 
 
 def open_lab(
@@ -103,14 +103,14 @@ def open_lab(
     for way in ways:
         try:
             return _open_lab(way, addresses, port, setting)
-        except _NotHere:
+        except NotHere:
             continue
     raise Rejected(f"this machine can serve {', '.join(addresses)} in no way that was allowed: {', '.join(ways)}")
 
 
 def _open_lab(way: Way, addresses: Sequence[str], port: int, setting: str) -> Lab:
     if way is Way.DEVICE:
-        sockets = [_listen(_EVERY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
+        sockets = [listen(_EVERY_ADDRESS, port, device=_LOOPBACK_DEVICE, setting=setting)]
         ports: dict[str, int] = {}
     else:
         sockets = _listen_each(way, addresses, port, setting)
@@ -126,9 +126,9 @@ def _listen_each(way: Way, addresses: Sequence[str], port: int, setting: str) ->
     try:
         for index, address in enumerate(addresses):
             if way is Way.PORTS:
-                sockets.append(_listen(_LOOPBACK, port and port + index, setting=setting))
+                sockets.append(listen(_LOOPBACK, port and port + index, setting=setting))
             else:
-                sockets.append(_listen(address, port, setting=setting))
+                sockets.append(listen(address, port, setting=setting))
                 port = _port_of(sockets[0])
     except BaseException:
         for sock in sockets:
@@ -137,11 +137,14 @@ def _listen_each(way: Way, addresses: Sequence[str], port: int, setting: str) ->
     return sockets
 
 
-def _listen(address: str, port: int, *, device: str = "", setting: str) -> socket.socket:
+def listen(address: str, port: int, *, device: str = "", setting: str, shared: bool = False) -> socket.socket:
+    """A listening socket; `shared` with others of this user that say so too, so that one can take over from another."""
     family = socket.AF_INET6 if ip_address(address).version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if device:
             _bind_to_device(sock, device)
         _bind(sock, address, port, setting)
@@ -156,11 +159,11 @@ def _listen(address: str, port: int, *, device: str = "", setting: str) -> socke
 def _bind_to_device(sock: socket.socket, device: str) -> None:
     option = getattr(socket, "SO_BINDTODEVICE", None)
     if option is None:
-        raise _NotHere("sockets cannot be bound to a device on this system")
+        raise NotHere("sockets cannot be bound to a device on this system")
     try:
         sock.setsockopt(socket.SOL_SOCKET, option, device.encode() + b"\0")
     except OSError as error:
-        raise _NotHere(f"device {device!r}: {error.strerror}") from error
+        raise NotHere(f"device {device!r}: {error.strerror}") from error
 
 
 def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
@@ -170,7 +173,7 @@ def _bind(sock: socket.socket, address: str, port: int, setting: str) -> None:
         raise Rejected(f"there is no port {port}, which a VM would need: set a lower {setting!r}") from error
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise _NotHere(f"the address {address} is not one of this machine's") from error
+            raise NotHere(f"the address {address} is not one of this machine's") from error
         raise Rejected(_why_not(error, address, port, setting)) from error
 
 

@@ -1,0 +1,112 @@
+"""Listening sockets, from the program that may open them to the service that may not: DATA/forewarn.sockets.
+
+One packet per entrance, whenever it opened or shut: its name, and the socket unless it is shut. Whoever connects is
+first sent every entrance that is open, so after a restart of either side nothing needs to be remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKETS = "forewarn.sockets"
+_MOST_BYTES = 4096
+_AGAIN_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    entrance: str  # its name
+    sock: socket.socket | None  # None: it is shut
+
+
+async def send(link: socket.socket, packet: Packet) -> None:
+    while True:
+        fd = packet.sock.fileno() if packet.sock else -1  # it may have been closed while we waited
+        try:
+            socket.send_fds(link, [packet.entrance.encode()], [fd] if fd >= 0 else [])
+            return
+        except BlockingIOError:
+            await _until_writable(link)
+
+
+async def receive(link: socket.socket) -> Packet | None:
+    """The next packet; None: the other side is gone."""
+    while True:
+        try:
+            name, fds, _, _ = socket.recv_fds(link, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            break
+        except BlockingIOError:
+            await _until_readable(link)
+        except ConnectionError:
+            return None
+    if not name:
+        return None
+    return Packet(name.decode(), _listening(fds[0]) if fds else None)
+
+
+async def packets(path: Path) -> AsyncGenerator[Packet, None]:
+    """What the program that opens sockets sends, for ever; without one, we wait until there is one again."""
+    is_told = False
+    while True:
+        link = _connect(path)
+        if link is None:
+            if not is_told:
+                log.warning("nobody hands over sockets at %s: start `forewarn sockets`; waiting for it", path)
+            is_told = True
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        is_told = False
+        try:
+            while (packet := await receive(link)) is not None:
+                yield packet
+        finally:
+            link.close()
+
+
+def _connect(path: Path) -> socket.socket | None:
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        link.connect(os.fspath(path))
+    except OSError:
+        link.close()
+        return None
+    link.setblocking(False)
+    return link
+
+
+def _listening(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return sock
+
+
+async def _until_writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await _until(sock, loop.add_writer, loop.remove_writer)
+
+
+async def _until_readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    await _until(sock, loop.add_reader, loop.remove_reader)
+
+
+async def _until(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], object]) -> None:
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def be_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add(sock.fileno(), be_ready)
+    try:
+        await ready
+    finally:
+        remove(sock.fileno())

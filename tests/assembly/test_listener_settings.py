@@ -1,0 +1,96 @@
+"""[[listeners]]: what tells which VM calls (spec §2.1, §7.4), with one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from forewarn.assembly.settings import Settings, Sockets, load
+from forewarn.errors import Rejected
+from forewarn.metadata import By
+
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+HOME = {"HOME": "/home/ann"}
+
+
+def told(tmp_path: Path, text: str) -> Settings:
+    config = tmp_path / "f.toml"
+    config.write_text(text, encoding="utf-8")
+    return load({}, lab=False, config=config, environ=HOME)
+
+
+def test_the_example_in_the_documentation_has_one_of_each(tmp_path: Path) -> None:
+    text = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
+    entrances = told(tmp_path, text).entrances
+    assert [entrance.by for entrance in entrances] == list(By)
+    assert [entrance.residents for entrance in entrances] == [
+        (("device:/tap-web0", "web-0"),),
+        (("within:tenant-a", "web-1"),),
+        (("mark:/br0/1", "db-0"), ("mark:/br0/2", "db-1")),
+        (("blue/10.0.0.4", "cache-0"),),
+    ]
+    assert [(entrance.address, entrance.port) for entrance in entrances] == [
+        *[("169.254.169.254", 80)] * 3,
+        ("10.0.0.1", 80),
+    ]
+
+
+def test_addresses_of_listen_are_known_by_source_as_ever(tmp_path: Path) -> None:
+    (entrance,) = told(tmp_path, 'listen = ["[::1]:8080"]').entrances
+    assert (entrance.by, entrance.address, entrance.port, entrance.name) == (By.SOURCE, "::1", 8080, "[::1]:8080")
+
+
+def test_sockets_may_be_opened_by_a_helper(tmp_path: Path) -> None:
+    assert told(tmp_path, 'listen = ["10.0.0.1:80"]\nsockets = "helper"').sockets is Sockets.HELPER
+    with pytest.raises(Rejected, match="setting 'sockets': invalid enum value 'systemd'"):
+        told(tmp_path, 'listen = ["10.0.0.1:80"]\nsockets = "systemd"')
+
+
+@pytest.mark.parametrize(
+    ("listener", "sentence"),
+    [
+        ('device = "tap0"', 'it does not say by what a VM is known: write by = "device" or "namespace" or'),
+        ('by = "header"', "by = 'header' is no way to know a VM: write \"device\" or"),
+        ('by = "device"\ndevice = "tap0"', "a listener by device needs 'vm': write device = \"tap-web0\" and vm ="),
+        ('by = "device"\ndevise = "tap0"', "a listener by device has no key 'devise': did you mean 'device'?"),
+        ('by = "mark"\ndevice = "br0"\nvm = "a"', "a listener by mark has no key 'vm'"),
+        ('by = "mark"\ndevice = "br0"', "a listener by mark needs 'marks': write device = \"br0\" and marks ="),
+        ('by = "mark"\ndevice = "br0"\nmarks = {0 = "a"}', "mark '0' is none: write a number from 1"),
+        ('by = "mark"\ndevice = "br0"\nmarks = {x = "a"}', "mark 'x' is none"),
+        ('by = "mark"\ndevice = "br0"\nmarks = {1 = 2}', "'marks' is no table of VM names"),
+        ('by = "mark"\ndevice = "br0"\nmarks = ["a"]', "'marks' is no table of VM names"),
+        ('by = "namespace"\nvm = "a"', "a listener by namespace needs 'namespace'"),
+        ('by = "source"\nnetwork = "blue"', "'network' and 'vms' belong together"),
+        ('by = "source"\nnetwork = "b/c"\nvms = {"10.0.0.4" = "a"}', "network 'b/c' is no name"),
+        ('by = "source"\nnetwork = "blue"\nvms = {"web" = "a"}', "'web' in 'vms' is no IP address"),
+        ('by = "source"\naddress = "localhost"', "address 'localhost' is no IP address"),
+        ('by = "source"\nport = 0', "port 0 is none: give a number from 1 to 65535"),
+        (
+            'by = "device"\nvm = "a"\ndevice = "a-name-of-sixteen"',
+            "device 'a-name-of-sixteen' cannot exist: names have 15 characters",
+        ),
+        ('by = "device"\nvm = "a"\ndevice = 7', "device = 7 is no text: write it in quotes"),
+    ],
+)
+def test_a_mistake_in_a_listener_gets_one_sentence_with_its_number(
+    tmp_path: Path, listener: str, sentence: str
+) -> None:
+    first = '[[listeners]]\nby = "source"\naddress = "10.9.9.9"\n'
+    with pytest.raises(Rejected, match=re.escape(f"[[listeners]] number 2: {sentence}")):
+        told(tmp_path, f"{first}[[listeners]]\n{listener}\n")
+
+
+def test_two_listeners_on_the_same_are_refused(tmp_path: Path) -> None:
+    one = '[[listeners]]\nby = "device"\ndevice = "tap0"\nvm = "a"\n'
+    with pytest.raises(Rejected, match=r"\[\[listeners\]\] numbers 1 and 2 listen on the same"):
+        told(tmp_path, one + one)
+
+
+def test_one_place_cannot_be_two_vms(tmp_path: Path) -> None:
+    """Spec §7.4."""
+    one = '[[listeners]]\nby = "device"\ndevice = "tap0"\nvm = "a"\n'
+    other = '[[listeners]]\nby = "device"\ndevice = "tap0"\nvm = "b"\nport = 81\n'
+    with pytest.raises(Rejected, match="number 2: it is VM 'a' already, and cannot be 'b' too"):
+        told(tmp_path, one + other)
