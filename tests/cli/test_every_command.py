@@ -9,6 +9,7 @@ import click
 import pytest
 
 from forewarn.cli.program import forewarn
+from forewarn.client.recording import Answer, Beginning, Recording, write_recording
 
 FLEET = '[[hosts]]\nname = "h9"\nlocation = "westeurope"\n'
 
@@ -43,6 +44,8 @@ ASKING = {
     "history": "history --vm web --limit 5",
     "history prune": "history prune --older-than 30d",
     "explain": "explain web",
+    "replay": "replay RECORDING --vm web --no-wait",
+    "replays": "replays",
     "clock show": "clock show",
     "clock advance": "clock advance 15m",
     "clock speed": "clock speed 60",
@@ -50,7 +53,8 @@ ASKING = {
     "doctor": "doctor",
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
-_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
+_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "record", "guest events", "guest watch", "guest approve"}
+_ELSEWHERE |= {"vm run", "vm shell", "vm list"}
 
 
 def names(group: click.Group, before: str = "") -> Iterator[str]:
@@ -74,6 +78,7 @@ def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
     """The words to type, after making what they are about."""
     words = ASKING[name].split()
     made = {"FILE": lambda: _file(tmp_path), "BACKUP": lambda: str(tmp_path / "b.db"), "EVENT": lambda: _event(lab)}
+    made |= {"RECORDING": lambda: _recording(tmp_path)}
     made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab)}
     if name in ("fleet remove-host", "repair"):
         lab.good("fleet", "add-host", "h9", "--location", "westeurope")
@@ -88,6 +93,13 @@ def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
 def _file(tmp_path: Path) -> str:
     path = tmp_path / "fleet.toml"
     path.write_text(FLEET)
+    return str(path)
+
+
+def _recording(tmp_path: Path) -> str:
+    path = tmp_path / "recording.jsonl"
+    beginning = Beginning(vm="web", api_version="2020-07-01", started_at=1.0)
+    path.write_bytes(write_recording(Recording(beginning=beginning, answers=(Answer(at_s=0, status=500),))))
     return str(path)
 
 
@@ -119,7 +131,8 @@ def test_a_command_answers_programs_with_one_document(lab: Any, name: str, tmp_p
 
 @pytest.mark.parametrize("name", [name for name in ASKING if name != "doctor"])
 def test_a_command_without_a_service_says_how_to_start_one(command: Any, name: str, tmp_path: Path) -> None:
-    words = [_file(tmp_path) if word == "FILE" else word for word in ASKING[name].split()]
+    files = {"FILE": _file, "RECORDING": _recording}
+    words = [files[word](tmp_path) if word in files else word for word in ASKING[name].split()]
     sentence = command.refused(*words, code=3)
     assert sentence == f"no forewarn service answers in {command.data}: start one with `forewarn up`"
 

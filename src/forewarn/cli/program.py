@@ -31,7 +31,7 @@ _SECTIONS = {
         "restore": "backup",
         "doctor": "doctor",
     },
-    "The fleet": {"fleet": "fleet", "degrade": "host", "fail": "host", "repair": "host"},
+    "The fleet": {"fleet": "fleet", "vm": "vm", "degrade": "host", "fail": "host", "repair": "host"},
     "Maintenance": {
         "restart": "request",
         "redeploy": "request",
@@ -48,6 +48,7 @@ _SECTIONS = {
         "history": "history",
         "explain": "explain",
     },
+    "Stories": {"record": "record", "replay": "replay", "replays": "replay"},
     "Elsewhere": {"guest": "guest", "completion": "completion"},
 }
 _NOUNS = {name: noun for section in _SECTIONS.values() for name, noun in section.items()}

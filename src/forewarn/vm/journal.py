@@ -1,0 +1,98 @@
+"""What the keeper has done to its VM, on disk: an act is written down before its effect and again after it, so that a
+keeper that was killed and started again repeats nothing and knows what it left half done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_KEPT = 256  # acts that a new keeper still remembers: the service asks about its latest ones only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    ok: bool
+    note: str = ""
+
+
+class Journal:
+    """An open journal; one keeper at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._begun: dict[str, str] = {}
+        self._known: dict[str, Outcome] = {}
+        for entry in _entries(path):
+            self._take(entry)
+        self._file = _rewritten(path, self._listed())
+
+    @property
+    def known(self) -> dict[str, Outcome]:
+        """The outcomes of all acts that are over, oldest first."""
+        return dict(self._known)
+
+    @property
+    def unfinished(self) -> dict[str, str]:
+        """The verbs of acts that began and whose outcome was never written down."""
+        return dict(self._begun)
+
+    def begin(self, act: str, verb: str) -> None:
+        self._write({"act": act, "verb": verb})
+
+    def finish(self, act: str, outcome: Outcome) -> None:
+        self._write({"act": act, **asdict(outcome)})
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        os.write(self._file, _line(entry))
+        os.fsync(self._file)
+        self._take(entry)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        if "verb" in entry:
+            self._begun[entry["act"]] = entry["verb"]
+            return
+        self._begun.pop(entry["act"], None)
+        self._known[entry["act"]] = Outcome(ok=entry["ok"], note=entry["note"])
+
+    def _listed(self) -> list[dict[str, Any]]:
+        over = [{"act": act, **asdict(outcome)} for act, outcome in self._known.items()]
+        self._known = dict(list(self._known.items())[-_KEPT:])
+        return over[-_KEPT:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """Only whole lines count: a keeper may have died while it wrote the last one."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [entry for line in lines if (entry := _entry(line)) is not None]
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "act" in entry else None
+
+
+def _rewritten(path: Path, entries: list[dict[str, Any]]) -> int:
+    """The journal's file, open for more, with these entries only; never half of them on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(".new")
+    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.write(file, b"".join(_line(entry) for entry in entries))
+    os.fsync(file)
+    os.replace(fresh, path)
+    return file
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,83 @@
+"""The connection of a keeper to the service: lines both ways, and sockets handed over with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+from forewarn.errors import Refused, Rejected, Unavailable
+from forewarn.vm.message import SOCKET, Message, Vm, line
+
+_PATIENCE_S = 10.0
+_MOST_BYTES = 65536
+
+
+class Link:
+    """An open connection. It belongs to no event loop, so that it may be opened before a fork and used after."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = b""
+
+    @classmethod
+    def open(cls, data: Path) -> Link:
+        """Unavailable when no service listens there."""
+        path = data / SOCKET
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(path))
+        except OSError as error:
+            sock.close()
+            raise _unreachable(path, error) from error
+        sock.setblocking(False)
+        return cls(sock)
+
+    async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        raw = line(message)
+        if descriptors:
+            sent = socket.send_fds(self._sock, [raw], descriptors)
+            raw = raw[sent:]
+        await asyncio.get_running_loop().sock_sendall(self._sock, raw)
+
+    async def receive(self) -> Message | None:
+        """The next message; None when the service has gone."""
+        while b"\n" not in self._buffer:
+            try:
+                read = await asyncio.get_running_loop().sock_recv(self._sock, _MOST_BYTES)
+            except OSError:
+                return None
+            if not read:
+                return None
+            self._buffer += read
+        raw, _, self._buffer = self._buffer.partition(b"\n")
+        message: Message = json.loads(raw)
+        return message
+
+    async def introduce(self, hello: Message) -> Vm:
+        """Say hello; what the service says about the VM, or Refused in its words."""
+        await self.send(hello)
+        try:
+            reply = await asyncio.wait_for(self.receive(), _PATIENCE_S)
+        except TimeoutError:
+            reply = None
+        if reply is None:
+            raise Unavailable("the forewarn service broke off when a VM said hello: try again")
+        if "refused" in reply:
+            raise Refused(str(reply["refused"]))
+        return Vm.from_welcome(reply["welcome"])
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _unreachable(path: Path, error: OSError) -> Rejected | Unavailable:
+    if isinstance(error, PermissionError):
+        return Unavailable(
+            f"the forewarn service in {path.parent} belongs to another user: run this as that user, or name another "
+            "service with --data"
+        )
+    if "too long" in str(error):
+        return Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data")
+    return Unavailable(f"no forewarn service answers in {path.parent}: start one with `forewarn up`")

@@ -1,0 +1,112 @@
+"""The VM as one thing: it can be started, ended, frozen and thawed, and has a state."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from pathlib import Path
+from uuid import uuid4
+
+from forewarn.vm.enclosure import Enclosure, Event
+from forewarn.vm.message import Exit, Vm
+
+RUNNING, FROZEN, DOWN = "running", "frozen", "down"
+_WHEN_THE_FIRST_PROCESS_DIES = Exit(signal=signal.SIGKILL)
+
+
+def boot_id_file(vm: Vm) -> Path:
+    return vm.directory / "boot_id"
+
+
+class Machine:
+    def __init__(self, enclosure: Enclosure, vm: Vm, *, grace_s: float, boot_id: str) -> None:
+        self.state = RUNNING  # as good as: it is started as soon as the service listens
+        self.boot_id = boot_id  # of the first boot
+        self.host = vm.host
+        self.last_exit = Exit()
+        self.ended_by_itself = asyncio.Event()
+        self._enclosure = enclosure
+        self._vm = vm
+        self._grace_s = grace_s
+        self._has_booted = False
+        self._is_ending = False
+        self._nobody_left = asyncio.Event()
+
+    async def start(self) -> None:
+        """Boot: a new boot id, and the program from its beginning."""
+        if self._has_booted:
+            self.boot_id = str(uuid4())
+        self._has_booted = True
+        boot_id_file(self._vm).write_text(f"{self.boot_id}\n")
+        self._is_ending = False
+        self.state = DOWN
+        await self._enclosure.call("start", self._surroundings())
+        self.state = RUNNING
+
+    async def end(self, number: int = signal.SIGTERM) -> None:
+        """Ask everybody to end, and after the grace insist."""
+        self._is_ending = True
+        self._nobody_left.clear()
+        await self._enclosure.call("signal", number)
+        try:
+            await asyncio.wait_for(self._nobody_left.wait(), self._grace_s)
+        except TimeoutError:
+            await self.kill()
+        self.state = DOWN
+
+    async def kill(self) -> None:
+        await self._enclosure.call("signal", signal.SIGKILL)
+        await self._nobody_left.wait()
+
+    async def freeze(self) -> None:
+        if self.state == RUNNING:
+            await self._enclosure.call("freeze")
+            self.state = FROZEN
+
+    async def thaw(self) -> None:
+        if self.state == FROZEN:
+            await self._enclosure.call("thaw")
+            self.state = RUNNING
+
+    async def resume(self) -> None:
+        """Go on after somebody had stopped the program from its terminal."""
+        await self._enclosure.call("continue")
+
+    def wipe(self) -> None:
+        """Empty the disk that does not outlive a move."""
+        empty(self._vm.ephemeral)
+
+    def _surroundings(self) -> dict[str, str]:
+        return {
+            "FOREWARN_VM": self._vm.name,
+            "FOREWARN_BOOT_ID": self.boot_id,
+            "FOREWARN_EPHEMERAL": str(self._vm.ephemeral),
+            "FOREWARN_HOST": self.host,
+        }
+
+    def take(self, event: Event) -> None:
+        """Something happened inside."""
+        match event["event"]:
+            case "empty":
+                self._nobody_left.set()
+            case "exited":
+                self._exited(Exit(code=event["code"], signal=event["signal"]))
+            case "gone":
+                self._nobody_left.set()
+                self._exited(_WHEN_THE_FIRST_PROCESS_DIES)
+
+    def _exited(self, how: Exit) -> None:
+        self.last_exit = how
+        if not self._is_ending:
+            self.state = DOWN
+            self.ended_by_itself.set()
+
+
+def empty(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

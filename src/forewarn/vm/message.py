@@ -1,0 +1,96 @@
+"""The lines between a keeper and the service: one JSON object each, on a unix socket in the data directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forewarn.vm.journal import Outcome
+
+SOCKET = "forewarn.vms"
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vm:
+    """What the service says about the VM that is kept."""
+
+    name: str
+    computer_name: str
+    ephemeral: Path
+    directory: Path
+    host: str = ""
+
+    @classmethod
+    def from_welcome(cls, message: Message) -> Vm:
+        vm = message["vm"]
+        return cls(
+            name=vm["name"],
+            computer_name=vm["computer_name"],
+            ephemeral=Path(vm["ephemeral"]),
+            directory=Path(vm["directory"]),
+            host=vm.get("host") or "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    act: str
+    verb: str
+    duration_s: float = 0.0
+    host: str = ""
+
+    @classmethod
+    def from_message(cls, message: Message) -> Order:
+        duration_s, host = message.get("duration_s") or 0.0, message.get("host") or ""
+        return cls(act=message["act"], verb=message["verb"], duration_s=float(duration_s), host=host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a program ended: with a code, or by a signal."""
+
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def status(self) -> int:
+        """As a shell would tell it."""
+        return 128 + self.signal if self.signal is not None else self.code or 0
+
+
+def hello(
+    *,
+    vm: str,
+    pid: int,
+    started: str,
+    boot_id: str,
+    program: Sequence[str] | None,
+    state: str,
+    known: Mapping[str, Outcome],
+) -> Message:
+    who = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
+    return {"hello": {**who, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
+
+
+def listener(address: str, port: int) -> Message:
+    return {"listener": {"address": address, "port": port}, "fds": 1}
+
+
+def under_way(act: str, until_s: float) -> Message:
+    return {"act": act, "until": round(max(0.0, until_s), 3)}
+
+
+def answer(act: str, outcome: Outcome, *, boot_id: str, state: str) -> Message:
+    return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
+
+
+def exited(how: Exit, output: str) -> Message:
+    return {"exited": {**asdict(how), "output": output}}
+
+
+def line(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"

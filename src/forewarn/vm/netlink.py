@@ -1,0 +1,82 @@
+"""Links, addresses and routes of the network namespace we are in, by rtnetlink: no `ip` command is needed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from ipaddress import IPv4Address, IPv4Interface
+
+_NLMSG_ERROR = 2
+_NEW_LINK, _NEW_ADDRESS, _REMOVE_ADDRESS, _NEW_ROUTE = 16, 20, 21, 24
+_REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400 | 0x200  # create, and fail where it exists
+_IFF_UP = 1
+_IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 3, 18, 28
+_LINKINFO_KIND, _LINKINFO_DATA, _VETH_PEER = 1, 2, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_DESTINATION, _RTA_DEVICE, _RTA_GATEWAY = 1, 4, 5
+_TABLE_MAIN, _PROTOCOL_STATIC, _UNICAST, _SCOPE_LINK, _SCOPE_UNIVERSE = 254, 4, 1, 253, 0
+
+
+def bring_up(device: str) -> None:
+    _ask(_NEW_LINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
+
+
+def bring_down(device: str) -> None:
+    _ask(_NEW_LINK, _link_header(socket.if_nametoindex(device), flags=0))
+
+
+def add_address(device: str, interface: IPv4Interface) -> None:
+    _ask(_NEW_ADDRESS, _address(device, interface), _CREATE)
+
+
+def remove_address(device: str, interface: IPv4Interface) -> None:
+    _ask(_REMOVE_ADDRESS, _address(device, interface))
+
+
+def add_pair(device: str, peer: str, peer_namespace: int) -> None:
+    """Two ends of one cable: `device` here, `peer` in the network namespace behind an open file."""
+    other = _link_header(0) + _text(_IFLA_IFNAME, peer) + _attribute(_IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
+    data = _attribute(_LINKINFO_DATA, _attribute(_VETH_PEER, other))
+    info = _attribute(_IFLA_LINKINFO, _text(_LINKINFO_KIND, "veth") + data)
+    _ask(_NEW_LINK, _link_header(0) + _text(_IFLA_IFNAME, device) + info, _CREATE)
+
+
+def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
+    length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
+    header = struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, _UNICAST, 0)
+    parts = [header, _attribute(_RTA_DEVICE, struct.pack("=I", socket.if_nametoindex(device)))]
+    if length:
+        parts.append(_attribute(_RTA_DESTINATION, destination.network.network_address.packed))
+    if gateway:
+        parts.append(_attribute(_RTA_GATEWAY, gateway.packed))
+    _ask(_NEW_ROUTE, b"".join(parts), _CREATE)
+
+
+def _link_header(index: int, *, flags: int = 0) -> bytes:
+    changed = _IFF_UP if index else 0  # index 0: a link that is yet to be made
+    return struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, flags, changed)
+
+
+def _address(device: str, interface: IPv4Interface) -> bytes:
+    length, index = interface.network.prefixlen, socket.if_nametoindex(device)
+    header = struct.pack("=BBBBI", socket.AF_INET, length, 0, 0, index)
+    return header + _attribute(_IFA_LOCAL, interface.packed) + _attribute(_IFA_ADDRESS, interface.packed)
+
+
+def _text(kind: int, text: str) -> bytes:
+    return _attribute(kind, text.encode() + b"\0")
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def _ask(kind: int, body: bytes, flags: int = 0) -> None:
+    """One question to the kernel; OSError says why it would not."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: routing
+        sock.send(struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST | _ACK, 1, 0) + body)
+        answer = sock.recv(65536)
+    answered, code = struct.unpack_from("=H", answer, 4)[0], struct.unpack_from("=i", answer, 16)[0]
+    if answered == _NLMSG_ERROR and code:
+        raise OSError(-code, os.strerror(-code))
