@@ -11,6 +11,8 @@ from forewarn.errors import Refused, Rejected
 DATABASE = "forewarn.db"
 LEDGER = "simulated.db"
 SOCKET = "forewarn.sock"
+KEEPERS = "forewarn.vms"
+VMS = "vms"
 _LOCK = "lock"
 
 
@@ -54,6 +56,16 @@ class DataDirectory:
     @property
     def socket(self) -> Path:
         return self.path / SOCKET
+
+    @property
+    def keepers(self) -> Path:
+        """The socket on which the keepers of VMs call."""
+        return self.path / KEEPERS
+
+    @property
+    def vms(self) -> Path:
+        """Where VMs with a keeper have their directories."""
+        return self.path / VMS
 
     def close(self) -> None:
         if self._lock is not None:

@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Answer on this socket until the block is left; then finish what is being answered."""
-    sock = _bind(path)
+    sock = bind_unix(path)
     server = _Server(_config(app))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
@@ -63,7 +63,8 @@ async def _until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> No
         await asyncio.sleep(0)
 
 
-def _bind(path: Path) -> socket.socket:
+def bind_unix(path: Path) -> socket.socket:
+    """A socket at this path that only its owner can open; one that a process left behind is taken over."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise Rejected(
             f"the socket's path {str(path)!r} is longer than the {_LONGEST_PATH} bytes a system allows: "

@@ -34,6 +34,7 @@ class What(StrEnum):
     CLOCK = "clock"
     FAULT = "fault"  # set, cleared, run out, or at work
     SERVICE = "service"
+    PROGRAM = "program"  # what runs inside a VM began or ended
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

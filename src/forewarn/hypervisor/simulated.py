@@ -39,6 +39,9 @@ class Simulated:
         """For acts that begin from now on."""
         self._behaviour = behaviour
 
+    def has_begun(self, act_id: str) -> bool:
+        return self._ledger.find(act_id) is not None
+
     async def perform(self, act: Act, now: float) -> Done | Later:
         with self._ledger.transaction():
             missed = self._ledger.count_perform(act.id) <= self._behaviour.misses(act)

@@ -1,0 +1,34 @@
+"""Whether a process lives, told from another that has its number now by when it started (/proc, Linux)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+_STATE, _STARTED = 0, 19  # of the fields after the command's name; proc(5) counts them 3 and 22
+
+
+def started_of(pid: int) -> str:
+    """When the process started, in ticks since boot; "" when there is none, or only what is left of one."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    fields = stat.rpartition(b")")[2].split()  # the name before may hold anything
+    return "" if fields[_STATE] in (b"Z", b"X") else fields[_STARTED].decode()
+
+
+def lives(pid: int, started: str) -> bool:
+    return pid > 0 and started != "" and started_of(pid) == started
+
+
+async def until_gone(pid: int, started: str, *, within_s: float) -> bool:
+    """Wait until the process is gone; False: it lives still."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    nap_s = 0.01
+    while lives(pid, started):
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(nap_s)
+        nap_s = min(0.2, nap_s * 1.5)
+    return True
