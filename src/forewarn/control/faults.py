@@ -12,7 +12,7 @@ from forewarn.control.desk import Desk
 from forewarn.control.faultbook import FaultBook
 from forewarn.core import mishap
 from forewarn.core.change import Commit
-from forewarn.core.fault import FAULTS, Book, Fault, FaultKind, Gust, Sphere, Storm, checked, lasting_s
+from forewarn.core.fault import FAULTS, Book, Fault, FaultKind, Gust, Sphere, Storm, Touch, checked, lasting_s
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.planning import apply
@@ -43,16 +43,6 @@ class Wish:
     count: int | None = None
     for_s: float | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Touch:
-    """Requests of a VM that a fault spoiled since they were last told of."""
-
-    fault_id: str
-    vm: str
-    count: int
-    at: float  # lab time of the last
 
 
 class Faults:

@@ -155,6 +155,16 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.left == 0 or (self.until is not None and now >= self.until)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touch:
+    """Requests of a VM that a fault spoiled since they were last told of."""
+
+    fault_id: str
+    vm: str
+    count: int
+    at: float  # lab time of the last
+
+
 def kind_called(name: str) -> FaultKind:
     try:
         return FaultKind(name.strip().lower())

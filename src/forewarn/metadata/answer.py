@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forewarn.errors import Conflict, Unavailable
 from forewarn.metadata.board import Board
@@ -38,6 +38,9 @@ from forewarn.protocol.exchange import (
 )
 from forewarn.protocol.instance import answer_instance
 
+if TYPE_CHECKING:
+    from forewarn.metadata.fault import FaultTable, Trouble
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
@@ -51,7 +54,15 @@ class Hold:
     scope_id: str = ""  # "": only time ends this hold
 
 
-Answer: TypeAlias = "Response | Reset | Hold | Work"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drip:
+    """A response whose body takes its time."""
+
+    response: Response
+    take_s: float
+
+
+Answer: TypeAlias = "Response | Reset | Hold | Drip | Work"
 Rest: TypeAlias = Callable[[], "Answer"]
 Work: TypeAlias = Coroutine[Any, Any, Rest]
 
@@ -68,6 +79,7 @@ class Desk:
         rules_for: Callable[[str], Rules],
         throttle: Throttle,
         observations: Observations,
+        faults: FaultTable,
     ) -> None:
         self._board = board
         self._backend = backend
@@ -75,6 +87,7 @@ class Desk:
         self._rules_for = rules_for
         self._throttle = throttle
         self._observations = observations
+        self._faults = faults
         self._enabling: dict[str, asyncio.Task[None]] = {}
 
     def knows(self, caller: Caller) -> bool:
@@ -89,11 +102,16 @@ class Desk:
         if not self._throttle.admits(view.vm, _real_time()):
             return throttled()
 
-        asked = read(request, known=True, rules=self._rules(caller, view))
+        trouble = self._faults.trouble_of(view)
+        rules = self._rules(caller, view)
+        asked = read(request, known=True, rules=rules if trouble is None else trouble.rules(rules))
         if isinstance(asked, Response):
-            return asked
+            return asked if trouble is None else trouble.noticed(asked)
         if isinstance(asked, ReadInstance):
             return answer_instance(asked, view.facts)
+        spoiled = None if trouble is None else trouble.refusal()
+        if spoiled is not None:
+            return spoiled
         return self._serve(caller, asked) if view.enabled else self._enable_first(caller, asked, view)
 
     async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View) -> Rest:
@@ -125,9 +143,17 @@ class Desk:
         if view is None:
             return not_found()
         self._observations.asked(view, asked.version, self._backend.now())
+        trouble = self._faults.trouble_of(view)
+        serve = self._serve_now if trouble is None else partial(self._serve_in_trouble, trouble)
         if view.answers_from > _real_time():
-            return Hold(until=view.answers_from, resume=lambda over: self._serve_now(caller, asked))
-        return self._serve_now(caller, asked)
+            return Hold(until=view.answers_from, resume=lambda over: serve(caller, asked))
+        return serve(caller, asked)
+
+    def _serve_in_trouble(self, trouble: Trouble, caller: Caller, asked: Poll | Approve) -> Answer:
+        view = self._view(caller)
+        if view is None:
+            return not_found()
+        return trouble.serve(asked, view, partial(self._serve_now, caller), partial(self._document, caller))
 
     def _serve_now(self, caller: Caller, asked: Poll | Approve) -> Answer:
         if isinstance(asked, Approve):

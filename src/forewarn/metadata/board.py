@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
+from forewarn.metadata.past import Past
 from forewarn.metadata.seam import ScopeView, View
 from forewarn.protocol.codec import encode
 
@@ -38,6 +39,7 @@ class Board:
         self._posted: dict[str, _Posted] = {}
         self._scope_of: dict[str, str] = {}
         self._woken: deque[Waiter] = deque()
+        self.past = Past()
         self._render = lru_cache(maxsize=_SHARED_BODIES)(encode)
 
     def publish(self, scope: ScopeView) -> None:
@@ -53,6 +55,7 @@ class Board:
         if _reads_alike(before.scope, scope):
             posted.bodies, posted.waiters = before.bodies, before.waiters
         else:
+            self.past.keep(before.scope)
             self._wake(before.waiters)
 
     def drop(self, scope_id: str) -> None:

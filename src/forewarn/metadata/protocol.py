@@ -11,10 +11,11 @@ import struct
 from contextlib import suppress
 from typing import cast
 
-from forewarn.metadata.answer import Answer, Hold, Rest
+from forewarn.metadata.answer import Answer, Drip, Hold, Rest
 from forewarn.metadata.hall import Hall
 from forewarn.metadata.identity import Caller, Callers, Strategy
 from forewarn.metadata.intake import Intake, Spoiled, Whole
+from forewarn.metadata.pour import Pour
 from forewarn.metadata.reply import BROKEN, CONTINUE
 from forewarn.metadata.seam import Reset
 from forewarn.protocol.exchange import Response, timed_out
@@ -26,7 +27,7 @@ _LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we st
 
 
 class Connection(asyncio.Protocol):
-    """Free, or busy with one request: held (`_hold`), or in work at the house (`_in_work`)."""
+    """Free, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
 
     def __init__(self, hall: Hall, callers: Callers, strategy: Strategy, *, is_loopback: bool) -> None:
         self._hall, self._callers, self._strategy, self._is_loopback = hall, callers, strategy, is_loopback
@@ -35,6 +36,7 @@ class Connection(asyncio.Protocol):
         self._caller: Caller
         self._hold: Hold | None = None
         self._in_work = False
+        self._pour: Pour | None = None
         self._keep_alive = True
         self._is_old = False
         self._writes_wait = self._reads_wait = self._has_eof = self._is_closing = False
@@ -78,6 +80,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
         self._leave_hold()
+        if self._pour is not None:
+            self._pour.stop()
         for timer in (self._deadline, self._idle_timer):
             if timer is not None:
                 timer.cancel()
@@ -99,6 +103,8 @@ class Connection(asyncio.Protocol):
     def drain(self) -> None:
         if self._hold is not None:
             self._resume(over=True)
+        elif self._pour is not None:
+            self._pour.finish()
         elif self._is_free and not self._intake.is_partial:
             self._close(linger=False)
 
@@ -112,7 +118,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_free(self) -> bool:
-        return not (self._in_work or self._hold or self._writes_wait or self._is_closing)
+        return not (self._in_work or self._hold or self._pour or self._writes_wait or self._is_closing)
 
     def _go_on(self) -> None:
         """Take the next requests, if there are any and the earlier ones are answered."""
@@ -170,6 +176,8 @@ class Connection(asyncio.Protocol):
             self._write(answer)
         elif isinstance(answer, Hold):
             self._enter_hold(answer)
+        elif isinstance(answer, Drip):
+            self._drip(answer)
         elif isinstance(answer, Reset):
             self._reset()
         else:
@@ -220,12 +228,29 @@ class Connection(asyncio.Protocol):
         self._go_on()
 
     def _write(self, response: Response, *, linger: bool = False) -> None:
-        keep_alive = self._keep_alive and not self._hall.is_draining
+        self._transport.write(self._bytes_for(response))
+        self._end_answer(linger=linger)
+
+    def _bytes_for(self, response: Response) -> bytes:
+        self._keep_alive = self._keep_alive and not self._hall.is_draining
         self._hall.tally.answers[response.status] += 1
+        return self._hall.writer.bytes_for(response, keep_alive=self._keep_alive, is_old=self._is_old)
+
+    def _end_answer(self, *, linger: bool) -> None:
         self._quiet_since = self._hall.loop.time()
-        self._transport.write(self._hall.writer.bytes_for(response, keep_alive=keep_alive, is_old=self._is_old))
-        if not keep_alive:
+        if not self._keep_alive or self._hall.is_draining:
             self._close(linger=linger or self._intake.waiting > 0)
+
+    def _drip(self, drip: Drip) -> None:
+        raw = self._bytes_for(drip.response)
+        self._pour = Pour(write=self._transport.write, raw=raw, take_s=drip.take_s, done=self._poured)
+        if self._hall.is_draining:
+            self._pour.finish()
+
+    def _poured(self) -> None:
+        self._pour = None
+        self._end_answer(linger=False)
+        self._go_on()
 
     def _refuse(self, response: Response) -> None:
         self._keep_alive = False
@@ -243,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     def _look_idle(self) -> None:
         idle_s, loop = self._hall.limits.idle_s, self._hall.loop
-        is_busy = self._in_work or self._hold is not None or self._deadline is not None
+        is_busy = self._in_work or self._hold is not None or self._pour is not None or self._deadline is not None
         left_s = idle_s if is_busy else self._quiet_since + idle_s - loop.time()
         if left_s > 0:
             self._idle_timer = loop.call_later(left_s, self._look_idle)

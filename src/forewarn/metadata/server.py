@@ -8,6 +8,7 @@ from functools import partial
 
 from forewarn.metadata.answer import Desk
 from forewarn.metadata.board import Board
+from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.hall import Hall, Tally
 from forewarn.metadata.identity import Callers
 from forewarn.metadata.limits import Limits
@@ -34,6 +35,7 @@ class MetadataServer:
     ) -> None:
         limits = limits or Limits()
         self.observations = Observations()
+        self.faults = FaultTable(board.past, now=backend.now)
         self._callers = callers
         self._servers: dict[Listener, list[asyncio.Server]] = {}
         desk = Desk(
@@ -43,6 +45,7 @@ class MetadataServer:
             rules_for=rules_for,
             throttle=Throttle(limits.requests_per_s),
             observations=self.observations,
+            faults=self.faults,
         )
         self._hall = Hall(desk=desk, board=board, writer=Writer(backend.now), limits=limits)
 
