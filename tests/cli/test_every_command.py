@@ -53,8 +53,8 @@ ASKING = {
     "doctor": "doctor",
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
-_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "record", "guest events", "guest watch", "guest approve"}
-_ELSEWHERE |= {"vm run", "vm shell", "vm list"}
+_ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
+_ELSEWHERE |= {"vm run", "vm shell", "vm list", "record"}
 
 
 def names(group: click.Group, before: str = "") -> Iterator[str]:

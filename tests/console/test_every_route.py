@@ -14,6 +14,7 @@ from forewarn.console.routes import PREFIX, ROUTES, Right
 from forewarn.errors import Conflict, Unavailable
 
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
+RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
 
 Good = Callable[[Any], tuple[str, Any]]
 GOOD: dict[tuple[str, str], Good] = {
@@ -48,6 +49,10 @@ GOOD: dict[tuple[str, str], Good] = {
     ("GET", "/history"): lambda api: ("/history", None),
     ("POST", "/history/prune"): lambda api: ("/history/prune", {"older_than_s": 86400}),
     ("GET", "/explain/{thing:path}"): lambda api: ("/explain/lab%2Fdb", None),
+    ("GET", "/replays"): lambda api: ("/replays", None),
+    ("POST", "/replays"): lambda api: ("/replays", {"vm": "db", "recording": RECORDING}),
+    ("GET", "/replays/{id}"): lambda api: (f"/replays/{_replay(api)}", None),
+    ("DELETE", "/replays/{id}"): lambda api: (f"/replays/{_replay(api)}", None),
     ("GET", "/clock"): lambda api: ("/clock", None),
     ("POST", "/clock/advance"): lambda api: ("/clock/advance", {"by_s": 60}),
     ("POST", "/clock/speed"): lambda api: ("/clock/speed", {"speed": 2}),
@@ -64,6 +69,11 @@ def _empty_host(api: Any) -> str:
 def _failed_host(api: Any) -> str:
     api.post("/hosts/h1/fail")
     return "h1"
+
+
+def _replay(api: Any) -> str:
+    started: str = api.post("/replays", {"vm": "db", "recording": RECORDING})["id"]
+    return started
 
 
 def _rollout(api: Any) -> str:

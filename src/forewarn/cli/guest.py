@@ -21,7 +21,7 @@ _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "descripti
 _NONE = "No event is announced to this VM. `forewarn guest watch` waits for one."
 
 
-def _endpoint(function: Function) -> Function:
+def endpoint_option(function: Function) -> Function:
     return click.option(
         "--endpoint",
         metavar="URL",
@@ -35,12 +35,12 @@ def guest() -> None:
 
 
 @guest.command()
-@_endpoint
+@endpoint_option
 def events(call: Invocation, endpoint: str | None) -> None:
     """Show the events that this VM is told of."""
     client = Client(endpoint)
     received = client.events()
-    name = _own_name(client)
+    name = own_name(client)
     if call.screen.as_json:
         call.screen.document(_document(client, received, name))
     else:
@@ -48,13 +48,13 @@ def events(call: Invocation, endpoint: str | None) -> None:
 
 
 @guest.command()
-@_endpoint
+@endpoint_option
 def watch(call: Invocation, endpoint: str | None) -> None:
     """Stay, and show every change."""
     client = Client(endpoint)
     name: str | None = None
     for received in client.watch():
-        name = name or _own_name(client)
+        name = name or own_name(client)
         if call.screen.as_json:
             call.screen.document(_document(client, received, name))
         else:
@@ -66,7 +66,7 @@ def watch(call: Invocation, endpoint: str | None) -> None:
 @guest.command()
 @click.argument("ids", metavar="[EVENT]...", nargs=-1)
 @click.option("--mine", is_flag=True, help="Every event that lists this VM.")
-@_endpoint
+@endpoint_option
 def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | None) -> None:
     """Approve events, so that they may start before their time.
 
@@ -106,7 +106,7 @@ def whole_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
     return found[0]
 
 
-def _own_name(client: Client) -> str | None:
+def own_name(client: Client) -> str | None:
     """Not every endpoint tells; events are shown without it too."""
     try:
         return client.name()

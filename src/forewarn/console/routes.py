@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forewarn.console import event, fleet, history, maintenance, rollout, upkeep
+from forewarn.console import event, fleet, history, maintenance, replay, rollout, upkeep
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 
@@ -65,6 +65,10 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("GET", "/history", history.show, READ),
     RouteLine("POST", "/history/prune", history.prune, PLATFORM),
     RouteLine("GET", "/explain/{thing:path}", history.explain, READ),
+    RouteLine("GET", "/replays", replay.show_all, READ),
+    RouteLine("POST", "/replays", replay.start, PLATFORM, 202),
+    RouteLine("GET", "/replays/{id}", replay.show, READ),
+    RouteLine("DELETE", "/replays/{id}", replay.stop, PLATFORM),
     RouteLine("GET", "/clock", upkeep.show_clock, READ),
     RouteLine("POST", "/clock/advance", upkeep.advance, PLATFORM),
     RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),
