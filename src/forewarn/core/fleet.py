@@ -74,6 +74,9 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terminate_notice_min: int = 0  # 0: no terminate notification
     auto_approve: AutoApproval = AutoApproval()
     tags: dict[str, str] = {}
+    program: tuple[str, ...] = ()  # what runs inside, where VMs are made of namespaces; () nothing
+    environment: dict[str, str] = {}  # of the program, beside the service's own
+    directory: str = ""  # in which the program runs; "" the service's own
     address: str = ""  # by which a trusted network knows it
     lab_address: str = ""  # the loopback address that is this VM in a lab; assigned once
     host: str = ""  # "" while deallocated

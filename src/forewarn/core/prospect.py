@@ -16,7 +16,7 @@ _DECLARED = frozenset(
     {
         "computer_name", "location", "zone", "size", "os_type", "availability_set", "scale_set", "placement_group",
         "cloud_service", "update_domain", "fault_domain", "priority", "eviction_policy", "terminate_notice_min",
-        "auto_approve", "tags", "address",
+        "auto_approve", "tags", "program", "environment", "directory", "address",
     }
 )  # fmt: skip
 

@@ -51,6 +51,21 @@ Approvals = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
     _meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
 ]
+_Word = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # what a system takes as an argument
+Program = Annotated[
+    tuple[_Word, ...],
+    msgspec.Meta(
+        description="a list of texts, a program and its arguments", examples=['["python3", "app.py"]'], min_length=1
+    ),
+]
+Variables = Annotated[
+    dict[Annotated[str, msgspec.Meta(pattern=r"^[^=\0]+\Z")], _Word],
+    _meta("a table of texts, by names without =", '{ PORT = "80" }'),
+]
+Folder = Annotated[
+    str,
+    msgspec.Meta(description="an absolute path in quotes", examples=['"/srv/app"'], pattern=r"^/[^\0]*\Z"),
+]
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +130,9 @@ class ScaleSet(Nature, frozen=True, kw_only=True):
     eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
     terminate_notification: Minutes = False
     auto_approve: Approvals = ()
+    program: Program = ()
+    environment: Variables = {}
+    directory: Folder = ""
     address: Address = ""
 
 
@@ -152,6 +170,9 @@ class Vms(Nature, frozen=True, kw_only=True):
     eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
     terminate_notification: Minutes = False
     auto_approve: Approvals = ()
+    program: Program = ()
+    environment: Variables = {}
+    directory: Folder = ""
     address: Address = ""
     host: HostName = ""
 

@@ -18,7 +18,10 @@ from forewarn.core.fleetfile.table import FleetFile, Table
 
 _GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 PARENT_KEYS = frozenset({"availability_set", "scale_set", "cloud_service"})
-_PLAIN_KEYS = ("size", "os_type", "location", "zone", "priority", "eviction_policy", "update_domain", "fault_domain")
+_PLAIN_KEYS = (
+    "size", "os_type", "location", "zone", "priority", "eviction_policy", "update_domain", "fault_domain", "program",
+    "directory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ def described(base: Vm, table: Table[Any]) -> Vm:
     said: dict[str, Any] = {key: getattr(says, key) for key in _PLAIN_KEYS if table.has(key)}
     if table.has("tags"):
         said["tags"] = base.tags | says.tags
+    if table.has("environment"):
+        said["environment"] = base.environment | says.environment
     if table.has("terminate_notification"):
         said["terminate_notice_min"] = _minutes(says.terminate_notification)
     if table.has("auto_approve"):
