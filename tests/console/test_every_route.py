@@ -53,6 +53,11 @@ GOOD: dict[tuple[str, str], Good] = {
     ("POST", "/replays"): lambda api: ("/replays", {"vm": "db", "recording": RECORDING}),
     ("GET", "/replays/{id}"): lambda api: (f"/replays/{_replay(api)}", None),
     ("DELETE", "/replays/{id}"): lambda api: (f"/replays/{_replay(api)}", None),
+    ("GET", "/faults"): lambda api: ("/faults", None),
+    ("POST", "/faults"): lambda api: ("/faults", {"kind": "gone", "vm": "db", "count": 2}),
+    ("POST", "/faults/clear"): lambda api: ("/faults/clear", {"all": True}),
+    ("POST", "/faults/storm"): lambda api: ("/faults/storm", {"seed": 7, "for_s": 60}),
+    ("DELETE", "/faults/{id}"): lambda api: (f"/faults/{_fault(api)}", None),
     ("GET", "/clock"): lambda api: ("/clock", None),
     ("POST", "/clock/advance"): lambda api: ("/clock/advance", {"by_s": 60}),
     ("POST", "/clock/speed"): lambda api: ("/clock/speed", {"speed": 2}),
@@ -79,6 +84,11 @@ def _replay(api: Any) -> str:
 def _rollout(api: Any) -> str:
     started: str = api.post("/rollouts", {"impact": "update", "hosts": ["h1"]})["id"]
     return started
+
+
+def _fault(api: Any) -> str:
+    fault: str = api.post("/faults", {"kind": "reset", "all": True})["id"]
+    return fault
 
 
 def _paused(api: Any) -> str:

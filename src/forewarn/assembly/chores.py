@@ -6,8 +6,10 @@ import asyncio
 import logging
 
 from forewarn.clock import Clock
+from forewarn.control.faults import Faults
 from forewarn.errors import ForewarnError
 from forewarn.metadata import Observations
+from forewarn.metadata.fault import FaultTable
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,27 @@ async def flush(observations: Observations, store: Store) -> None:
     except ForewarnError as error:
         log.warning("what VMs asked could not be written down, keeping it: %s", error)
         observations.put_back(polls, sightings)
+
+
+async def tend_faults(table: FaultTable, faults: Faults, *, every_s: float = 1.0) -> None:
+    """Write down what faults have touched; those that have run out in real time are told in the history."""
+    while True:
+        await asyncio.sleep(every_s)
+        await note_faults(table, faults)
+
+
+async def note_faults(table: FaultTable, faults: Faults) -> None:
+    touches = table.take()
+    try:
+        await faults.note(touches)
+    except ForewarnError as error:
+        log.warning("what faults have touched could not be written down, keeping it: %s", error)
+        table.put_back(touches)
+        return
+    try:
+        await faults.expire()
+    except ForewarnError as error:
+        log.warning("faults that have run out could not be dropped, trying again: %s", error)
 
 
 async def prune_history(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:

@@ -31,6 +31,7 @@ from forewarn.metadata import (
     open_lab,
     place_within,
 )
+from forewarn.metadata.fault import FaultTable
 from forewarn.protocol.exchange import Response, Rules
 from forewarn.protocol.versions import VERSIONS
 from forewarn.store.seam import Committed
@@ -56,6 +57,7 @@ class Mouth:
         self._settings = settings
         self._store = control.store
         self._replays = control.replays
+        self._faults = control.faults
         self._lab = lab
         self._listeners = [lab.listener] if lab else []
         self._doorway = doorway
@@ -83,6 +85,7 @@ class Mouth:
         for scope_id in self._store.scope_ids():
             self._publish(scope_id)
         self._store.subscribe(self._hear)
+        self._faults.follow(self._server.faults.arm)
         await self._server.start(self._listeners)
         await self._doorway.start(self._server)
 
@@ -103,6 +106,10 @@ class Mouth:
     @property
     def observations(self) -> Observations:
         return self._running.observations
+
+    @property
+    def faults(self) -> FaultTable:
+        return self._running.faults
 
     def listeners(self) -> list[dict[str, Any]]:
         """Where VMs call, for people."""

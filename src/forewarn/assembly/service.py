@@ -11,12 +11,11 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from forewarn import __version__
-from forewarn.assembly.chores import flush, prune_history, write_observations
+from forewarn.assembly.chores import flush, note_faults, prune_history, tend_faults, write_observations
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.doctor import examine
 from forewarn.assembly.fleet import apply_first_fleet
@@ -107,6 +106,8 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await mouth.start(Backing(control))
         stack.push_async_callback(mouth.drain, _DRAIN_S)
         stack.push_async_callback(flush, mouth.observations, store)
+        stack.push_async_callback(note_faults, mouth.faults, control.faults)
+        await _keep(stack, tend_faults(mouth.faults, control.faults))
         await _keep(stack, write_observations(mouth.observations, store))
         await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
         service = Service(settings=settings, control=control, mouth=mouth, started_at=control.clock.now())
@@ -152,13 +153,17 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
     async def doctor() -> list[Any]:
         return await asyncio.to_thread(examine, service.settings, directory.database)
 
+    async def observe() -> None:
+        await flush(service.mouth.observations, service.control.store)
+        await note_faults(service.mouth.faults, service.control.faults)
+
     return House(
         control=service.control,
         info=service.info,
         doctor=doctor,
         who=f"local user {getpass.getuser()}",
         endpoint_of=service.mouth.endpoint_of,
-        observe=partial(flush, service.mouth.observations, service.control.store),
+        observe=observe,
     )
 
 

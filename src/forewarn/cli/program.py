@@ -49,6 +49,7 @@ _SECTIONS = {
         "explain": "explain",
     },
     "Stories": {"record": "record", "replay": "replay", "replays": "replay"},
+    "Bad days": {"fault": "fault"},
     "Elsewhere": {"guest": "guest", "completion": "completion"},
 }
 _NOUNS = {name: noun for section in _SECTIONS.values() for name, noun in section.items()}

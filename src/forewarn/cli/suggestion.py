@@ -43,9 +43,20 @@ def _rollouts(api: Api) -> list[tuple[str, str]]:
     return [(rollout["id"], f"{rollout['impact']}, {rollout['progress']}") for rollout in rollouts]
 
 
+def _faults(api: Api) -> list[tuple[str, str]]:
+    view = api.get("faults", patience_s=_PATIENCE_S)
+    return [(thing["id"], str(thing.get("kind", "storm"))) for thing in (*view["faults"], *view["storms"])]
+
+
+def _fault_kinds(api: Api) -> list[tuple[str, str]]:
+    return [(kind["kind"], kind["seen"]) for kind in api.get("faults", patience_s=_PATIENCE_S)["kinds"]]
+
+
 vm_names = _suggest(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet(api, "vms")])
 host_names = _suggest(lambda api: [(host["name"], host["health"]) for host in _fleet(api, "hosts")])
 scope_ids = _suggest(lambda api: [(scope["id"], scope["title"]) for scope in _fleet(api, "scopes")])
 event_ids = _suggest(_events)
 rollout_ids = _suggest(_rollouts)
+fault_ids = _suggest(_faults)
+fault_kinds = _suggest(_fault_kinds)
 things = _suggest(lambda api: [*_events(api), *((vm["name"], "VM") for vm in _fleet(api, "vms"))])

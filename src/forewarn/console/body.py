@@ -104,6 +104,32 @@ class Withdrawing(_Strict, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
+class NewFault(_Strict, frozen=True, kw_only=True):
+    kind: Text
+    vm: str = ""
+    scope: str = ""
+    all: bool = False
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    for_s: Span | None = None
+    parameters: dict[str, float] = {}
+
+
+class Clearing(_Strict, frozen=True, kw_only=True):
+    """Which faults: all that every given member fits."""
+
+    ids: tuple[Text, ...] = ()
+    kind: str = ""
+    vm: str = ""
+    scope: str = ""
+    all: bool = False
+
+
+class NewStorm(_Strict, frozen=True, kw_only=True):
+    seed: Annotated[int, Meta(ge=0, le=2**53)]
+    vms: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
+    for_s: Span = 600
+
+
 class Advancing(_Strict, frozen=True, kw_only=True):
     by_s: float
 

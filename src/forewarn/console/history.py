@@ -9,6 +9,7 @@ from typing import Any
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.event import lists
+from forewarn.console.fault import story_with_faults
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of, title_of_scope
 from forewarn.console.views import EntryView, HistoryView, PrunedView
@@ -131,7 +132,7 @@ async def explain(room: Room, call: Call) -> Story:
         vm = room.directory.find_any(thing)
     except NotFound:
         return _explain_event(room, _event(room, thing))
-    return _explain_vm(room, vm)
+    return await story_with_faults(room, vm, _explain_vm(room, vm))
 
 
 def _event(room: Room, thing: str) -> Event:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forewarn.console import event, fleet, history, maintenance, replay, rollout, upkeep
+from forewarn.console import event, fault, fleet, history, maintenance, replay, rollout, upkeep
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 
@@ -69,6 +69,11 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/replays", replay.start, PLATFORM, 202),
     RouteLine("GET", "/replays/{id}", replay.show, READ),
     RouteLine("DELETE", "/replays/{id}", replay.stop, PLATFORM),
+    RouteLine("GET", "/faults", fault.show_all, READ),
+    RouteLine("POST", "/faults", fault.set_one, PLATFORM),
+    RouteLine("POST", "/faults/clear", fault.clear, PLATFORM),
+    RouteLine("POST", "/faults/storm", fault.start_storm, PLATFORM),
+    RouteLine("DELETE", "/faults/{id}", fault.clear_one, PLATFORM),
     RouteLine("GET", "/clock", upkeep.show_clock, READ),
     RouteLine("POST", "/clock/advance", upkeep.advance, PLATFORM),
     RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),

@@ -243,6 +243,69 @@ class PrunedView(_View, frozen=True, kw_only=True):
     pruned: int
 
 
+class FaultView(_View, frozen=True, kw_only=True):
+    id: str
+    kind: str
+    strikes: str
+    target: str
+    vm: str  # "": a scope, or everything
+    scope: str
+    who: str
+    set_at: float
+    parameters: dict[str, float]
+    count: int | None
+    left: int | None  # of its count
+    left_s: float | None  # real time for requests, lab time for events
+    touched: int
+    touched_at: float | None
+    events: tuple[str, ...]
+    seen: str
+
+
+class GustView(_View, frozen=True, kw_only=True):
+    after_s: float
+    kind: str
+    vm: str
+    count: int | None
+    for_s: float | None
+    parameters: dict[str, float]
+    is_set: bool
+
+
+class StormView(_View, frozen=True, kw_only=True):
+    id: str
+    seed: int
+    who: str
+    set_at: float
+    for_s: float
+    gusts: tuple[GustView, ...]
+
+
+class ParameterView(_View, frozen=True, kw_only=True):
+    default: float
+    least: float
+    most: float
+
+
+class FaultKindView(_View, frozen=True, kw_only=True):
+    kind: str
+    strikes: str
+    seen: str
+    parameters: dict[str, ParameterView]
+    longest_s: float | None
+
+
+class FaultsView(_View, frozen=True, kw_only=True):
+    faults: tuple[FaultView, ...]
+    storms: tuple[StormView, ...]
+    kinds: tuple[FaultKindView, ...]
+
+
+class ClearedView(_View, frozen=True, kw_only=True):
+    cleared: tuple[FaultView, ...]
+    storms: tuple[StormView, ...]
+
+
 class ClockView(_View, frozen=True, kw_only=True):
     now: float
     speed: float

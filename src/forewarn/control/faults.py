@@ -104,14 +104,14 @@ class Faults:
             return storm
 
     async def note(self, touches: Sequence[Touch]) -> None:
-        """What was spoiled since the last time; faults that have run out are told and dropped."""
-        if touches:
-            async with self._writing:
-                book = self.book
-                noted = tuple(_noted(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
-                if noted != book.faults:
-                    await self._book.adopt(replace(book, faults=noted))
-        await self.expire()
+        """What was spoiled since the last time."""
+        if not touches:
+            return
+        async with self._writing:
+            book = self.book
+            noted = tuple(_noted(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
+            if noted != book.faults:
+                await self._book.adopt(replace(book, faults=noted))
 
     async def expire(self) -> bool:
         """Drop what has run out by now; whether there was any."""
