@@ -1,0 +1,152 @@
+"""VMs on a bridge, told apart by the mark of their port; the firewall rules are the files of docs/network.md.
+
+Spec §2.1 and §7.4: what a VM sees is its own scope's, whatever it says about itself.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.process import eventually
+
+pytestmark = pytest.mark.namespaces
+
+FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 3\n\n[[vms]]\nname = "web-{n}"\ncount = 4\n'
+MARKS = '[[listeners]]\nby = "mark"\ndevice = "br0"\nmarks = {1 = "web-1", 2 = "web-2"}\n'
+NOT_FOUND = (404, '{ "error": "Not found" }')
+METADATA = "169.254.169.254"
+
+
+@dataclass
+class Bridge:
+    """Three ports: VMs 1 and 2, and one with a mark that belongs to no VM."""
+
+    host: Any
+    vms: dict[int, Any]
+
+    def guard(self, rules):
+        self.host.nft("-f", str(rules / "bridge-guard.nft"))
+        for n in self.vms:
+            table = ("add", "element", "bridge", "forewarn_guard")
+            self.host.nft(*table, "macs", f'{{ "tap{n}" . {mac(n)} }}')
+            self.host.nft(*table, "addresses", f'{{ "tap{n}" . {address(n)} }}')
+            self.host.nft(*table, "guarded", f'{{ "tap{n}" }}')
+
+
+def mac(n):
+    return f"02:00:00:00:00:0{n}"
+
+
+def address(n):
+    return f"10.0.0.1{n}"
+
+
+@pytest.fixture
+def bridge(world, rules):
+    host = world.host()
+    host.ip("link add br0 type bridge", "link set br0 up", "addr add 10.0.0.1/24 dev br0")
+    host.sysctl(tcp_fwmark_accept=1)
+    host.nft("-f", str(rules / "bridge-marks.nft"))
+    vms = {}
+    for n in (1, 2, 3):
+        vms[n] = world.vm(f"vm{n}", host, f"tap{n}", address(n), mac(n))
+        host.ip(f"link set tap{n} master br0")
+        host.nft("add", "element", "bridge", "forewarn_marks", "mark_of", f'{{ "tap{n}" : {n} }}')
+    return Bridge(host, vms)
+
+
+def forge(thief, victim_n, own_n):
+    """The thief takes the victim's address and MAC."""
+    thief.ip(
+        "link set eth0 down",
+        f"link set eth0 address {mac(victim_n)}",
+        f"addr del {address(own_n)}/24 dev eth0",
+        f"addr add {address(victim_n)}/24 dev eth0",
+        "link set eth0 up",
+        f"route replace {METADATA} dev eth0",
+    )
+
+
+def test_the_port_of_the_bridge_tells_who_calls_and_a_mark_of_nobody_is_unknown(world, bridge, poll):
+    service = world.service(bridge.host, FLEET, MARKS)
+    assert bridge.vms[1].ask() == (200, "web-1")
+    assert bridge.vms[2].ask() == (200, "web-2")
+    assert bridge.vms[3].ask() == NOT_FOUND
+    bridge.host.nft("delete", "element", "bridge", "forewarn_marks", "mark_of", '{ "tap3" }')
+    assert bridge.vms[3].ask(poll) == NOT_FOUND, "no mark is no VM either"
+    assert service.open_names() == ["169.254.169.254:80 by mark on br0"]
+
+
+def test_a_vm_that_forges_its_neighbours_address_and_mac_does_not_become_it(world, bridge, events_of, poll):
+    service = world.service(bridge.host, FLEET, MARKS)
+    assert bridge.vms[1].ask() == (200, "web-1")
+    service.restart_vm("web-1")
+    forge(bridge.vms[2], 1, 2)
+    assert bridge.vms[2].ask() == (200, "web-2")
+    assert events_of(bridge.vms[2].ask(poll)) == []
+
+
+def test_under_guard_a_forger_gets_nothing_and_its_neighbour_notices_nothing(world, bridge, rules, events_of, poll):
+    service = world.service(bridge.host, FLEET, MARKS)
+    bridge.guard(rules)
+    assert (bridge.vms[1].ask(), bridge.vms[2].ask()) == ((200, "web-1"), (200, "web-2"))
+    event_id = service.restart_vm("web-1")
+    held = bridge.vms[1].call()
+    assert held.ask() == (200, "web-1")
+
+    forge(bridge.vms[2], 1, 2)
+    assert bridge.vms[2].gets_nothing()
+    assert events_of(held.ask(poll)) == [event_id]
+    assert events_of(bridge.vms[1].ask(poll)) == [event_id]
+
+
+def test_under_guard_an_address_alone_cannot_be_forged_either(world, bridge, rules):
+    world.service(bridge.host, FLEET, MARKS)
+    bridge.guard(rules)
+    bridge.vms[2].ip(f"addr del {address(2)}/24 dev eth0", f"addr add {address(1)}/24 dev eth0")
+    bridge.vms[2].ip(f"route replace {METADATA} dev eth0")
+    assert bridge.vms[2].gets_nothing()
+    assert bridge.vms[1].ask() == (200, "web-1")
+
+
+def claim_the_metadata_address(rogue, own_n, victim_n):
+    """What an ARP spoofer sends: unasked, that the metadata address is at its own MAC."""
+    ours, theirs = (bytes.fromhex(mac(n).replace(":", "")) for n in (own_n, victim_n))
+    metadata, victim = socket.inet_aton(METADATA), socket.inet_aton(address(victim_n))
+    arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + ours + metadata + theirs + victim
+    with rogue.inside(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)) as wire:
+        wire.bind(("eth0", 0))
+        wire.send(theirs + ours + struct.pack("!H", 0x0806) + arp)
+
+
+def test_under_guard_a_vm_that_claims_the_metadata_address_is_heard_by_nobody(world, bridge, rules):
+    world.service(bridge.host, FLEET, MARKS)
+    victim, rogue = bridge.vms[1], bridge.vms[3]
+    victim.inside(partial(Path("/proc/sys/net/ipv4/neigh/eth0/locktime").write_text, "0"))
+
+    def is_fooled():
+        claim_the_metadata_address(rogue, 3, 1)
+        return mac(3) in victim.shown("neigh", "show", METADATA)
+
+    assert victim.ask() == (200, "web-1")
+    assert eventually(is_fooled), "which is why the guard is needed"
+
+    bridge.guard(rules)
+    victim.ip("neigh flush all")
+    assert victim.ask() == (200, "web-1")
+    for _ in range(5):
+        assert not is_fooled()
+        assert victim.ask() == (200, "web-1")
+
+
+def test_without_tcp_fwmark_accept_a_listener_by_mark_is_refused_with_what_to_do(world, bridge):
+    bridge.host.sysctl(tcp_fwmark_accept=0)
+    with pytest.raises(AssertionError, match=r"marks do not reach connections: say `sysctl -w net.ipv4.tcp_fwmark_acc"):
+        world.service(bridge.host, FLEET, MARKS)

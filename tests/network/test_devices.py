@@ -1,0 +1,85 @@
+"""A host that gives every VM a tap of its own: the device tells who calls (spec §2.1, §7.4)."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.testing.process import eventually
+
+pytestmark = pytest.mark.namespaces
+
+MANY = 20
+NOT_FOUND = (404, '{ "error": "Not found" }')
+
+
+def fleet(count):
+    return f'[[hosts]]\nname = "host-{{n}}"\ncount = 3\n\n[[vms]]\nname = "web-{{n}}"\ncount = {count}\n'
+
+
+def by_device(count):
+    one = '[[listeners]]\nby = "device"\ndevice = "tap{n}"\nvm = "web-{n}"\n'
+    return "".join(one.replace("{n}", str(n)) for n in range(count))
+
+
+def test_vms_with_one_address_and_one_port_each_see_their_own_document(world, events_of, poll):
+    host = world.host()
+    vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(MANY)]
+    service = world.service(host, fleet(MANY), by_device(MANY))
+
+    held = [vm.call(source="10.0.0.4", port=40000) for vm in vms]
+    assert [call.ask() for call in held] == [(200, f"web-{n}") for n in range(MANY)]
+
+    event_id = service.restart_vm("web-7")
+    assert [events_of(call.ask(poll)) for call in held] == [[event_id] if n == 7 else [] for n in range(MANY)]
+
+
+def test_a_device_that_is_made_anew_under_its_name_is_listened_on_again(world):
+    host = world.host()
+    vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
+    world.service(host, fleet(2), by_device(2))
+    assert [vm.ask() for vm in vms] == [(200, "web-0"), (200, "web-1")]
+    for _ in range(2):
+        host.ip("link del tap0")
+        assert vms[1].ask() == (200, "web-1"), "the others are served all the time"
+        world.plug(vms[0], host, "tap0")
+        assert eventually(lambda: not vms[0].gets_nothing())
+        assert vms[0].ask() == (200, "web-0")
+
+
+def test_a_device_that_comes_after_the_service_is_waited_for_and_said_once(world):
+    host = world.host()
+    early = world.vm("vm0", host, "tap0")
+    service = world.service(host, fleet(2), by_device(2))
+    assert early.ask() == (200, "web-0")
+    assert service.open_names() == ["169.254.169.254:80 by device tap0"]
+
+    late = world.vm("vm1", host, "tap1")
+    eventually(lambda: len(service.open_names()) == 2)
+    assert late.ask() == (200, "web-1")
+    lines = service.output().splitlines()
+    assert sum("not listening on 169.254.169.254:80 by device tap1 yet: device 'tap1'" in line for line in lines) == 1
+    assert sum("listening on 169.254.169.254:80 by device tap1 now" in line for line in lines) == 1
+
+
+def test_a_tap_that_takes_the_name_of_another_is_that_vm_and_nobody_is_two(world):
+    """The name in the settings is what counts: whoever configures the host says which VM is behind it."""
+    host = world.host()
+    first, second = world.vm("vm0", host, "tap0"), world.vm("vm1", host, "tap1")
+    service = world.service(host, fleet(2), by_device(2))
+    assert (first.ask(), second.ask()) == ((200, "web-0"), (200, "web-1"))
+    host.ip("link set tap0 down", "link set tap0 name other", "link set other up")
+    eventually(lambda: service.open_names() == ["169.254.169.254:80 by device tap1"])
+    assert first.gets_nothing()
+    assert second.ask() == (200, "web-1")
+
+
+def test_a_device_of_nobody_gets_nothing_and_a_vm_that_is_gone_gets_404(world, poll):
+    """Spec §10: an unknown caller learns nothing."""
+    host = world.host()
+    gone, stranger = world.vm("vm0", host, "tap0"), world.vm("vm9", host, "tap9")
+    service = world.service(host, fleet(2), by_device(1))
+    assert stranger.gets_nothing()
+    assert gone.ask() == (200, "web-0")
+    assert service.api("DELETE", "/fleet/vms/web-0").status < 300
+    for target in (poll, "/metadata/versions", "/"):
+        assert gone.ask(target) == NOT_FOUND
