@@ -1,0 +1,121 @@
+"""What tests of recordings share: stories as they would be recorded, and a lab to tell them to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from forewarn.core.fleet import Priority
+from forewarn.core.replay import Shown
+from forewarn.core.request import Request
+from forewarn.core.script import Recording, Taken
+from forewarn.protocol.codec import encode
+from forewarn.protocol.date import http_date
+from forewarn.protocol.versions import NEWEST
+from forewarn.store.seam import Committed
+from forewarn.testing.world import World, a_host, a_vm
+
+THEN = 1_600_000_000.0  # when the stories were recorded
+ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+
+
+def event(event_id: str = ID, **facts: Any) -> dict[str, Any]:
+    whole = {
+        "EventId": event_id,
+        "EventStatus": "Scheduled",
+        "EventType": "Reboot",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["theirs"],
+        "NotBefore": http_date(THEN + 900),
+        "Description": "",
+        "EventSource": "User",
+        "DurationInSeconds": -1,
+    }
+    started = {"NotBefore": ""} if facts.get("EventStatus") == "Started" else {}
+    return whole | started | facts
+
+
+def taken(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> Taken:
+    """A document as it was recorded."""
+    body = json.dumps({"DocumentIncarnation": incarnation, "Events": events}).encode()
+    return Taken(**{"at_s": at_s, "date": THEN + int(at_s), "status": 200, "body": body} | facts)
+
+
+def recording(*answers: Taken, **facts: Any) -> Recording:
+    given = {"vm": "theirs", "api_version": NEWEST, "started_at": THEN, "answers": answers}
+    return Recording(**given | facts)
+
+
+@dataclass(kw_only=True)
+class Lab:
+    """A world, and everything that web-0 was shown since the lab began."""
+
+    world: World
+    seen: list[tuple[float, Any]] = field(default_factory=list)
+
+    def listen(self) -> None:
+        self.world.store.subscribe(self._hear)
+
+    def _hear(self, committed: Committed) -> None:
+        now = (self.world.now, self.shows())
+        if not self.seen or self.seen[-1][1] != now[1]:
+            self.seen.append(now)
+
+    def shown(self, vm: str = "web-0") -> Shown | None:
+        return self.world.control.replays.shown(self.world.scope(vm))
+
+    def shows(self, vm: str = "web-0", version: str = NEWEST) -> Any:
+        """The document that this VM would be given, or the status in its place."""
+        shown = self.shown(vm)
+        if shown is None:
+            return json.loads(self.world.document(vm, version))
+        return json.loads(encode(shown.document, version)) if shown.instead is None else shown.instead.status
+
+    def start(self, recorded: Recording, vm: str = "web-0", **options: Any) -> Request:
+        world = self.world
+        request = world.do(world.control.replays.start(world.vm(vm), recorded, who="ann", **options))
+        world.settle()
+        return request
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    pair = [a_vm(f"db-{n}", host="h1", availability_set="db", update_domain=n) for n in (0, 1)]
+    spot = a_vm("spot", host="h2", priority=Priority.SPOT)
+    world = World(vms=[a_vm("web-0"), a_vm("web-1"), *pair, spot], hosts=[a_host("h1"), a_host("h2")])
+    lab = Lab(world=world)
+    lab.listen()
+    yield lab
+    world.close()
+
+
+@dataclass(frozen=True)
+class Maker:
+    event: Callable[..., dict[str, Any]]
+    taken: Callable[..., Taken]
+    recording: Callable[..., Recording]
+    then: float = THEN
+    id: str = ID
+
+
+@pytest.fixture(scope="session")
+def make() -> Maker:
+    """Makes recordings."""
+    return Maker(event=event, taken=taken, recording=recording)
+
+
+@pytest.fixture
+def restart_story(make: Maker) -> Recording:
+    """A Reboot that was approved after a minute and took ten seconds."""
+    return make.recording(
+        make.taken(0.0, incarnation=4),
+        make.taken(5.0, make.event(NotBefore=http_date(THEN + 905)), incarnation=5),
+        make.taken(65.0, make.event(EventStatus="Started"), incarnation=6),
+        make.taken(75.0, incarnation=7),
+        ended_s=80.0,
+        ended_date=THEN + 80,
+    )

@@ -1,0 +1,108 @@
+"""Recording: every answer that differs from the one before, and whatever came in place of one (spec §11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.client import Unreachable
+from forewarn.client.endpoint import read_endpoint
+from forewarn.client.recorder import Recorder
+from forewarn.client.recording import Answer
+from forewarn.testing.scripted import Reply, Scripted, says
+
+DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
+EMPTY = says({"DocumentIncarnation": 1, "Events": []}, headers=(DATE,))
+BUSY = says({"DocumentIncarnation": 2, "Events": [{"EventId": "X"}]}, headers=(DATE,))
+
+
+class Time:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def recorder_of(server: Scripted, **options: Any) -> Recorder:
+    time = Time()
+    return Recorder(read_endpoint(server.url), clock=lambda: time.now, sleep=time.sleep, **options)
+
+
+def record(*replies: Reply, polls: int) -> list[Answer]:
+    """What is kept of so many polls, one a second."""
+    with Scripted(*replies) as server:
+        return list(recorder_of(server, for_s=polls - 0.5).answers())
+
+
+def test_an_answer_is_kept_once_with_its_offset_and_the_servers_date() -> None:
+    first, second = record(EMPTY, EMPTY, EMPTY, BUSY, polls=5)
+    assert (first.at_s, second.at_s) == (0.0, 3.0)
+    assert (first.status, first.body, first.date) == (200, EMPTY.body, 1474308887.0)
+    assert second.body == BUSY.body
+
+
+def test_answers_that_come_again_after_others_are_kept_again() -> None:
+    assert [answer.body for answer in record(EMPTY, BUSY, EMPTY, polls=4)] == [EMPTY.body, BUSY.body, EMPTY.body]
+
+
+def test_every_fault_is_kept_with_what_it_said() -> None:
+    """Spec §11: empty bodies, 410, 429, 500, resets."""
+    throttled = Reply(status=429, body=b"Throttle Result", headers=(("Retry-After", "2"), ("Content-Type", "text/x")))
+    faults = (Reply(status=410), throttled, Reply(), Reply(status=500, body=b"\xff"), Reply(resets=True))
+    kept = record(*faults, EMPTY, polls=6)
+    assert [answer.status for answer in kept] == [410, 429, 200, 500, None, 200]
+    assert (kept[1].retry_after, kept[1].content_type, kept[1].body) == ("2", "text/x", b"Throttle Result")
+    assert (kept[2].body, kept[3].body) == (b"", b"\xff")
+    assert "broke off its answer" in kept[4].broke
+
+
+def test_a_fault_that_stays_is_kept_once() -> None:
+    assert [answer.status for answer in record(EMPTY, Reply(resets=True), polls=5)] == [200, None]
+    assert [answer.status for answer in record(EMPTY, Reply(status=410), polls=5)] == [200, 410]
+
+
+def test_an_endpoint_that_holds_polls_is_asked_to_hold_them() -> None:
+    """Spec §4.4; the last one not past the end."""
+    held = Reply(status=304, headers=(("Preference-Applied", "wait=9"),))
+    tagged = says({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'), DATE))
+    with Scripted(tagged, held, BUSY, EMPTY) as server:
+        recorder = recorder_of(server, for_s=3.2)
+        kept = list(recorder.answers())
+    assert [answer.body for answer in kept] == [tagged.body, BUSY.body, EMPTY.body]
+    assert server.requests[0].values("prefer") == ()
+    assert [request.values("prefer") for request in server.requests[1:3]] == [("wait=3",), ("wait=3",)]
+    assert server.requests[1].values("if-none-match") == ('"1-1"',)
+    assert recorder.end().polls == len(server.requests)
+
+
+def test_after_a_fault_the_whole_document_is_asked_for_again() -> None:
+    tagged = says({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'),))
+    with Scripted(tagged, Reply(status=500), tagged) as server:
+        list(recorder_of(server, for_s=2.5).answers())
+    assert [request.values("if-none-match") for request in server.requests[:3]] == [(), ('"1-1"',), ()]
+
+
+def test_the_end_says_how_long_and_how_often() -> None:
+    with Scripted(EMPTY) as server:
+        recorder = recorder_of(server, for_s=10.0, every_s=2.0)
+        list(recorder.answers())
+    end = recorder.end()
+    assert (end.at_s, end.date, end.polls) == (10.0, 1474308887.0, 5)
+
+
+def test_an_endpoint_where_nobody_listens_is_told_and_not_recorded() -> None:
+    with Scripted(EMPTY) as server:
+        pass
+    with pytest.raises(Unreachable, match="nothing answers"):
+        list(recorder_of(server, for_s=1.0).answers())
+
+
+def test_an_endpoint_that_goes_away_meanwhile_is_recorded() -> None:
+    with Scripted(EMPTY) as server:
+        answers = recorder_of(server, for_s=3.0).answers()
+        next(answers)
+    assert [answer.status for answer in answers] == [None]

@@ -1,0 +1,106 @@
+"""The file of a recording: what is written is read again, and what cannot be read is told with its line."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.client.recording import (
+    Answer,
+    BadRecording,
+    Beginning,
+    End,
+    Recording,
+    read_recording,
+    write_line,
+    write_recording,
+)
+
+SECONDS = st.floats(min_value=0, max_value=1e9, allow_nan=False)
+STATUSES = st.integers(min_value=200, max_value=599)
+DATES = st.none() | SECONDS
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    offsets = sorted(draw(st.lists(SECONDS, min_size=1, max_size=6)))
+    answers = []
+    for at_s in offsets:
+        if draw(st.booleans()):
+            answers.append(Answer(at_s=at_s, status=None, date=None, broke=draw(st.text())))
+            continue
+        answers.append(
+            Answer(
+                at_s=at_s,
+                status=draw(STATUSES),
+                date=draw(DATES),
+                content_type=draw(st.text()),
+                retry_after=draw(st.text()),
+                body=draw(st.binary() | st.text().map(lambda text: text.encode("utf-8", "replace"))),
+            )
+        )
+    end = draw(st.none() | st.builds(End, at_s=st.just(offsets[-1]), date=DATES, polls=st.integers(0, 10**9)))
+    beginning = draw(st.builds(Beginning, vm=st.text(), api_version=st.text(), started_at=SECONDS))
+    return Recording(beginning=beginning, answers=tuple(answers), end=end)
+
+
+@given(recordings())
+@settings(max_examples=150, deadline=None)
+def test_any_recording_is_read_as_it_was_written(recording: Recording) -> None:
+    assert read_recording(write_recording(recording), "f") == recording
+
+
+@given(recordings(), st.integers(min_value=0, max_value=10_000))
+@settings(max_examples=100, deadline=None)
+def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence(recording: Recording, at: int) -> None:
+    raw = write_recording(recording)[:at]
+    try:
+        read = read_recording(raw, "f")
+    except BadRecording:
+        assert raw.count(b"\n") <= 1
+    else:
+        assert read.answers == recording.answers[: len(read.answers)]
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_any_other_file_is_refused_with_a_sentence(raw: bytes) -> None:
+    with pytest.raises(BadRecording):
+        read_recording(raw, "f")
+
+
+BEGIN = write_line(Beginning(vm="a", api_version="2020-07-01", started_at=1.0)).decode()
+GOOD = '{"at_s":1,"status":200,"body":""}\n'
+BAD = {
+    "empty": ("", "f:1: the file is empty"),
+    "no mark": ("{}\n", "f:1: this does not begin a recording; give a file that `forewarn record` has made"),
+    "newer": ('{"forewarn-recording":2}\n', "f:1: the recording has format 2 and this forewarn reads 1; use a newer"),
+    "no answers": (BEGIN, "f: the recording holds no answer"),
+    "not JSON": (BEGIN + "{\n" + GOOD, "f:2: this is no line of JSON"),
+    "no object": (BEGIN + "[]\n", "f:2: this is JSON, but no object"),
+    "no offset": (BEGIN + '{"status":200}\n', "f:2: 'at_s' is None, not a number of seconds"),
+    "an odd offset": (BEGIN + '{"at_s":true,"status":200}\n', "f:2: 'at_s' is True"),
+    "infinite": (BEGIN + '{"at_s":Infinity,"status":200}\n', "f:2: this is no line of JSON (Infinity is no number)"),
+    "no status": (BEGIN + '{"at_s":1}\n', "f:2: 'status' is missing"),
+    "an odd status": (BEGIN + '{"at_s":1,"status":7}\n', "f:2: 'status' is 7, not one of HTTP"),
+    "an odd date": (BEGIN + '{"at_s":1,"date":"x","status":200}\n', "f:2: 'date' is 'x'"),
+    "an odd body": (BEGIN + '{"at_s":1,"status":200,"body":5}\n', "f:2: 'body' is 5, not a text"),
+    "odd base64": (BEGIN + '{"at_s":1,"status":200,"body_base64":"?"}\n', "f:2: the body is neither text nor base64"),
+    "backwards": (BEGIN + GOOD + '{"at_s":0.5,"status":500}\n', "f:3: 'at_s' is 0.5, before the line above"),
+    "after the end": (BEGIN + '{"at_s":1,"ended":true}\n' + GOOD, "f:2: the recording ends here, but more lines"),
+}
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
+def test_a_bad_file_is_refused_with_its_line_and_a_remedy(text: str, sentence: str) -> None:
+    with pytest.raises(BadRecording) as refusal:
+        read_recording(text.encode(), "f")
+    assert str(refusal.value).startswith(sentence)
+    assert ";" in str(refusal.value)
+
+
+def test_a_line_is_plain_json_that_people_can_read() -> None:
+    line = write_line(Answer(at_s=1.5, date=7.0, status=200, content_type="text/plain", body=b"caf\xc3\xa9"))
+    assert json.loads(line) == {"at_s": 1.5, "date": 7.0, "status": 200, "content_type": "text/plain", "body": "café"}
+    assert line.endswith(b"\n")

@@ -1,0 +1,331 @@
+"""A story told again in virtual time: the same documents at the same pace, with new ids, names and times."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forewarn.clock import SystemClock
+from forewarn.core.request import Ask
+from forewarn.core.script import Recording, Taken
+from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.protocol.codec import read_date
+from forewarn.testing.world import NOON, World, a_vm
+
+
+def listed(document: Any) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(e["EventType"], e["EventStatus"], tuple(e["Resources"])) for e in document["Events"]]
+
+
+def incarnations(lab: Any) -> list[int]:
+    return [document["DocumentIncarnation"] for _, document in lab.seen if isinstance(document, dict)]
+
+
+def test_the_story_is_told_at_its_pace_and_ends_with_the_scopes_own_document(lab: Any, restart_story: Any) -> None:
+    """Spec §4.2, §12."""
+    lab.start(restart_story)
+    lab.world.advance(100)
+    told = [(at - NOON, document["DocumentIncarnation"], listed(document)) for at, document in lab.seen]
+    assert told == [
+        (0, 1, []),
+        (5, 2, [("Reboot", "Scheduled", ("web-0",))]),
+        (65, 3, [("Reboot", "Started", ("web-0",))]),
+        (75, 4, []),
+    ]
+    assert lab.shown() is None
+    assert lab.world.scope("web-0").incarnation == 4
+
+
+def test_ids_are_new_upper_case_and_stay_the_same_throughout(lab: Any, restart_story: Any, make: Any) -> None:
+    lab.start(restart_story)
+    lab.world.advance(100)
+    ids = {event["EventId"] for _, document in lab.seen for event in document["Events"]}
+    assert len(ids) == 1
+    assert make.id not in ids
+    assert all(len(event_id) == 36 and event_id == event_id.upper() for event_id in ids)
+
+
+def test_the_notice_is_as_long_as_it_was(lab: Any, restart_story: Any) -> None:
+    """Spec §6.3, §12: NotBefore minus Date."""
+    lab.start(restart_story)
+    lab.world.advance(30)
+    (event,) = lab.shows()["Events"]
+    assert read_date(event["NotBefore"]) == NOON + 5 + 900
+
+
+def test_a_story_told_faster_has_shorter_notices(lab: Any, restart_story: Any) -> None:
+    """So nothing starts before its NotBefore that did not when it was recorded."""
+    lab.start(restart_story, speed=10)
+    lab.world.advance(1)
+    (event,) = lab.shows()["Events"]
+    assert read_date(event["NotBefore"]) == NOON + 91  # (5 + 900) / 10, in whole seconds, never less
+    lab.world.advance(7)
+    assert [at - NOON for at, _ in lab.seen] == [0, 0.5, 6.5, 7.5]
+
+
+def test_a_story_is_told_several_times_with_ids_of_their_own(lab: Any, restart_story: Any) -> None:
+    lab.start(restart_story, loops=3)
+    lab.world.advance(300)
+    ids = [event["EventId"] for _, document in lab.seen for event in document["Events"]]
+    assert len(ids) == 6
+    assert len(set(ids)) == 3
+    assert incarnations(lab) == list(range(1, 11))
+    assert [at - NOON for at, _ in lab.seen] == [0, 5, 65, 75, 85, 145, 155, 165, 225, 235]
+
+
+def test_a_telling_that_ends_amid_events_takes_them_off_the_list(lab: Any, make: Any) -> None:
+    lab.start(make.recording(make.taken(0.0, make.event(), incarnation=3), ended_s=10.0), loops=2)
+    lab.world.advance(30)
+    shown = [(at - NOON, document["DocumentIncarnation"], len(document["Events"])) for at, document in lab.seen]
+    assert shown == [(0, 1, 0), (0, 2, 1), (10, 3, 0), (10, 4, 1), (20, 5, 0)]
+
+
+def test_every_vm_of_the_scope_sees_it_and_no_other_does(lab: Any, make: Any) -> None:
+    """Spec §7.2, §7.4."""
+    lab.start(make.recording(make.taken(0.0, make.event()), ended_s=60.0), "db-0")
+    assert lab.shows("db-1") == lab.shows("db-0")
+    assert listed(lab.shows("db-1")) == [("Reboot", "Scheduled", ("db-0",))]
+    assert lab.shows("web-0")["Events"] == []
+
+
+def test_each_version_shows_what_it_knows_of_the_story(lab: Any, make: Any) -> None:
+    """Spec §3."""
+    lab.start(make.recording(make.taken(0.0, make.event(), make.event("B", EventType="Terminate")), ended_s=60.0))
+    assert listed(lab.shows(version="2017-03-01")) == [("Reboot", "Scheduled", ("_web-0",))]
+    assert len(lab.shows(version="2019-01-01")["Events"]) == 2
+
+
+def test_what_the_wire_gave_in_place_of_documents_is_given_again(lab: Any, make: Any) -> None:
+    """Spec §11."""
+    statuses = (410, 429, 500)
+    faults = [Taken(at_s=5.0 + n, status=status, body=b"x") for n, status in enumerate(statuses)]
+    lab.start(make.recording(make.taken(0.0), *faults, Taken(at_s=8.0), make.taken(9.0), ended_s=20.0))
+    lab.world.advance(30)
+    assert [(at - NOON, shown) for at, shown in lab.seen if not isinstance(shown, dict)] == [
+        (5, 410),
+        (6, 429),
+        (7, 500),
+        (8, None),
+    ]
+    assert lab.world.scope("web-0").incarnation == 1
+
+
+def test_an_approval_of_a_replayed_event_is_taken_written_down_once_and_changes_nothing(
+    lab: Any, restart_story: Any
+) -> None:
+    """Spec §5.2, §5.3."""
+    lab.start(restart_story)
+    lab.world.advance(10)
+    document = lab.shows()
+    event_id = document["Events"][0]["EventId"]
+    assert lab.world.approve("web-0", event_id) is None
+    assert lab.world.approve("web-0", event_id) is None
+    assert lab.shows() == document
+    (entry,) = lab.world.store.history(event_id=event_id)
+    assert (entry.what, entry.who, entry.at) == ("approved", "web-0", NOON + 10)
+    assert entry.text == "web-0 approved Reboot of web-0, which is replayed: the story keeps its pace"
+
+
+def test_a_replayed_id_counts_as_approved_after_its_event_and_after_the_replay(lab: Any, restart_story: Any) -> None:
+    """Spec §5.2."""
+    lab.start(restart_story)
+    lab.world.advance(10)
+    event_id = lab.shows()["Events"][0]["EventId"]
+    for _ in range(2):
+        lab.world.advance(70)
+        assert lab.world.approve("web-0", event_id) is None
+    lab.world.restart()
+    assert lab.world.approve("web-0", event_id) is None
+    assert lab.world.store.history(event_id=event_id) == []
+
+
+def test_an_id_of_the_recording_or_of_another_scope_is_unknown(lab: Any, restart_story: Any, make: Any) -> None:
+    """Spec §5.2, §7.4: then nothing takes effect."""
+    lab.start(restart_story)
+    lab.world.advance(10)
+    event_id = lab.shows()["Events"][0]["EventId"]
+    assert lab.world.approve("web-0", event_id, make.id) == make.id
+    assert lab.world.approve("web-1", event_id) == event_id
+    assert lab.world.store.history(event_id=event_id) == []
+
+
+def test_a_restart_in_the_middle_goes_on_where_it_was(lab: Any, restart_story: Any) -> None:
+    lab.start(restart_story, loops=2)
+    lab.world.advance(30)
+    before = lab.shows()
+    lab.world.restart()
+    lab.listen()
+    assert lab.shows() == before
+    lab.world.advance(200)
+    starts = [
+        at - NOON for at, document in lab.seen if [e for e in document["Events"] if e["EventStatus"] == "Started"]
+    ]
+    assert starts == [65, 145]
+    assert incarnations(lab) == list(range(1, 8))
+
+
+def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab: Any, restart_story: Any) -> None:
+    lab.start(restart_story)
+    lab.world.clock.adopt(lab.world.clock.jumped_to(NOON + 70))
+    lab.world.restart()
+    texts = [entry.text for entry in lab.world.store.history() if entry.what == "replayed"]
+    assert [text.removeprefix("web-0 is shown ") for text in texts] == [
+        "no events",
+        "Reboot of web-0 scheduled",
+        "Reboot of web-0 started",
+    ]
+
+
+def test_two_replays_on_one_scope_are_refused(lab: Any, restart_story: Any) -> None:
+    first = lab.start(restart_story, "db-0")
+    with pytest.raises(Refused, match=f"scope of VM 'db-1' is being shown replay {first.id} already: wait"):
+        lab.start(restart_story, "db-1")
+    lab.start(restart_story, "web-0")
+    assert len(lab.world.control.replays.all()) == 2
+
+
+def test_a_scope_with_an_event_under_way_is_told_no_story(lab: Any, restart_story: Any) -> None:
+    (event,) = lab.world.ask(Ask.RESTART, "web-0")
+    with pytest.raises(Refused, match=f"has event {event.id} .* under way: replay when it is over, or withdraw it"):
+        lab.start(restart_story)
+    assert lab.world.control.replays.all() == []
+
+
+def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: Any, restart_story: Any) -> None:
+    """Spec §4.2: what really happens comes first; the number grows, and the old list is gone."""
+    request = lab.start(restart_story)
+    lab.world.advance(10)
+    (event,) = lab.world.ask(Ask.RESTART, "web-0")
+    assert [shown["EventId"] for shown in lab.shows()["Events"]] == [event.id]
+    ended = lab.world.control.replays.find(request.id).replay
+    assert (ended.ended, ended.reason) == ("interrupted", f"the scope has an event of its own, {event.id}")
+    lab.world.advance(3600)
+    assert incarnations(lab) == sorted(set(incarnations(lab)))
+    assert lab.shows()["Events"] == []
+
+
+def test_what_no_document_shows_does_not_end_a_replay(lab: Any, restart_story: Any) -> None:
+    """Spec §6.4: power operations have no event."""
+    lab.start(restart_story)
+    lab.world.ask(Ask.POWER_OFF, "web-0")
+    lab.world.advance(10)
+    assert len(lab.shows()["Events"]) == 1
+
+
+def test_a_replay_ends_when_its_vm_goes(lab: Any, restart_story: Any) -> None:
+    request = lab.start(restart_story)
+    lab.world.ask(Ask.DELETE, "web-0")
+    lab.world.advance(10)
+    assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 is gone"
+
+
+def test_a_replay_that_is_stopped_leaves_the_scopes_own_document_under_a_new_number(
+    lab: Any, restart_story: Any
+) -> None:
+    """Spec §4.2."""
+    request = lab.start(restart_story)
+    lab.world.advance(10)
+    lab.world.do(lab.world.control.replays.stop(request.id[:30], who="ann"))
+    assert lab.shows() == {"DocumentIncarnation": 3, "Events": []}
+    with pytest.raises(Refused, match=r"is over \(stopped\): there is nothing to stop"):
+        lab.world.do(lab.world.control.replays.stop(request.id, who="ann"))
+    lab.start(restart_story)
+    with pytest.raises(NotFound, match="replay 'nope' does not exist: `forewarn replays` lists them"):
+        lab.world.control.replays.find("nope")
+
+
+def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
+    request = lab.start(restart_story)
+    lab.world.advance(100)
+    told = [(entry.what, entry.text) for entry in lab.world.store.history(request_id=request.id)]
+    assert told == [
+        ("requested", "ann asked for replay of a recording to web-0"),
+        ("replayed", "web-0 is shown no events"),
+        ("replayed", "web-0 is shown Reboot of web-0 scheduled"),
+        ("replayed", "web-0 is shown Reboot of web-0 started"),
+        ("replayed", "web-0 is shown no events"),
+        ("completed", f"replay {request.id} finished"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"speed": 0}, "speed 0 is out of range: give a number from 0.01 to 10000"),
+        ({"speed": float("nan")}, "speed nan is out of range"),
+        ({"loops": 0}, "a story can be told 1 to 1000 times, not 0"),
+        ({"names": {"nobody": "x"}}, "no recorded event names VM 'nobody': those named are theirs"),
+    ],
+)
+def test_bad_wishes_are_refused(lab: Any, restart_story: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(Rejected, match=sentence):
+        lab.start(restart_story, **options)
+    assert lab.world.control.replays.all() == []
+
+
+def test_only_a_lab_tells_stories(restart_story: Any) -> None:
+    world = World(vms=[a_vm("web-0")])
+    try:
+        world.control.desk.clock = SystemClock()
+        with pytest.raises(Rejected, match="this service is no lab, and its VMs are told only what is true"):
+            world.do(world.control.replays.start(world.vm("web-0"), restart_story, who="ann"))
+    finally:
+        world.close()
+
+
+def documents() -> st.SearchStrategy[Any]:
+    events = st.lists(
+        st.tuples(st.sampled_from("ABC"), st.sampled_from(["Scheduled", "Started"])), unique_by=lambda e: e[0]
+    )
+    return st.tuples(st.integers(0, 4), events) | st.sampled_from([410, 500, None])
+
+
+@given(st.lists(documents(), min_size=1, max_size=8), st.integers(1, 3), st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_was_recorded_the_number_never_goes_back_and_same_number_is_same_content(
+    make: Any, answers: list[Any], loops: int, data: st.DataObject
+) -> None:
+    """Spec §4.2, with restarts anywhere."""
+    told: list[Taken] = []
+    for n, answer in enumerate(answers):
+        if not isinstance(answer, tuple):
+            told.append(Taken(at_s=float(n), status=answer))
+            continue
+        events = [make.event(name, EventStatus=status) for name, status in answer[1]]
+        told.append(make.taken(float(n), *events, incarnation=answer[0]))
+    world = World(vms=[a_vm("web-0")])
+    try:
+        _tell(world, make.recording(*told, ended_s=float(len(told))), loops, data)
+    finally:
+        world.close()
+
+
+def _tell(world: World, recording: Recording, loops: int, data: st.DataObject) -> None:
+    content: dict[int, Any] = {}
+    latest = 0
+
+    def look(_: Any) -> None:
+        nonlocal latest
+        shown = world.control.replays.shown(world.scope("web-0"))
+        document = shown.document if shown else None
+        number = world.scope("web-0").incarnation
+        notices = document.notices if document else ()
+        assert number >= latest
+        assert content.setdefault(number, notices) == notices
+        latest = number
+
+    world.store.subscribe(look)
+    world.do(world.control.replays.start(world.vm("web-0"), recording, who="ann", loops=loops))
+    world.settle()
+    for _ in range(3):
+        if data.draw(st.booleans()):
+            world.restart()
+            world.store.subscribe(look)
+        world.advance(data.draw(st.floats(0.5, 20)))
+    world.advance(100)
+    assert world.control.replays.all()[0].replay.ended == "finished"
+    assert json.loads(world.document("web-0"))["Events"] == []
