@@ -31,6 +31,7 @@ GOOD: dict[tuple[str, str], Good] = {
         {},
     ),
     ("GET", "/vms/{name:path}"): lambda api: ("/vms/sub%2Flab%2Fdb", None),
+    ("GET", "/keepers"): lambda api: ("/keepers", None),
     ("POST", "/requests"): lambda api: ("/requests", {"ask": "restart", "vms": ["db"]}),
     ("GET", "/requests/{id}"): lambda api: (f"/requests/{api.restart_of('db')[0]['request_id']}", None),
     ("POST", "/hosts/{name}/degrade"): lambda api: ("/hosts/h1/degrade", {"in_s": 7 * 86400}),

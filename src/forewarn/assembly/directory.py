@@ -13,6 +13,7 @@ LEDGER = "simulated.db"
 SOCKET = "forewarn.sock"
 KEEPERS = "forewarn.vms"
 VMS = "vms"
+COMMANDS = "commands"
 _LOCK = "lock"
 
 
@@ -66,6 +67,11 @@ class DataDirectory:
     def vms(self) -> Path:
         """Where VMs with a keeper have their directories."""
         return self.path / VMS
+
+    @property
+    def commands(self) -> Path:
+        """Where the command hypervisor keeps what it tried."""
+        return self.path / COMMANDS
 
     def close(self) -> None:
         if self._lock is not None:

@@ -19,8 +19,11 @@ from forewarn.assembly.chores import flush, note_faults, prune_history, tend_fau
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.doctor import examine
 from forewarn.assembly.fleet import apply_first_fleet
+from forewarn.assembly.hands import open_hypervisor
+from forewarn.assembly.keepers import Door, entry_about
 from forewarn.assembly.mouth import Backing, Mouth
-from forewarn.assembly.settings import Settings
+from forewarn.assembly.settings import Hands, Settings
+from forewarn.assembly.starter import Starter
 from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.console.app import build
 from forewarn.console.house import House
@@ -30,12 +33,12 @@ from forewarn.control.labtime import stored_setting
 from forewarn.core.change import Commit
 from forewarn.core.enablement import enable
 from forewarn.core.event import Status
+from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.policy import Around, Enablement
 from forewarn.core.scope import Scope
-from forewarn.hypervisor.behaviour import Behaviour
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.simulated import Simulated
+from forewarn.hypervisor.keepers import Keepers
+from forewarn.hypervisor.roster import Roster
 from forewarn.store.seam import Store
 from forewarn.store.sqlite import SqliteStore
 
@@ -50,6 +53,7 @@ class Service:
     settings: Settings
     control: Control
     mouth: Mouth
+    keepers: Keepers
     started_at: float
 
     def info(self) -> dict[str, Any]:
@@ -87,7 +91,8 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         stack.callback(directory.close)
         store = SqliteStore.open(directory.database)
         stack.push_async_callback(store.close)
-        hypervisor = Simulated(Ledger.open(directory.ledger), Behaviour.from_rules(list(settings.simulate)))
+        keepers = Keepers(Roster(directory.vms))
+        hypervisor = open_hypervisor(settings, directory, keepers)
         stack.push_async_callback(hypervisor.close)
         control = Control(
             store=store,
@@ -110,7 +115,10 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await _keep(stack, tend_faults(mouth.faults, control.faults))
         await _keep(stack, write_observations(mouth.observations, store))
         await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
-        service = Service(settings=settings, control=control, mouth=mouth, started_at=control.clock.now())
+        service = Service(
+            settings=settings, control=control, mouth=mouth, keepers=keepers, started_at=control.clock.now()
+        )
+        await _let_keepers_in(stack, service, directory)
         app = build(_console_house(service, directory))
         await stack.enter_async_context(serve_unix(app, directory.socket))
         yield service
@@ -149,6 +157,20 @@ def _clock(settings: Settings, store: Store) -> Clock:
     return LabClock(stored_setting(store)) if settings.lab else SystemClock()
 
 
+async def _let_keepers_in(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
+    """VMs made of namespaces: their keepers call, and those that the fleet asks for are started."""
+    control = service.control
+
+    async def tell(what: What, vm: Vm, text: str) -> None:
+        await _write(control, entry_about(vm, what, text, control.clock.now()))
+
+    door = Door(keepers=service.keepers, store=control.store, mouth=service.mouth, tell=tell)
+    await stack.enter_async_context(door.open(directory.keepers))
+    if service.settings.hypervisor is Hands.PROCESS:
+        starter = Starter(store=control.store, keepers=service.keepers, data=directory.path, tell=tell)
+        await _keep(stack, starter.run())
+
+
 def _console_house(service: Service, directory: DataDirectory) -> House:
     async def doctor() -> list[Any]:
         return await asyncio.to_thread(examine, service.settings, directory.database)
@@ -163,6 +185,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         doctor=doctor,
         who=f"local user {getpass.getuser()}",
         endpoint_of=service.mouth.endpoint_of,
+        keepers=lambda: service.keepers.links,
         observe=observe,
     )
 
@@ -179,7 +202,10 @@ async def _keep(stack: AsyncExitStack, work: Any) -> None:
 
 
 async def _say(control: Control, text: str) -> None:
-    entry = Entry(at=control.clock.now(), what=What.SERVICE, who="forewarn", text=text)
+    await _write(control, Entry(at=control.clock.now(), what=What.SERVICE, who="forewarn", text=text))
+
+
+async def _write(control: Control, entry: Entry) -> None:
     try:
         await control.store.commit(Commit(entries=(entry,)))
     except Exception as error:

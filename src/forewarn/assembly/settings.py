@@ -15,11 +15,12 @@ import msgspec
 from forewarn.assembly.entrance import read_address, read_entrances
 from forewarn.core.policy import Enablement, Policy
 from forewarn.errors import Rejected
+from forewarn.hypervisor.command import Spec, must_make_sense
 from forewarn.metadata import Entrance
 from forewarn.protocol.versions import VERSIONS, UnknownVersion
 
 PREFIX = "FOREWARN_"
-_FILE_ONLY = ("versions", "simulate", "listeners")  # tables
+_FILE_ONLY = ("versions", "simulate", "listeners", "commands")  # tables
 
 
 class Sockets(StrEnum):
@@ -27,6 +28,14 @@ class Sockets(StrEnum):
 
     OWN = "own"
     HELPER = "helper"  # `forewarn sockets`, which has the privilege that the service then needs no more
+
+
+class Hands(StrEnum):
+    """Who does to VMs what events announce."""
+
+    SIMULATED = "simulated"
+    PROCESS = "process"  # VMs made of namespaces, by their keepers; simulated for all others
+    COMMAND = "command"  # the operator's own commands
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
     require_header: bool = False  # the Metadata header in 2017-03-01 too, on loopback as well
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions it serves
+    hypervisor: Hands = Hands.SIMULATED  # process in a lab
     simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
+    commands: dict[str, Spec] = {}  # verb → the command that does it; "*" for all others
 
     @property
     def directory(self) -> Path:
@@ -84,7 +95,7 @@ def load(
     """The settings of a service; `flags` that are None were not given."""
     usual = {"data": default_data(environ), "lab": lab}
     if lab:
-        usual["enablement"] = Enablement.ALWAYS.value  # spec §8.3
+        usual |= {"enablement": Enablement.ALWAYS.value, "hypervisor": Hands.PROCESS.value}  # spec §8.3
     from_file = _read_file(config) if config is not None else {}
     given = {name: value for name, value in flags.items() if value is not None}
     merged = {**usual, **from_file, **_read_environment(environ), **given}
@@ -134,6 +145,9 @@ def _what_is_wrong(error: msgspec.ValidationError) -> str:
 
 
 def _check(settings: Settings) -> None:
+    must_make_sense(settings.commands)
+    if settings.hypervisor is Hands.COMMAND and not settings.commands:
+        raise Rejected("setting 'hypervisor' is 'command', but there is no command: add [commands.reboot] and others")
     if not 0 <= settings.first_answer_delay_s <= 120:
         raise Rejected(f"setting 'first_answer_delay_s' is {settings.first_answer_delay_s:g}: give 0 to 120 seconds")
     if not 1 <= settings.port <= 65535:

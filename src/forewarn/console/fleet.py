@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from forewarn.console import body
 from forewarn.console.call import Call
+from forewarn.console.keeper import shown as keeper_view
 from forewarn.console.newcomer import file_for
 from forewarn.console.refusal import NotApplicable
 from forewarn.console.room import Room
@@ -52,7 +53,9 @@ async def show_vm(room: Room, call: Call) -> VmWithEvents:
     live = events_of(room.control.desk.scope(vm.scope_id), vm.name)
     shown = showing.vm(vm)
     facts = {name: getattr(shown, name) for name in shown.__struct_fields__}
-    return VmWithEvents(events=showing.events(live), **facts)
+    keeper = room.house.keepers().get(vm.key)
+    kept = keeper_view(vm.name, keeper) if keeper is not None else None
+    return VmWithEvents(events=showing.events(live), keeper=kept, **facts)
 
 
 async def check(room: Room, call: Call) -> CheckedView:

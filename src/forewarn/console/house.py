@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
+
+
+class Keeper(Protocol):
+    """The process that holds a VM made of namespaces, while it is connected."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def program(self) -> tuple[str, ...] | None: ...
 
 
 def _nowhere(vm: Vm) -> str:
@@ -27,4 +40,5 @@ class House:
     who: str  # how the history calls whoever asks here
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
+    keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now

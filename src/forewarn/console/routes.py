@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forewarn.console import event, fault, fleet, history, maintenance, replay, rollout, upkeep
+from forewarn.console import event, fault, fleet, history, keeper, maintenance, replay, rollout, upkeep
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 
@@ -47,6 +47,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("DELETE", "/fleet/hosts/{name}", fleet.remove_host, PLATFORM),
     RouteLine("POST", "/vms/{name:path}/perform-maintenance", maintenance.perform_maintenance, OPERATE),
     RouteLine("GET", "/vms/{name:path}", fleet.show_vm, READ),
+    RouteLine("GET", "/keepers", keeper.show_all, READ),
     RouteLine("POST", "/requests", maintenance.ask, OPERATE, 202),
     RouteLine("GET", "/requests/{id}", maintenance.show_request, READ),
     RouteLine("POST", "/hosts/{name}/degrade", maintenance.degrade, PLATFORM, 202),

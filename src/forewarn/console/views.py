@@ -121,8 +121,23 @@ class AutoApprovalView(_View, frozen=True, kw_only=True):
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
+class KeeperView(_View, frozen=True, kw_only=True):
+    """The process that holds a VM made of namespaces."""
+
+    vm: str
+    pid: int
+    state: str
+    boot_id: str
+    program: tuple[str, ...] | None
+
+
+class KeepersView(_View, frozen=True, kw_only=True):
+    keepers: tuple[KeeperView, ...]
+
+
 class VmWithEvents(VmView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
+    keeper: KeeperView | None
 
 
 class FleetView(_View, frozen=True, kw_only=True):

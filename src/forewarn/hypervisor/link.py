@@ -51,6 +51,14 @@ class Link:
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._read)
 
+    @property
+    def pid(self) -> int:
+        return self.hello.pid
+
+    @property
+    def program(self) -> tuple[str, ...] | None:
+        return self.hello.program
+
     def meet(self, hello: Hello) -> None:
         """From here on it is known whose line this is, and what its keeper has done already."""
         self.hello, self.boot_id, self.state = hello, hello.boot_id, hello.state
