@@ -4,10 +4,10 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 
-.PHONY: run test lint docs clean help
+.PHONY: run test test-namespaces lint docs clean help
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,11 @@ run: $(STAMP) ## start the service with a sample fleet
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: iproute2 and nftables are installed)
+	@if [ "$$(id -u)" = 0 ] && ! { command -v ip && command -v nft; } >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2 nftables; fi
+	$(BIN)/python -m pytest -q -m namespaces $(wildcard tests/network tests/vm)
 
 lint: $(STAMP) ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ from forewarn.errors import Rejected
 from forewarn.metadata import By
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+NETWORK = DOCS.with_name("network.md")
 HOME = {"HOME": "/home/ann"}
 
 
@@ -35,6 +36,17 @@ def test_the_example_in_the_documentation_has_one_of_each(tmp_path: Path) -> Non
         *[("169.254.169.254", 80)] * 3,
         ("10.0.0.1", 80),
     ]
+
+
+def test_every_listener_in_the_page_about_networks_is_accepted(tmp_path: Path) -> None:
+    texts = re.findall(r"```toml\n(.*?)```", NETWORK.read_text(encoding="utf-8"), re.DOTALL)
+    told_by = [told(tmp_path, text).entrances[0].by for text in texts if "[[listeners]]" in text]
+    assert told_by == [By.DEVICE, By.MARK, By.NAMESPACE, By.SOURCE]
+
+
+def test_the_page_about_networks_names_only_rules_that_are_there() -> None:
+    named = set(re.findall(r"network/([\w-]+\.nft)", NETWORK.read_text(encoding="utf-8")))
+    assert named == {path.name for path in NETWORK.with_suffix("").iterdir()}
 
 
 def test_addresses_of_listen_are_known_by_source_as_ever(tmp_path: Path) -> None:

@@ -83,3 +83,23 @@ def test_a_device_of_nobody_gets_nothing_and_a_vm_that_is_gone_gets_404(world, p
     assert service.api("DELETE", "/fleet/vms/web-0").status < 300
     for target in (poll, "/metadata/versions", "/"):
         assert gone.ask(target) == NOT_FOUND
+
+
+def test_with_the_rules_of_the_documentation_vms_are_refused_at_once_while_there_is_no_service(world, rules):
+    """Some clients have no timeout of their own: silence would hang them."""
+    host = world.host()
+    vms = [world.vm(f"vm{n}", host, f"tap{n}") for n in range(2)]
+    assert vms[0].gets_nothing()
+
+    host.nft("-f", str(rules / "taps.nft"))
+    host.sysctl(fwmark_reflect=1)
+    for n in range(2):
+        host.nft("add", "element", "ip", "forewarn_taps", "mark_of", f'{{ "tap{n}" : {n + 1} }}')
+        host.ip(f"rule add fwmark {n + 1} lookup {101 + n}", f"route add default dev tap{n} table {101 + n}")
+    for vm in vms:
+        with pytest.raises(ConnectionRefusedError):
+            vm.call(source="10.0.0.4", port=40000)
+
+    world.service(host, fleet(2), by_device(2))
+    held = [vm.call(source="10.0.0.4", port=40001) for vm in vms]
+    assert [call.ask() for call in held] == [(200, "web-0"), (200, "web-1")]

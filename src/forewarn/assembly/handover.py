@@ -41,7 +41,7 @@ async def receive(link: socket.socket) -> Packet | None:
     """The next packet; None: the other side is gone."""
     while True:
         try:
-            name, fds, _, _ = socket.recv_fds(link, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            name, fds, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
             break
         except BlockingIOError:
             await _until_readable(link)
@@ -84,6 +84,7 @@ def _connect(path: Path) -> socket.socket | None:
 
 def _listening(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
+    sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
 

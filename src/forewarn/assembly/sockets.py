@@ -74,8 +74,6 @@ async def _run(settings: Settings, announce: Callable[[list[Entrance], dict[Entr
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    if not settings.entrances:
-        raise Rejected("no socket is wanted: name addresses in `listen`, or [[listeners]], in the settings file")
     porter, shelf = Porter(settings.entrances, shared=True), Shelf()
     with _meeting_point(settings.directory) as door:
         opened = porter.open_first()

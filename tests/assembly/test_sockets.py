@@ -1,0 +1,134 @@
+"""`forewarn sockets` opens what VMs call and hands it to the service; here on loopback, which needs no privilege."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from forewarn.assembly.handover import Packet, receive, send
+from forewarn.metadata import By, Entrance, Porter
+from forewarn.testing.process import ServiceProcess, eventually, free_port, run_forewarn
+
+FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "web-{n}"\ncount = 2\naddress = "127.0.0.21"\n'
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are handed over on Linux")
+
+
+@contextmanager
+def helper(data: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "forewarn", "--data", str(data), "sockets"]
+    environ = {**os.environ, "FOREWARN_LISTEN": f"127.0.0.1:{port}"}
+    with subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert "1 socket open, 0 waited for; handed over in" in child.stdout.readline()
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_service_waits_for_its_helper_says_so_once_and_is_served_by_any_that_comes(tmp_path: Path) -> None:
+    with ServiceProcess(
+        data=tmp_path, fleet=FLEET, command="serve", environment={"FOREWARN_SOCKETS": "helper"}
+    ) as service:
+        told = "nobody hands over sockets at"
+        eventually(lambda: told in service.log.read_text())
+        for _ in range(2):
+            with helper(tmp_path, service.port) as child:
+                eventually(lambda: is_open(service))
+                assert [service.guest(f"web-{n}", "GET", NAME).body for n in range(2)] == [b"web-0", b"web-1"]
+                child.send_signal(signal.SIGTERM)
+                assert child.wait(timeout=30) == 0
+            assert service.guest("web-1", "GET", NAME).body == b"web-1", "what was handed over stays"
+        eventually(lambda: service.log.read_text().count(told) <= 3)
+        assert service.stop() == 0
+
+
+def is_open(service: ServiceProcess) -> bool:
+    opened: bool = service.api("GET", "/service").json["listeners"][0]["open"]
+    return opened
+
+
+def test_a_vm_that_the_fleet_does_not_have_stops_the_start(tmp_path: Path) -> None:
+    config = tmp_path / "forewarn.toml"
+    config.write_text(
+        '[[listeners]]\nby = "device"\ndevice = "lo"\naddress = "127.0.0.1"\nport = 8000\nvm = "web-7"\n',
+        encoding="utf-8",
+    )
+    (tmp_path / "fleet.toml").write_text(FLEET, encoding="utf-8")
+    done = run_forewarn(tmp_path / "data", "serve", "--config", str(config), "--fleet", str(tmp_path / "fleet.toml"))
+    assert done.returncode == 2
+    assert (
+        "the listener on 127.0.0.1:8000 by device lo is for VM 'web-7', which the fleet does not have: "
+        "add the VM to the fleet first, or correct the listener"
+    ) in done.stderr
+
+
+def test_a_helper_wants_the_directory_of_the_service(tmp_path: Path) -> None:
+    done = run_forewarn(tmp_path / "none", "sockets", environment={"FOREWARN_LISTEN": "127.0.0.1:8000"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"data directory '{tmp_path}/none' is not there: make it, for the user the service runs as" in done.stderr
+
+
+def test_a_helper_that_finds_a_port_in_use_says_so(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run_forewarn(tmp_path, "sockets", environment={"FOREWARN_LISTEN": f"127.0.0.1:{port}"})
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: 127.0.0.1:{port} is in use by another program" in done.stderr
+
+
+def test_more_sockets_than_fit_on_the_way_arrive_in_order() -> None:
+    async def story() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listening:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+
+            async def send_all() -> None:
+                for n in range(600):
+                    await send(ours, Packet(f"entrance {n}", listening if n % 2 else None))
+                ours.shutdown(socket.SHUT_WR)
+
+            sending = asyncio.create_task(send_all())
+            for n in range(600):
+                packet = await receive(theirs)
+                assert packet is not None
+                assert (packet.entrance, packet.sock is not None) == (f"entrance {n}", bool(n % 2))
+                if packet.sock:
+                    with closing(packet.sock):
+                        assert packet.sock.getsockname() == listening.getsockname()
+                        assert not os.get_inheritable(packet.sock.fileno())
+            assert await receive(theirs) is None
+            await sending
+
+    asyncio.run(story())
+
+
+def test_what_is_not_there_yet_is_waited_for_and_what_can_never_be_stops_the_start() -> None:
+    port = free_port()
+    here = Entrance(by=By.SOURCE, address="127.0.0.1", port=port)
+    # TEST-NET-1 (RFC 5737) is no machine's own.
+    elsewhere = Entrance(by=By.SOURCE, address="192.0.2.1", port=port)
+    tap = Entrance(by=By.DEVICE, address="127.0.0.1", port=port, device="nosuchtap")
+    inside = Entrance(by=By.NAMESPACE, namespace="no-such-namespace")
+    porter = Porter([here, elsewhere, tap, inside])
+    opened = porter.open_first()
+    assert [found.entrance for found in opened] == [here]
+    assert porter.waits == {
+        elsewhere: "the address 192.0.2.1 is not one of this machine's",
+        tap: "device 'nosuchtap': No such device",
+        inside: "there is no network namespace '/run/netns/no-such-namespace'",
+    }
+    assert porter.turn() == []
+    porter.close()
