@@ -70,7 +70,7 @@ def test_an_endpoint_that_holds_polls_is_asked_to_hold_them() -> None:
     held = Reply(status=304, headers=(("Preference-Applied", "wait=9"),))
     tagged = says({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'), DATE))
     with Scripted(tagged, held, BUSY, EMPTY) as server:
-        recorder = recorder_of(server, for_s=3.2)
+        recorder = recorder_of(server, for_s=2.5)
         kept = list(recorder.answers())
     assert [answer.body for answer in kept] == [tagged.body, BUSY.body, EMPTY.body]
     assert server.requests[0].values("prefer") == ()

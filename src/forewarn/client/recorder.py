@@ -46,14 +46,14 @@ class Recorder:
             if answer is not None and (last is None or not answer.says_as(last)):
                 last = answer
                 yield answer
-            self._sleep(min(HELD_PAUSE_S if self._holds else self._every_s, max(0.0, self._left_s())))
+            self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> End:
         return End(at_s=self._at_s(), date=self._date, polls=self._polls)
 
     def _ask(self) -> Answer | None:
         """None: the document is the one we have."""
-        hold_s = min(HOLD_S, math.ceil(self._left_s())) if self._tag else 0
+        hold_s = math.ceil(min(HOLD_S, self._left_s())) if self._tag else 0
         patience_s = hold_s + ANSWER_S if self._polls else FIRST_ANSWER_S
         try:
             response = send(self._endpoint, poll(version=self._version, tag=self._tag, hold_s=hold_s), patience_s)
@@ -85,6 +85,10 @@ class Recorder:
             retry_after=_plain(fields.get("retry-after", "")),
             body=response.body,
         )
+
+    def _pause_s(self) -> float:
+        may_hold = self._holds or (self._tag and self._polls == 1)  # to be found out
+        return HELD_PAUSE_S if may_hold else self._every_s
 
     def _at_s(self) -> float:
         return round(self._clock() - self._begun_at, 3)

@@ -1,0 +1,224 @@
+"""The whole way, over real sockets: a life is recorded in one VM of a lab and told to another."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.client.endpoint import read_endpoint
+from forewarn.client.recorder import Recorder
+from forewarn.client.recording import Answer, Beginning, Recording, write_recording
+from forewarn.testing.process import ServiceProcess
+from forewarn.testing.scripted import Reply, Scripted, says
+
+FLEET = """
+[defaults]
+location = "westeurope"
+[[hosts]]
+name = "h-{n}"
+count = 3
+[[vms]]
+name = "web-{n}"
+count = 2
+[[vms]]
+name = "spot"
+priority = "Spot"
+eviction_policy = "Deallocate"
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path / "d", fleet=FLEET) as running:
+        running.api("POST", "/clock/speed", {"speed": 0})
+        yield running
+
+
+class Tape:
+    """A recorder in a VM: `next` waits for the next answer that differs. By its clock ten seconds lie between two."""
+
+    def __init__(self, service: ServiceProcess, vm: str) -> None:
+        at = service.endpoint(vm)
+        self.vm = vm
+        self.answers: list[Answer] = []
+        self.recorder = Recorder(
+            read_endpoint(f"{at.address}:{at.port}"), clock=lambda: 10.0 * len(self.answers), sleep=lambda _: None
+        )
+        self._coming = self.recorder.answers()
+
+    def hear(self) -> Answer:
+        self.answers.append(next(self._coming))
+        return self.answers[-1]
+
+    def next(self) -> Any:
+        return json.loads(self.hear().body)
+
+    def write(self, path: Path) -> Path:
+        beginning = Beginning(vm=self.vm, api_version="2020-07-01", started_at=1.0)
+        recording = Recording(beginning=beginning, answers=tuple(self.answers), end=self.recorder.end())
+        path.write_bytes(write_recording(recording))
+        return path
+
+
+def ask(service: ServiceProcess, what: str, vm: str) -> str:
+    answer = service.api("POST", "/requests", {"ask": what, "vms": [vm]})
+    assert answer.status == 202, answer.body
+    event_id: str = answer.json["events"][0]["id"]
+    return event_id
+
+
+def alike(documents: list[Any], own: str) -> list[Any]:
+    """Documents without what may differ: ids by their order, names by whose they are, numbers from the first."""
+    first = documents[0]["DocumentIncarnation"]
+    ids: dict[str, int] = {}
+    told = []
+    for document in documents:
+        events = [dict(event) for event in document["Events"]]
+        for event in events:
+            event["EventId"] = ids.setdefault(event["EventId"], len(ids))
+            event["Resources"] = ["own" if name == own else name for name in event["Resources"]]
+            event["NotBefore"] = bool(event["NotBefore"])
+        told.append((document["DocumentIncarnation"] - first, events))
+    return told
+
+
+def replay(service: ServiceProcess, path: Path, vm: str, *options: str) -> Any:
+    ran = service.forewarn("replay", str(path), "--vm", vm, "--no-wait", "--json", *options)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def life(service: ServiceProcess, tape: Tape) -> list[Any]:
+    """A restart that is approved, a restart that is withdrawn; each change is recorded as it happens."""
+    seen = [tape.next()]
+    event_id = ask(service, "restart", tape.vm)
+    seen.append(tape.next())
+    service.approve(tape.vm, event_id)
+    seen.append(tape.next())
+    service.advance(600)
+    seen.append(tape.next())
+    withdrawn = ask(service, "restart", tape.vm)
+    seen.append(tape.next())
+    service.api("POST", f"/events/{withdrawn}/withdraw", {})
+    return [*seen, tape.next()]
+
+
+def told_to(service: ServiceProcess, vm: str) -> list[Any]:
+    """The documents that a VM is shown: time goes on in steps shorter than those of the story."""
+    documents = [service.poll(vm)]
+    while service.api("GET", "/replays").json["replays"][-1]["ended"] is None:
+        service.advance(5)
+        if (document := service.poll(vm)) != documents[-1]:
+            documents.append(document)
+    return documents
+
+
+def test_a_life_is_recorded_and_told_to_another_vm(service: ServiceProcess, tmp_path: Path) -> None:
+    """Spec §4, §5, §6.1, §12: equal but for ids, times, names and where the incarnation began."""
+    tape = Tape(service, "web-0")
+    recorded = life(service, tape)
+    path = tape.write(tmp_path / "life.jsonl")
+    assert [[event["EventStatus"] for event in document["Events"]] for document in recorded] == [
+        [],
+        ["Scheduled"],
+        ["Started"],
+        [],
+        ["Scheduled"],
+        [],
+    ]
+    replay(service, path, "web-1")
+    assert alike(told_to(service, "web-1"), "web-1") == alike(recorded, "web-0")
+    assert service.api("GET", "/replays").json["replays"][0]["ended"] == "finished"
+
+
+def test_an_eviction_is_told_to_a_vm_that_is_no_spot_vm_and_nothing_is_done_to_it(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    """Spec §6.4: what Azure does not do on demand."""
+    tape = Tape(service, "spot")
+    tape.next()
+    ask(service, "evict", "spot")
+    tape.next()
+    service.advance(31)
+    tape.next()
+    replay(service, tape.write(tmp_path / "eviction.jsonl"), "web-0")
+    service.advance(15)
+    (event,) = service.poll("web-0")["Events"]
+    assert (event["EventType"], event["Resources"]) == ("Preempt", ["web-0"])
+    assert service.approve("web-0", event["EventId"]).status == 200
+    service.advance(60)
+    assert service.poll("web-0")["Events"] == []
+    assert service.api("GET", "/vms/web-0").json["power"] == "running"
+
+
+def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProcess, tmp_path: Path) -> None:
+    """Spec §11: 410, 429, an empty body, 500, a reset, each for as long as it lasted; approvals go on meanwhile."""
+    document = says({"DocumentIncarnation": 7, "Events": []})
+    throttled = Reply(status=429, body=b"Throttle Result: Too Many Requests", headers=(("Retry-After", "3"),))
+    script = [document, Reply(status=410, body=b"gone"), throttled, Reply(), Reply(status=500), Reply(resets=True)]
+    path = _recorded(tmp_path, *script, document)
+
+    replay(service, path, "web-0")
+    assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
+    told = []
+    for _ in script[1:-1]:
+        service.advance(1)
+        answer = service.guest("web-0", "GET", "/metadata/scheduledevents?api-version=2020-07-01")
+        told.append((answer.status, answer.body, answer.headers.get("Retry-After")))
+    assert told == [(410, b"gone", None), (429, throttled.body, "3"), (200, b"", None), (500, b"", None)]
+    service.advance(1)
+    with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+        service.poll("web-0")
+    assert service.poll("web-1")["Events"] == []
+    service.advance(1)
+    assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
+
+
+def _recorded(tmp_path: Path, *script: Reply) -> Path:
+    """A recording of these replies, one a second."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with Scripted(*script) as server:
+        recorder = Recorder(read_endpoint(server.url), for_s=len(script) - 0.5, clock=lambda: now[0], sleep=sleep)
+        answers = tuple(recorder.answers())
+    beginning = Beginning(vm="theirs", api_version="2020-07-01", started_at=1.0)
+    path = tmp_path / "bad-day.jsonl"
+    path.write_bytes(write_recording(Recording(beginning=beginning, answers=answers, end=recorder.end())))
+    return path
+
+
+def test_a_held_poll_is_answered_by_the_next_step(service: ServiceProcess, tmp_path: Path) -> None:
+    """Spec §4.4: by a document, and by what comes in its place."""
+    document = says({"DocumentIncarnation": 7, "Events": []})
+    replay(service, _recorded(tmp_path, document, Reply(status=410)), "web-0")
+    tape = Tape(service, "web-0")
+    tape.next()
+    service.advance(1)
+    assert tape.hear().status == 410
+
+
+def test_a_killed_service_goes_on_with_the_story(service: ServiceProcess, tmp_path: Path) -> None:
+    tape = Tape(service, "web-0")
+    life(service, tape)
+    replay(service, tape.write(tmp_path / "life.jsonl"), "web-1")
+    for _ in range(40):
+        service.advance(5)
+        if service.poll("web-1")["Events"]:
+            break
+    before = service.poll("web-1")
+    assert before["Events"]
+    service.kill()
+    service.start()
+    assert service.poll("web-1") == before
+    assert service.approve("web-1", before["Events"][0]["EventId"]).status == 200
+    service.advance(3600)
+    assert service.poll("web-1")["Events"] == []
+    assert service.poll("web-1")["DocumentIncarnation"] > before["DocumentIncarnation"]
