@@ -27,6 +27,7 @@ from forewarn.core.story import Line, Story, span
 from forewarn.errors import NotFound, Rejected
 
 _MOST_LINES = 20
+_RECENT = 1000  # events among which those that a fault touched are looked for
 
 
 async def show_all(room: Room, call: Call) -> FaultsView:
@@ -153,11 +154,15 @@ def _view(room: Room, fault: Fault) -> FaultView:
         left_s=_left_s(room, fault),
         touched=fault.touched,
         touched_at=fault.touched_at,
-        events=tuple(event.id for event in room.store.events() if fault.id in event.faults)
-        if row.sphere is not Sphere.TRANSPORT
-        else (),
+        events=() if row.sphere is Sphere.TRANSPORT else _events(room, fault),
         seen=row.seen,
     )
+
+
+def _events(room: Room, fault: Fault) -> tuple[str, ...]:
+    """Of those in the last while that it touched."""
+    recent = room.store.events(scope_id=fault.scope_id or None, limit=_RECENT)
+    return tuple(event.id for event in recent if fault.id in event.faults)
 
 
 def _left_s(room: Room, fault: Fault) -> float | None:

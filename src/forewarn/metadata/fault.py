@@ -7,6 +7,7 @@ was set first. While none is on, a poll costs one test for None; while some are,
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -149,7 +150,7 @@ class Trouble:
 
 
 def _throttled(fault: Fault) -> Response:
-    wait_s = int(fault.value("retry_after_s"))
+    wait_s = math.ceil(fault.value("retry_after_s"))
     refusal = throttled()
     return replace(refusal, headers=(*refusal.headers, ("Retry-After", str(wait_s)))) if wait_s else refusal
 

@@ -34,7 +34,7 @@ class Past:
     def view(self, view: View, at: float) -> View:
         """What this VM was shown at a moment (loop time): the view itself if that has not changed since."""
         kept = self._kept.get(view.scope_id, ()) if self._kept is not None else ()
-        then = next((scope for until, scope in kept if until > at), None)
+        then = next((scope for until, scope in kept if until >= at), None)
         if then is None or not then.enabled:
             return view
         return replace(view, epoch=then.epoch, document=then.document)

@@ -1,0 +1,192 @@
+"""A metadata server on real loopback sockets with faults set by hand, and the bytes that a client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from forewarn.core.fault import Fault, FaultKind
+from forewarn.metadata import Board, Callers, Lab, MetadataServer, open_lab
+from forewarn.protocol.document import Kind, Notice, Status
+from forewarn.testing.backend import FakeBackend
+from forewarn.testing.process import ServiceProcess
+
+ADDRESSES = {"a": "127.0.8.1", "b": "127.0.8.2", "other": "127.0.8.3"}
+PATH = "/metadata/scheduledevents"
+POLL = f"{PATH}?api-version=2020-07-01"
+STORY_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    raw: bytes  # all of it
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Guest:
+    """One connection of a VM."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, target: str = POLL, *, method: str = "GET", body: bytes = b"", **headers: str) -> None:
+        given = {"Host": "169.254.169.254", "Metadata": "true"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        if body:
+            given["Content-Length"] = str(len(body))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+        self.writer.write(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body)
+
+    async def head(self) -> tuple[bytes, int, dict[str, str]]:
+        raw = await self.reader.readuntil(b"\r\n\r\n")
+        first, *lines = raw.decode("latin-1").split("\r\n")[:-2]
+        return raw, int(first.split(" ")[1]), {n.lower(): v for n, _, v in (line.partition(": ") for line in lines)}
+
+    async def reply(self) -> Reply:
+        raw, status, headers = await self.head()
+        body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return Reply(raw=raw + body, status=status, headers=headers, body=body)
+
+    async def ask(self, target: str = POLL, **given: Any) -> Reply:
+        self.send(target, **given)
+        return await self.reply()
+
+
+@dataclass(kw_only=True)
+class World:
+    """VMs a and b share a scope; the other has one of its own."""
+
+    backend: FakeBackend
+    server: MetadataServer
+    lab: Lab
+    guests: list[Guest] = field(default_factory=list)
+
+    def arm(self, *faults: Fault) -> None:
+        self.server.faults.arm(faults)
+
+    async def connect(self, vm: str = "a") -> Guest:
+        guest = Guest(*await asyncio.open_connection(*self.lab.endpoint(ADDRESSES[vm])))
+        self.guests.append(guest)
+        return guest
+
+    async def ask(self, target: str = POLL, *, vm: str = "a", **given: Any) -> Reply:
+        return await (await self.connect(vm)).ask(target, **given)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+    async def close(self) -> None:
+        for guest in self.guests:
+            guest.writer.close()
+        await self.server.drain(0.5)
+        for guest in self.guests:
+            with suppress(OSError):
+                await guest.writer.wait_closed()
+
+
+async def make_world(*, enabled: bool = True) -> World:
+    board, callers = Board(), Callers()
+    backend = FakeBackend(board)
+    backend.add_scope("pair", "a", "b", enabled=enabled)
+    backend.add_scope("single", "other")
+    lab = open_lab(list(ADDRESSES.values()), 0)
+    for vm, address in ADDRESSES.items():
+        callers.assign(lab.place(address), vm)
+    server = MetadataServer(board=board, backend=backend, callers=callers)
+    await server.start([lab.listener])
+    return World(backend=backend, server=server, lab=lab)
+
+
+def a_fault(kind: FaultKind, *, id: str = "f1", vm: str = "a", scope_id: str = "pair", **facts: Any) -> Fault:
+    return Fault(id=id, kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, vm_name=vm, scope_id=scope_id, **facts)
+
+
+def a_notice(event_id: str = "EVENT-1") -> Notice:
+    return Notice(id=event_id, status=Status.SCHEDULED, kind=Kind.REBOOT, resources=("a",), not_before=1_700_000_900.0)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    factory = asyncio.new_event_loop if request.param == "asyncio" else uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        yield runner
+
+
+@pytest.fixture
+def play(runner: asyncio.Runner) -> Callable[..., None]:
+    """Play a story in a fresh world; a story that hangs fails."""
+
+    async def tell(story: Callable[[World], Awaitable[None]], **given: Any) -> None:
+        async with asyncio.timeout(STORY_S):
+            world = await make_world(**given)
+            try:
+                await story(world)
+            finally:
+                await world.close()
+
+    return lambda story, **given: runner.run(tell(story, **given))
+
+
+@pytest.fixture(name="fault", scope="session")
+def _fault() -> Callable[..., Fault]:
+    return a_fault
+
+
+@pytest.fixture(name="notice", scope="session")
+def _notice() -> Callable[..., Notice]:
+    return a_notice
+
+
+@pytest.fixture(name="new_world", scope="session")
+def _new_world() -> Callable[..., Awaitable[World]]:
+    return make_world
+
+
+FLEET = """
+[[hosts]]
+name = "h1"
+location = "westeurope"
+
+[[hosts]]
+name = "h2"
+location = "westeurope"
+"""
+_VM = """
+[[vms]]
+name = "{name}"
+location = "westeurope"
+resource_group = "lab"
+host = "{host}"
+"""
+PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "told", "kept")
+
+
+def fleet() -> str:
+    """Ten availability sets of two VMs each, `short-0` and `short-1` and so on, and a VM alone."""
+    vms = [_VM.format(name="alone", host="h1")]
+    for pair in PAIRS:
+        for number in (0, 1):
+            vms.append(_VM.format(name=f"{pair}-{number}", host=f"h{number + 1}"))
+            vms.append(f'availability_set = "{pair}"\nupdate_domain = {number}\n')
+    return FLEET + "".join(vms)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    data: Path = tmp_path_factory.mktemp("d")
+    with ServiceProcess(data=data, fleet=fleet()) as running:
+        yield running
