@@ -61,8 +61,17 @@ def test_a_rollout_can_be_watched_by_whoever_did_not_start_it(lab: Any) -> None:
 
 def test_a_rollout_is_paused_and_resumed(lab: Any) -> None:
     rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
-    assert "paused" in lab.good("rollout", "pause", rollout)
+    paused = lab.good("rollout", "pause", rollout)
+    assert "paused" in paused
+    assert "What is scheduled still starts when approved or due" in paused
+    assert f"forewarn rollout resume {rollout}" in lab.good("rollout", "show", rollout)
     assert "running" in lab.good("rollout", "resume", rollout)
+
+
+def test_what_an_ended_rollout_left_out_no_longer_waits(lab: Any) -> None:
+    rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
+    assert "0 of 2 done · 1 withdrawn · 1 never begun" in lab.good("rollout", "abort", rollout)
+    assert "has ended and cannot be resumed; start another" in lab.refused("rollout", "resume", rollout)
 
 
 def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:

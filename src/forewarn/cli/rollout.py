@@ -17,6 +17,9 @@ from forewarn.cli.suggestion import host_names, rollout_ids, scope_ids
 from forewarn.errors import Rejected
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
+_STILL_DUE = (
+    "What is scheduled still starts when approved or due: withdraw its events, or abort the rollout, to stop that."
+)
 _NO_HOSTS = "the fleet has no hosts: add some with `forewarn fleet add-host`, or give --scope"
 
 
@@ -26,11 +29,22 @@ def rollout() -> None:
 
 
 @rollout.command()
-@click.option("--impact", type=click.Choice(["update", "migrate", "reboot"]), default="update", show_default=True)
+@click.option(
+    "--impact",
+    type=click.Choice(["update", "migrate", "reboot"]),
+    default="update",
+    show_default=True,
+    help="What is done to each VM.",
+)
 @click.option("--host", "hosts", multiple=True, metavar="HOST", shell_complete=host_names, help="Repeat for more.")
 @click.option("--all-hosts", is_flag=True, help="Every host of the fleet.")
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="A scope, by its id or a VM or set in it.")
-@click.option("--max-failures", type=click.IntRange(0), metavar="N", help="Stop at so many.  [default: 1]")
+@click.option(
+    "--max-failures",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Stop once so many VMs have failed; 0 never stops.  [default: 1]",
+)
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m.")
 @short_notice_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
@@ -89,9 +103,11 @@ def _command(verb: str, text: str) -> None:
         else:
             call.screen.say(f"Rollout {call.screen.short(view['id'])} is ", word(view["progress"]), ".")
             call.screen.say(progress_line(view))
+            if view["progress"] == "paused" and view["tally"]["scheduled"]:
+                call.screen.say(_STILL_DUE)
 
 
-_command("pause", "Publish nothing more for now; what is started goes on.")
+_command("pause", "Publish nothing more for now; what is scheduled or started goes on.")
 _command("resume", "Go on with a paused rollout.")
 _command("abort", "End a rollout: what has not started is withdrawn.")
 

@@ -54,7 +54,8 @@ def progress_line(view: View) -> Text:
     line = joined(strong(f"{tally['done']} of {tally['total']} done"))
     for name, style in _PARTS[1:]:
         if tally[name]:
-            line.append_text(joined(faint(" · "), Text(f"{tally[name]} {name}", style=style.replace("grey23", ""))))
+            said = "never begun" if name == "waiting" and view["closed"] else name
+            line.append_text(joined(faint(" · "), Text(f"{tally[name]} {said}", style=style.replace("grey23", ""))))
     return line
 
 
@@ -105,10 +106,14 @@ def show_rollout(call: Invocation, view: View) -> None:
         rows = [event_row(event, now, call.screen.short(event["id"])) for event in view["events"]]
         call.screen.table(EVENT_HEADERS, rows)
     if not view["closed"]:
-        shown = call.screen.short(view["id"])
-        call.screen.hints(
-            [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "hold it")]
-        )
+        call.screen.hints(_hints(call.screen.short(view["id"]), paused=view["progress"] == "paused"))
+
+
+def _hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
+    if paused:
+        go_on = (f"forewarn rollout resume {shown}", "go on with it")
+        return [go_on, (f"forewarn rollout abort {shown}", "end it")]
+    return [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "hold it")]
 
 
 def show_rollouts(call: Invocation, page: View) -> None:

@@ -117,7 +117,7 @@ class Requests:
                 Progress.ABORTED: {Progress.RUNNING, Progress.PAUSED},
             }[progress]
             if state not in allowed:
-                raise Refused(f"rollout {request.id} is {state}: it cannot be {_STEERED[progress][1]}")
+                raise Refused(f"rollout {request.id} is {_why_not(state, progress)}")
             what, word = _STEERED[progress]
             steered = replace(request, rollout=replace(request.rollout, progress=progress))
             text = f"rollout {request.id} {word} by {who}"
@@ -283,3 +283,10 @@ def _applying_all(planned: tuple[Planned, ...]) -> Callable[[Scope, Around], Sco
         return scope
 
     return decision
+
+
+def _why_not(state: Progress, wanted: Progress) -> str:
+    """Why a rollout in this state cannot be steered so, and what can be done."""
+    if state in (Progress.RUNNING, Progress.PAUSED):
+        return f"{state} already: {'pause' if state is Progress.RUNNING else 'resume'} or abort it"
+    return f"{state}: it has ended and cannot be {_STEERED[wanted][1]}; start another"
