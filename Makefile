@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
+PYTEST  = $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
 .PHONY: run test test-namespaces lint docs clean help
 
@@ -19,12 +20,12 @@ run: $(STAMP) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces'
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: iproute2 and nftables are installed)
 	@if [ "$$(id -u)" = 0 ] && ! { command -v ip && command -v nft; } >/dev/null; then \
 		apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2 nftables; fi
-	$(BIN)/python -m pytest -q -m namespaces $(wildcard tests/network tests/vm)
+	$(PYTEST) -m namespaces
 
 lint: $(STAMP) ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
