@@ -74,8 +74,11 @@ class Doorway:
     async def _apply(self, server: MetadataServer, found: Found) -> None:
         before = self._open.pop(found.entrance, None)
         if found.listener is not None:
-            self._open[found.entrance] = found.listener
-            await server.start([found.listener])
+            try:
+                await server.start([found.listener])
+                self._open[found.entrance] = found.listener
+            except OSError as error:  # its device went in the same moment; there is more to hear
+                log.warning("cannot serve %s: %s", found.entrance.name, error)
         if before is not None:
             await server.stop(before)
 

@@ -91,10 +91,8 @@ def open_entrance(entrance: Entrance, *, shared: bool = False) -> Opened:
     identity = identity_of(entrance.namespace) if entrance.namespace else None
     try:
         sock = within(entrance.namespace, partial(_listen, entrance, shared=shared))
-    except FileNotFoundError as error:
-        raise Unavailable(f"there is no network namespace {str(path_of(entrance.namespace))!r}") from error
     except OSError as error:
-        raise _not_entered(entrance, error) from error
+        raise _why_not(entrance, error) from error
     return Opened(
         listener=listener_of(entrance, sock),
         device=entrance.device,
@@ -142,8 +140,12 @@ def _check_marks_are_accepted() -> None:
         raise Rejected("marks do not reach connections: say `sysctl -w net.ipv4.tcp_fwmark_accept=1` there first")
 
 
-def _not_entered(entrance: Entrance, error: OSError) -> Rejected | Unavailable:
+def _why_not(entrance: Entrance, error: OSError) -> Rejected | Unavailable:
     path = str(path_of(entrance.namespace))
+    if not entrance.namespace or error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return Unavailable(f"the system has no socket for it now ({error.strerror})")
+    if isinstance(error, FileNotFoundError):
+        return Unavailable(f"there is no network namespace {path!r}")
     if isinstance(error, PermissionError):
         return Rejected(f"this user may not enter namespace {path!r}: let `forewarn sockets` do it as root")
     if error.errno == errno.EINVAL:  # `ip netns add` makes the file first

@@ -1,0 +1,91 @@
+"""Entrances of real hosts tell who calls off the accepted socket (spec §2.1, §7.4); here on the loopback device."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from forewarn.errors import Rejected
+from forewarn.metadata import By, Entrance, Mark, Porter, listener_of, place_within
+from forewarn.testing.process import free_port
+
+NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="devices are Linux's")
+
+
+def entrance(by=By.DEVICE, **given):
+    return Entrance(by=by, address="127.0.0.1", port=free_port(), **given)
+
+
+async def name_at(world, port):
+    return (await (await world.dial("127.0.0.1", port)).ask(NAME)).body
+
+
+def test_the_device_a_call_came_in_by_tells_which_vm_it_is(play):
+    async def story(world):
+        wanted = entrance(device="lo")
+        (found,) = Porter([wanted]).open_first()
+        await world.server.start([found.listener])
+        assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
+        world.callers.assign("device:/lo", "b")
+        assert await name_at(world, wanted.port) == b"b"
+        await world.server.stop(found.listener)
+        with pytest.raises(OSError):
+            await world.dial("127.0.0.1", wanted.port)
+
+    play(story)
+
+
+def test_a_call_without_a_mark_is_nobodys(play):
+    async def story(world):
+        wanted = entrance(By.MARK, device="lo")
+        sock = socket.create_server(("127.0.0.1", wanted.port))
+        await world.server.start([listener_of(wanted, sock)])
+        world.callers.assign(Mark("lo").at(1), "a")
+        assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
+
+    play(story)
+
+
+def test_a_socket_inside_a_namespace_is_one_vms(play):
+    async def story(world):
+        wanted = entrance(By.NAMESPACE, namespace="tenant")
+        sock = socket.create_server(("127.0.0.1", wanted.port))
+        await world.server.start([listener_of(wanted, sock)])
+        world.callers.assign(place_within("tenant"), "other")
+        assert await name_at(world, wanted.port) == b"other"
+
+    play(story)
+
+
+def test_what_was_opened_stays_open_while_nothing_changes():
+    porter = Porter([entrance(device="lo"), entrance(By.SOURCE)])
+    assert len(porter.open_first()) == 2
+    assert porter.turn() == []
+    porter.close()
+
+
+def test_a_port_in_use_closes_what_was_opened_before_it():
+    first = entrance(By.SOURCE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        second = Entrance(by=By.SOURCE, address="127.0.0.1", port=taken.getsockname()[1])
+        with pytest.raises(Rejected, match=f"cannot listen on {second.name}: {second.name} is in use by another"):
+            Porter([first, second]).open_first()
+    Porter([first]).open_first()[0].listener.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (Entrance(by=By.DEVICE, device="tap0"), "169.254.169.254:80 by device tap0"),
+        (Entrance(by=By.DEVICE, device="tap0", namespace="t"), "169.254.169.254:80 by device tap0 in t"),
+        (Entrance(by=By.MARK, device="br0"), "169.254.169.254:80 by mark on br0"),
+        (Entrance(by=By.NAMESPACE, namespace="t"), "169.254.169.254:80 by namespace t"),
+        (Entrance(by=By.SOURCE, address="fd00::1", port=81), "[fd00::1]:81"),
+        (Entrance(by=By.SOURCE, device="br0", namespace="t"), "169.254.169.254:80 by source on br0 in t"),
+    ],
+)
+def test_an_entrance_is_named_by_what_it_stands_on(given, name):
+    assert given.name == name
