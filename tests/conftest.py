@@ -1,4 +1,4 @@
-"""For all tests: where continuous integration runs, a test that is skipped has to be on the list of those that may be."""
+"""For all tests: in continuous integration a test that is skipped has to be on the list of those that may be."""
 
 from __future__ import annotations
 
