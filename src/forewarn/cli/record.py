@@ -16,6 +16,7 @@ from forewarn.cli.duration import duration, span
 from forewarn.cli.guest import endpoint_option, own_name
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.screen import faint
+from forewarn.cli.wording import counted
 from forewarn.client import Client
 from forewarn.client.recorder import Recorder
 from forewarn.client.recording import Answer, Beginning, End, write_line
@@ -60,19 +61,25 @@ def _usual_path(vm: str, now: float) -> Path:
 
 @contextmanager
 def _kept(path: Path, recorder: Recorder, beginning: Beginning) -> Iterator[BinaryIO]:
-    """The file, from its first line to its last; one that got no answer at all is not left behind."""
-    try:
-        with path.open("xb") as file:
+    """A new file, from its first line to its last; one that got no answer at all is not left behind."""
+    with _told_of_trouble(path), path.open("xb") as file:
+        try:
             _write(file, beginning)
             yield file
             _write(file, recorder.end())
+        finally:
+            if not recorder.end().polls:
+                path.unlink()
+
+
+@contextmanager
+def _told_of_trouble(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileExistsError as error:
         raise Rejected(f"{str(path)!r} exists already and is not overwritten: give another --out") from error
     except OSError as error:
         raise Rejected(f"{str(path)!r} cannot be written ({error.strerror}): give another --out") from error
-    finally:
-        if path.exists() and not recorder.end().polls:
-            path.unlink()
 
 
 def _record(call: Invocation, recorder: Recorder, file: BinaryIO) -> list[Answer]:
@@ -114,5 +121,6 @@ def _conclude(call: Invocation, path: Path, beginning: Beginning, told: list[Ans
         summary = {"file": str(path), "vm": beginning.vm, "answers": len(told), "polls": end.polls, "for_s": end.at_s}
         call.screen.document(summary)
         return
-    call.screen.say(f"{path} holds {len(told)} different answers to {end.polls} polls in {span(end.at_s)}.")
+    answers, polls = counted(len(told), "different answer"), counted(end.polls, "poll")
+    call.screen.say(f"{path} holds {answers} to {polls} in {span(end.at_s)}.")
     call.screen.hints([(f"forewarn replay {path} --vm VM", "tell the story again, in a lab")])
