@@ -140,7 +140,9 @@ TOUCH_SCOPE = _touch_scope()
 ADD_SIGHTING = _add(sightings)
 PUT_SAVED = _put(saved, "name")
 
-_PAST = and_(events.c.status == _OVER, events.c.over_at < bindparam("before"))
+# A rollout reads off its events which VMs it is done with, so they stay as long as it is under way.
+_UNDER_WAY = select(requests.c.id).where(requests.c.is_open == _ONE)
+_PAST = and_(events.c.status == _OVER, events.c.over_at < bindparam("before"), events.c.request_id.not_in(_UNDER_WAY))
 PRUNE_SIGHTINGS = text_of(delete(sightings).where(sightings.c.event_id.in_(select(events.c.id).where(_PAST))))
 PRUNE_EVENTS = text_of(delete(events).where(_PAST))
 PRUNE_HISTORY = text_of(delete(history).where(history.c.at < bindparam("before")))

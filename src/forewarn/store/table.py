@@ -102,7 +102,10 @@ class Tables:
         kept = [entry for entry in self.history if entry.at >= before]
         gone = len(self.history) - len(kept)
         self.history = kept
-        past = {e.id for e in self.events.values() if not e.is_live and e.over_at is not None and e.over_at < before}
+        # A rollout reads off its events which VMs it is done with, so they stay as long as it is under way.
+        under_way = {request.id for request in self.requests.values() if request.is_open}
+        ended = [e for e in self.events.values() if not e.is_live and e.request_id not in under_way]
+        past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
         _remove(self.events, past)
         _remove(self.sightings, [key for key in self.sightings if key[0] in past])
         return gone

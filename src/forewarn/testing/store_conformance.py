@@ -419,6 +419,23 @@ class StoreConformance(ABC):
 
         self.play(story)
 
+    def test_pruning_keeps_the_events_of_a_rollout_that_is_under_way(self) -> None:
+        """A rollout reads off its events which VMs it is done with: without them it would hit those again (§6.2)."""
+
+        async def story(store: Store) -> None:
+            reached = over(an_event("E1", request_id="r1"), 9.0)
+            await store.commit(Commit(requests=(a_rollout("r1"),), events=(reached,)))
+            await store.observe([], [a_sighting("E1")])
+            await store.prune(99.0)
+            assert store.events(request_id="r1") == [reached]
+            assert [sighting.event_id for sighting in store.sightings()] == ["E1"]
+            await store.commit(Commit(requests=(a_rollout("r1", closed=True, version=1),)))
+            await store.prune(99.0)
+            assert store.events() == []
+            assert store.sightings() == []
+
+        self.play(story)
+
     def test_subscribers_hear_every_commit_in_order_before_its_caller_goes_on(self) -> None:
         async def story(store: Store) -> None:
             heard: list[Committed] = []
