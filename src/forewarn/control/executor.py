@@ -80,7 +80,8 @@ class Executor:
                 self._queue(act.id, self._clock.now())
 
     def next_at(self) -> float | None:
-        return self._due[0][0] if self._due else None
+        """When the next act falls due; with no room for one, only an act that ends can make some."""
+        return self._due[0][0] if self._due and len(self._tasks) < self._at_once else None
 
     def begin_due(self) -> bool:
         """Begin every act whose time has come and whose VM is free; whether any was begun."""

@@ -43,6 +43,8 @@ class Guests:
         return None
 
     def _is_known(self, scope: Scope, event_id: str) -> bool:
+        if not event_id.isascii():
+            return False  # half a character too, which no store can look for
         live = scope.event(event_id)
         event = live or self._store.event(event_id)
         if event is None:

@@ -53,7 +53,9 @@ class LabTime:
 
     async def set_speed(self, speed: float) -> float:
         clock = self._lab_clock("set to another speed")
-        await self._adopt(clock, clock.at_speed(speed))
+        # Not while somebody advances it: each would undo what the other has set.
+        async with self._reconciler.driving:
+            await self._adopt(clock, clock.at_speed(speed))
         return speed
 
     def _lab_clock(self, done: str) -> LabClock:

@@ -1,0 +1,110 @@
+"""Things asked for at the same moment, while the store takes its time: none undoes another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from forewarn.control.executor import Executor
+from forewarn.control.labtime import stored_setting
+from forewarn.core.event import Act, Event, Status
+from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.hypervisor.seam import Done
+from forewarn.store.sqlite import SqliteStore
+from forewarn.testing.world import World, a_host, a_vm
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    hosts = [a_host(f"h{number}") for number in range(1, 4)]
+    world = World(store=SqliteStore.open(tmp_path / "forewarn.db"), hosts=hosts, vms=[a_vm("web-0")])
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("speed_first", [False, True])
+def test_a_speed_set_while_the_clock_is_advanced_moves_no_time_back(world: World, speed_first: bool) -> None:
+    """Spec §12: the offset is stored, and never moves back."""
+    labtime = world.control.labtime
+    before = world.now
+
+    async def both() -> None:
+        asked = [labtime.advance(7 * DAY_S), labtime.set_speed(60)]
+        await asyncio.gather(*(reversed(asked) if speed_first else asked))
+
+    world.do(both())
+
+    setting = stored_setting(world.store)
+    assert setting is not None
+    assert (setting.lab_at, setting.speed) == (before + 7 * DAY_S, 60)
+
+
+def test_an_id_that_is_no_text_was_never_an_event(world: World) -> None:
+    """Spec §5.2: 400, not a mistake of ours; JSON can spell half of a character, and no store can look for it."""
+    assert world.approve("web-0", "\ud800") == "\ud800"
+
+
+def test_a_rollout_longer_than_the_history_is_kept_reaches_every_vm_once() -> None:
+    """Spec §6.2: update domain by update domain; what was pruned meanwhile is not begun again."""
+    numbers = range(5)
+    world = World(
+        hosts=[a_host(f"h{number}") for number in numbers],
+        vms=[a_vm(f"db-{n}", availability_set="db", update_domain=n, host=f"h{n}") for n in numbers],
+    )
+    rollout = Rollout(impact=Impact.REBOOT, hosts=tuple(f"h{number}" for number in numbers))
+    request = world.do(world.control.requests.start_rollout(rollout, who="ann", notice_s=40 * DAY_S))
+
+    for _ in range(22):
+        world.advance(10 * DAY_S)
+        world.do(world.store.prune(world.now - 90 * DAY_S))
+
+    ended = world.store.request(request.id)
+    assert ended is not None
+    assert ended.rollout is not None
+    assert ended.rollout.progress is Progress.COMPLETED
+    assert [world.ledger.state(world.vm(f"db-{n}").key).boots for n in numbers] == [1] * 5
+    world.close()
+
+
+def test_an_executor_that_has_its_hands_full_asks_for_no_turn_before_it_has_one_free() -> None:
+    """Otherwise the loop would spin for as long as the acts take."""
+
+    class Slow:
+        def __init__(self) -> None:
+            self.ended = asyncio.Event()
+
+        async def perform(self, act: Act, now: float) -> Done:
+            await self.ended.wait()
+            return Done(ok=True)
+
+        async def close(self) -> None:
+            pass
+
+    async def story(event: Event) -> None:
+        hypervisor = Slow()
+        executor = Executor(hypervisor=hypervisor, clock=small.clock, wake=lambda: None, at_once=1)
+        executor.owe(event)
+        assert executor.next_at() == small.now
+        assert executor.begin_due()
+        assert executor.next_at() is None
+        hypervisor.ended.set()
+        await executor.wait()
+        assert executor.next_at() == small.now
+        await executor.close()
+
+    small = World(hosts=[a_host("h1")], vms=[a_vm("web-0"), a_vm("web-1")])
+    (started, other) = small.ask(Ask.POWER_OFF, "web-0", "web-1")
+    acts = tuple(act for event in (started, other) for act in event.acts)
+    assert len(acts) == 2
+    small.do(story(_owing(started, acts)))
+    small.close()
+
+
+def _owing(event: Event, acts: tuple[Act, ...]) -> Event:
+    return replace(event, status=Status.STARTED, acts=tuple(replace(act, outcome=None) for act in acts))
