@@ -269,6 +269,13 @@ FORBIDDEN = {
         "address '127.0.0.1' would belong to VM 'web-0' and to VM 'new'",
         "another address",
     ),
+    "the loopback address that is another VM in a lab": (  # spec §7.4: whoever calls it would be told of both
+        lambda fleet: fleet.change("web-0", address="", lab_address="127.0.0.9"),
+        BASE + '[[vms]]\nname = "new"\naddress = "127.0.0.9"\n',
+        14,
+        "address '127.0.0.9' would belong to VM 'web-0' and to VM 'new'",
+        "another address",
+    ),
 }
 
 

@@ -119,12 +119,18 @@ def _newcomers_have_no_host(prospect: Prospect) -> Iterator[Problem]:
 
 def _addresses_meet(prospect: Prospect) -> Iterator[Problem]:
     owner: dict[str, Vm] = {}
-    for vm in prospect.vms_after:
-        other = owner.setdefault(vm.address, vm)
-        if vm.address and other is not vm:
+    places = ((vm, address) for vm in prospect.vms_after for address in _reached_at(vm))
+    for vm, address in places:
+        other = owner.setdefault(address, vm)
+        if other is not vm:
             line = _line(prospect, vm) or _line(prospect, other)
-            what = f"address {vm.address!r} would belong to VM {other.name!r} and to VM {vm.name!r}"
+            what = f"address {address!r} would belong to VM {other.name!r} and to VM {vm.name!r}"
             yield Problem(line=line, what=what, remedy="give one of them another address in the file")
+
+
+def _reached_at(vm: Vm) -> set[str]:
+    """Its address, and the loopback address that is this VM in a lab; one on loopback is both (spec §7.4)."""
+    return {vm.address} if vm.address.startswith("127.") else {vm.address, vm.lab_address} - {""}
 
 
 def _placement_groups_overflow(prospect: Prospect) -> Iterator[Problem]:
