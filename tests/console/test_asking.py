@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from forewarn.console.maintenance import state_of
 from forewarn.core.cause import Cause
 from forewarn.core.event import Ending, Event, Status
+from forewarn.core.fleet import Health
+from forewarn.store.sqlite import SqliteStore
 
 
 def test_a_restart_is_answered_with_its_event_and_what_that_waits_for(api: Any) -> None:
@@ -178,6 +182,26 @@ def test_a_failed_host_has_its_vms_redeployed_at_once_and_can_be_repaired(api: A
     api.world.advance(600)
     host = api.post("/hosts/h1/repair")
     assert host == {"name": "h1", "location": "westeurope", "zone": "", "health": "healthy", "vms": []}
+
+
+def test_of_two_calls_about_one_host_the_second_is_decided_on_what_the_first_made_of_it(
+    api_of: Any, tmp_path: Path
+) -> None:
+    """Spec §6.4: a failed host stays failed, whatever is predicted of it in the same moment."""
+    api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
+
+    async def both() -> list[int]:
+        calls = (api.calling("POST", "/hosts/h1/fail"), api.calling("POST", "/hosts/h1/degrade", {"in_s": 86400}))
+        return [answer.status for answer in await asyncio.gather(*calls)]
+
+    assert api.world.do(both()) == [202, 409]
+    assert {host.name: host.health for host in api.world.store.hosts()}["h1"] is Health.FAILED
+
+    async def adding() -> list[int]:
+        calls = (api.calling("POST", "/fleet/hosts", {"name": n, "location": "westeurope"}) for n in ("h9", "H9"))
+        return [answer.status for answer in await asyncio.gather(*calls)]
+
+    assert api.world.do(adding()) == [200, 409]
 
 
 def test_a_user_takes_pending_maintenance_now(api: Any) -> None:

@@ -118,10 +118,10 @@ async def add_host(room: Room, call: Call) -> HostView:
     asked = call.read_body(body.NewHost)
     if fault := fault_in_plain_name(asked.name, limit=64):
         raise Rejected(f"the host name {asked.name!r} {fault}: give a plain name such as 'host-0'")
-    if any(known.name.casefold() == asked.name.casefold() for known in room.store.hosts()):
-        raise Refused(f"host {asked.name!r} exists already: give another name")
     host = Host(name=asked.name, location=asked.location, zone=asked.zone)
     async with room.control.reconciler.driving:
+        if any(known.name.casefold() == asked.name.casefold() for known in room.store.hosts()):
+            raise Refused(f"host {asked.name!r} exists already: give another name")
         await room.control.fleets.change(FleetChange(hosts=(host,), text=f"host {host.name} added"), who=room.who)
     return Showing(room).host(host)
 

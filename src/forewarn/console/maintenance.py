@@ -32,21 +32,26 @@ async def perform_maintenance(room: Room, call: Call) -> EventsOnly:
 
 async def degrade(room: Room, call: Call) -> ReceiptView:
     asked = call.read_body(body.Degrading)
-    receipt = await room.control.requests.degrade(
-        call.names["name"], who=room.who, notice_s=asked.in_s, short_notice=asked.short_notice
-    )
+    # Two calls about one host would each decide on a health that the other is changing.
+    async with room.control.reconciler.driving:
+        receipt = await room.control.requests.degrade(
+            call.names["name"], who=room.who, notice_s=asked.in_s, short_notice=asked.short_notice
+        )
     return await _receipt(room, receipt.request)
 
 
 async def fail(room: Room, call: Call) -> ReceiptView:
     call.read_body(body.Nothing)
-    receipt = await room.control.requests.fail(call.names["name"], who=room.who)
+    async with room.control.reconciler.driving:
+        receipt = await room.control.requests.fail(call.names["name"], who=room.who)
     return await _receipt(room, receipt.request)
 
 
 async def repair(room: Room, call: Call) -> HostView:
     call.read_body(body.Nothing)
-    return Showing(room).host(await room.control.requests.repair(call.names["name"], who=room.who))
+    async with room.control.reconciler.driving:
+        repaired = await room.control.requests.repair(call.names["name"], who=room.who)
+    return Showing(room).host(repaired)
 
 
 async def _receipt(room: Room, request: Request) -> ReceiptView:
