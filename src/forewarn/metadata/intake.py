@@ -17,6 +17,7 @@ from forewarn.protocol.exchange import Request, Response, header_too_large, malf
 
 _END_OF_HEAD = b"\r\n\r\n"
 _EMPTY_LINES = re.compile(rb"[\r\n]*")  # RFC 9112 §2.2: to be ignored before a request
+_UPGRADE = re.compile(rb"\nupgrade(?=:)", re.IGNORECASE)
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~]+) HTTP/1\.[01]\r\n")
 _MAY_BECOME_ONE = re.compile(rb"[!-~]*(?: [!-~]*(?: [!-~]*\r?)?)?")
 # Chunks of one byte blow a body up sixfold, and we count what we keep, so the wire may carry this much more.
@@ -112,7 +113,7 @@ class Intake:
         try:
             return self._take()
         except httptools.HttpParserUpgrade:
-            # We speak nothing else, and what follows is not ours to understand.
+            # CONNECT: what follows is not ours to understand.
             return self._whole(keep_alive=False)
         except httptools.HttpParserInvalidMethodError:
             return self._odd_verb()
@@ -142,7 +143,8 @@ class Intake:
             return Spoiled(response=header_too_large())
         if end < 0:
             return None
-        self._message.head = self._cut(size)
+        # RFC 9110 §7.8: an offer of another protocol may be ignored; the parser would drop the body for it.
+        self._message.head = _UPGRADE.sub(b"\nignored", self._cut(size))
         self._parser.feed_data(self._message.head)
         return self._look_at_head()
 
