@@ -41,6 +41,7 @@ class FakeKeeper:
         self.welcome: dict[str, Any] | None = None
         self.refusal = ""
         self.listener: socket.socket | None = None  # handed over with every hello
+        self.port = 0  # of the listener that was handed over last
         self.is_deaf = False  # orders go unheard
         self.is_mute = False  # orders are carried out, and nothing is said about them
         self.fails = ""  # the note of every act, if they are to fail
@@ -125,8 +126,8 @@ class FakeKeeper:
         elif "welcome" in message:
             self.welcome = message["welcome"]["vm"]
             if self.listener is not None:
-                address, port = self.listener.getsockname()[:2]
-                offer = {"listener": {"address": address, "port": port}, "fds": 1}
+                address, self.port = self.listener.getsockname()[:2]
+                offer = {"listener": {"address": address, "port": self.port}, "fds": 1}
                 self.say(offer, (self.listener.fileno(),))
         elif "listening" in message and self.listener is not None:
             self.listener.close()
