@@ -56,9 +56,8 @@ class Keeping:
             self._door.shutdown(socket.SHUT_RDWR)
             self._door.close()
             self._door = None
-        for line in self._all:
-            line.close()
-        self._all.clear()
+        while self._all:
+            self._all.pop().close()
         self._lines.clear()
 
     def order(self, vm: str, verb: str, *, act: str = "", duration_s: float = 0.0, host: str = "host-1") -> str:
@@ -154,13 +153,18 @@ class _Line:
         self._sock = sock
         self._service = service
         self._server: _Server | None = None
+        self._is_closed = False
+        self._changing = threading.Lock()
 
     def say(self, message: Message) -> None:
-        self._sock.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            self._sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # it has gone, and comes back with a hello
 
     def follow(self) -> None:
         buffer, descriptors = b"", list[int]()
-        while (read := self._read()) is not None:
+        while (read := self._read()) is not None and not self._is_closed:
             buffer += read[0]
             descriptors += read[1]
             *lines, buffer = buffer.split(b"\n")
@@ -179,11 +183,17 @@ class _Line:
         return (read, descriptors) if read else None
 
     def serve(self, sock: socket.socket) -> None:
-        self._server = _Server(sock, self.vm)
+        with self._changing:
+            if self._is_closed:
+                sock.close()
+                return
+            self._server = _Server(sock, self.vm)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        server, self._server = self._server, None
+        with self._changing:
+            self._is_closed = True
+            server, self._server = self._server, None
         if server is not None:
             server.shutdown()
             server.server_close()

@@ -81,6 +81,9 @@ class Enclosure:
                 _map_identities(forerunner)
             self._control.send(b"unshared")
             self._pid = self._first_word()["first"]
+        except OSError:
+            self._control.close()  # it waits for no further word, and ends
+            raise
         finally:
             os.waitpid(forerunner, 0)  # the first process is our child from here on
         self._control.send(b"orphaned")
@@ -116,7 +119,8 @@ def _forerun(control: socket.socket, plan: Blueprint) -> NoReturn:
         _close_all_but({0, 1, 2, control.fileno(), plan.output})
         _leave(plan)
         control.send(json.dumps({"unshared": plan.joins is None}).encode())
-        control.recv(_MOST_BYTES)
+        if not control.recv(_MOST_BYTES):
+            os._exit(0)
         pid = os.fork()
         if pid == 0:
             control.recv(_MOST_BYTES)

@@ -20,7 +20,8 @@ PORT = 80
 _LEASE = Lease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 _ANYWHERE, _EVERYBODY = IPv4Interface("0.0.0.0/0"), IPv4Interface("255.255.255.255/32")
 _BACKLOG = 1024
-_GET_FLAGS, _IFF_UP = 0x8913, 1
+_LOOPBACK = IPv4Interface("127.0.0.1/8")
+_GET_FLAGS, _GET_ADDRESS, _IFF_UP = 0x8913, 0x8915, 1
 
 
 class Network(Protocol):
@@ -68,13 +69,18 @@ class Joined:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        if not _is_up("lo"):
+            self._use_loopback()  # first: in a namespace that was never used any address seems to be its own
         if _is_ours(METADATA):
             return
-        if not _is_up("lo"):
-            netlink.bring_up("lo")
-            self._undo.append(lambda: netlink.bring_down("lo"))
         netlink.add_address("lo", IPv4Interface(METADATA))
         self._undo.append(lambda: netlink.remove_address("lo", IPv4Interface(METADATA)))
+
+    def _use_loopback(self) -> None:
+        if not _has_address("lo"):  # it gets this one by coming up
+            self._undo.append(lambda: netlink.remove_address("lo", _LOOPBACK))
+        netlink.bring_up("lo")
+        self._undo.append(lambda: netlink.bring_down("lo"))
 
     def listen(self) -> socket.socket:
         return _listening(self.address)
@@ -169,6 +175,20 @@ def _is_ours(address: IPv4Address) -> bool:
 
 
 def _is_up(device: str) -> bool:
+    flags = struct.unpack_from("h", _ask_about(device, _GET_FLAGS), 16)[0]
+    return bool(flags & _IFF_UP)
+
+
+def _has_address(device: str) -> bool:
+    try:
+        _ask_about(device, _GET_ADDRESS)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return False
+    return True
+
+
+def _ask_about(device: str, request: int) -> bytes:
     with socket.socket() as sock:
-        answer = fcntl.ioctl(sock, _GET_FLAGS, struct.pack("16sh14x", device.encode(), 0))
-    return bool(struct.unpack_from("h", answer, 16)[0] & _IFF_UP)
+        return fcntl.ioctl(sock, request, struct.pack("16s24x", device.encode()))

@@ -1,0 +1,73 @@
+"""Spec §2.5: a VM outside a virtual network learns its endpoint from option 245 of a DHCP answer."""
+
+from ipaddress import IPv4Address, IPv4Interface
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.vm.dhcp import Lease, options_of, reply_to
+
+LEASE = Lease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
+XID, MAC = b"\x12\x34\x56\x78", b"\x02\x00\x00\x00\x00\x01"
+COOKIE = bytes((99, 130, 83, 99))
+
+
+def question(kind: int = 1, *, flags: bytes = b"\0\0") -> bytes:
+    """The 244 bytes that clients in the wild send (evidence §9)."""
+    header = b"\x01\x01\x06\x00" + XID + b"\0\0" + flags
+    return header.ljust(0x1C, b"\0") + MAC.ljust(0xEC - 0x1C, b"\0") + COOKIE + bytes((53, 1, kind, 255))
+
+
+@pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5), (8, 5)], ids=["discover", "request", "inform"])
+def test_a_question_is_answered_with_the_endpoint_in_option_245(asked: int, answered: int) -> None:
+    reply = reply_to(question(asked), LEASE)
+
+    assert reply is not None
+    options = dict(options_of(reply))
+    assert options[53] == bytes((answered,))
+    assert options[245] == bytes((168, 63, 129, 16))
+    assert options[3] == options[54] == bytes((10, 0, 0, 1))
+    assert options[1] == bytes((255, 255, 255, 0))
+
+
+@pytest.mark.parametrize("flags", [b"\0\0", b"\x80\0"], ids=["unicast", "broadcast"])
+def test_an_answer_holds_what_clients_compare(flags: bytes) -> None:
+    """Evidence §9, step 5: length, cookie, transaction and hardware address."""
+    asked = question(flags=flags)
+
+    reply = reply_to(asked, LEASE)
+
+    assert reply is not None
+    assert reply[0] == 2
+    assert len(reply) >= 0xF6
+    assert reply[0xEC:0xF0] == COOKIE
+    assert reply[4:8] == XID
+    assert reply[0x1C : 0x1C + 6] == MAC
+    assert reply[16:20] == bytes((10, 0, 0, 4))
+    assert reply[10:12] == flags
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        question()[:0xF0],
+        b"\x02" + question()[1:],
+        question()[:0xEC] + b"\0\0\0\0" + question()[0xF0:],
+        question(kind=7),
+        question()[:0xF0] + bytes((53, 9, 1, 255)),
+        question()[:0xF0] + b"\xff",
+    ],
+    ids=["empty", "no options", "an answer", "another cookie", "a release", "cut off", "no kind"],
+)
+def test_what_is_no_question_gets_no_answer(packet: bytes) -> None:
+    assert reply_to(packet, LEASE) is None
+
+
+@given(st.binary(max_size=600))
+@settings(max_examples=200, deadline=None)
+def test_no_packet_can_upset_the_responder(noise: bytes) -> None:
+    for packet in (noise, question()[:0xF0] + noise):
+        reply = reply_to(packet, LEASE)
+        assert reply is None or len(reply) >= 300

@@ -1,0 +1,48 @@
+"""Spec §2.5: outside a virtual network a client finds its endpoint by DHCP, with the packets of evidence §9."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.keeping import Keeping
+
+pytestmark = pytest.mark.namespaces
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+CLIENT = Path(__file__).parent / "discovering.py"
+
+
+@pytest.mark.parametrize("flag", ["0", "1"], ids=["no broadcast flag", "broadcast flag"])
+def test_a_client_discovers_the_endpoint_and_finds_the_service_there(service: Keeping, run: Run, flag: str) -> None:
+    told = run("web-0", "--no-vnet", "--", sys.executable, str(CLIENT), flag)
+
+    assert told.stdout == '168.63.129.16\n{"vm": "web-0", "path": "/metadata/scheduledevents"}\n', told.stderr
+    assert service.hear("web-0", "listener")["listener"] == {"address": "168.63.129.16", "port": 80}
+
+
+def test_outside_a_virtual_network_there_is_no_169_254_169_254(service: Keeping, run: Run) -> None:
+    connect = "import socket; socket.create_connection(('169.254.169.254', 80), timeout=0.5)"
+
+    told = run("web-0", "--no-vnet", "--", sys.executable, "-c", connect)
+
+    assert told.returncode == 1
+    assert "Error" in told.stderr
+
+
+def test_many_vms_outside_a_network_do_not_hear_each_other(service: Keeping, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "forewarn", "--data", str(tmp_path), "vm", "run"]
+    children = [
+        subprocess.Popen(
+            [*words, f"web-{number}", "--no-vnet", "--", sys.executable, str(CLIENT), "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(5)
+    ]
+
+    told = [child.communicate(timeout=60)[0] for child in children]
+
+    assert all(f'"vm": "web-{number}"' in said for number, said in enumerate(told))

@@ -1,0 +1,146 @@
+"""A frozen VM stands still, all of it, and goes on where it was (spec §6: Freeze loses no memory and no open files)."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.keeping import Keeping
+
+pytestmark = pytest.mark.namespaces
+
+Start = Callable[..., "subprocess.Popen[str]"]
+TICKING = Path(__file__).parent / "ticking.py"
+NAMES = ("parent", "child", "daemon")
+FREEZE_S = 1.5
+
+
+@pytest.fixture
+def ticking(service: Keeping, start: Start, tmp_path: Path) -> "subprocess.Popen[str]":
+    child = start("web-0", "--", sys.executable, str(TICKING), str(tmp_path))
+    wait_for_ticks(tmp_path, 5)
+    return child
+
+
+def ticks(directory: Path, name: str) -> list[tuple[int, float]]:
+    path = directory / f"{name}.ticks"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [(int(number), float(at)) for number, at in (line.split() for line in lines if line.endswith("\n"))]
+
+
+def wait_for_ticks(directory: Path, more: int) -> None:
+    """Until each of the three has ticked so many times more."""
+    before = {name: len(ticks(directory, name)) for name in NAMES}
+    deadline = time.monotonic() + 30
+    while any(len(ticks(directory, name)) < before[name] + more for name in NAMES):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def longest_gap(told: list[tuple[int, float]]) -> tuple[float, float]:
+    return max(((a, b) for (_, a), (_, b) in pairwise(told)), key=lambda gap: gap[1] - gap[0])
+
+
+@pytest.mark.parametrize("verb", ["freeze", "migrate"])
+def test_no_process_of_the_vm_runs_in_the_gap(
+    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path, verb: str
+) -> None:
+    told = service.perform("web-0", verb, duration_s=FREEZE_S)
+    wait_for_ticks(tmp_path, 5)
+
+    gaps = [longest_gap(ticks(tmp_path, name)) for name in NAMES]
+    began, ended = max(gap[0] for gap in gaps), min(gap[1] for gap in gaps)
+    assert told["ok"]
+    assert ended - began >= FREEZE_S, "all three stood still together, for as long as was announced"
+    assert all(b - a < FREEZE_S + 5 for a, b in gaps)
+
+
+def test_memory_and_open_files_outlive_a_freeze(
+    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path
+) -> None:
+    boot_id = service.hear("web-0", "hello")["hello"]["boot_id"]
+    told = service.perform("web-0", "freeze", duration_s=0.3)
+    wait_for_ticks(tmp_path, 5)
+
+    for name in NAMES:
+        assert [number for number, _ in ticks(tmp_path, name)] == list(range(len(ticks(tmp_path, name))))
+    assert (told["boot_id"], told["state"]) == (boot_id, "running")
+
+
+def test_a_freeze_is_answered_at_once_with_its_length_and_again_when_it_is_over(
+    ticking: "subprocess.Popen[str]", service: Keeping
+) -> None:
+    act = service.order("web-0", "freeze", duration_s=0.3)
+
+    service.outcome("web-0", act)
+
+    first, last = (said for said in service.said("web-0") if said.get("act") == act)
+    assert first == {"act": act, "until": 0.3}
+    assert (last["ok"], last["note"]) == (True, "")
+
+
+def test_a_freeze_ends_when_it_is_thawed(ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path) -> None:
+    act = service.order("web-0", "freeze", duration_s=3600)
+    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+
+    service.thaw("web-0", act)
+
+    assert service.outcome("web-0", act)["ok"]
+    wait_for_ticks(tmp_path, 5)
+    service.thaw("web-0", act)
+    assert service.outcome("web-0", act, times=2)["ok"]
+
+
+def test_a_freeze_that_is_ordered_again_tells_how_long_it_still_lasts(
+    ticking: "subprocess.Popen[str]", service: Keeping
+) -> None:
+    act = service.order("web-0", "freeze", duration_s=3600)
+    service.order("web-0", "freeze", act=act, duration_s=3600)
+
+    both = service.wait(lambda: [s for s in service.said("web-0") if s.get("act") == act and "until" in s][1:])
+
+    assert 0 < both[0]["until"] <= 3600
+
+
+def test_a_freeze_ends_though_the_service_is_gone(
+    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path
+) -> None:
+    act = service.order("web-0", "freeze", duration_s=0.5)
+    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+
+    service.stop()
+
+    wait_for_ticks(tmp_path, 5)
+    service.start()
+    assert service.hear("web-0", "hello", times=2)["hello"]["known"][act] == {"ok": True, "note": ""}
+
+
+def test_what_was_stopped_before_a_freeze_stays_stopped(service: Keeping, start: Start, tmp_path: Path) -> None:
+    script = (
+        "sleep 1000 & kill -STOP $!; touch ready;"
+        ' while sleep 0.01; do cut -d" " -f3 /proc/$!/stat > state.new; mv state.new state; done'
+    )
+    start("web-0", "--", "sh", "-c", f"cd {tmp_path}; {script}")
+    while not (tmp_path / "state").exists():
+        time.sleep(0.01)
+
+    service.perform("web-0", "freeze", duration_s=0.2)
+
+    before = (tmp_path / "state").stat().st_ino
+    while (tmp_path / "state").stat().st_ino == before:
+        time.sleep(0.01)
+    assert (tmp_path / "state").read_text() == "T\n"
+
+
+def test_a_reboot_ends_a_freeze(ticking: "subprocess.Popen[str]", service: Keeping) -> None:
+    freeze = service.order("web-0", "freeze", duration_s=3600)
+    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == freeze])
+
+    rebooted = service.perform("web-0", "reboot")
+
+    assert rebooted["ok"]
+    assert service.outcome("web-0", freeze)["ok"]

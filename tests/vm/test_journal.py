@@ -1,0 +1,78 @@
+"""What a keeper did is known to the next one, however the first one ended (spec §6: an act is done once)."""
+
+from pathlib import Path
+
+import pytest
+
+from forewarn.vm.journal import Journal, Outcome
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "vms" / "web-0" / "journal.jsonl"
+
+
+def test_an_outcome_is_known_to_the_next_keeper(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("a", "reboot")
+    journal.finish("a", Outcome(ok=False, note="no"))
+    journal.close()
+
+    again = Journal(path)
+
+    assert again.known == {"a": Outcome(ok=False, note="no")}
+    assert again.unfinished == {}
+    again.close()
+
+
+def test_what_was_begun_and_not_finished_is_known_as_that(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("a", "redeploy")
+    journal.close()
+
+    again = Journal(path)
+
+    assert again.unfinished == {"a": "redeploy"}
+    assert again.known == {}
+    again.close()
+
+
+def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
+    """A keeper may be killed while it writes."""
+    journal = Journal(path)
+    journal.begin("a", "freeze")
+    journal.finish("a", Outcome(ok=True))
+    journal.begin("b", "reboot")
+    journal.close()
+    whole = path.read_bytes()
+
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        again = Journal(path)
+        lines = whole[:length].count(b"\n")
+        assert list(again.known) == (["a"] if lines >= 2 else [])
+        assert list(again.unfinished) == (["a"] if lines == 1 else [])
+        again.close()
+
+
+def test_a_journal_stays_short_and_forgets_nothing_that_is_open(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("open", "reboot")
+    for number in range(300):
+        journal.begin(f"act-{number}", "freeze")
+        journal.finish(f"act-{number}", Outcome(ok=True))
+    journal.close()
+
+    again = Journal(path)
+
+    assert len(again.known) == 256
+    assert "act-299" in again.known
+    assert again.unfinished == {"open": "reboot"}
+    assert path.read_bytes().count(b"\n") == 257
+    again.close()
+
+
+def test_a_journal_belongs_to_its_owner_alone(path: Path) -> None:
+    Journal(path).close()
+
+    assert path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,174 @@
+"""What is done to a VM really happens to its program, once for each act (spec §6)."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.keeping import Keeping
+
+pytestmark = pytest.mark.namespaces
+
+Start = Callable[..., "subprocess.Popen[str]"]
+# Each boot is one line; what is on the VM's disks is told with it.
+BOOT = (
+    'echo "$FOREWARN_BOOT_ID $(cat /proc/sys/kernel/random/boot_id) $FOREWARN_HOST'
+    ' disk=$(ls disk | wc -l) ephemeral=$(ls -A $FOREWARN_EPHEMERAL | wc -l)" >> boots;'
+    " touch disk/kept; mkdir -p $FOREWARN_EPHEMERAL/a/b; touch $FOREWARN_EPHEMERAL/.hidden; exec sleep 1000"
+)
+
+
+class Lab:
+    def __init__(self, service: Keeping, start: Start, directory: Path) -> None:
+        self.service = service
+        self._directory = directory
+        self._start = start
+        (directory / "disk").mkdir()
+        self.child = self.run()
+        self.wait_for_boots(1)
+
+    def run(self) -> "subprocess.Popen[str]":
+        self.child = self._start("web-0", "--", "sh", "-c", f"cd {self._directory}; {BOOT}")
+        return self.child
+
+    def boots(self) -> list[list[str]]:
+        path = self._directory / "boots"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for_boots(self, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while len(self.boots()) < count or not (self.ephemeral / ".hidden").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    @property
+    def ephemeral(self) -> Path:
+        return self.service.directory_of("web-0") / "ephemeral"
+
+    def perform(self, verb: str, host: str = "host-1") -> dict[str, object]:
+        return self.service.perform("web-0", verb, host=host)
+
+
+@pytest.fixture
+def lab(service: Keeping, start: Start, tmp_path: Path) -> Lab:
+    return Lab(service, start, tmp_path)
+
+
+def test_a_reboot_gives_a_new_boot_id_and_keeps_the_disks(lab: Lab) -> None:
+    told = lab.perform("reboot")
+    lab.wait_for_boots(2)
+
+    first, second = lab.boots()
+    assert told["ok"]
+    assert first[0] == first[1] != second[0] == second[1] == told["boot_id"]
+    assert second[2:] == ["host-0", "disk=1", "ephemeral=2"]
+
+
+def test_a_redeploy_empties_the_ephemeral_disk_and_moves_the_vm(lab: Lab) -> None:
+    lab.perform("redeploy", host="host-2")
+    lab.wait_for_boots(2)
+
+    assert lab.boots()[1][2:] == ["host-2", "disk=1", "ephemeral=0"]
+    assert lab.boots()[0][0] != lab.boots()[1][0]
+
+
+def test_a_reimage_empties_the_ephemeral_disk_and_does_not_move(lab: Lab) -> None:
+    lab.perform("reimage", host="host-2")
+    lab.wait_for_boots(2)
+
+    assert lab.boots()[1][2:] == ["host-0", "disk=1", "ephemeral=0"]
+
+
+def test_a_reapply_does_nothing(lab: Lab) -> None:
+    assert lab.perform("reapply")["ok"]
+    assert len(lab.boots()) == 1
+
+
+@pytest.mark.parametrize(("verb", "word"), [("evict", "evicted"), ("delete", "deleted")])
+def test_a_vm_that_is_gone_for_good_says_why_and_ends_well(lab: Lab, verb: str, word: str) -> None:
+    told = lab.perform(verb)
+
+    _, said = lab.child.communicate(timeout=30)
+    assert (told["ok"], told["state"]) == (True, "down")
+    assert (lab.child.returncode, said) == (0, f"VM 'web-0' was {word}: its program was ended\n")
+    assert list(lab.ephemeral.iterdir()) == []
+
+
+@pytest.mark.parametrize(("verb", "left"), [("power-off", 2), ("deallocate", 0)])
+def test_a_vm_that_is_off_stays_off_until_it_is_started(lab: Lab, verb: str, left: int) -> None:
+    assert lab.perform(verb)["state"] == "down"
+    assert len(list(lab.ephemeral.iterdir())) == left
+    assert lab.perform("reboot")["note"] == "the VM was down and stays down"
+    assert len(lab.boots()) == 1
+
+    assert lab.perform("start")["state"] == "running"
+    lab.wait_for_boots(2)
+    assert lab.perform("start")["note"] == "the VM was running already"
+    assert len(lab.boots()) == 2
+
+
+def test_an_order_that_is_repeated_has_no_second_effect(lab: Lab) -> None:
+    act = lab.service.order("web-0", "reboot", act="one")
+    lab.service.outcome("web-0", act)
+    lab.wait_for_boots(2)
+
+    lab.service.order("web-0", "reboot", act="one")
+
+    first, second = lab.service.outcome("web-0", "one"), lab.service.outcome("web-0", "one", times=2)
+    assert first == second
+    assert len(lab.boots()) == 2
+
+
+def test_what_a_keeper_cannot_do_fails_with_a_sentence(lab: Lab) -> None:
+    told = lab.perform("defragment")
+
+    assert (told["ok"], told["note"]) == (False, "a VM of namespaces cannot 'defragment'")
+
+
+def test_a_thaw_of_an_act_that_nobody_ordered_fails(lab: Lab) -> None:
+    lab.service.thaw("web-0", "unheard")
+
+    assert not lab.service.outcome("web-0", "unheard")["ok"]
+
+
+def test_a_program_that_will_not_end_is_ended_after_the_grace(service: Keeping, start: Start, tmp_path: Path) -> None:
+    script = f"trap '' TERM; echo boot >> {tmp_path}/boots; while :; do sleep 0.05; done"
+    start("web-0", "--grace", "0.3", "--", "sh", "-c", script)
+    while not (tmp_path / "boots").exists():
+        time.sleep(0.01)
+
+    assert service.perform("web-0", "reboot")["ok"]
+
+
+def test_a_keeper_that_was_killed_knows_what_it_had_done(lab: Lab) -> None:
+    lab.service.outcome("web-0", lab.service.order("web-0", "reboot", act="one"))
+    lab.wait_for_boots(2)
+    os.kill(lab.child.pid, signal.SIGKILL)
+    lab.child.wait()
+
+    lab.run()
+    lab.wait_for_boots(3)
+    lab.service.order("web-0", "reboot", act="one")
+
+    assert lab.service.outcome("web-0", "one", times=2)["ok"]
+    assert len(lab.boots()) == 3
+
+
+def test_what_a_killed_keeper_left_half_done_is_finished_by_the_next(lab: Lab) -> None:
+    os.kill(lab.child.pid, signal.SIGKILL)
+    lab.child.wait()
+    with (lab.service.directory_of("web-0") / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps({"act": "half", "verb": "redeploy"}) + "\n")
+
+    lab.run()
+    lab.wait_for_boots(2)
+    lab.service.order("web-0", "redeploy", act="half")
+
+    assert "the VM was started anew" in lab.service.outcome("web-0", "half")["note"]
+    assert lab.boots()[1][4] == "ephemeral=0"
+    assert len(lab.boots()) == 2
