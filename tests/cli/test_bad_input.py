@@ -1,5 +1,8 @@
 """Bad input and refusals: exit 2, one sentence that says what to do, nothing on stdout, nothing changed."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -18,6 +21,22 @@ USAGE = {
         "Invalid value for 'DURATION': 'x' is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds); "
         "see `forewarn clock advance --help`"
     ),
+    "clock speed nan": (
+        "Invalid value for 'FACTOR': 'nan' is not a factor: write a number such as 60, 1 for real time, or 0 to stop; "
+        "see `forewarn clock speed --help`"
+    ),
+    "clock speed -1": (
+        "Invalid value for 'FACTOR': '-1' is not a factor: write a number such as 60, 1 for real time, or 0 to stop; "
+        "see `forewarn clock speed --help`"
+    ),
+    "restart web --notice 0": (
+        "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
+    ),
+    "power web": ("say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
+    "power start web": (
+        "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"
+    ),
+    "resart web": "No such command 'resart'. Did you mean 'restart'? See `forewarn --help`",
     "frobnicate": "No such command 'frobnicate'; see `forewarn --help`",
     "events --limit 0": "Invalid value for '--limit': 0 is not in the range x>=1; see `forewarn events --help`",
     "rollout start": "a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope",
@@ -31,6 +50,24 @@ USAGE = {
 @pytest.mark.parametrize("typed", USAGE)
 def test_what_cannot_be_understood_is_told_without_asking_a_service(command: Any, typed: str) -> None:
     assert command.refused(*typed.split()) == USAGE[typed]
+
+
+EMPTY = ["restart", "power", "withdraw", "approve", "explain", "fleet add", "fleet show", "rollout pause", "repair"]
+
+
+@pytest.mark.parametrize("typed", EMPTY)
+def test_an_empty_name_is_told_as_what_it_is(command: Any, typed: str) -> None:
+    """Such as an unset variable in a script; nothing of the API is in the message."""
+    assert "the name is empty: write one" in command.refused(*typed.split(), "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_answer_that_cannot_be_written_is_told_without_a_traceback(lab: Any) -> None:
+    words = [sys.executable, "-m", "forewarn.cli", "--data", str(lab.data), "fleet", "show"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr == "the answer could not be written, there is no space left: make room and ask again\n"
 
 
 UNKNOWN = [

@@ -55,7 +55,16 @@ def test_a_bad_file_is_told_line_by_line(lab: Any, tmp_path: Path) -> None:
     bad.write_text('[[vms]]\nnme = "x"\n')
     for verb in ("check", "apply"):
         lines = lab.refused("fleet", verb, str(bad)).splitlines()
-        assert lines[1] == f"{bad}:2: [[vms]] has no key 'nme'; did you mean 'name'?"
+        assert lines[1] == f"{bad}:2: [[vms]] has no key 'nme': did you mean 'name'?"
+
+
+def test_nobody_is_asked_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:
+    lab.good("restart", "web", "--notice", "0", "--short-notice")
+    lab.json("clock", "advance", "1s")  # now it is under way, and the file does not have the VM
+    result = lab("fleet", "apply", str(file), typed="y\n")
+    assert result.exit_code == 2
+    assert "Apply this?" not in result.output
+    assert "it cannot be removed now; apply again when the event is over" in result.stderr
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"["], ids=["not UTF-8", "not TOML"])

@@ -42,8 +42,19 @@ def advance(call: Invocation, by: float) -> None:
     call.screen.say(faint(f"{span(by)} later: "), _sentence(view))
 
 
-@clock.command()
-@click.argument("speed", type=click.FloatRange(0), metavar="FACTOR")
+def factor(text: str) -> float:
+    """The type of an argument: any number from 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise click.BadParameter(f"{text!r} is not a factor: write a number such as 60, 1 for real time, or 0 to stop")
+    return number
+
+
+@clock.command(context_settings={"ignore_unknown_options": True})
+@click.argument("speed", type=factor, metavar="FACTOR")
 @served
 def speed(call: Invocation, speed: float) -> None:
     """Let a lab's clock run FACTOR times as fast; 0 stops it."""

@@ -37,7 +37,7 @@ class Faulty(Rejected):
 
     def lines(self) -> list[str]:
         """One sentence per problem, in the form that editors can jump to."""
-        return [f"{self._place(problem)}: {problem['what']}; {problem['remedy']}" for problem in self.problems]
+        return [f"{self._place(problem)}: {problem['what']}: {problem['remedy']}" for problem in self.problems]
 
     def _place(self, problem: View) -> str:
         return f"{self.source}:{problem['line']}" if problem.get("line") else self.source
@@ -122,6 +122,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _target(path: tuple[str, ...], query: Query) -> str:
     """Segments are quoted whole, so that a name may hold a slash."""
+    if not all(segment.strip() for segment in path):
+        raise Rejected("the name is empty: write one (in a script, look for a variable that is not set)")
     given = {name: _parameter(value) for name, value in query.items() if value is not None}
     tail = f"?{urlencode(given)}" if given else ""
     return "/".join([ROOT, *(quote(segment, safe="") for segment in path)]) + tail

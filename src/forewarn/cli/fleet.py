@@ -10,6 +10,7 @@ from rich.text import Text
 from forewarn.cli.connection import Faulty, View
 from forewarn.cli.fleetview import show_fleet, show_host, show_vm
 from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.name import name as name_of_vm
 from forewarn.cli.screen import clean
 from forewarn.cli.suggestion import host_names, scope_ids, vm_names
 from forewarn.errors import Rejected
@@ -44,7 +45,7 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 
 
 @fleet.command()
-@click.argument("name")
+@click.argument("name", type=name_of_vm)
 @click.option("--group", "resource_group", metavar="GROUP", help="Its resource group.")
 @click.option("--location", metavar="LOCATION")
 @click.option("--host", metavar="HOST", shell_complete=host_names, help="Where it runs; chosen if left out.")
@@ -124,6 +125,8 @@ def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect
         _show_difference(call, preview, _name(file))
     if dry_run or preview["difference"]["is_empty"]:
         return _conclude(call, preview)
+    if preview["difference"]["problems"]:
+        return _conclude(call, _propose(call, {**proposal, "dry_run": False}, "apply"))  # the service says why not
     if not yes and not _agreed():
         call.screen.complain("nothing was applied")
         return 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import CompletionItem
 
 from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.name import name
 from forewarn.cli.receipt import show_events, wait_for_events
-from forewarn.cli.request import ask, vms_argument, wait_option
+from forewarn.cli.request import ask, wait_option
 from forewarn.cli.suggestion import vm_names
+from forewarn.errors import Rejected
 
 _ASKS = {
     "off": "power-off",
@@ -18,14 +21,25 @@ _ASKS = {
 }
 
 
+def _words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    asks = [CompletionItem(word) for word in _ASKS if word.startswith(incomplete)]
+    return [*vm_names(ctx, param, incomplete), *asks]
+
+
 @click.command()
-@vms_argument
-@click.argument("what", type=click.Choice(list(_ASKS)), metavar="|".join(_ASKS))
+@click.argument("words", type=name, metavar=f"VM... {'|'.join(_ASKS)}", nargs=-1, required=True, shell_complete=_words)
 @wait_option
 @served
-def power(call: Invocation, vms: tuple[str, ...], what: str, wait: bool) -> int:
+def power(call: Invocation, words: tuple[str, ...], wait: bool) -> int:
     """Turn VMs off or on, deallocate, reapply, reimage."""
-    return ask(call, _ASKS[what], vms, wait=wait)
+    *vms, what = words
+    if not vms or what not in _ASKS:
+        raise Rejected(f"say which VMs, then one of {', '.join(_ASKS)}: forewarn power {_vm_of(words)} start")
+    return ask(call, _ASKS[what], tuple(vms), wait=wait)
+
+
+def _vm_of(words: tuple[str, ...]) -> str:
+    return next((word for word in words if word not in _ASKS), "VM")
 
 
 @click.command("perform-maintenance")

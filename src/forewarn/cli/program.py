@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import difflib
+import errno
 import importlib
 import sys
 from typing import Any, NoReturn
@@ -88,15 +90,30 @@ class Program(click.Group):
             code = _tell_usage(error)
         except ForewarnError as error:
             code = _tell(error)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            Screen().complain("the answer could not be written, there is no space left: make room and ask again")
+            code = 1
         sys.exit(code if isinstance(code, int) else 0)
 
 
 def _tell_usage(error: click.ClickException) -> int:
     message = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        message = f"{message}; see `{error.ctx.command_path} --help`"
+        message += _alike(message, error.ctx)
+        message += f"{' See' if message.endswith('?') else '; see'} `{error.ctx.command_path} --help`"
     Screen().complain(message)
     return 2
+
+
+def _alike(message: str, ctx: click.Context) -> str:
+    """The command that was probably meant by one that there is not."""
+    if not message.startswith("No such command") or not isinstance(ctx.command, Program):
+        return ""
+    typed = message.split("'")[1]
+    close = difflib.get_close_matches(typed, ctx.command.list_commands(ctx), n=1)
+    return f". Did you mean {close[0]!r}?" if close and not message.endswith("?") else ""
 
 
 def _tell(error: ForewarnError) -> int:

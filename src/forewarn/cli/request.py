@@ -9,12 +9,15 @@ import click
 
 from forewarn.cli.duration import duration
 from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.name import name
 from forewarn.cli.receipt import show_receipt, wait_for_request
 from forewarn.cli.suggestion import vm_names
+from forewarn.errors import Rejected
 
 Command = Callable[..., Any]
+_NO_NOTICE = "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
 
-vms_argument = click.argument("vms", metavar="VM...", nargs=-1, required=True, shell_complete=vm_names)
+vms_argument = click.argument("vms", type=name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names)
 wait_option = click.option("--wait", is_flag=True, help="Stay until it is over; exit 1 if it failed.")
 notice_option = click.option(
     "--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m."
@@ -40,6 +43,8 @@ def ask(
     short_notice: bool = False,
 ) -> int:
     """Send the request, say what becomes of it, and wait for that if told to."""
+    if notice_s == 0 and not short_notice:
+        raise Rejected(_NO_NOTICE)
     body: dict[str, object] = {"ask": what, "vms": list(vms)}
     if notice_s is not None:
         body["notice_s"] = notice_s
