@@ -158,31 +158,28 @@ def _new_world() -> Callable[..., Awaitable[World]]:
 
 FLEET = """
 [[hosts]]
-name = "h1"
-location = "westeurope"
+name = "h{n}"
+count = 2
 
-[[hosts]]
-name = "h2"
-location = "westeurope"
-"""
-_VM = """
 [[vms]]
-name = "{name}"
-location = "westeurope"
-resource_group = "lab"
-host = "{host}"
+name = "alone"
+"""
+_PAIR = """
+[[availability_sets]]
+name = "@"
+update_domains = 2
+
+[[vms]]
+name = "@-{n}"
+count = 2
+availability_set = "@"
 """
 PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "told", "kept")
 
 
 def fleet() -> str:
     """Ten availability sets of two VMs each, `short-0` and `short-1` and so on, and a VM alone."""
-    vms = [_VM.format(name="alone", host="h1")]
-    for pair in PAIRS:
-        for number in (0, 1):
-            vms.append(_VM.format(name=f"{pair}-{number}", host=f"h{number + 1}"))
-            vms.append(f'availability_set = "{pair}"\nupdate_domain = {number}\n')
-    return FLEET + "".join(vms)
+    return FLEET + "".join(_PAIR.replace("@", pair) for pair in PAIRS)
 
 
 @pytest.fixture(scope="module")
