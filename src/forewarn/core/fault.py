@@ -170,7 +170,7 @@ def kind_called(name: str) -> FaultKind:
         return FaultKind(name.strip().lower())
     except ValueError:
         close = difflib.get_close_matches(name, list(FaultKind), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "`forewarn fault list --kinds` lists them"
+        hint = f"did you mean {str(close[0])!r}?" if close else "`forewarn fault list --kinds` lists them"
         raise Rejected(f"there is no fault {name!r}: {hint}") from None
 
 

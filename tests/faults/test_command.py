@@ -1,0 +1,122 @@
+"""The command: every example of docs/faults.md runs, and bad input is told in one sentence (spec §11)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from forewarn.cli.program import forewarn
+from forewarn.core.fault import FAULTS, FaultKind
+from forewarn.testing.process import ServiceProcess
+
+DOC = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+SETTING = re.findall(r"`forewarn (fault set [^`]+)`", DOC)
+OTHERS = re.findall(r"^forewarn (fault .+)$", DOC, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """The sample fleet, as the page means it."""
+    with ServiceProcess(data=tmp_path_factory.mktemp("d")) as running:
+        yield running
+
+
+def run(lab: ServiceProcess, line: str) -> Any:
+    runner = CliRunner(env={"FOREWARN_DATA": str(lab.data), "COLUMNS": "160", "NO_COLOR": "1"})
+    return runner.invoke(forewarn, shlex.split(line), prog_name="forewarn", catch_exceptions=False)
+
+
+def good(lab: ServiceProcess, line: str) -> str:
+    result = run(lab, line)
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    return str(result.stdout)
+
+
+def test_the_page_has_an_example_of_every_fault() -> None:
+    assert [FaultKind(line.split()[2]) for line in SETTING] == list(FAULTS)
+
+
+@pytest.mark.parametrize("line", SETTING)
+def test_an_example_of_the_page_sets_its_fault(lab: ServiceProcess, line: str) -> None:
+    kind = line.split()[2]
+    made = json.loads(good(lab, f"{line} --json"))
+    assert made["kind"] == kind
+    if made["strikes"] != "at once":
+        assert kind in good(lab, "fault list")
+    good(lab, "fault clear --all")
+    assert good(lab, "fault list").startswith("No fault is on.")
+
+
+def test_the_other_examples_of_the_page_run(lab: ServiceProcess) -> None:
+    assert {line.split()[1] for line in OTHERS} == {"clear", "storm"}
+    for line in OTHERS:
+        good(lab, re.sub(r"\bf3\b", json.loads(good(lab, "fault set reset --all --json"))["id"], line))
+    good(lab, "fault clear --all")
+
+
+def test_people_are_told_what_is_on_and_how_to_end_it(lab: ServiceProcess) -> None:
+    said = good(lab, "fault set throttled retry-after=2s --vm web-0 --count 10 --for 90s")
+    fault_id = said.split()[1].rstrip(",")
+    assert said.splitlines()[0] == (
+        f"Fault {fault_id}, throttled (retry-after=2s), is on for web-0; left: 10 of 10, 1m 30s. "
+        "A client sees: 429 as text, with Retry-After if `retry-after` is given."
+    )
+    assert f"forewarn fault clear {fault_id}" in said
+    header, row = good(lab, "fault list").splitlines()
+    assert header.split() == ["FAULT", "KIND", "FOR", "LEFT", "TOUCHED", "SET"]
+    assert row.startswith(f"{fault_id} ")
+    assert good(lab, f"fault clear {fault_id}") == f"Fault {fault_id} (throttled) of web-0 is cleared: 0 requests.\n"
+    assert good(lab, "fault clear --vm web-0") == "No such fault is on.\n"
+
+
+def test_the_list_of_kinds_is_the_whole_table(lab: ServiceProcess) -> None:
+    lines = good(lab, "fault list --kinds").splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [str(kind) for kind in FAULTS]
+
+
+def test_a_storm_is_shown_with_its_schedule_and_is_the_same_again(lab: ServiceProcess) -> None:
+    first = json.loads(good(lab, "fault storm --seed 11 --vm db-0 --vm db-1 --for 3m --json"))
+    second = json.loads(good(lab, "fault storm --seed 11 --vm db-1 --vm db-0 --for 3m --json"))
+    assert first["gusts"] == second["gusts"]
+    shown = good(lab, "fault list")
+    assert shown.count("seed 11, 3m") == 2
+    assert all(gust["kind"] in shown for gust in first["gusts"])
+    assert f"Storm {first['id']} is cleared" in good(lab, f"fault clear {first['id']}")
+    good(lab, "fault clear --all")
+
+
+BAD = [
+    ("fault set gon --all", "there is no fault 'gon': did you mean 'gone'?"),
+    ("fault set xyz --all", "there is no fault 'xyz': `forewarn fault list --kinds` lists them"),
+    ("fault set gone", "a fault is for a VM, a scope or everything: give one of --vm, --scope and --all"),
+    ("fault set gone --vm nobody", "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"),
+    ("fault set stale age --all", "parameter 'age' is no NAME=VALUE: write it like notice=5s"),
+    (
+        "fault set stale age=old --all",
+        "parameter 'age': 'old' is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)",
+    ),
+    ("fault set stale age=2m --all", "parameter 'age_s' of fault stale is 120: give 0 to 60"),
+    ("fault set gone --all --for 2m", "fault gone lasts 70 s at most, not 120 s: give 70 s"),
+    ("fault clear", "nothing says which faults to clear: name them, or give --kind, --vm, --scope or --all"),
+    ("fault clear f999", "fault 'f999' is not on: `forewarn fault list` lists those that are"),
+    ("fault storm --seed 1 --for 0", "a storm of 0 s cannot be: give more than 0 s, up to 86400 s"),
+    (
+        "fault set neighbour-only --vm web-0",
+        "web-0 has no neighbour that runs: name a VM that shares its scope with others "
+        "(`forewarn fleet show` lists the scopes)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), BAD)
+def test_bad_input_is_told_in_one_sentence(lab: ServiceProcess, line: str, sentence: str) -> None:
+    result = run(lab, line)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.strip() == sentence

@@ -1,0 +1,110 @@
+"""With no fault set nothing differs, and a fault for others differs for them alone (spec §11)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.control.faults import Target, Wish
+from forewarn.core.event import Status
+from forewarn.core.fault import FAULTS, FaultKind, Sphere
+from forewarn.core.request import Ask
+from forewarn.testing.world import World, a_host, a_vm
+
+POLL = "/metadata/scheduledevents?api-version="
+TARGETS = [POLL + "2020-07-01", POLL + "2017-03-01", POLL + "1999-01-01", POLL, "/metadata/instance", "/x"]
+BODIES = [b"", b"{}", b'{"StartRequests":[{"EventId":"EVENT-1"}]}', b'{"StartRequests":[{"EventId":"NOT"}]}']
+HEADERS: list[dict[str, str]] = [{}, {"If_None_Match": '"1-2"'}, {"If_None_Match": "junk"}, {"Origin": "x"}]
+
+requests = st.fixed_dictionaries(
+    {
+        "target": st.sampled_from(TARGETS),
+        "method": st.sampled_from(["GET", "POST", "PUT"]),
+        "body": st.sampled_from(BODIES),
+        "headers": st.sampled_from(HEADERS),
+    }
+)
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=6), kinds=st.sets(st.sampled_from(FaultKind), min_size=1))
+@settings(max_examples=40, deadline=None)
+def test_a_vm_without_a_fault_is_answered_byte_for_byte_as_before(
+    new_world: Any, fault: Any, notice: Any, asked: list[dict[str, Any]], kinds: set[FaultKind]
+) -> None:
+    async def answers(world: Any) -> list[bytes]:
+        got = []
+        for each in asked:
+            reply = await world.ask(each["target"], method=each["method"], body=each["body"], **each["headers"])
+            got.append(reply.raw)
+        return got
+
+    async def story() -> None:
+        world = await new_world()
+        try:
+            world.backend.show("pair", notice())
+            before = await answers(world)
+            world.arm(*(fault(kind, id=kind, vm="b") for kind in sorted(kinds)))
+            assert await answers(world) == before
+            world.arm(*(fault(kind, id=kind, vm="", scope_id="single") for kind in sorted(kinds)))
+            assert await answers(world) == before
+            assert world.server.faults.take() == []
+            world.arm()
+            assert await answers(world) == before
+        finally:
+            await world.close()
+
+    with asyncio.Runner() as runner:
+        runner.run(story())
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from([Ask.RESTART, Ask.REDEPLOY]), st.sampled_from(["web-0", "web-1"])),
+        st.tuples(st.just("approve"), st.integers(0, 3), st.just("")),
+        st.tuples(st.just("advance"), st.sampled_from([1, 60, 900]), st.just("")),
+    ),
+    max_size=8,
+)
+LASTING = [kind for kind, row in FAULTS.items() if row.sphere is not Sphere.AT_ONCE]
+
+
+def a_world() -> World:
+    web = [a_vm(f"web-{n}", availability_set="web", update_domain=n, host=f"h{n + 1}") for n in (0, 1)]
+    return World(vms=[*web, a_vm("other", host="h3")], hosts=[a_host(f"h{n}") for n in (1, 2, 3)])
+
+
+def lived(world: World, steps: list[tuple[Any, ...]]) -> list[str]:
+    """What was said of the scope, and what its VMs were shown."""
+    shown = []
+    for what, how, vm in steps:
+        if what == "ask" and not any(vm in event.vms for event in world.events(Status.SCHEDULED, Status.STARTED)):
+            world.ask(how, vm)
+        elif what == "approve":
+            for event in world.events(Status.SCHEDULED)[how : how + 1]:
+                world.approve("web-0", event.id)
+        elif what == "advance":
+            world.advance(how)
+        shown.append(world.document("web-0").decode())
+    scope_id = world.vm("web-0").scope_id
+    return [*shown, *(f"{entry.at} {entry.text}" for entry in world.store.history(scope_id=scope_id))]
+
+
+@given(steps=steps, kinds=st.lists(st.sampled_from(LASTING), unique=True), clear=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_scope_lives_as_if_the_faults_of_another_did_not_exist(
+    steps: list[tuple[Any, ...]], kinds: list[FaultKind], clear: bool
+) -> None:
+    plain, faulty = a_world(), a_world()
+    try:
+        other = Target(name="other", vm=faulty.vm("other"))
+        for kind in kinds:
+            faulty.do(faulty.control.faults.set(Wish(kind=kind, target=other), who="ann"))
+        if clear:
+            faulty.do(faulty.control.faults.clear(lambda fault: True, who="ann"))
+        assert lived(faulty, steps) == lived(plain, steps)
+    finally:
+        plain.close()
+        faulty.close()
