@@ -23,7 +23,7 @@ from forewarn.testing.process import Answer, ServiceProcess, eventually
 FLEET = """
 [[hosts]]
 name = "host-{n}"
-count = 2
+count = 3
 
 [[vms]]
 name = "web-{n}"
