@@ -70,7 +70,7 @@ def a_world() -> Iterator[Callable[[], World]]:
 def play(world: World, seed: int = 7) -> list[str]:
     begun = world.now
     vms = [world.vm("web-0"), world.vm("web-1")]
-    world.do(world.control.faults.start_storm(seed, vms, for_s=600, who="ann"))
+    world.do(world.control.storms.start(seed, vms, for_s=600, who="ann"))
     for _ in range(20):
         world.advance(90)
     told = [entry for entry in world.store.history() if entry.what == "fault"]
@@ -96,7 +96,7 @@ def test_a_storm_tells_when_it_begins_and_when_its_last_fault_is_set(a_world: Ca
 def test_a_storm_goes_on_after_a_restart(a_world: Callable[[], World]) -> None:
     calm, shaken = a_world(), a_world()
     play(calm)
-    shaken.do(shaken.control.faults.start_storm(7, [shaken.vm("web-0"), shaken.vm("web-1")], for_s=600, who="ann"))
+    shaken.do(shaken.control.storms.start(7, [shaken.vm("web-0"), shaken.vm("web-1")], for_s=600, who="ann"))
     for _ in range(20):
         shaken.advance(90)
         shaken.restart()
@@ -110,9 +110,9 @@ def test_a_storm_goes_on_after_a_restart(a_world: Callable[[], World]) -> None:
 
 def test_a_cleared_storm_sets_nothing_more(a_world: Callable[[], World]) -> None:
     world = a_world()
-    storm = world.do(world.control.faults.start_storm(7, [world.vm("web-0")], for_s=600, who="ann"))
+    storm = world.do(world.control.storms.start(7, [world.vm("web-0")], for_s=600, who="ann"))
     world.settle()
-    ended = world.do(world.control.faults.clear_storms([storm.id], who="bob"))
+    ended = world.do(world.control.storms.clear([storm.id], who="bob"))
     assert [storm.id for storm in ended] == ["s1"]
     count = len([e for e in world.store.history() if " set for " in e.text])
     world.advance(3600)
@@ -122,7 +122,7 @@ def test_a_cleared_storm_sets_nothing_more(a_world: Callable[[], World]) -> None
 def test_a_vm_that_has_left_is_passed_over(a_world: Callable[[], World]) -> None:
     world = a_world()
     vm = world.vm("web-0")
-    world.do(world.control.faults.start_storm(7, [vm], for_s=600, who="ann"))
+    world.do(world.control.storms.start(7, [vm], for_s=600, who="ann"))
     world.do(world.control.fleets.change(FleetChange(removed=(vm,)), who="ann"))
     world.advance(3600)
     texts = [entry.text for entry in world.store.history() if "left out" in entry.text]
@@ -133,6 +133,6 @@ def test_a_vm_that_has_left_is_passed_over(a_world: Callable[[], World]) -> None
 def test_a_storm_that_cannot_be_is_refused(a_world: Callable[[], World]) -> None:
     world = a_world()
     with pytest.raises(Rejected, match="a storm of 0 s cannot be: give more than 0 s, up to 86400 s"):
-        world.do(world.control.faults.start_storm(7, [world.vm("web-0")], for_s=0, who="ann"))
+        world.do(world.control.storms.start(7, [world.vm("web-0")], for_s=0, who="ann"))
     with pytest.raises(Refused, match="a storm needs a VM to hit"):
-        world.do(world.control.faults.start_storm(7, [], for_s=60, who="ann"))
+        world.do(world.control.storms.start(7, [], for_s=60, who="ann"))

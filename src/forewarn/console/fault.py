@@ -88,7 +88,7 @@ async def start_storm(room: Room, call: Call) -> StormView:
     asked = call.read_body(body.NewStorm)
     vms = [room.directory.find(name) for name in asked.vms]
     must_be_told_once(asked.vms, [vm.key for vm in vms])
-    storm = await room.control.faults.start_storm(asked.seed, vms or room.store.vms(), for_s=asked.for_s, who=room.who)
+    storm = await room.control.storms.start(asked.seed, vms or room.store.vms(), for_s=asked.for_s, who=room.who)
     await room.catch_up()
     return _storm(room, next((s for s in room.control.faults.book.storms if s.id == storm.id), storm))
 
@@ -112,7 +112,7 @@ async def _catch_up(room: Room) -> None:
 
 async def _cleared(room: Room, chosen: Callable[[Fault], bool], storms: tuple[str, ...]) -> ClearedView:
     await room.house.observe()
-    ended = await room.control.faults.clear_storms(storms, who=room.who)
+    ended = await room.control.storms.clear(storms, who=room.who)
     cleared = await room.control.faults.clear(chosen, who=room.who)
     return ClearedView(
         cleared=tuple(_view(room, fault) for fault in cleared), storms=tuple(_storm(room, storm) for storm in ended)

@@ -19,6 +19,7 @@ from forewarn.control.reconciler import Reconciler
 from forewarn.control.replays import Replays
 from forewarn.control.requests import Requests
 from forewarn.control.rollouts import Rollouts
+from forewarn.control.storms import Storms
 from forewarn.core.policy import Policy
 from forewarn.hypervisor.seam import Hypervisor
 from forewarn.store.seam import Committed, Polled, Store
@@ -35,7 +36,7 @@ class Outside:
 
 
 class Control:
-    """The use cases (`requests`, `guests`, `fleets`, `faults`, `labtime`) and the loop (`reconciler`)."""
+    """The use cases (`requests`, `guests`, `fleets`, `faults`, `storms`, `labtime`) and the loop (`reconciler`)."""
 
     def __init__(
         self,
@@ -57,12 +58,14 @@ class Control:
         self.rollouts = Rollouts(desk=self.desk, new_id=outside.new_id)
         self.faults = Faults(desk=self.desk, book=self._book, new_id=outside.new_id, real_time=outside.real_time)
         self.replays = Replays(desk=self.desk, new_id=outside.new_id)
+        self.storms = Storms(desk=self.desk, book=self._book, faults=self.faults)
         self.reconciler = Reconciler(
             desk=self.desk,
             executor=self.executor,
             rollouts=self.rollouts,
             replays=self.replays,
             faults=self.faults,
+            storms=self.storms,
             woken=woken,
         )
         self.requests = Requests(desk=self.desk, new_id=outside.new_id)

@@ -5,6 +5,7 @@ Which events a fault has touched is read off what is committed, so a crash never
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -27,6 +28,7 @@ class FaultBook:
         self._events: dict[str, set[str]] = defaultdict(set)  # fault → the events it has touched
         self._claims: dict[str, set[tuple[str, str]]] = defaultdict(set)  # scope → fault and event, not committed yet
         self._followers: list[Follower] = []
+        self.writing = asyncio.Lock()  # held from reading the book until what follows from it is adopted
         if any(fault.sphere is Sphere.EVENTS for fault in self._book.faults):
             self._count(store.events())
 

@@ -1,9 +1,8 @@
-"""Use cases about faults: set and clear them, let them run out, play a storm. What is set is durable and told."""
+"""Use cases about faults: set and clear them, let them run out. What is set is durable and told."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -12,18 +11,16 @@ from forewarn.control.desk import Desk
 from forewarn.control.faultbook import FaultBook
 from forewarn.core import mishap
 from forewarn.core.change import Commit
-from forewarn.core.fault import FAULTS, Book, Fault, FaultKind, Gust, Sphere, Storm, Touch, checked, lasting_s
+from forewarn.core.fault import FAULTS, Book, Fault, FaultKind, Sphere, Touch, checked, lasting_s
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.planning import apply
 from forewarn.core.policy import Around
 from forewarn.core.request import Planned
 from forewarn.core.scope import Scope
-from forewarn.core.storm import Exposed, gusts_of
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import Refused
 
 _MOST_FAULTS = 1000
-_LONGEST_STORM_S = 24 * 3600.0
 _MOST_VMS_COUNTED = 100  # of one fault, singly
 
 
@@ -54,7 +51,6 @@ class Faults:
         self._book = book
         self._new_id = new_id
         self._real_time = real_time
-        self._writing = asyncio.Lock()
 
     @property
     def book(self) -> Book:
@@ -68,74 +64,39 @@ class Faults:
 
     async def set(self, wish: Wish, *, who: str) -> Fault:
         """The fault, which is on from now; one that happens at once has happened."""
-        async with self._writing:
+        async with self._book.writing:
             return await self._set(wish, who)
 
     async def clear(self, chosen: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        async with self._writing:
+        async with self._book.writing:
             book = self.book
             cleared = tuple(fault for fault in book.faults if chosen(fault))
             await self._drop(book, cleared, f"cleared by {who}", who)
             return cleared
 
-    async def clear_storms(self, ids: Iterable[str] | None = None, *, who: str) -> tuple[Storm, ...]:
-        """End these storms, or all; the faults that they have set stay until they run out."""
-        async with self._writing:
-            book = self.book
-            ended = tuple(storm for storm in book.storms if ids is None or storm.id in ids)
-            if ended:
-                await self._book.adopt(replace(book, storms=tuple(s for s in book.storms if s not in ended)))
-                await self._say(*(self._entry(who, f"storm {storm.id} cleared by {who}") for storm in ended))
-            return ended
-
-    async def start_storm(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> Storm:
-        if not 0 < for_s <= _LONGEST_STORM_S:
-            raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_LONGEST_STORM_S:g} s")
-        if not vms:
-            raise Refused("a storm needs a VM to hit, and the fleet has none: add some with `forewarn fleet apply`")
-        async with self._writing:
-            book = self.book
-            number = book.last_number + 1
-            gusts = gusts_of(seed, self._exposed(vms), for_s)
-            storm = Storm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=gusts)
-            await self._book.adopt(replace(book, last_number=number, storms=(*book.storms, storm)))
-            text = f"storm {storm.id} with seed {seed} set by {who}: {len(gusts)} faults within {for_s:g} s"
-            await self._say(self._entry(who, text))
-            return storm
-
     async def note(self, touches: Sequence[Touch]) -> None:
         """What was spoiled since the last time."""
         if not touches:
             return
-        async with self._writing:
+        async with self._book.writing:
             book = self.book
             noted = tuple(_noted(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
             if noted != book.faults:
                 await self._book.adopt(replace(book, faults=noted))
 
     async def expire(self) -> bool:
-        """Drop what has run out by now; whether there was any."""
+        """Drop what has run out by now; whether there was any. A step of the reconciler's turn, too."""
         if not self._over():
             return False
-        async with self._writing:
+        async with self._book.writing:
             over = self._over()
             await self._drop(self.book, over, "ran out", "forewarn")
             return bool(over)
 
-    async def turn(self) -> bool:
-        """A step of the reconciler's turn: what runs out or falls due in lab time."""
-        did = await self.expire()
-        while (storm := self._due_storm()) is not None:
-            await self._blow(storm)
-            did = True
-        return did
-
     def next_at(self) -> float | None:
-        """When something falls due in lab time."""
-        book = self.book
-        ends = [fault.until for fault in book.faults if fault.sphere is Sphere.EVENTS]
-        instants = [at for at in (*ends, *(storm.next_at for storm in book.storms)) if at is not None]
-        return min(instants, default=None)
+        """When a fault runs out in lab time."""
+        ends = (fault.until for fault in self.book.faults if fault.sphere is Sphere.EVENTS)
+        return min((at for at in ends if at is not None), default=None)
 
     async def _set(self, wish: Wish, who: str) -> Fault:
         lasts_s, parameters = lasting_s(wish.kind, wish.count, wish.for_s), checked(wish.kind, wish.parameters)
@@ -201,38 +162,6 @@ class Faults:
     def _over(self) -> tuple[Fault, ...]:
         return tuple(fault for fault in self.book.faults if fault.is_over(self._time_of(fault.sphere)))
 
-    def _due_storm(self) -> Storm | None:
-        now = self._now()
-        return next((s for s in self.book.storms if s.next_at is None or s.next_at <= now), None)
-
-    async def _blow(self, storm: Storm) -> None:
-        """The next fault of a storm, or its end. A crash in between repeats a fault at most."""
-        async with self._writing:
-            if storm.next_at is not None:
-                await self._set_gust(storm, storm.gusts[storm.gone])
-            storms = tuple(_further(s) if s.id == storm.id else s for s in self.book.storms)
-            await self._book.adopt(replace(self.book, storms=tuple(s for s in storms if s.next_at is not None)))
-            if all(s.id != storm.id for s in self.book.storms):
-                await self._say(self._entry(storm.who, f"storm {storm.id} is over: the last of its faults is set"))
-
-    async def _set_gust(self, storm: Storm, gust: Gust) -> None:
-        vm = self._store.vm(gust.vm)
-        name = vm.name if vm else gust.vm
-        try:
-            if vm is None or vm.removed_at is not None:
-                raise NotFound(f"VM {name!r} does not exist any more")
-            target = Target(name=name, vm=vm)
-            longest_s = FAULTS[gust.kind].longest_s
-            for_s = min(gust.for_s, longest_s) if gust.for_s and longest_s else gust.for_s
-            wish = Wish(kind=gust.kind, target=target, count=gust.count, for_s=for_s, parameters=gust.parameters)
-            await self._set(wish, f"storm {storm.id}")
-        except Rejected as error:
-            await self._say(self._entry(storm.who, f"storm {storm.id} left out {gust.kind} for {name}: {error}"))
-
-    def _exposed(self, vms: Sequence[Vm]) -> list[Exposed]:
-        sizes = {scope_id: len(self._store.vms(scope_id=scope_id)) for scope_id in {vm.scope_id for vm in vms}}
-        return [Exposed(vm=vm.key, has_neighbour=sizes[vm.scope_id] > 1) for vm in vms]
-
     def _about(self, fault: Fault, text: str, who: str) -> Entry:
         return replace(self._entry(who, f"{fault.title} {text}"), vm=fault.vm_name, scope_id=fault.scope_id)
 
@@ -269,10 +198,6 @@ def _noted(fault: Fault, touches: list[Touch]) -> Fault:
         return fault
     total = fault.touched + sum(touch.count for touch in touches)
     return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(touch.at for touch in touches))
-
-
-def _further(storm: Storm) -> Storm:
-    return replace(storm, gone=storm.gone + 1)
 
 
 def _extent(wish: Wish, lasts_s: float | None) -> str:

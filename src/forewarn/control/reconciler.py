@@ -18,6 +18,7 @@ from forewarn.control.executor import Executor, Setback
 from forewarn.control.faults import Faults
 from forewarn.control.replays import Replays
 from forewarn.control.rollouts import Rollouts
+from forewarn.control.storms import Storms
 from forewarn.core.agenda import PLATFORM, record, turn
 from forewarn.core.change import Commit
 from forewarn.core.event import Act, Event, Outcome, Status
@@ -45,6 +46,7 @@ class Reconciler:
         rollouts: Rollouts,
         replays: Replays,
         faults: Faults,
+        storms: Storms,
         woken: asyncio.Event,
     ) -> None:
         self._desk = desk
@@ -53,6 +55,7 @@ class Reconciler:
         self._rollouts = rollouts
         self._replays = replays
         self._faults = faults
+        self._storms = storms
         self._woken = woken
         self._planned_left = True  # what a process before us may have left unapplied
         self.driving = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
@@ -115,7 +118,8 @@ class Reconciler:
             self._replays.turn,
             self._turn_scopes,
             self._turn_gates,
-            self._faults.turn,
+            self._faults.expire,
+            self._storms.turn,
         ):
             try:
                 did |= await step()
@@ -128,7 +132,8 @@ class Reconciler:
         return did
 
     def next_wake(self) -> float | None:
-        soonest = (self._store.next_wake(), self._executor.next_at(), self._replays.next_at(), self._faults.next_at())
+        others = (self._executor, self._replays, self._faults, self._storms)
+        soonest = (self._store.next_wake(), *(other.next_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
 
     async def _until_something_may_be_due(self) -> None:
