@@ -192,6 +192,20 @@ def test_a_vm_may_have_so_many_connections_and_its_neighbour_as_many(play):
     play(story, limits=Limits(connections_per_vm=3))
 
 
+def test_whatever_one_vm_opens_there_is_room_for_others_and_never_more_than_there_are_files(play):
+    """Spec §7.4: strangers and one greedy VM keep no other from its document."""
+
+    async def story(world):
+        for _ in range(2):
+            assert (await world.ask(vm="a")).status == 200
+        assert await (await world.connect("a")).is_closed()
+        for _ in range(2):
+            assert (await world.ask(vm="b")).status == 200
+        assert world.server.connections == 4
+
+    play(story, limits=Limits(connections=8))
+
+
 @pytest.mark.parametrize(
     "junk",
     [

@@ -63,13 +63,16 @@ class Hall:
 
     def admit(self, guest: Guest, caller: Caller) -> bool:
         """Strangers share one allowance, as if they were one VM."""
-        if self.is_draining or self._per_vm[caller.vm] >= self.limits.connections_per_vm:
+        if self.is_draining or self._is_crowded(caller.vm):
             self.tally.refused += 1
             return False
         self.tally.accepted += 1
         self._guests[guest] = caller.vm
         self._per_vm[caller.vm] += 1
         return True
+
+    def _is_crowded(self, vm: str | None) -> bool:
+        return self._per_vm[vm] >= self.limits.share or len(self._guests) >= self.limits.connections
 
     def leave(self, guest: Guest) -> None:
         if guest not in self._guests:
