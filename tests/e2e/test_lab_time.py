@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forewarn.clock import LabClock, Setting
-from forewarn.testing.process import Answer, ServiceProcess, eventually
+from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
 [[hosts]]
@@ -115,7 +115,7 @@ def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does
         service.poll("web-0")
         set_speed(service, 600)
         fell_silent_at = lab_now(service)
-        eventually(lambda: lab_now(service) > fell_silent_at + 120)
+        eventually(lambda: lab_now(service) > fell_silent_at + 400)
         set_speed(service, 1)
         service.poll("web-0")
         service.advance(3 * DAY_S)
@@ -182,3 +182,13 @@ def test_what_came_due_while_the_service_was_away_waits_its_grace(tmp_path: Path
         started_at = service.api("GET", f"/events/{waiting}").json["started_at"]
         assert started_at >= resumed_at + 500_000
         assert service.api("GET", f"/events/{approved}").json["over_at"] < started_at
+
+
+def test_real_time_does_not_take_over_from_a_lab_whose_clock_is_ahead(tmp_path: Path) -> None:
+    """Spec §12: the offset is stored, and never moves back; what was shown as past must not lie ahead again."""
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        service.advance(3 * DAY_S)
+        assert service.stop() == 0
+    answer = run_forewarn(tmp_path, "serve", "--listen", f"127.0.0.1:{free_port()}")
+    assert answer.returncode == 2
+    assert "is a lab's, whose clock was moved ahead" in answer.stderr

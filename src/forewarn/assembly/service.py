@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import logging
 import os
+import resource
 import signal
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +38,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.policy import Around, Enablement
 from forewarn.core.scope import Scope
+from forewarn.errors import Rejected
 from forewarn.hypervisor.keepers import Keepers
 from forewarn.hypervisor.roster import Roster
 from forewarn.store.seam import Store
@@ -44,6 +46,7 @@ from forewarn.store.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
 _DRAIN_S = 5.0
+_OPEN_FILES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
 def run(settings: Settings, announce: Callable[[Service], None]) -> None:
     """Serve until a signal says to stop; `announce` is called once everything answers."""
     os.umask(0o077)  # what we write is nobody else's to read
+    _allow_many_connections()
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
         runner.run(_serve(settings, announce))
 
@@ -153,8 +157,25 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
+def _allow_many_connections() -> None:
+    """What a system gives unasked, often 1024 open files, is too few for a fleet."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _clock(settings: Settings, store: Store) -> Clock:
-    return LabClock(stored_setting(store)) if settings.lab else SystemClock()
+    stored = stored_setting(store)
+    if settings.lab:
+        return LabClock(stored)
+    clock = SystemClock()
+    if stored is not None and stored.shows(clock.now()) > clock.now() + 1:
+        raise Rejected(
+            f"the data directory {settings.data!r} is a lab's, whose clock was moved ahead, and time never moves back "
+            "(spec §12): serve another directory, or go on with this one by `forewarn up`"
+        )
+    return clock
 
 
 async def _let_keepers_in(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
