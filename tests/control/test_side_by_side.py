@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from forewarn.clock import Setting
 from forewarn.control.executor import Executor
 from forewarn.control.labtime import stored_setting
 from forewarn.core.event import Act, Event, Status
+from forewarn.core.policy import Policy
 from forewarn.core.request import Ask, Impact, Progress, Rollout
 from forewarn.hypervisor.seam import Done
+from forewarn.store.seam import Polled
 from forewarn.store.sqlite import SqliteStore
 from forewarn.testing.world import World, a_host, a_vm
 
@@ -43,6 +46,21 @@ def test_a_speed_set_while_the_clock_is_advanced_moves_no_time_back(world: World
     setting = stored_setting(world.store)
     assert setting is not None
     assert (setting.lab_at, setting.speed) == (before + 7 * DAY_S, 60)
+
+
+def test_a_vm_whose_poll_is_held_counts_as_polling_while_days_are_skipped() -> None:
+    """Spec §12, §4.4: a request may be held for 300 s, and whoever waits so long has not fallen silent."""
+    small = World(hosts=[a_host("h1")], vms=[a_vm("web-0")], policy=Policy())
+    vm = small.vm("web-0")
+    small.do(small.control.guests.enable(vm.key))
+    asked = Polled(vm=vm.key, scope_id=vm.scope_id, at=small.now, version="2020-07-01", count=1)
+    small.do(small.store.observe([asked], []))
+    small.clock.adopt(Setting(lab_at=small.now + 299, real_at=0.0, speed=0.0))
+
+    small.advance(2 * DAY_S)
+
+    assert small.scope("web-0").is_enabled
+    small.close()
 
 
 def test_an_id_that_is_no_text_was_never_an_event(world: World) -> None:

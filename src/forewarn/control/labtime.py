@@ -12,7 +12,7 @@ from forewarn.errors import Rejected
 from forewarn.store.seam import Polled, Store
 
 _NAME = "clock"
-_POLLING_S = 60.0  # a VM that asked within this many real seconds counts as polling
+_POLLING_S = 330.0  # real seconds: whoever asked within them counts as polling; a request is held for up to 300
 
 
 def stored_setting(store: Store) -> Setting | None:
