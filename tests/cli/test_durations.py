@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.cli.duration import read_duration, span
-from forewarn.cli.instant import clock_time, distance, local, when
+from forewarn.cli.instant import clock_time, clock_times, distance, local, when
 
 NOON = 1_767_614_400.0
 
@@ -52,6 +52,8 @@ def test_an_instant_of_another_day_has_its_date() -> None:
     assert clock_time(today + 5, today) == "12:00:05"
     assert clock_time(today + 7 * 86_400, today).endswith(" 12:00:00")
     assert len(clock_time(today + 7 * 86_400, today)) == 19
+    assert clock_times([today, today + 5], today) == ["12:00:00", "12:00:05"]
+    assert [len(text) for text in clock_times([today - 86_400, today], today)] == [19, 19]
     assert when(today + 899, today) == "12:14:59 (in 14m 59s)"
     assert distance(today - 62, today) == "1m 2s ago"
     assert distance(today, today) == "now"

@@ -6,11 +6,10 @@ import click
 
 from forewarn.cli.connection import View
 from forewarn.cli.duration import duration, span
-from forewarn.cli.following import news
+from forewarn.cli.following import news, tell_entries
 from forewarn.cli.instant import local
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.screen import faint, strong
-from forewarn.cli.wording import entry_line
 
 _LONG_S = 3600.0
 
@@ -37,8 +36,7 @@ def advance(call: Invocation, by: float) -> None:
     if call.screen.as_json:
         call.screen.document(view)
         return
-    for entry in news(call, seq, wait_s=0)["entries"]:
-        call.screen.say(entry_line(entry, view["now"]))
+    tell_entries(call, news(call, seq, wait_s=0)["entries"], view["now"])
     call.screen.say(faint(f"{span(by)} later: "), _sentence(view))
 
 

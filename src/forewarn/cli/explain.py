@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from forewarn.cli.connection import View
-from forewarn.cli.instant import clock_time
+from forewarn.cli.instant import clock_times
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.screen import faint, joined, strong
 from forewarn.cli.suggestion import things
@@ -22,16 +22,18 @@ def explain(call: Invocation, thing: str) -> None:
         return
     now = call.api.now()
     call.screen.say(strong(story["title"]))
+    times = clock_times((line["at"] for line in story["lines"] if line.get("at") is not None), now)
+    width = max((len(time) for time in times), default=8)
+    told = iter(times)
     for line in story["lines"]:
-        _tell(call, line, now)
+        _tell(call, line, "" if line.get("at") is None else next(told), width)
     if story["now"]:
         call.screen.say()
     for text in story["now"]:
         call.screen.hang(strong("now  "), text)
 
 
-def _tell(call: Invocation, line: View, now: float) -> None:
-    at = "" if line.get("at") is None else clock_time(line["at"], now)
-    call.screen.hang(joined("  ", faint(f"{at:<8}"), "  "), line["text"])
+def _tell(call: Invocation, line: View, at: str, width: int) -> None:
+    call.screen.hang(joined("  ", faint(f"{at:<{width}}"), "  "), line["text"])
     if line.get("detail"):
-        call.screen.hang(joined(" " * (max(len(at), 8) + 4)), faint(line["detail"]))
+        call.screen.hang(joined(" " * (width + 4)), faint(line["detail"]))

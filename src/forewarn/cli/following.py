@@ -14,7 +14,7 @@ from rich.live import Live
 
 from forewarn.cli.connection import View
 from forewarn.cli.invocation import Invocation
-from forewarn.cli.wording import entry_line
+from forewarn.cli.wording import entry_lines
 
 TERMINAL_TICK_S = 1  # a countdown is on show
 PIPE_TICK_S = 10
@@ -71,10 +71,13 @@ def _tell(call: Invocation, seq: int, *, wait_s: int, quiet: bool, about: About)
     """Print what is new; the number of the latest entry."""
     page = news(call, seq, wait_s=wait_s, about=about)
     if page["entries"] and not quiet and not call.screen.as_json:
-        now = call.api.now()
-        for entry in page["entries"]:
-            call.screen.say(entry_line(entry, now))
+        tell_entries(call, page["entries"], call.api.now())
     return int(page["seq"])
+
+
+def tell_entries(call: Invocation, entries: list[View], now: float) -> None:
+    for label, sentence in entry_lines(entries, now):
+        call.screen.hang(label, sentence)
 
 
 def news(call: Invocation, after: int, *, wait_s: int, about: About = MappingProxyType({})) -> View:

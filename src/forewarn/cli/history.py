@@ -6,10 +6,9 @@ import click
 
 from forewarn.cli.connection import View
 from forewarn.cli.duration import duration
-from forewarn.cli.following import WATCH_TICK_S, news
+from forewarn.cli.following import WATCH_TICK_S, news, tell_entries
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.suggestion import event_ids, scope_ids, vm_names
-from forewarn.cli.wording import entry_line
 
 _NONE = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forewarn restart VM`."
 
@@ -19,7 +18,7 @@ _NONE = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forew
 @click.option("--event", metavar="EVENT", shell_complete=event_ids, help="Only about this event.")
 @click.option("--request", metavar="REQUEST", help="Only about this request or rollout.")
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only about this scope.")
-@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="The latest so many.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="The latest so many.")
 @click.option("--watch", is_flag=True, help="Stay, and show what happens.")
 @served
 def history(
@@ -58,9 +57,7 @@ def _show(call: Invocation, page: View) -> None:
         for entry in page["entries"]:
             call.screen.document(entry)
     elif page["entries"]:
-        now = call.api.now()
-        for entry in page["entries"]:
-            call.screen.say(entry_line(entry, now))
+        tell_entries(call, page["entries"], call.api.now())
 
 
 @history.command()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from forewarn.cli.connection import View
-from forewarn.cli.following import Look, follow
+from forewarn.cli.following import About, Look, follow
 from forewarn.cli.instant import when
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.screen import Cell, faint, joined, strong
@@ -113,7 +113,17 @@ def wait_for_request(call: Invocation, answer: View) -> int:
         view = call.api.get("requests", request_id)
         return Look(view=view, over=view["state"] in _ENDED, shows=_bottom_line(call, view["events"]))
 
-    return _conclude(call, follow(call, look, about={"request": request_id}))
+    about = {"request": request_id}
+    return _conclude(call, _followed(call, look, about, f"forewarn history --request {request_id}"))
+
+
+def _followed(call: Invocation, look: Callable[[], Look], about: About, again: str) -> View:
+    """Interrupting the waiting does not interrupt what is waited for."""
+    try:
+        return follow(call, look, about=about)
+    except KeyboardInterrupt:
+        call.screen.complain(f"what was asked for goes on: `{again}` shows how far it is")
+        raise
 
 
 def wait_for_events(call: Invocation, ids: list[str]) -> int:
@@ -124,7 +134,7 @@ def wait_for_events(call: Invocation, ids: list[str]) -> int:
         return Look(view=view, over=over, shows=_bottom_line(call, events))
 
     about = {"event": ids[0]} if len(ids) == 1 else {}
-    return _conclude(call, follow(call, look, about=about))
+    return _conclude(call, _followed(call, look, about, f"forewarn explain {ids[0]}"))
 
 
 def _state(events: list[View]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.text import Text
 
 from forewarn.cli.connection import View
-from forewarn.cli.instant import clock_time, distance, when
+from forewarn.cli.instant import clock_times, distance, when
 from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
 
 MANY = 5
@@ -77,18 +77,17 @@ def _wait_in_short(event: View, now: float) -> str:
     return "an approval" if wait and wait["reason"] == "notice" else waits(event, now)
 
 
-def entry_line(entry: View, now: float) -> Text:
-    """One entry of the history."""
+def entry_lines(entries: Sequence[View], now: float) -> list[tuple[Text, Text]]:
+    """Entries of the history: when and what, and the sentence that stands beside it."""
+    times = clock_times((entry["at"] for entry in entries), now)
+    return [_entry(entry, time) for entry, time in zip(entries, times, strict=True)]
+
+
+def _entry(entry: View, time: str) -> tuple[Text, Text]:
     tells_who = entry["what"] in _BY_SOMEBODY and entry["who"] and entry["who"] not in entry["text"]
     who = f"  ({entry['who']})" if tells_who else ""
-    return joined(
-        faint(clock_time(entry["at"], now)),
-        "  ",
-        Text(f"{clean(entry['what']):<10}", style=word(entry["what"]).style),
-        "  ",
-        entry["text"],
-        faint(who),
-    )
+    what = Text(f"{clean(entry['what']):<10}", style=word(entry["what"]).style)
+    return joined(faint(time), "  ", what, "  "), joined(entry["text"], faint(who))
 
 
 def ending_sentence(events: Iterable[View]) -> str:
