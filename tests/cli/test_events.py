@@ -13,6 +13,8 @@ from forewarn.cli.event import changed, gone
 
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
     assert lab.good("events").startswith("No event is pending. Ask for one: forewarn restart VM")
+    assert lab.good("events", "--vm", "web") == "No event of web is pending.\n"
+    assert lab.refused("withdraw", "85") == "'85' is too short for an event's id: give at least 4 characters of it"
 
 
 def test_the_list_shows_whole_ids_in_a_pipe_and_short_ones_on_a_terminal(lab: Any) -> None:

@@ -28,7 +28,8 @@ def file(tmp_path: Path) -> Path:
 def test_the_fleet_is_shown_with_hosts_scopes_and_endpoints(lab: Any) -> None:
     text = lab.good("fleet", "show")
     assert "HOST  LOCATION    ZONE  HEALTH   VMS" in text
-    assert "availability set db" in text
+    assert "VM     SCOPE  UD  HOST  POWER    EVENTS  POLLED  ENDPOINT" in text
+    assert "db-0   db     0   h1    running  -       never" in text
     assert "127.0.1.1:8080" in text
 
 
@@ -56,6 +57,16 @@ def test_a_bad_file_is_told_line_by_line(lab: Any, tmp_path: Path) -> None:
     for verb in ("check", "apply"):
         lines = lab.refused("fleet", verb, str(bad)).splitlines()
         assert lines[1] == f"{bad}:2: [[vms]] has no key 'nme': did you mean 'name'?"
+
+
+def test_a_file_is_checked_before_there_is_a_service(command: Any, file: Path, tmp_path: Path) -> None:
+    text = command.good("fleet", "check", str(file))
+    assert text.startswith(f"{file} is sound: 1 VM on 2 hosts.\nNo service answers in ")
+    assert command.json("fleet", "check", str(file)) == {"difference": None, "vms": 1, "hosts": 2}
+    (tmp_path / "bad.toml").write_text('[[vms]]\nnme = "x"\n')
+    assert "bad.toml:2: [[vms]] has no key 'nme': did you mean 'name'?" in command.refused(
+        "fleet", "check", str(tmp_path / "bad.toml")
+    )
 
 
 def test_nobody_is_asked_about_a_file_that_cannot_be_applied(lab: Any, file: Path) -> None:

@@ -65,6 +65,7 @@ def test_the_doctor_exits_with_1_when_something_is_bad(command: Any) -> None:
         result = command("doctor")
     assert result.exit_code == 1
     assert "bad  disk        1 MiB free" in result.stdout
+    assert f"ok   service     it answers in {command.data}" in result.stdout
     assert "make room" in result.stdout
 
 

@@ -36,7 +36,7 @@ def events(call: Invocation, watch: bool, over_too: bool, vm: str | None, scope:
     elif page["events"]:
         call.screen.table(EVENT_HEADERS, _rows(call, page["events"]))
     else:
-        call.screen.say(_NONE)
+        call.screen.say(f"No event of {vm or scope} is {'known' if over_too else 'pending'}." if vm or scope else _NONE)
 
 
 def _rows(call: Invocation, listed: list[View]) -> list[list[Cell]]:

@@ -7,12 +7,14 @@ from typing import IO, Any
 import click
 from rich.text import Text
 
-from forewarn.cli.connection import Faulty, View
+from forewarn.cli.connection import Faulty, NotRunning, View
+from forewarn.cli.extra import server_extra
 from forewarn.cli.fleetview import show_fleet, show_host, show_vm
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.name import name as name_of_vm
-from forewarn.cli.screen import clean
+from forewarn.cli.screen import clean, faint
 from forewarn.cli.suggestion import host_names, scope_ids, vm_names
+from forewarn.cli.wording import counted
 from forewarn.errors import Rejected
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
@@ -49,8 +51,8 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 @click.option("--group", "resource_group", metavar="GROUP", help="Its resource group.")
 @click.option("--location", metavar="LOCATION")
 @click.option("--host", metavar="HOST", shell_complete=host_names, help="Where it runs; chosen if left out.")
-@click.option("--availability-set", metavar="SET")
-@click.option("--scale-set", metavar="SET")
+@click.option("--availability-set", metavar="SET", help="A name that is new makes a set.")
+@click.option("--scale-set", metavar="SET", help="A name that is new makes a set.")
 @click.option("--zone", metavar="ZONE")
 @click.option("--spot", "priority", flag_value="Spot", help="A Spot VM: it can be evicted.")
 @served
@@ -104,11 +106,29 @@ def remove_host(call: Invocation, host: str) -> None:
 @served
 def check(call: Invocation, file: IO[bytes]) -> None:
     """Say what is wrong with a fleet file, or what it would change."""
-    answer = _propose(call, _proposal(file), "check")
+    proposal = _proposal(file)
+    try:
+        answer = _propose(call, proposal, "check")
+    except NotRunning:
+        _check_alone(call, proposal)
+        return
     if call.screen.as_json:
         call.screen.document(answer)
     else:
         _show_difference(call, answer, _name(file))
+
+
+def _check_alone(call: Invocation, proposal: dict[str, object]) -> None:
+    """A file can be checked before there is a service; what it would change is known only with one."""
+    with server_extra("fleet check"):
+        from forewarn.core.proposal import read_fleet
+    source = str(proposal["source"])
+    found = read_fleet(str(proposal["text"]), source=source)
+    if call.screen.as_json:
+        call.screen.document({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
+    else:
+        call.screen.say(f"{source} is sound: {counted(len(found.vms), 'VM')} on {counted(len(found.hosts), 'host')}.")
+        call.screen.say(faint(f"No service answers in {call.data}, so what it would change is not known."))
 
 
 @fleet.command()

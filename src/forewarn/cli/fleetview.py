@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forewarn.cli.connection import View
-from forewarn.cli.instant import when
+from forewarn.cli.instant import distance, when
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.screen import Cell, faint, strong, word
 from forewarn.cli.wording import EVENT_HEADERS, counted, event_row, names
@@ -25,7 +25,7 @@ def show_fleet(call: Invocation, view: View) -> None:
         call.screen.say()
     if vms:
         lab = any(vm["url"] for vm in vms)
-        headers = ("VM", "scope", "UD", "host", "power", "pending", "last polled", *(["endpoint"] if lab else []))
+        headers = ("VM", "scope", "UD", "host", "power", "events", "polled", *(["endpoint"] if lab else []))
         call.screen.table(headers, [_vm_row(vm, now, lab) for vm in vms])
     summary = (counted(len(vms), "VM"), counted(len(view["scopes"]), "scope"), counted(len(hosts), "host"))
     if call.screen.is_terminal:
@@ -40,14 +40,20 @@ def _host_row(host: View) -> list[Cell]:
 def _vm_row(vm: View, now: float, lab: bool) -> list[Cell]:
     row: list[Cell] = [
         strong(vm["name"]),
-        "alone" if vm["title_of_scope"] == f"VM {vm['name']}" else vm["title_of_scope"],
+        _scope(vm),
         str(vm["update_domain"]),
         vm["host"] or "-",
         word(vm["power"]),
         str(vm["pending"] or "-"),
-        "never" if vm["last_polled_at"] is None else when(vm["last_polled_at"], now),
+        "never" if vm["last_polled_at"] is None else distance(vm["last_polled_at"], now),
     ]
     return [*row, _endpoint(vm)] if lab else row
+
+
+def _scope(vm: View) -> str:
+    """Short, and as `--scope` takes it; its title is in the VM's own view."""
+    sort, _, path = vm["scope"].partition(":")
+    return "alone" if sort == "vm" else "/".join(path.split("/")[-2 if sort == "placement" else -1 :])
 
 
 def _endpoint(vm: View) -> str:

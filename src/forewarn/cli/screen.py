@@ -17,6 +17,7 @@ from rich.text import Text
 
 Cell = str | Text
 _SHORT = 8
+_WRAPPED = frozenset({"VMs", "waits for", "scope", "description", "asked"})  # the rest is read as one word
 
 STYLES = {
     **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
@@ -125,7 +126,7 @@ class Screen:
 def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
     for header in headers:
-        table.add_column(header.upper(), overflow="fold")
+        table.add_column(header.upper(), overflow="fold", no_wrap=header not in _WRAPPED)
     for row in rows:
         table.add_row(*row)
     return table

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from difflib import get_close_matches
 
 from forewarn.core.fleet import Vm
 from forewarn.errors import NotFound, Refused
 from forewarn.store.seam import Committed, Store
+
+_FEW = 5_000
 
 
 class Directory:
@@ -22,7 +25,10 @@ class Directory:
 
     def find(self, name: str) -> Vm:
         """The VM by its name, `group/name` or key, wherever that is unambiguous."""
-        return self._one(name, self._matching(name, self._keys))
+        keys = self._matching(name, self._keys)
+        if not keys and self._matching(name, self._gone):
+            raise NotFound(f"VM {name!r} was removed: `forewarn explain {name}` tells when and why")
+        return self._one(name, keys)
 
     def find_any(self, name: str) -> Vm:
         """As `find`, and where there is none now, one that was removed."""
@@ -39,10 +45,17 @@ class Directory:
     def _one(self, name: str, keys: list[str]) -> Vm:
         found = [vm for vm in map(self._store.vm, keys) if vm is not None]
         if not found:
-            raise NotFound(f"VM {name!r} does not exist: `forewarn fleet show` lists the VMs")
+            raise NotFound(f"VM {name!r} does not exist: {self._meant(name)}`forewarn fleet show` lists the VMs")
         if len(found) > 1:
             raise Refused(f"VM {name!r} is ambiguous: say {' or '.join(_told_apart(found)[:4])}")
         return found[0]
+
+    def _meant(self, name: str) -> str:
+        """The name that was probably meant; not looked for in a fleet where that would take long."""
+        known = self._keys if len(self._keys) <= _FEW else {}
+        close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
+        vm = self._store.vm(min(known[close[0]])) if close else None
+        return f"did you mean {vm.name!r}? " if vm is not None else ""
 
     def _matching(self, name: str, keys: dict[str, set[str]]) -> list[str]:
         wanted = name.strip().strip("/").casefold()

@@ -53,7 +53,9 @@ class Room:
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None:
             return event
-        found = self._by_prefix(wanted) if len(wanted) >= SHORTEST_PREFIX else {}
+        if len(wanted) < SHORTEST_PREFIX:
+            raise NotFound(f"{name!r} is too short for an event's id: give at least {SHORTEST_PREFIX} characters of it")
+        found = self._by_prefix(wanted)
         if not found:
             raise NotFound(f"event {name!r} does not exist: `forewarn events --all` lists them")
         if len(found) > 1:
