@@ -1,0 +1,271 @@
+"""VMs of namespaces and the service together, both as real processes: what events announce really happens to the
+program inside, once, whoever is killed meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.process import ServiceProcess, eventually
+
+pytestmark = pytest.mark.namespaces
+
+Start = Callable[..., "subprocess.Popen[str]"]
+INSIDER = Path(__file__).parent / "insider.py"
+HOSTS = '[[hosts]]\nname = "host-{n}"\ncount = 2\n'
+FLEET = HOSTS + '[[vms]]\nname = "web-{n}"\ncount = 2\n'
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        yield service
+
+
+class Inside:
+    """What the program in a VM has written."""
+
+    def __init__(self, directory: Path, vm: str) -> None:
+        self._directory, self._vm = directory, vm
+
+    def lines(self, what: str) -> list[str]:
+        path = self._directory / f"{self._vm}.{what}"
+        return [line for line in path.read_text().split("\n")[:-1] if line] if path.exists() else []
+
+    @property
+    def boots(self) -> list[str]:
+        return self.lines("boots")
+
+    @property
+    def longest_gap_s(self) -> float:
+        return max((b - a for a, b in pairwise(map(float, self.lines("ticks")))), default=0.0)
+
+    @property
+    def last_seen(self) -> Any:
+        seen = self.lines("seen")
+        return json.loads(seen[-1]) if seen else None
+
+    def runs_on(self) -> None:
+        """Wait until it has ticked a few times more."""
+        before = len(self.lines("ticks"))
+        eventually(lambda: len(self.lines("ticks")) > before + 5)
+
+
+Put = Callable[..., Inside]
+
+
+@pytest.fixture
+def put(lab: ServiceProcess, start: Start, tmp_path: Path) -> Put:
+    def putting(vm: str, *wishes: str, options: tuple[str, ...] = ()) -> Inside:
+        start(vm, *options, "--", sys.executable, str(INSIDER), str(tmp_path), *wishes)
+        inside = Inside(tmp_path, vm)
+        eventually(lambda: inside.last_seen)
+        return inside
+
+    return putting
+
+
+def ask(service: ServiceProcess, what: str, vm: str) -> str:
+    answer = service.api("POST", "/requests", {"ask": what, "vms": [vm]})
+    assert answer.status == 202, answer.body
+    event_id: str = answer.json["events"][0]["id"]
+    return event_id
+
+
+def freeze(service: ServiceProcess, host: str) -> str:
+    """A memory-preserving update of a host (spec §6.4)."""
+    assert service.api("POST", "/rollouts", {"impact": "update", "hosts": [host]}).status == 202
+    event_id: str = eventually(lambda: service.api("GET", "/events").json["events"])[0]["id"]
+    return event_id
+
+
+def event(service: ServiceProcess, event_id: str) -> Any:
+    return service.api("GET", f"/events/{event_id}").json
+
+
+def over(service: ServiceProcess, event_id: str) -> Any:
+    def ended() -> Any:
+        told = event(service, event_id)
+        return told if told["status"] == "over" else None
+
+    return eventually(ended, within_s=60)
+
+
+def host_of(service: ServiceProcess, vm: str) -> str:
+    host: str = service.api("GET", f"/vms/{vm}").json["host"]
+    return host
+
+
+def keeper_of(service: ServiceProcess, vm: str) -> Any:
+    return service.api("GET", f"/vms/{vm}").json["keeper"]
+
+
+def test_a_restart_approved_from_inside_boots_the_program_anew(lab: ServiceProcess, put: Put) -> None:
+    inside = put("web-0", "approve")
+    event_id = ask(lab, "restart", "web-0")
+    assert over(lab, event_id)["ending"] == "finished"
+    eventually(lambda: len(inside.boots) == 2)
+    assert len(set(inside.boots)) == 2
+    assert keeper_of(lab, "web-0")["boot_id"] == inside.boots[-1]
+    inside.runs_on()
+
+
+def test_two_vms_at_once_see_each_its_own_document(lab: ServiceProcess, put: Put) -> None:
+    """Spec §7.4."""
+    first, second = put("web-0"), put("web-1")
+    event_id = ask(lab, "restart", "web-0")
+    seen = eventually(lambda: first.last_seen["Events"])
+    assert [(told["EventId"], told["Resources"]) for told in seen] == [(event_id, ["web-0"])]
+    second.runs_on()
+    assert second.last_seen["Events"] == []
+
+
+def test_a_freeze_is_a_gap_in_the_life_of_the_program(lab: ServiceProcess, put: Put) -> None:
+    """Spec §6.4 says nine seconds; lab time runs four times as fast."""
+    inside = put("web-0", "approve")
+    lab.api("POST", "/clock/speed", {"speed": 4})
+    event_id = freeze(lab, host_of(lab, "web-0"))
+    assert over(lab, event_id)["ending"] == "finished"
+    inside.runs_on()
+    assert inside.longest_gap_s >= 2.0
+    assert len(inside.boots) == 1
+
+
+def test_a_service_killed_during_a_freeze_leaves_nobody_stopped(lab: ServiceProcess, put: Put) -> None:
+    inside = put("web-0", "approve")
+    event_id = freeze(lab, host_of(lab, "web-0"))
+    eventually(lambda: (keeper_of(lab, "web-0") or {}).get("state") == "frozen")
+    lab.kill()
+    lab.start()
+    eventually(lambda: keeper_of(lab, "web-0"))
+    lab.advance(20)
+    assert over(lab, event_id)["ending"] == "finished"
+    inside.runs_on()
+    assert len(inside.boots) == 1
+    assert keeper_of(lab, "web-0")["state"] == "running"
+
+
+def test_a_service_that_stays_away_leaves_nobody_stopped(lab: ServiceProcess, put: Put) -> None:
+    """The keeper's own timer ends the freeze."""
+    inside = put("web-0", "approve")
+    freeze(lab, host_of(lab, "web-0"))
+    eventually(lambda: (keeper_of(lab, "web-0") or {}).get("state") == "frozen")
+    lab.kill()
+    inside.runs_on()
+
+
+def test_a_service_killed_during_a_reboot_reboots_nobody_twice(lab: ServiceProcess, put: Put) -> None:
+    inside = put("web-0", "approve", "stubborn", options=("--grace", "2"))
+    event_id = ask(lab, "restart", "web-0")
+    eventually(lambda: inside.lines("asked"))
+    lab.kill()
+    lab.start()
+    assert over(lab, event_id)["ending"] == "finished"
+    inside.runs_on()
+    assert len(inside.boots) == 2
+
+
+def test_a_service_killed_between_commit_and_act_forgets_nobody(lab: ServiceProcess, put: Put) -> None:
+    """The keeper is held up meanwhile, so that nothing it is ordered happens before the service is gone."""
+    inside = put("web-0")
+    keeper = keeper_of(lab, "web-0")["pid"]
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        event_id = ask(lab, "restart", "web-0")
+        assert lab.api("POST", f"/events/{event_id}/approve").status == 200
+        eventually(lambda: event(lab, event_id)["status"] == "started")
+        lab.kill()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    inside.runs_on()
+    lab.start()
+    assert over(lab, event_id)["ending"] == "finished"
+    inside.runs_on()
+    assert len(inside.boots) == 2
+
+
+@pytest.fixture
+def with_programs(tmp_path: Path) -> Iterator[ServiceProcess]:
+    """A fleet that says itself what runs in its VMs."""
+    line = json.dumps([sys.executable, str(INSIDER), str(tmp_path)])
+    fleet = HOSTS + f'[[vms]]\nname = "web-{{n}}"\ncount = 2\nprogram = {line}\nenvironment = {{ COLOUR = "blue" }}\n'
+    with ServiceProcess(data=tmp_path, fleet=fleet) as service:
+        try:
+            yield service
+        finally:
+            service.kill()
+            for path in (tmp_path / "vms").glob("*/keeper.json"):
+                _end(json.loads(path.read_bytes()))
+
+
+def _end(kept: dict[str, Any]) -> None:
+    """A keeper that a service of this test has started."""
+    try:
+        stat = Path(f"/proc/{kept['pid']}/stat").read_text()
+    except OSError:
+        return
+    if stat.rpartition(")")[2].split()[19] == kept["started"]:
+        os.kill(kept["pid"], signal.SIGKILL)
+
+
+def kept_pids(service: ServiceProcess) -> dict[str, int]:
+    return {keeper["vm"]: keeper["pid"] for keeper in service.api("GET", "/keepers").json["keepers"]}
+
+
+def test_programs_of_the_fleet_are_started_and_survive_the_service(
+    with_programs: ServiceProcess, tmp_path: Path
+) -> None:
+    service, inside = with_programs, Inside(tmp_path, "web-0")
+    eventually(lambda: inside.last_seen)
+    pids = eventually(lambda: len(found := kept_pids(service)) == 2 and found)
+    service.kill()
+    inside.runs_on()
+    service.start()
+    assert eventually(lambda: len(found := kept_pids(service)) == 2 and found) == pids
+    inside.runs_on()
+    assert len(inside.boots) == 1
+
+
+def test_a_keeper_that_died_is_started_again(with_programs: ServiceProcess, tmp_path: Path) -> None:
+    service, inside = with_programs, Inside(tmp_path, "web-0")
+    eventually(lambda: inside.last_seen)
+    pid = kept_pids(service)["web-0"]
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: kept_pids(service).get("web-0", pid) != pid)
+    eventually(lambda: len(inside.boots) == 2)
+
+
+def test_a_vm_that_was_deleted_or_powered_off_stays_so(with_programs: ServiceProcess, tmp_path: Path) -> None:
+    service = with_programs
+    first, second = Inside(tmp_path, "web-0"), Inside(tmp_path, "web-1")
+    eventually(lambda: first.last_seen and second.last_seen)
+    for what, vm in (("delete", "web-0"), ("power-off", "web-1")):
+        assert over(service, ask(service, what, vm))["ending"] == "finished"
+    eventually(lambda: list(kept_pids(service)) == ["web-1"])
+    assert keeper_of(service, "web-1")["state"] == "down"
+    service.kill()
+    service.start()
+    eventually(lambda: list(kept_pids(service)) == ["web-1"])
+    assert over(service, ask(service, "start", "web-1"))["ending"] == "finished"
+    eventually(lambda: len(second.boots) == 2)
+    assert len(first.boots) == 1
+
+
+def test_a_vm_that_is_taken_out_of_the_fleet_takes_its_program_with_it(
+    with_programs: ServiceProcess, tmp_path: Path
+) -> None:
+    service, inside = with_programs, Inside(tmp_path, "web-0")
+    eventually(lambda: inside.last_seen)
+    eventually(lambda: len(kept_pids(service)) == 2)
+    assert service.api("DELETE", "/fleet/vms/web-0").status == 200
+    eventually(lambda: list(kept_pids(service)) == ["web-1"])
