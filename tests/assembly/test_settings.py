@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.settings import Settings, load
+from forewarn.assembly.settings import Hands, Settings, load
 from forewarn.core.policy import Enablement
 from forewarn.errors import Rejected
 from forewarn.hypervisor.behaviour import Behaviour
@@ -39,6 +39,11 @@ def test_addresses_in_the_environment_are_separated_by_commas() -> None:
     assert settings.listen == ("10.0.0.1:80", "10.0.1.1:80")
 
 
+def test_a_lab_hits_programs_and_a_service_for_real_vms_only_simulates() -> None:
+    assert load({}, lab=True, environ=HOME).hypervisor is Hands.PROCESS
+    assert load({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME).hypervisor is Hands.SIMULATED
+
+
 def test_a_service_for_real_vms_is_on_request() -> None:
     settings = load({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
     assert settings.enablement is Enablement.ON_REQUEST  # spec §8.3
@@ -56,6 +61,11 @@ def test_a_service_for_real_vms_is_on_request() -> None:
         ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is no api-version"),
         ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
         ("port = ", "is not TOML"),
+        ('hypervisor = "magic"', "setting 'hypervisor': invalid enum value 'magic'"),
+        ('hypervisor = "command"', "there is no command: add [commands.reboot]"),
+        ('[commands.rebot]\nrun = ["true"]', "setting 'commands': there is no verb 'rebot'"),
+        ("[commands.reboot]\nrun = []", "setting 'commands.reboot.run' is empty"),
+        ('[commands.reboot]\nrun = ["true"]\ntimeout_s = 0', "'commands.reboot.timeout_s' is 0"),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -1,0 +1,104 @@
+"""docs/hypervisors.md: its examples are accepted, and its commands do what the page says they do."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from forewarn.assembly.settings import Hands, Settings, load
+from forewarn.core.cause import Verb
+from forewarn.core.event import Act
+from forewarn.core.proposal import read_fleet
+from forewarn.hypervisor.attempt import Attempts
+from forewarn.hypervisor.command import Command, facts_of
+from forewarn.hypervisor.seam import Done, Later
+
+PAGE = (Path(__file__).parents[2] / "docs" / "hypervisors.md").read_text(encoding="utf-8")
+NOW = 1_700_000_000.0
+ACT = Act(id="E1:web-0", vm="s/g/web-0", name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=0)
+
+# Keeps a VM's title in a file, and writes down what it was asked.
+VIRSH = """#!/bin/sh
+echo "$@" >> "$0.log"
+if [ "$1 $3" = "desc --title" ] && [ $# = 3 ]; then cat "$0.title"; fi
+if [ "$1 $3" = "desc --title" ] && [ $# = 4 ]; then echo "$4" > "$0.title"; fi
+"""
+
+
+def example(first_line: str) -> str:
+    blocks: list[str] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    return next(block for block in blocks if block.startswith(first_line))
+
+
+@pytest.fixture
+def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "virsh"
+    program.write_text(VIRSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return program
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    config = tmp_path / "settings.toml"
+    config.write_text(example("hypervisor"))
+    return load({}, lab=True, config=config, environ={"HOME": "/home/ann"})
+
+
+def performed(settings: Settings, directory: Path, act: Act) -> Done:
+    async def story() -> Done:
+        command = Command(settings.commands, directory)
+        try:
+            while isinstance(answer := await command.perform(act, NOW), Later):
+                pass
+            return answer
+        finally:
+            await command.close()
+
+    return asyncio.run(story())
+
+
+def test_the_fleet_on_the_page_is_accepted() -> None:
+    programs = {vm.name: vm.program for vm in read_fleet(example("[[hosts]]")).vms}
+    assert programs["web-1"] == ("python3", "app.py")
+    assert programs["workers_2"] == ("/srv/shop/worker", "--quiet")
+
+
+def test_the_commands_on_the_page_reboot_and_freeze(settings: Settings, virsh: Path, tmp_path: Path) -> None:
+    assert settings.hypervisor is Hands.COMMAND
+    assert performed(settings, tmp_path / "commands", ACT).ok
+    freeze = Act(id="E2:web-0", vm="s/g/web-0", name="web-0", verb=Verb.FREEZE, event_id="E2", duration_s=0)
+    assert performed(settings, tmp_path / "commands", freeze).ok
+    asked = virsh.with_name("virsh.log").read_text().splitlines()
+    assert asked == ["reboot web-0", "desc web-0 --title E1:web-0", "suspend web-0", "resume web-0"]
+
+
+@pytest.mark.parametrize(("title", "reboots"), [("E1:web-0", 0), ("E0:web-0", 1)])
+def test_the_check_on_the_page_tells_whether_a_reboot_happened(
+    settings: Settings, virsh: Path, tmp_path: Path, title: str, reboots: int
+) -> None:
+    virsh.with_name("virsh.title").write_text(f"{title}\n")
+    (tmp_path / "commands").mkdir()
+    attempts = Attempts(tmp_path / "commands" / "attempts.db")
+    attempts.begin(ACT.id, NOW)
+    attempts.close()
+    assert performed(settings, tmp_path / "commands", ACT).ok
+    assert virsh.with_name("virsh.log").read_text().splitlines().count("reboot web-0") == reboots
+
+
+def test_a_verb_that_the_page_has_no_command_for_fails_in_its_words(
+    settings: Settings, virsh: Path, tmp_path: Path
+) -> None:
+    act = Act(id="E3:web-0", vm="s/g/web-0", name="web-0", verb=Verb.EVICT, event_id="E3")
+    done = performed(settings, tmp_path / "commands", act)
+    assert done == Done(ok=False, note="'sh' ended with code 1: nobody knows how to evict web-0")
+
+
+def test_the_page_names_every_verb_and_every_variable() -> None:
+    assert all(f"`{verb}`" in PAGE for verb in Verb)
+    variables = set(re.findall(r"^\| `FOREWARN_(\w+)` \|", PAGE, re.MULTILINE))
+    assert variables == {name.upper() for name in facts_of(ACT)}
