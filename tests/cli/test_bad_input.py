@@ -32,6 +32,7 @@ USAGE = {
     "restart web --notice 0": (
         "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
     ),
+    "restart web --short-notice": "a short notice needs a length: say how long with --notice",
     "power web": ("say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
     "power start web": (
         "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"

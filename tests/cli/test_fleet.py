@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 def test_the_fleet_is_shown_with_hosts_scopes_and_endpoints(lab: Any) -> None:
     text = lab.good("fleet", "show")
     assert "HOST  LOCATION    ZONE  HEALTH   VMS" in text
-    assert "VM     SCOPE  UD  HOST  POWER    EVENTS  POLLED  ENDPOINT" in text
+    assert "VM     SCOPE  UD  HOST  POWER    EVENTS  ASKED  ENDPOINT" in text
     assert "db-0   db     0   h1    running  -       never" in text
     assert "127.0.1.1:8080" in text
 

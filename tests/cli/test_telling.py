@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import pytest
+
+from forewarn.cli.screen import widths_of
+
 
 def test_the_history_is_told_oldest_first_and_can_be_narrowed(lab: Any) -> None:
     lab.good("restart", "web")
@@ -35,3 +39,15 @@ def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
 def test_the_clock_says_how_it_runs(lab: Any) -> None:
     assert lab.good("clock", "show").endswith("lab time, standing still\n")
     assert lab.json("clock", "advance", "1h")["now"] == lab.json("clock", "show")["now"]
+
+
+COLUMNS = [("event", "1ECD7541"), ("when", "19:58:22 (in 14m 48s)"), ("waits for", "an approval of somebody")]
+
+
+@pytest.mark.parametrize(
+    ("width", "widths"),
+    [(80, [8, 21, 23]), (44, [8, 21, 11]), (35, [8, 12, 11]), (20, [])],
+    ids=["enough", "the last gives way", "a time is broken before its parenthesis", "too narrow for any of this"],
+)
+def test_a_table_breaks_no_word_while_there_is_room_for_it(width: int, widths: list[int]) -> None:
+    assert widths_of(COLUMNS, width) == widths

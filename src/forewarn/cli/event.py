@@ -64,7 +64,7 @@ def _watch(call: Invocation, query: Query, page: View) -> None:
 def _table(call: Invocation, listed: list[View]) -> RenderableType:
     if not listed:
         return Text(_NONE, style="bright_black")
-    return table_of(EVENT_HEADERS, _rows(call, listed))
+    return table_of(EVENT_HEADERS, _rows(call, listed), call.screen.out.width)
 
 
 def _tell_changes(call: Invocation, before: list[View], after: list[View]) -> None:

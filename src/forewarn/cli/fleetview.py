@@ -25,7 +25,7 @@ def show_fleet(call: Invocation, view: View) -> None:
         call.screen.say()
     if vms:
         lab = any(vm["url"] for vm in vms)
-        headers = ("VM", "scope", "UD", "host", "power", "events", "polled", *(["endpoint"] if lab else []))
+        headers = ("VM", "scope", "UD", "host", "power", "events", "asked", *(["endpoint"] if lab else []))
         call.screen.table(headers, [_vm_row(vm, now, lab) for vm in vms])
     summary = (counted(len(vms), "VM"), counted(len(view["scopes"]), "scope"), counted(len(hosts), "host"))
     if call.screen.is_terminal:
@@ -45,7 +45,7 @@ def _vm_row(vm: View, now: float, lab: bool) -> list[Cell]:
         vm["host"] or "-",
         word(vm["power"]),
         str(vm["pending"] or "-"),
-        "never" if vm["last_polled_at"] is None else distance(vm["last_polled_at"], now),
+        "never" if vm["last_polled_at"] is None else distance(vm["last_polled_at"], now, units=1),
     ]
     return [*row, _endpoint(vm)] if lab else row
 

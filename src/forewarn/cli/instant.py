@@ -29,10 +29,11 @@ def clock_times(ats: Iterable[float], now: float) -> list[str]:
     return plain if alike else [clock_time(at, now, dated=True) for at in listed]
 
 
-def distance(at: float, now: float) -> str:
+def distance(at: float, now: float, *, units: int = 2) -> str:
     if abs(at - now) < 1:
         return "now"
-    return f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
+    far = " ".join(span(abs(at - now)).split()[:units])
+    return f"in {far}" if at > now else f"{far} ago"
 
 
 def when(at: float | None, now: float) -> str:

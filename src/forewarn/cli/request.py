@@ -45,6 +45,8 @@ def ask(
     """Send the request, say what becomes of it, and wait for that if told to."""
     if notice_s == 0 and not short_notice:
         raise Rejected(_NO_NOTICE)
+    if short_notice and notice_s is None:
+        raise Rejected("a short notice needs a length: say how long with --notice")
     body: dict[str, object] = {"ask": what, "vms": list(vms)}
     if notice_s is not None:
         body["notice_s"] = notice_s

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 Cell = str | Text
 _SHORT = 8
-_WRAPPED = frozenset({"VMs", "waits for", "scope", "description", "asked"})  # the rest is read as one word
+_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
+_GAP = 2  # blanks between the columns of a table
 
 STYLES = {
     **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
@@ -84,7 +86,7 @@ class Screen:
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
         cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
         if self.is_terminal:
-            self.out.print(table_of(headers, cells))
+            self.out.print(table_of(headers, cells, self.out.width))
         else:
             for line in aligned([[Text(header.upper()) for header in headers], *cells]):
                 click.echo(line)
@@ -123,13 +125,33 @@ class Screen:
         return re.sub(r"^forewarn\b", lambda _: self._program, command)
 
 
-def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
-    for header in headers:
-        table.add_column(header.upper(), overflow="fold", no_wrap=header not in _WRAPPED)
-    for row in rows:
+def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bright_black")
+    listed = list(rows)
+    columns = list(zip(headers, *([str(cell) for cell in row] for row in listed), strict=True))
+    fixed: list[int | None] = [*widths_of(columns, width)] or [None] * len(headers)
+    for header, columns_width in zip(headers, fixed, strict=True):
+        table.add_column(header.upper(), overflow="fold", width=columns_width)
+    for row in listed:
         table.add_row(*row)
     return table
+
+
+def widths_of(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Each column as wide as its longest piece, those that then fit whole as they are, and the rest of the room to the
+    one that lacks most; none if even the pieces are too wide. A piece is a word, an instant, or what is in parentheses.
+    """
+    least = [max(cell_len(piece) for text in column for piece in _PIECE.findall(text) or [""]) for column in columns]
+    spare = width - sum(least) - _GAP * (len(least) - 1)
+    if spare < 0:
+        return []
+    lacks = [max(map(cell_len, column)) - at_least for column, at_least in zip(columns, least, strict=True)]
+    for place, lack in enumerate(lacks):
+        if lack <= spare:
+            least[place], spare, lacks[place] = least[place] + lack, spare - lack, 0
+    neediest = lacks.index(max(lacks))
+    least[neediest] += min(spare, lacks[neediest])
+    return least
 
 
 def aligned(rows: Sequence[Sequence[Text]]) -> list[str]:
