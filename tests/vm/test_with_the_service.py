@@ -204,12 +204,16 @@ def with_programs(tmp_path: Path) -> Iterator[ServiceProcess]:
             yield service
         finally:
             service.kill()
-            for path in (tmp_path / "vms").glob("*/keeper.json"):
-                _end(json.loads(path.read_bytes()))
+            end_keepers(tmp_path)
+
+
+def end_keepers(data: Path) -> None:
+    """Those that a service of this test has started."""
+    for path in (data / "vms").glob("*/keeper.json"):
+        _end(json.loads(path.read_bytes()))
 
 
 def _end(kept: dict[str, Any]) -> None:
-    """A keeper that a service of this test has started."""
     try:
         stat = Path(f"/proc/{kept['pid']}/stat").read_text()
     except OSError:
@@ -269,3 +273,25 @@ def test_a_vm_that_is_taken_out_of_the_fleet_takes_its_program_with_it(
     eventually(lambda: len(kept_pids(service)) == 2)
     assert service.api("DELETE", "/fleet/vms/web-0").status == 200
     eventually(lambda: list(kept_pids(service)) == ["web-1"])
+
+
+def told(service: ServiceProcess) -> str:
+    entries = service.api("GET", "/history?limit=100").json["entries"]
+    return "\n".join(entry["text"] for entry in entries if entry["what"] == "program")
+
+
+def test_a_program_that_cannot_be_started_or_ends_is_told_and_may_be_mended(tmp_path: Path) -> None:
+    vms = [("typo", ["/no/such/program"]), ("short", ["sh", "-c", "echo I am done; exit 3"])]
+    fleet = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, line in vms)
+    with ServiceProcess(data=tmp_path, fleet=fleet) as service:
+        try:
+            eventually(lambda: "the keeper of typo ended with code 127: " in told(service))
+            eventually(lambda: "the program of short ended with code 3; it said: I am done" in told(service))
+            assert "program '/no/such/program' cannot be started" in told(service)
+            line = [sys.executable, str(INSIDER), str(tmp_path)]
+            mended = HOSTS + "".join(f'[[vms]]\nname = "{vm}"\nprogram = {json.dumps(line)}\n' for vm, _ in vms)
+            assert service.api("POST", "/fleet/apply", {"text": mended, "source": "f.toml"}).status == 200
+            eventually(lambda: all(Inside(tmp_path, vm).last_seen for vm, _ in vms))
+        finally:
+            service.kill()
+            end_keepers(tmp_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +30,7 @@ from forewarn.store.seam import Store
 log = logging.getLogger(__name__)
 _HELLO_S = 10.0
 _BACKLOG = 512
+_LONGEST_PROGRAM = 200  # in the history
 
 Tell = Callable[[What, Vm, str], Awaitable[None]]
 
@@ -104,8 +106,7 @@ class Door:
         (place / "ephemeral").mkdir(parents=True, exist_ok=True, mode=0o700)
         link.say({"welcome": {"vm": _introduced(vm, place)}})
         if self._keepers.arrive(vm.key, link):
-            program = " ".join(link.hello.program or ()) or "nothing yet"
-            await self._tell(What.PROGRAM, vm, f"{vm.name} runs {program} (keeper {link.hello.pid})")
+            await self._tell(What.PROGRAM, vm, _greeting(vm, link))
         return vm
 
     def _find(self, name: str) -> Vm:
@@ -126,9 +127,8 @@ class Door:
                     self._keepers.end(vm.key)
                     await self._tell(What.PROGRAM, vm, _farewell(vm, heard.exited))
         finally:
-            if link.state == "down":
+            if self._keepers.leave(vm.key, link) and link.state == "down":
                 self._keepers.end(vm.key)
-            self._keepers.leave(vm.key, link)
             for listener in listeners:
                 await self._mouth.unlisten(listener)
 
@@ -163,6 +163,12 @@ def _must_listen(sock: socket.socket) -> None:
     if not stream or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         raise Rejected("what was handed over is no listening TCP socket: listen on it first")
     sock.setblocking(False)
+
+
+def _greeting(vm: Vm, link: Link) -> str:
+    program = shlex.join(link.program or ()) or "nothing yet"
+    short = program if len(program) <= _LONGEST_PROGRAM else f"{program[:_LONGEST_PROGRAM]}…"
+    return f"{vm.name} runs {short} (keeper: process {link.pid})"
 
 
 def _farewell(vm: Vm, exited: Exit) -> str:

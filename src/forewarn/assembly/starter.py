@@ -74,6 +74,11 @@ class Starter:
 
     def _hear(self, committed: Committed) -> None:
         for vm in committed.commit.vms:
+            old = self._vms.get(vm.key)
+            if vm.program != (old.program if old else ()):
+                # Another program, or a VM that is new or back: how the last one ended means nothing for it.
+                self.keepers.strike(vm.key)
+                self._tries.pop(vm.key, None)
             self._meet(vm)
 
     def _meet(self, vm: Vm) -> None:

@@ -70,9 +70,12 @@ class Keepers:
         """This process keeps the VM, or will in a moment."""
         self._roster.write(Kept(vm=vm, pid=pid, started=started))
 
-    def leave(self, vm: str, link: Link) -> None:
-        if self._links.get(vm) is link:
+    def leave(self, vm: str, link: Link) -> bool:
+        """Whether it was the VM's link still: its keeper may have come back on another before we knew it was gone."""
+        was_its = self._links.get(vm) is link
+        if was_its:
             del self._links[vm]
+        return was_its
 
     def end(self, vm: str) -> None:
         """The program ended by itself: nobody is missing when its keeper goes."""
@@ -80,8 +83,8 @@ class Keepers:
             self._roster.write(replace(kept, ended=True))
 
     def strike(self, vm: str) -> None:
-        """The VM has no keeper any more, and none is missing."""
-        if vm not in self._links:
+        """The VM has no keeper any more, and none is missing; one that lives is not struck."""
+        if not self.is_kept(vm):
             self._roster.strike(vm)
 
     async def find(self, vm: str) -> Link | None:
