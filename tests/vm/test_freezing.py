@@ -67,7 +67,8 @@ def test_memory_and_open_files_outlive_a_freeze(
     wait_for_ticks(tmp_path, 5)
 
     for name in NAMES:
-        assert [number for number, _ in ticks(tmp_path, name)] == list(range(len(ticks(tmp_path, name))))
+        numbers = [number for number, _ in ticks(tmp_path, name)]
+        assert numbers == list(range(len(numbers)))
     assert (told["boot_id"], told["state"]) == (boot_id, "running")
 
 

@@ -37,16 +37,35 @@ def of(pid: int) -> set[str]:
     return {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in KINDS}
 
 
-def family_of(namespace: set[str]) -> list[int]:
-    """All processes in one of these namespaces."""
-    found = []
+def family_of(first: int) -> set[tuple[int, str]]:
+    """All processes in the network of this one, each with the time of its birth."""
+    network, found = os.readlink(f"/proc/{first}/ns/net"), set()
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(place / "ns" / "net") in namespace:
-                found.append(int(place.name))
+            if os.readlink(place / "ns" / "net") == network:
+                found.add((int(place.name), state(int(place.name))[1]))
         except OSError:
             pass
     return found
+
+
+def state(pid: int) -> tuple[str, str]:
+    """A letter for how it is, and when it was born."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return words[0], words[19]
+
+
+def lives(pid: int, born: str) -> bool:
+    try:
+        letter, began = state(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return began == born and letter not in "ZX"
+
+
+def mounts() -> list[str]:
+    """Ours; namespaces with names come and go, and are somebody else's."""
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if not line.startswith("nsfs")]
 
 
 def children_of(pid: int) -> list[int]:
@@ -85,35 +104,36 @@ def end_twice(child: "subprocess.Popen[str]") -> None:
 def test_a_keeper_leaves_nothing_behind(
     service: Keeping, start: Start, tmp_path: Path, end: Callable[..., None], net: tuple[str, ...]
 ) -> None:
-    mounts, ours = Path("/proc/self/mounts").read_text(), of(os.getpid())
+    before, ours = mounts(), of(os.getpid())
     grace = "600" if end is end_twice else "0.3"
     child = start("web-0", *net, "--grace", grace, "--", "sh", "-c", STUBBORN, str(tmp_path))
     until((tmp_path / "ready").exists)
     (first,) = children_of(child.pid)
     theirs = of(first) - ours
     assert len(theirs) == len(KINDS)
-    until(lambda: len(family_of(theirs)) >= 5)
+    until(lambda: len(family_of(first)) >= 5)
+    family = family_of(first)
 
     end(child)
     child.communicate(timeout=30)
 
-    until(lambda: not family_of(theirs))
+    until(lambda: not any(lives(*one) for one in family))
     until(lambda: not namespaces() & theirs)
-    assert Path("/proc/self/mounts").read_text() == mounts
+    assert mounts() == before
     service.hear("web-0", "gone")
 
 
 def test_a_frozen_vm_ends_with_its_keeper(service: Keeping, start: Start, tmp_path: Path) -> None:
     child = start("web-0", "--", "sh", "-c", f"touch {tmp_path}/ready; sleep 1000")
     until((tmp_path / "ready").exists)
-    theirs = of(children_of(child.pid)[0]) - of(os.getpid())
+    family = family_of(children_of(child.pid)[0])
     act = service.order("web-0", "freeze", duration_s=3600)
     service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
 
     os.kill(child.pid, signal.SIGTERM)
     child.communicate(timeout=30)
 
-    assert not family_of(theirs)
+    assert not any(lives(*one) for one in family)
     assert child.returncode == 143
 
 
@@ -133,9 +153,9 @@ def test_a_program_may_take_its_time_to_end_and_its_code_is_kept(
 def test_what_a_program_leaves_running_ends_with_it(service: Keeping, start: Start, tmp_path: Path) -> None:
     child = start("web-0", "--", "sh", "-c", f"setsid sleep 1000 & touch {tmp_path}/ready; read line; exit 4")
     until((tmp_path / "ready").exists)
-    theirs = of(children_of(child.pid)[0]) - of(os.getpid())
+    family = family_of(children_of(child.pid)[0])
 
     child.communicate("end\n", timeout=30)
 
     assert child.returncode == 4
-    assert not family_of(theirs)
+    assert not any(lives(*one) for one in family)

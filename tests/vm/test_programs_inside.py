@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -143,21 +144,22 @@ def test_a_refusal_is_told_in_the_service_s_words_with_exit_code_2(service: Keep
     assert (told.returncode, told.stderr) == (2, "there is no VM 'web-9': see `forewarn fleet show`\n")
 
 
+@pytest.fixture
+def somebody() -> Iterator[Keeping]:
+    """The service of a user without privilege."""
+    with tempfile.TemporaryDirectory() as directory, Keeping(Path(directory)) as service:
+        (service.directory_of("web-0") / "ephemeral").mkdir(parents=True)
+        for path in (service.data, *service.data.rglob("*")):
+            os.chown(path, 65534, 65534)
+        yield service
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="everything here runs without root then")
-def test_no_root_is_needed(service: Keeping, tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "forewarn.vms"):
-        os.chown(path, 65534, 65534)
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
-    mine = service.directory_of("web-0")
-    mine.mkdir(parents=True)
-    for path in (mine.parent, mine):
-        path.chmod(0o777)
-    (mine / "ephemeral").mkdir(mode=0o777)
+def test_no_root_is_needed(somebody: Keeping) -> None:
     script = "id -u; hostname; cat /proc/sys/kernel/random/boot_id; grep CapEff /proc/self/status"
 
     told = subprocess.run(
-        [sys.executable, "-c", UNPRIVILEGED, str(tmp_path), "/bin/sh", "-c", script],
+        [sys.executable, "-c", UNPRIVILEGED, str(somebody.data), "/bin/sh", "-c", script],
         capture_output=True,
         text=True,
         timeout=60,
@@ -166,7 +168,7 @@ def test_no_root_is_needed(service: Keeping, tmp_path: Path) -> None:
 
     uid, hostname, boot_id, _, capabilities = told.stdout.split()
     assert (uid, hostname) == ("65534", "web-0-computer"), told.stderr
-    assert boot_id == service.hear("web-0", "hello")["hello"]["boot_id"]
+    assert boot_id == somebody.hear("web-0", "hello")["hello"]["boot_id"]
     assert int(capabilities, 16) == 0
 
 

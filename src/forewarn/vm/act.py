@@ -31,6 +31,7 @@ def catch_up(journal: Journal, vm: Vm) -> None:
 
 class Acts:
     def __init__(self, *, machine: Machine, journal: Journal, tell: Tell, usual_s: float) -> None:
+        self.may_begin = asyncio.Event()  # the VM has come up
         self.final = asyncio.Event()  # the VM is gone for good
         self.farewell = ""
         self._machine = machine
@@ -38,7 +39,7 @@ class Acts:
         self._tell = tell
         self._usual_s = usual_s  # what an act takes that has no duration of its own
         self._under_way: dict[str, float] = {}  # until when, by the loop's time
-        self._freezes: dict[str, asyncio.Event] = {}
+        self._freezes: dict[str, asyncio.Event] = {}  # set: it is to end
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._effects: dict[str, Callable[[Order], Awaitable[str]]] = {
@@ -62,7 +63,9 @@ class Acts:
         takes_s = order.duration_s if order.verb in FREEZING else self._usual_s
         self._under_way[order.act] = asyncio.get_running_loop().time() + takes_s
         await self._tell(message.under_way(order.act, takes_s))
-        if order.verb not in FREEZING:
+        if order.verb in FREEZING:
+            self._freezes[order.act] = asyncio.Event()
+        else:
             self._end_freezes()
         task = asyncio.create_task(self._perform(order))
         self._tasks.add(task)
@@ -90,11 +93,13 @@ class Acts:
         await self._tell(message.answer(act, outcome, boot_id=machine.boot_id, state=machine.state))
 
     async def _perform(self, order: Order) -> None:
+        await self.may_begin.wait()
         async with self._turn:
             self._journal.begin(order.act, order.verb)
             outcome = await self._outcome(order)
             self._journal.finish(order.act, outcome)
             del self._under_way[order.act]
+            self._freezes.pop(order.act, None)
         await self._answer(order.act, outcome)
         if order.verb in FINAL and outcome.ok:
             self.farewell = FINAL[order.verb]
@@ -113,15 +118,13 @@ class Acts:
         self._machine.host = order.host or self._machine.host
         if self._machine.state == DOWN:
             return _STAYS_DOWN
-        thawed = self._freezes[order.act] = asyncio.Event()
         self._under_way[order.act] = asyncio.get_running_loop().time() + order.duration_s
         await self._machine.freeze()
         try:
-            await asyncio.wait_for(thawed.wait(), order.duration_s)
+            await asyncio.wait_for(self._freezes[order.act].wait(), order.duration_s)
         except TimeoutError:
             pass
         finally:
-            del self._freezes[order.act]
             await self._machine.thaw()
         return ""
 

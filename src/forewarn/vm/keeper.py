@@ -70,6 +70,7 @@ class Keeper:
                 await self._machine.start()
             except OSError as error:
                 return self._tell_of_no_program(error)
+            self._acts.may_begin.set()
             await self._until(self._machine.ended_by_itself, self._acts.final, self._ended, touch)
             return await self._take_leave()
         finally:
