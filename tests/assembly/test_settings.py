@@ -57,7 +57,16 @@ def test_a_service_for_real_vms_is_on_request() -> None:
         ("grace_s = -1", "setting 'grace_s' is -1: give 0 or more"),
         ("first_answer_delay_s = 121", "give 0 to 120 seconds"),
         ("history_days = 0.5", "setting 'history_days' is 0.5"),
-        ('enablement = "sometimes"', "setting 'enablement': invalid enum value 'sometimes'"),
+        (
+            'enablement = "sometimes"',
+            "setting 'enablement': invalid enum value 'sometimes': give one of on-request, always, "
+            "in the file or as FOREWARN_ENABLEMENT",
+        ),
+        (
+            'port = "http"',
+            "setting 'port': expected `int`, got `str`: give a whole number, in the file or as FOREWARN_PORT",
+        ),
+        ('listen = "10.0.0.1:80"', "setting 'listen': expected `array`, got `str`: give a list, such as ["),
         ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is no api-version"),
         ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
         ("port = ", "is not TOML"),

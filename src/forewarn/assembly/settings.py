@@ -141,7 +141,21 @@ def _did_you_mean(name: str) -> str:
 def _what_is_wrong(error: msgspec.ValidationError) -> str:
     text, _, where = str(error).partition(" - at `$.")
     name = where.rstrip("`")
-    return f"setting {name!r}: {text[0].lower()}{text[1:]}" if name else f"settings: {text}"
+    return f"setting {name!r}: {text[0].lower()}{text[1:]}{_remedy(name)}" if name else f"settings: {text}"
+
+
+_SHAPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
+
+
+def _remedy(name: str) -> str:
+    """What to write instead, and where it may have come from."""
+    kinds: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+    kind = kinds.get(name)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f": give one of {', '.join(kind)}, in the file or as {PREFIX}{name.upper()}"
+    if kind in _SHAPES:
+        return f": give {_SHAPES[kind]}, in the file or as {PREFIX}{name.upper()}"
+    return ': give a list, such as ["10.0.0.1:80"]' if name == "listen" else ": see docs/settings.md"
 
 
 def _check(settings: Settings) -> None:
