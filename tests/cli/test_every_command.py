@@ -23,6 +23,7 @@ ASKING = {
     "fleet remove-host": "fleet remove-host h9",
     "fleet check": "fleet check FILE",
     "fleet apply": "fleet apply FILE --yes",
+    "vm list": "vm list",
     "restart": "restart web --notice 20m",
     "redeploy": "redeploy web",
     "evict": "evict spot",
@@ -58,7 +59,7 @@ ASKING = {
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
 _ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
-_ELSEWHERE |= {"vm run", "vm shell", "vm list", "record"}
+_ELSEWHERE |= {"vm run", "vm shell", "record"}
 
 
 def names(group: click.Group, before: str = "") -> Iterator[str]:

@@ -18,7 +18,7 @@ from forewarn.vm import kernel
 _LOOKS, _LOOK_S = 500, 0.01
 _ISOLATED = (
     "this VM reaches nothing but the service: install pasta (package passt) or slirp4netns for a way out, "
-    "or say --isolated to be told no more"
+    "or say --isolated if that is meant"
 )
 
 
