@@ -6,6 +6,7 @@ from typing import Any
 
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry, Sighting, What
+from forewarn.hypervisor.behaviour import Behaviour, Unreachable
 from forewarn.store.seam import Polled
 
 
@@ -70,6 +71,19 @@ def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None
     lines = api.get(f"/explain/{event['id']}")["lines"]
     assert lines[-1]["text"] == "the service was back after a crash"
     assert "two seconds before the crash" in lines[-1]["detail"]
+
+
+def test_a_hypervisor_that_does_not_answer_is_what_a_restart_waits_for(api: Any) -> None:
+    """Spec §6.5: the event stays Started until the outcome is known, and whoever asks is told what it waits for."""
+    (event,) = api.restart_of("db")
+    api.world.hypervisor.set_behaviour(Behaviour((Unreachable(times=3),)))
+    api.world.approve("db", event["id"])
+    api.world.advance(2)
+    text = "reboot of db is tried again in 2 s: the hypervisor of VM 'db' does not answer"
+    of_event, of_vm = api.get(f"/explain/{event['id']}"), api.get("/explain/db")
+    assert of_event["lines"][-1]["text"].startswith(text)
+    assert of_event["now"][1].startswith(f"1 s ago: {text}")
+    assert any(f": 1 s ago: {text}" in line for line in of_vm["now"])
 
 
 def test_a_removed_vm_can_still_be_explained(api: Any) -> None:

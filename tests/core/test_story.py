@@ -186,7 +186,11 @@ def test_a_started_event_says_what_is_under_way() -> None:
     working = replace(event, acts=(an_act(event, ok=None),))
     record = a_record(NOON + 15 * MINUTE + 20)
     assert story_of_event(working, record).now[0] == "It started 20 s ago; the reboot of web-0 is under way."
+    setback = Entry(at=record.now - 3, what=What.RETRIED, text="reboot is tried again", event_id="E1", vm="web-0")
+    again = a_record(record.now, entries=[setback])
+    assert story_of_event(working, again).now[1] == "3 s ago: reboot is tried again."
     done = replace(event, acts=(an_act(event, at=NOON + 15 * MINUTE + 10),))
+    assert story_of_event(done, again).now == story_of_event(done, record).now
     assert "everything is performed" in story_of_event(done, record).now[0]
     assert "reboot is under way" in story_of_vm(WEB0, [working], record).lines[0].detail
     texts = [line.text for line in story_of_event(working, record).lines]

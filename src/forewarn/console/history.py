@@ -13,7 +13,7 @@ from forewarn.console.fault import story_with_faults
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of, title_of_scope
 from forewarn.console.views import EntryView, HistoryView, PrunedView
-from forewarn.core.event import Event
+from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, Sighting, What
 from forewarn.core.release import Wait
@@ -146,7 +146,8 @@ def _event(room: Room, thing: str) -> Event:
 
 def _explain_event(room: Room, event: Event) -> Story:
     scope = room.store.scope(event.scope_id) or Scope(id=event.scope_id)
-    entries = [*room.store.history(request_id=event.request_id), *_said_by_service(room)]
+    asked = room.store.history(request_id=event.request_id)
+    entries = [*asked, *_setbacks(room, event), *_said_by_service(room)]
     sightings = room.store.sightings(event_id=event.id)
     return story_of_event(event, _record(room, scope, title_of_scope(scope), [event], entries, sightings))
 
@@ -155,7 +156,14 @@ def _explain_vm(room: Room, vm: Vm) -> Story:
     scope = room.store.scope(vm.scope_id) or Scope(id=vm.scope_id)
     events = [event for event in room.store.events(scope_id=vm.scope_id) if lists(event, vm.name)][-_MOST_EVENTS:]
     sightings = [sighting for event in events for sighting in room.store.sightings(event_id=event.id)]
-    return story_of_vm(vm, events, _record(room, scope, title_of(vm), events, _said_by_service(room), sightings))
+    setbacks = [entry for event in events if event.status is Status.STARTED for entry in _setbacks(room, event)]
+    entries = [*setbacks, *_said_by_service(room)]
+    return story_of_vm(vm, events, _record(room, scope, title_of(vm), events, entries, sightings))
+
+
+def _setbacks(room: Room, event: Event) -> list[Entry]:
+    """Where a hypervisor did not do at once what the event owes."""
+    return [entry for entry in room.store.history(event_id=event.id) if entry.what is What.RETRIED]
 
 
 def _record(

@@ -192,6 +192,7 @@ def _standing(event: Event, record: Record) -> Iterator[str]:
         yield f"It was over {ago} ago: {_ending(event)}."
     elif event.status is Status.STARTED:
         yield from _still_owed(event, record.now)
+        yield from _setback(event, record)
     else:
         yield _waiting(event, record)
         if unaware := _unaware(event, record):
@@ -205,6 +206,14 @@ def _still_owed(event: Event, now: float) -> Iterator[str]:
         yield f"It started {since} ago; the {event.row.verb} of {names} is under way."
     else:
         yield f"It started {since} ago and everything is performed; it is listed a little longer to settle."
+
+
+def _setback(event: Event, record: Record) -> Iterator[str]:
+    """The last time that what is owed did not go well: that is what it waits for."""
+    owed = {act.name for act in event.owed}
+    tried = [e for e in record.entries if e.what is What.RETRIED and e.event_id == event.id and e.vm in owed]
+    if tried:
+        yield f"{span(record.now - tried[-1].at)} ago: {tried[-1].text}."
 
 
 def _waiting(event: Event, record: Record) -> str:
