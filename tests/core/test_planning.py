@@ -323,3 +323,10 @@ def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> No
 
 def test_a_verb_moves_exactly_when_it_is_a_migration_or_a_redeploy() -> None:
     assert {row.verb for row in CAUSES.values() if row.moves} == {Verb.MIGRATE, Verb.REDEPLOY}
+
+
+@pytest.mark.parametrize("ask", [Ask.DELETE, Ask.SCALE_IN])
+def test_a_notice_that_would_not_be_given_is_refused(ask: Ask) -> None:
+    """Spec §6.3: without terminate notification a delete is carried out at once, whatever was hoped for."""
+    with pytest.raises(Refused, match="'web-0' has no terminate notification and would be deleted at once"):
+        notice(ask, a_vm("web-0"), notice_s=3600)

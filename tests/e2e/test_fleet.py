@@ -126,3 +126,14 @@ def test_a_port_that_is_taken_meanwhile_does_not_keep_a_new_vm_from_being_served
         for name in ("a", "b", "c"):
             assert service.guest(name, "GET", NAME).body.decode() == name
         assert service.endpoint("b").port != port + 1
+
+
+def test_an_address_that_went_to_another_vm_and_back_is_the_first_one_again(tmp_path: Path) -> None:
+    """The place of a VM is what the fleet says now, whoever had it in between."""
+    with ServiceProcess(data=tmp_path) as service:
+        for name in ("first", "second", "first"):
+            added = service.api("POST", "/fleet/vms", {"name": name, "address": "127.0.99.9"})
+            assert added.status in (200, 201), added.body
+            answer = service.guest(name, "GET", NAME)
+            assert (answer.status, answer.body.decode()) == (200, name)
+            assert service.api("DELETE", f"/fleet/vms/{name}").status == 200

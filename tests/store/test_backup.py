@@ -12,6 +12,7 @@ from forewarn.core.change import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.store import MemoryStore, SqliteStore, Store, restore
+from forewarn.store.backup import back_up
 from forewarn.testing.store_conformance import a_vm, an_entry, an_event, changed
 
 NOW = 1_700_000_000.5
@@ -178,3 +179,25 @@ def test_a_file_that_is_no_backup_is_refused_and_the_store_stays(tmp_path: Path,
         restore(source, path, now=NOW)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["junk.db", "store.db"]
+
+
+def test_backups_made_at_once_to_one_name_give_one_backup(tmp_path: Path) -> None:
+    async def story() -> list[object]:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await commit_once(store)
+        made = await asyncio.gather(*(store.back_up(tmp_path / "copy.db") for _ in range(4)), return_exceptions=True)
+        await store.close()
+        return list(made)
+
+    made = asyncio.run(story())
+    assert made.count(None) == 1
+    assert sum(isinstance(one, Refused) for one in made) == 3
+    assert content(tmp_path / "copy.db") == content(tmp_path / "store.db")
+
+
+def test_a_backup_touches_no_file_but_its_own(tmp_path: Path) -> None:
+    a_store(tmp_path / "store.db", commits=1)
+    (tmp_path / "copy.db.partial").write_text("somebody else's")
+    back_up(tmp_path / "store.db", tmp_path / "copy.db")
+    assert (tmp_path / "copy.db.partial").read_text() == "somebody else's"
+    assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy.db", "copy.db.partial"]

@@ -157,7 +157,7 @@ class Mouth:
         """A removed VM keeps its seat: it is on no board, so whoever calls there is unknown."""
         place = self._place_of(vm)
         old = self._places.get(vm.key, "")
-        if old == place:
+        if old == place and (not place or self._callers.vm_at(place) == vm.key):
             return
         if old and self._callers.vm_at(old) == vm.key:
             self._callers.release(old)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from forewarn.clock import Clock
 from forewarn.core.event import Act, Event, Outcome, Status
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.seam import Done, Hypervisor, Later
+from forewarn.hypervisor.seam import Done, Hypervisor, Later, NotTried
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class Retry:
     tries: int = 5
     first_s: float = 1.0
     longest_s: float = 60.0
+    patience_s: float = 900.0  # real time for one try: a hypervisor that hangs must not keep others waiting for ever
 
     def wait_s(self, failures: int) -> float:
         return min(self.longest_s, self.first_s * 2.0 ** (failures - 1))
@@ -64,6 +65,7 @@ class Executor:
         self._lines: dict[str, deque[str]] = {}  # VM → acts that wait for the one at work on it
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._known: list[tuple[Act, Outcome]] = []
+        self._concluded: set[str] = set()  # acts whose outcome is known here, and not yet in the store
         self._setbacks: list[Setback] = []
 
     @property
@@ -71,11 +73,11 @@ class Executor:
         return len(self._tasks)
 
     def owe(self, event: Event) -> None:
-        """Take on what a started event owes; what is known already is not taken twice."""
-        if event.status is not Status.STARTED:
-            return
-        for act in event.owed:
-            if act.id not in self._acts:
+        """Take on what a started event owes; what was taken on, or waits to be recorded, is not taken twice."""
+        for act in event.acts:
+            if act.outcome is not None:
+                self._concluded.discard(act.id)
+            elif event.status is Status.STARTED and act.id not in self._acts and act.id not in self._concluded:
                 self._acts[act.id] = act
                 self._queue(act.id, self._clock.now())
 
@@ -129,9 +131,14 @@ class Executor:
 
     async def _perform(self, act: Act) -> None:
         try:
-            answer = await self._hypervisor.perform(act, self._clock.now())
+            async with asyncio.timeout(self._retry.patience_s):
+                answer = await self._hypervisor.perform(act, self._clock.now())
+        except NotTried as error:
+            answer = self._again(act, str(error), self._retry.first_s)
         except Unavailable as error:
             answer = self._after_failure(act, str(error))
+        except TimeoutError:
+            answer = self._after_failure(act, f"no answer within {self._retry.patience_s:g} s")
         except Exception as error:
             log.exception("performing %s of %s failed", act.verb, act.name)
             answer = self._after_failure(act, f"{type(error).__name__}: {error}")
@@ -147,11 +154,16 @@ class Executor:
         failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
         if failures >= self._retry.tries:
             return Done(ok=False, note=f"{why} (tried {failures} times)")
-        self._setbacks.append(Setback(act=act, at=self._clock.now(), why=why, again_in_s=self._retry.wait_s(failures)))
-        return Later(at=self._clock.now() + self._retry.wait_s(failures))
+        return self._again(act, why, self._retry.wait_s(failures))
+
+    def _again(self, act: Act, why: str, in_s: float) -> Later:
+        now = self._clock.now()
+        self._setbacks.append(Setback(act=act, at=now, why=why, again_in_s=in_s))
+        return Later(at=now + in_s)
 
     def _conclude(self, act: Act, done: Done) -> None:
         self._known.append((act, Outcome(ok=done.ok, at=self._clock.now(), note=done.note)))
+        self._concluded.add(act.id)
         self._acts.pop(act.id, None)
         self._failures.pop(act.id, None)
         line = self._lines[act.vm]

@@ -72,6 +72,11 @@ def notice_for(request: Request, row: Row, vm: Vm) -> float:
     minimum = vm.terminate_notice_min * 60 if row.kind is Kind.TERMINATE else row.minimum_notice_s
     if not request.notice_s and not request.short_notice:
         return minimum
+    if row.kind is Kind.TERMINATE and not minimum:
+        raise Refused(
+            f"VM {vm.name!r} has no terminate notification and would be deleted at once: "
+            "leave the notice out, or give it terminate_notification in the fleet file"
+        )
     if row.kind is None:
         raise Rejected(f"{request.ask} gives no notice: it is carried out at once; leave the notice out")
     if request.notice_s < minimum and not request.short_notice:

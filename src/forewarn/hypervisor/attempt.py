@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from forewarn.errors import Rejected, Unavailable
+from forewarn.errors import Rejected
+from forewarn.hypervisor.seam import NotTried
 
 _KEEP_S = 30 * 24 * 3600.0  # of lab time; the history has known of the act for long by then
 _TABLE = (
@@ -63,4 +64,4 @@ class Attempts:
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise Unavailable(f"the ledger of commands {str(self._path)!r} does not answer ({error})") from error
+            raise NotTried(f"the ledger of commands {str(self._path)!r} does not answer ({error})") from error

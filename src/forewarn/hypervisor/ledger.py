@@ -17,6 +17,7 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
+from forewarn.hypervisor.seam import NotTried
 
 _MARK, _VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
 _SCHEMA = (
@@ -77,7 +78,7 @@ class Ledger:
             try:
                 return self._connection.execute(sql, values).fetchall()
             except sqlite3.Error as error:
-                raise Unavailable(f"ledger {self._name!r} does not answer ({error}): try again later") from error
+                raise NotTried(f"ledger {self._name!r} does not answer ({error}): try again later") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

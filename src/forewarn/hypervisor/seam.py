@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from forewarn.core.event import Act
+from forewarn.errors import Unavailable
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -20,6 +21,10 @@ class Later(msgspec.Struct, frozen=True):
     """The act is under way: perform it again, by the same id, at this lab time or after."""
 
     at: float
+
+
+class NotTried(Unavailable):
+    """Trouble of our own, a full disk say, kept the act from even being tried: it does not count as a try."""
 
 
 class Hypervisor(Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +20,9 @@ def back_up(source: Path, path: Path) -> None:
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     with file.translated(path, "written"):
-        partial = path.with_name(path.name + ".partial")
+        partial = _new_file_beside(path)
         _copy(file.connect(source, mode="ro"), partial)
-        partial.rename(path)
+        _publish(partial, path)
         file.sync(path.parent)
 
 
@@ -34,7 +36,7 @@ def restore(source: Path, target: Path, *, now: float) -> Path | None:
     with file.translated(target, "restored"):
         if file.examine(source) is None:
             raise Rejected(f"the backup {str(source)!r} holds no store: give the file that a backup wrote")
-        partial = target.with_name(target.name + ".partial")
+        partial = _new_file_beside(target)
         _copy(file.connect_unused(source), partial)
         _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
         aside = _move_aside(target)
@@ -43,9 +45,25 @@ def restore(source: Path, target: Path, *, now: float) -> Path | None:
     return aside
 
 
+def _new_file_beside(path: Path) -> Path:
+    """Of our own: two copies made at once do not meet in it, and nobody else's file is taken for it."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    os.close(handle)
+    return Path(name)
+
+
+def _publish(partial: Path, path: Path) -> None:
+    """Under its name at last, unless another backup has got it meanwhile."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def _copy(original: sqlite3.Connection, partial: Path) -> None:
     """All of it, on the disk, or nothing: a half copy would fill a disk that is full already."""
-    partial.unlink(missing_ok=True)
     try:
         with closing(original), closing(file.connect(partial, mode="rwc")) as copy:
             original.backup(copy)

@@ -1,0 +1,129 @@
+"""Acts that are owed get performed: none forgotten, none begun again while its outcome waits to be recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from forewarn.clock import LabClock, Setting
+from forewarn.control.executor import Executor, Retry
+from forewarn.core.cause import Cause, Verb
+from forewarn.core.event import Act, Event, Outcome, Status
+from forewarn.hypervisor.seam import Done, Later, NotTried
+
+Answer = Callable[[Act], Done | Later]
+
+
+class Hands:
+    """A hypervisor that keeps count, and answers as it is told to."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.performed: list[str] = []
+        self._answer = answer
+
+    async def perform(self, act: Act, now: float) -> Done | Later:
+        self.performed.append(act.id)
+        return self._answer(act)
+
+    async def close(self) -> None:
+        return
+
+
+def an_event(*names: str) -> Event:
+    acts = tuple(Act(id=f"E:{name}", vm=f"s/g/{name}", name=name, verb=Verb.REBOOT, event_id="E") for name in names)
+    return Event(
+        id="E",
+        scope_id="set:s/g/web",
+        request_id="r",
+        cause=Cause.USER_RESTART,
+        who="ann",
+        vms=names,
+        published_at=0,
+        not_before=0,
+        status=Status.STARTED,
+        acts=acts,
+    )
+
+
+def an_executor(hands: Hands, retry: Retry | None = None) -> Executor:
+    clock = LabClock(Setting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
+    return Executor(hypervisor=hands, clock=clock, wake=lambda: None, retry=retry or Retry())
+
+
+async def work_through(executor: Executor) -> None:
+    executor.begin_due()
+    while executor.at_work:
+        await executor.wait()
+
+
+def test_an_act_whose_outcome_waits_to_be_recorded_is_not_performed_again() -> None:
+    """Another act of the event was recorded meanwhile, and the event as committed still owes this one."""
+
+    async def story() -> None:
+        hands = Hands(lambda act: Done(ok=True))
+        executor = an_executor(hands)
+        executor.owe(an_event("a"))
+        await work_through(executor)
+
+        executor.owe(an_event("a"))
+        await work_through(executor)
+
+        assert hands.performed == ["E:a"]
+        assert [act.id for act, _ in executor.take_known()] == ["E:a"]
+
+    asyncio.run(story())
+
+
+def test_what_was_recorded_is_forgotten_here() -> None:
+    async def story() -> None:
+        executor = an_executor(Hands(lambda act: Done(ok=True)))
+        executor.owe(an_event("a"))
+        await work_through(executor)
+        ((act, outcome),) = executor.take_known()
+        event = an_event("a")
+        done = Act(**{**{f: getattr(act, f) for f in act.__struct_fields__}, "outcome": outcome})
+        executor.owe(Event(**{**{f: getattr(event, f) for f in event.__struct_fields__}, "acts": (done,)}))
+        assert executor._concluded == set()
+
+    asyncio.run(story())
+
+
+def test_trouble_of_our_own_does_not_count_as_a_try() -> None:
+    """A full disk kept the act from being tried at all: however long it lasts, the act is still owed."""
+
+    def refuse(act: Act) -> Done | Later:
+        raise NotTried("the disk is full")
+
+    async def story() -> None:
+        executor = an_executor(Hands(refuse), Retry(tries=2, first_s=0))
+        executor.owe(an_event("a"))
+        for _ in range(10):
+            await work_through(executor)
+        assert executor.take_known() == []
+        assert {setback.why for setback in executor.take_setbacks()} == {"the disk is full"}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_hypervisor_that_hangs_is_given_up_on_after_its_tries(tries: int) -> None:
+    class Hung(Hands):
+        async def perform(self, act: Act, now: float) -> Done | Later:
+            self.performed.append(act.id)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def story() -> tuple[list[str], list[Outcome]]:
+        hands = Hung(lambda act: Done(ok=True))
+        executor = an_executor(hands, Retry(tries=tries, first_s=0, patience_s=0.01))
+        executor.owe(an_event("a"))
+        for _ in range(tries):
+            await work_through(executor)
+        return hands.performed, [outcome for _, outcome in executor.take_known()]
+
+    performed, (outcome,) = asyncio.run(story())
+    assert len(performed) == tries
+    assert not outcome.ok
+    assert outcome.note == f"no answer within 0.01 s (tried {tries} times)"
