@@ -45,6 +45,9 @@ def test_a_rollout_runs_to_its_end(api: Any) -> None:
     assert done["tally"]["done"] == 3
     assert done["next_update_domains"] == []
 
+    api.post("/fleet/vms", {"name": "late", "availability_set": "web"})
+    assert api.get(f"/rollouts/{started['id']}")["tally"] == done["tally"]
+
 
 def test_a_rollout_is_paused_resumed_and_aborted(api: Any) -> None:
     """Aborting withdraws what has not started."""

@@ -66,7 +66,9 @@ def _view(room: Room, request_id: str) -> RolloutView:
 def _facts(room: Room, request_id: str) -> dict[str, Any]:
     request = room.control.requests.rollout(request_id)
     assert request.rollout is not None
-    vms = room.control.rollouts.vms_of(request.rollout)
+    # One that is completed has reached everybody it was about; who came to its hosts or scope since is not.
+    completed = request.rollout.progress is Progress.COMPLETED
+    vms = [] if completed else room.control.rollouts.vms_of(request.rollout)
     events = room.store.events(request_id=request.id)
     planned = room.store.planned(request_id=request.id)
     return {
