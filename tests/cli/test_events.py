@@ -14,6 +14,14 @@ from forewarn.cli.event import changed, gone
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
     assert lab.good("events").startswith("No event is pending. Ask for one: forewarn restart VM")
     assert lab.good("events", "--vm", "web") == "No event of web is pending.\n"
+
+
+def test_what_is_over_waits_for_nothing_and_says_why(lab: Any) -> None:
+    lab.good("withdraw", lab.json("restart", "web")["events"][0]["id"], "--reason", "later")
+    assert [line.split()[-1] for line in lab.good("events", "--all").splitlines()] == ["WHY", "later"]
+
+
+def test_an_id_that_is_too_short_is_told_so(lab: Any) -> None:
     assert lab.refused("withdraw", "85") == "'85' is too short for an event's id: give at least 4 characters of it"
 
 

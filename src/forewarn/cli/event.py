@@ -13,7 +13,7 @@ from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.receipt import show_events
 from forewarn.cli.screen import Cell, joined, table_of
 from forewarn.cli.suggestion import event_ids, scope_ids, vm_names
-from forewarn.cli.wording import EVENT_HEADERS, event_row, names, status, waits, what
+from forewarn.cli.wording import event_headers, event_row, names, status, waits, what
 
 _NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
 
@@ -34,7 +34,7 @@ def events(call: Invocation, watch: bool, over_too: bool, vm: str | None, scope:
     elif call.screen.as_json:
         call.screen.document(page)
     elif page["events"]:
-        call.screen.table(EVENT_HEADERS, _rows(call, page["events"]))
+        call.screen.table(event_headers(page["events"]), _rows(call, page["events"]))
     else:
         call.screen.say(f"No event of {vm or scope} is {'known' if over_too else 'pending'}." if vm or scope else _NONE)
 
@@ -64,7 +64,7 @@ def _watch(call: Invocation, query: Query, page: View) -> None:
 def _table(call: Invocation, listed: list[View]) -> RenderableType:
     if not listed:
         return Text(_NONE, style="bright_black")
-    return table_of(EVENT_HEADERS, _rows(call, listed), call.screen.out.width)
+    return table_of(event_headers(listed), _rows(call, listed), call.screen.out.width)
 
 
 def _tell_changes(call: Invocation, before: list[View], after: list[View]) -> None:

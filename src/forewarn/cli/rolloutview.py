@@ -11,7 +11,7 @@ from forewarn.cli.connection import View
 from forewarn.cli.instant import when
 from forewarn.cli.invocation import Invocation
 from forewarn.cli.screen import Cell, faint, joined, strong, word
-from forewarn.cli.wording import EVENT_HEADERS, counted, event_row, names, waits, what
+from forewarn.cli.wording import counted, event_headers, event_row, names, waits, what
 
 _PARTS = (
     ("done", "green"),
@@ -104,7 +104,7 @@ def show_rollout(call: Invocation, view: View) -> None:
     if view.get("events"):
         call.screen.say()
         rows = [event_row(event, now, call.screen.short(event["id"])) for event in view["events"]]
-        call.screen.table(EVENT_HEADERS, rows)
+        call.screen.table(event_headers(view["events"]), rows)
     if not view["closed"]:
         call.screen.hints(_hints(call.screen.short(view["id"]), paused=view["progress"] == "paused"))
 

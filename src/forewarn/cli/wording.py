@@ -59,6 +59,13 @@ def _started(event: View) -> str:
 EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
+def event_headers(events: Sequence[View]) -> tuple[str, ...]:
+    """What is over waits for nothing: there the last column says why it ended so."""
+    over = [event["status"] == "over" for event in events]
+    last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
+    return (*EVENT_HEADERS[:-1], last)
+
+
 def event_row(event: View, now: float, shown_id: str) -> list[Cell]:
     approved = faint(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [

@@ -39,7 +39,7 @@ class LabTime:
         """Step from wake-up to wake-up; return when everything due is done and every document published."""
         clock = self._lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
-            raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:g} s")
+            raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
         async with self._reconciler.driving:
             target = clock.now() + by_s
             polling = self._polling(clock)
