@@ -103,7 +103,7 @@ def marked(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
     for event_id in ids:
         event = scope.event(event_id)
         if event is not None and fault.id not in event.faults:
-            note = event.note or f"made by {fault.title} of {fault.name}"
+            note = "; ".join(filter(None, (f"made by {fault.title} of {fault.name}", event.note)))
             scope = scope.with_event(replace(event, faults=(*event.faults, fault.id), note=note))
     return scope
 

@@ -1,0 +1,83 @@
+"""Whatever faults are set, whenever the service dies: documents keep their rules, everything ends (spec §4.2, §6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.control.faults import Target, Wish
+from forewarn.core.event import Status
+from forewarn.core.fault import FAULTS, Sphere
+from forewarn.core.request import Ask
+from forewarn.errors import Refused
+from forewarn.testing.world import World, a_host, a_vm
+
+VMS = ["web-0", "web-1", "alone"]
+KINDS = [kind for kind, row in FAULTS.items() if row.sphere is not Sphere.TRANSPORT]
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("fault"), st.sampled_from(KINDS), st.sampled_from(["", *VMS]), st.integers(1, 3)),
+        st.tuples(st.just("ask"), st.sampled_from([Ask.RESTART, Ask.REDEPLOY]), st.sampled_from(VMS)),
+        st.tuples(st.just("approve"), st.integers(0, 3)),
+        st.tuples(st.just("advance"), st.sampled_from([1, 60, 900])),
+        st.tuples(st.just("restart")),
+        st.tuples(st.just("storm"), st.integers(0, 99)),
+    ),
+    max_size=14,
+)
+
+
+def a_world() -> World:
+    web = [a_vm(f"web-{n}", availability_set="web", update_domain=n, host=f"h{n + 1}") for n in (0, 1)]
+    return World(vms=[*web, a_vm("alone", host="h3")], hosts=[a_host(f"h{n}") for n in (1, 2, 3)])
+
+
+def take(world: World, what: str, *how: Any) -> None:
+    try:
+        if what == "fault":
+            kind, vm, count = how
+            target = Target(name=vm, vm=world.vm(vm)) if vm else Target()
+            at_once = FAULTS[kind].sphere is Sphere.AT_ONCE
+            wish = Wish(kind=kind, target=target, count=None if at_once else count)
+            world.do(world.control.faults.set(wish, who="ann"))
+        elif what == "ask":
+            world.ask(how[0], how[1])
+        elif what == "approve":
+            for event in world.events(Status.SCHEDULED)[how[0] : how[0] + 1]:
+                world.approve("web-0" if "web" in event.vms[0] else "alone", event.id)
+        elif what == "advance":
+            world.advance(how[0])
+        elif what == "restart":
+            world.restart()
+        else:
+            world.do(world.control.storms.start(how[0], [world.vm(vm) for vm in VMS], for_s=120, who="ann"))
+    except Refused:
+        pass  # a VM that has an operation pending, or has no neighbour
+
+
+@given(steps=steps)
+@settings(max_examples=60, deadline=None)
+def test_documents_keep_their_rules_and_everything_ends(steps: list[tuple[Any, ...]]) -> None:
+    world = a_world()
+    shown: dict[tuple[str, int, int], bytes] = {}
+    latest: dict[str, tuple[int, int]] = {}
+    try:
+        for step in steps:
+            take(world, *step)
+            for vm in ("web-0", "alone"):
+                scope, document = world.scope(vm), world.document(vm)
+                mark = (scope.epoch, scope.incarnation)
+                assert shown.setdefault((vm, *mark), document) == document  # same number, same content
+                assert latest.setdefault(vm, mark) <= mark
+                latest[vm] = mark
+        for event in world.events():
+            for fault_id in event.faults:
+                assert f"fault {fault_id} " in event.note + event.reason
+        world.do(world.control.storms.clear([s.id for s in world.control.faults.book.storms], who="ann"))
+        world.do(world.control.faults.clear(lambda fault: True, who="ann"))
+        world.advance(24 * 3600)
+        assert world.events(Status.SCHEDULED, Status.STARTED) == []
+    finally:
+        world.close()
