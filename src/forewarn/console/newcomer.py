@@ -80,6 +80,8 @@ def _set(asked: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
     if siblings and key == "scale_set":
         told["priority"] = siblings[0].priority.value
         told["terminate_notification"] = siblings[0].terminate_notice_min
+        told["program"] = list(siblings[0].program)
+        told["environment"], told["directory"] = siblings[0].environment, siblings[0].directory
         told["eviction_policy"] = siblings[0].eviction_policy.value if siblings[0].priority == "Spot" else ""
     return told
 
