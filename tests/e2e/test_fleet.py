@@ -137,3 +137,14 @@ def test_an_address_that_went_to_another_vm_and_back_is_the_first_one_again(tmp_
             answer = service.guest(name, "GET", NAME)
             assert (answer.status, answer.body.decode()) == (200, name)
             assert service.api("DELETE", f"/fleet/vms/{name}").status == 200
+
+
+def test_a_file_named_for_a_store_that_has_a_fleet_is_said_not_to_be_applied(tmp_path: Path) -> None:
+    with ServiceProcess(data=tmp_path, fleet=fleet_of("a"), port=free_port(8)) as first:
+        first.stop()
+        first.start()
+        assert "is not applied" not in first.log.read_text()  # the same file again
+    with ServiceProcess(data=tmp_path, fleet=fleet_of("b"), port=free_port(8)) as second:
+        assert names_of(second) == ["a"]
+        assert "is not applied, because" in second.log.read_text()
+        assert "`forewarn fleet apply" in second.log.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import resources
 from pathlib import Path
 
@@ -11,13 +12,35 @@ from forewarn.control.fleets import FleetChange
 from forewarn.core.proposal import read_fleet
 from forewarn.errors import Rejected
 
+log = logging.getLogger(__name__)
+
 
 def sample_fleet() -> str:
     return resources.files("forewarn.assembly").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
+def _warn_of_another(control: Control, settings: Settings) -> None:
+    """Whoever names a file expects its VMs: a store that has a fleet already does not take them up by itself."""
+    if not settings.fleet:
+        return
+    try:
+        proposal = read_fleet(_read(Path(settings.fleet)), source=settings.fleet)
+    except Rejected:
+        return  # it is not needed
+    unknown = [vm.name for vm in proposal.vms if control.store.vm(vm.key) is None]
+    if unknown:
+        log.warning(
+            "%s is not applied, because %s has a fleet already: `forewarn fleet apply %s` shows the difference and "
+            "applies it, or name an empty directory with --data",
+            settings.fleet,
+            settings.data,
+            settings.fleet,
+        )
+
+
 async def apply_first_fleet(control: Control, settings: Settings) -> None:
     if control.store.scope_ids() or control.store.hosts():
+        _warn_of_another(control, settings)
         return
     if settings.fleet:
         text, source = _read(Path(settings.fleet)), settings.fleet

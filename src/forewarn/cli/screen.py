@@ -116,7 +116,8 @@ class Screen:
         self.say()
         if width + max((len(use) for _, use in listed), default=0) + 4 > self.out.width:
             for command, use in listed:
-                self.say("  ", faint(use), "\n    ", strong(command))
+                self.say("  ", faint(use))
+                self.out.print(joined("    ", strong(command)), soft_wrap=True)  # to be copied in one piece
             return
         for command, use in listed:
             self.say("  ", strong(f"{command:<{width}}"), "  ", faint(use))
