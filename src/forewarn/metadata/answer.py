@@ -112,14 +112,16 @@ class Desk:
         spoiled = None if trouble is None else trouble.refusal()
         if spoiled is not None:
             return spoiled
-        return self._serve(caller, asked) if view.enabled else self._enable_first(caller, asked, view)
+        if not view.enabled:
+            return self._enable_first(caller, asked, view, trouble)
+        return self._serve(caller, asked, trouble)
 
-    async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View) -> Rest:
+    async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View, trouble: Trouble | None) -> Rest:
         try:
             await self._enable(view)
         except (Unavailable, Conflict):
             return unavailable
-        return partial(self._serve, caller, asked)
+        return partial(self._serve, caller, asked, trouble)
 
     async def _enable(self, view: View) -> None:
         """First requests that come together share one enabling, and no caller who hangs up undoes it."""
@@ -138,12 +140,11 @@ class Desk:
         if not enabling.cancelled():
             enabling.exception()  # those who wait are told; with nobody left it is of no interest
 
-    def _serve(self, caller: Caller, asked: Poll | Approve) -> Answer:
+    def _serve(self, caller: Caller, asked: Poll | Approve, trouble: Trouble | None) -> Answer:
         view = self._view(caller)
         if view is None:
             return not_found()
         self._observations.asked(view, asked.version, self._backend.now())
-        trouble = self._faults.trouble_of(view)
         serve = self._serve_now if trouble is None else partial(self._serve_in_trouble, trouble)
         if view.answers_from > _real_time():
             return Hold(until=view.answers_from, resume=lambda over: serve(caller, asked))
