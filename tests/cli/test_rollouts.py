@@ -34,7 +34,6 @@ def pass_time(lab: Any, turns: int) -> None:
 def test_a_rollout_over_a_scope_is_followed_update_domain_by_update_domain(lab: Any) -> None:
     pass_time(lab, 2)
     text = lab.good("rollout", "start", "--scope", "db", "--impact", "reboot")
-    assert "0 of 2 done" in text
     assert "2 of 2 done" in text
     assert "completed" in text
 

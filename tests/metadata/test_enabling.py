@@ -46,7 +46,7 @@ def test_first_requests_that_come_together_share_one_enabling(play, request_byte
         for client in clients:
             client.send(request_bytes())
         await world.until(lambda: world.server.tally.requests == 4)
-        assert world.backend.waiting == 1
+        await world.until(lambda: world.backend.waiting == 1)
         world.backend.is_open.set()
         assert [(await client.reply()).status for client in clients] == [200] * 4
         assert len(world.backend.enabled_by) == 1
