@@ -359,3 +359,22 @@ class TestProcess(HypervisorConformance):
 
     def effects(self, act: Act) -> int:
         return self.keeper.effects_of(act.id)
+
+
+def test_a_program_that_ended_is_forgotten_while_its_keeper_is_still_leaving(tmp_path: Path, play: Play) -> None:
+    """Another program may be given to the VM at that moment: it must be started once the keeper is gone."""
+
+    async def story() -> None:
+        async with house_in(tmp_path) as house:
+            link = await house.meet(FakeKeeper("vm-1"))
+            house.keepers.end(KEY)
+            assert house.keepers.has_ended(KEY)
+            house.keepers.strike(KEY)
+            assert not house.keepers.has_ended(KEY)
+            assert house.keepers.is_kept(KEY)
+            assert house.keepers.leave(KEY, link)
+            link.close()
+        async with house_in(tmp_path) as house:
+            assert not house.keepers.has_ended(KEY)
+
+    play(story())

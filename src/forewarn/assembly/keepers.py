@@ -123,7 +123,7 @@ class Door:
                     listeners.append(await self._listen(vm, heard.fds))
                     link.say({"listening": True})
                 if heard.exited is not None:
-                    link.state = "down"
+                    link.state = "ended"
                     self._keepers.end(vm.key)
                     await self._tell(What.PROGRAM, vm, _farewell(vm, heard.exited))
         finally:

@@ -83,8 +83,11 @@ class Keepers:
             self._roster.write(replace(kept, ended=True))
 
     def strike(self, vm: str) -> None:
-        """The VM has no keeper any more, and none is missing; one that lives is not struck."""
-        if not self.is_kept(vm):
+        """Nobody is missing, and how the last program ended is forgotten; a keeper that lives stays known."""
+        kept = self._roster.find(vm)
+        if kept is not None and self.is_kept(vm):
+            self._roster.write(replace(kept, ended=False))
+        else:
             self._roster.strike(vm)
 
     async def find(self, vm: str) -> Link | None:
