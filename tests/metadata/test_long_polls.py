@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forewarn.metadata import Limits
+
 
 async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
     """Clients whose polls are held."""
@@ -83,13 +85,13 @@ def test_many_held_polls_are_all_answered(play, notice, request_bytes):
     """They are woken in portions, and none is lost between two."""
 
     async def story(world):
-        clients = await held(world, request_bytes, count=450)
+        clients = await held(world, request_bytes, count=230)
         world.backend.show("pair", notice())
         for client in clients:
             assert (await client.reply()).status == 200
         assert world.server.tally.held == 0
 
-    play(story)
+    play(story, limits=Limits(connections=10_000))
 
 
 def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):
