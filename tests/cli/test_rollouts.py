@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.cli.rolloutview import bar, shares
+from forewarn.cli.rolloutview import bar, shares, state
 
 
 @settings(max_examples=100, deadline=None)
@@ -19,7 +19,7 @@ def test_the_bar_is_always_exactly_as_wide_as_it_should_be(counts: list[int], wi
 
 
 def test_failed_vms_have_their_own_part_of_the_bar() -> None:
-    tally = {"total": 4, "done": 2, "failed": 1, "withdrawn": 0, "started": 1, "scheduled": 1, "waiting": 0}
+    tally = {"total": 4, "done": 1, "failed": 1, "withdrawn": 0, "started": 1, "scheduled": 1, "waiting": 0}
     assert [str(span.style) for span in bar(tally, 4).spans] == ["green", "red", "cyan", "yellow"]
 
 
@@ -49,7 +49,7 @@ def test_waiting_for_an_aborted_rollout_exits_with_1(lab: Any) -> None:
     lab.when("published", lambda api: api.post("rollouts", api.get("rollouts")["rollouts"][0]["id"], "abort"))
     result = lab("rollout", "start", "--scope", "db")
     assert result.exit_code == 1
-    assert "is aborted, with 0 of its VMs failed" in result.stderr
+    assert "aborted: local user ann ended it" in result.stderr
 
 
 def test_a_rollout_can_be_watched_by_whoever_did_not_start_it(lab: Any) -> None:
@@ -77,7 +77,33 @@ def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
     assert "forewarn rollout start --all-hosts" in lab.good("rollout", "show")
 
 
-@pytest.mark.parametrize("option", ["--short-notice", "--notice 30m", "--max-failures 3"])
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        pytest.param({"progress": "completed", "tally": {"failed": 0}}, "completed", id="well"),
+        pytest.param({"progress": "completed", "tally": {"failed": 1}}, "completed with 1 failed VM", id="one"),
+        pytest.param({"progress": "completed", "tally": {"failed": 3}}, "completed with 3 failed VMs", id="three"),
+        pytest.param({"progress": "stopped", "tally": {"failed": 3}}, "stopped", id="stopped"),
+    ],
+)
+def test_a_rollout_that_ended_with_failed_vms_says_so_in_words(view: Any, words: str) -> None:
+    assert state(view).plain == words
+
+
+def test_why_a_rollout_ended_is_shown(lab: Any) -> None:
+    rollout = lab.json("rollout", "start", "--scope", "web", "--no-wait")["id"]
+    lab.good("rollout", "abort", rollout)
+    assert "why  local user ann ended it" in lab.good("rollout", "show", rollout)
+
+
+def test_never_stopping_is_said_in_so_many_words(lab: Any) -> None:
+    refused = lab.refused("rollout", "start", "--scope", "web", "--max-failures", "0")
+    assert "0 is not in the range x>=1" in refused
+    both = lab.refused("rollout", "start", "--scope", "web", "--max-failures", "2", "--keep-going")
+    assert both.startswith("--max-failures and --keep-going exclude each other")
+
+
+@pytest.mark.parametrize("option", ["--short-notice", "--notice 30m", "--max-failures 3", "--keep-going"])
 def test_what_is_given_reaches_the_service(lab: Any, option: str) -> None:
     words = ["--notice", "1m"] if option == "--short-notice" else []
     view = lab.json("rollout", "start", "--scope", "web", "--no-wait", *option.split(), *words)
@@ -85,6 +111,7 @@ def test_what_is_given_reaches_the_service(lab: Any, option: str) -> None:
         "--short-notice": ("notice_s", 60),
         "--notice 30m": ("notice_s", 1800),
         "--max-failures 3": ("max_failures", 3),
+        "--keep-going": ("max_failures", 0),
     }
     name, value = expected[option]
     assert view[name] == value

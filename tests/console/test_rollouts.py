@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from forewarn.hypervisor.behaviour import Behaviour, Fail
+
 
 def test_a_rollout_over_hosts_is_answered_with_how_far_it_is(api: Any) -> None:
     """Spec §6.2: one update domain of a scope at a time."""
@@ -47,6 +49,44 @@ def test_a_rollout_runs_to_its_end(api: Any) -> None:
 
     api.post("/fleet/vms", {"name": "late", "availability_set": "web"})
     assert api.get(f"/rollouts/{started['id']}")["tally"] == done["tally"]
+
+
+def test_what_a_rollout_came_to_outlives_its_events(api: Any) -> None:
+    """Events that are over are kept for a day, and pruned later; VMs come and go."""
+    started = api.post("/rollouts", {"impact": "migrate", "scope": "web"})
+    api.world.advance(1000)
+    aborted = api.post(f"/rollouts/{started['id']}/abort")
+    assert (aborted["why"], aborted["tally"]["total"]) == ("local user ann ended it", 3)
+    api.world.advance(3600)
+    closed = api.get(f"/rollouts/{started['id']}")
+    assert closed["closed"]
+    assert (closed["tally"]["done"], closed["tally"]["withdrawn"], closed["tally"]["waiting"]) == (1, 1, 1)
+
+    api.post("/fleet/vms", {"name": "late", "availability_set": "web"})
+    api.world.advance(3 * 86400)
+    api.post("/history/prune", {"older_than_s": 86400})
+    pruned = api.get(f"/rollouts/{started['id']}")
+    assert pruned["events"] == []
+    assert (pruned["tally"], pruned["why"]) == (closed["tally"], closed["why"])
+
+
+def test_a_rollout_that_stopped_says_why(api: Any) -> None:
+    api.world.hypervisor.set_behaviour(Behaviour((Fail(vm="web-0", note="no power"),)))
+    started = api.post("/rollouts", {"impact": "update", "scope": "web"})
+    api.world.advance(3600)
+    stopped = api.get(f"/rollouts/{started['id']}")
+    assert (stopped["progress"], stopped["why"]) == ("stopped", "1 VM failed, and it stops at 1 (web-0: no power)")
+    assert (stopped["tally"]["done"], stopped["tally"]["failed"], stopped["tally"]["waiting"]) == (0, 1, 2)
+
+
+def test_a_rollout_that_never_stops_says_how_many_failed(api: Any) -> None:
+    api.world.hypervisor.set_behaviour(Behaviour((Fail(vm="web-*", note="no power"),)))
+    started = api.post("/rollouts", {"impact": "update", "scope": "web", "max_failures": 0})
+    api.world.advance(2 * 3600)
+    done = api.get(f"/rollouts/{started['id']}")
+    assert (done["progress"], done["tally"]["done"], done["tally"]["failed"]) == ("completed", 0, 3)
+    last = api.get(f"/history?request={started['id']}")["entries"][-1]["text"]
+    assert "completed with 3 failed VMs: web-0: no power; web-1: no power; web-2: no power" in last
 
 
 def test_a_rollout_is_paused_resumed_and_aborted(api: Any) -> None:

@@ -14,7 +14,7 @@ from forewarn.core.cause import CAUSES, Verb
 from forewarn.core.event import Act, Event, Outcome, Status
 from forewarn.core.fleet import Power, Vm
 from forewarn.core.request import Ask, Impact, Planned, Progress, Request, Rollout
-from forewarn.core.rollout import Wave, next_wave, progress_of, remaining, tally
+from forewarn.core.rollout import Wave, next_wave, progress_of, remaining, tally, why_ended
 from forewarn.testing.world import a_vm, counted_ids
 
 NOW = 1_000_000.0
@@ -149,6 +149,22 @@ def test_a_rollout_that_has_ended_stays_so(ended: Progress) -> None:
     assert progress_of(replace(UPDATE, progress=ended), [], 0) is ended
 
 
+@pytest.mark.parametrize(
+    ("failures", "progress", "why"),
+    [
+        pytest.param(0, Progress.COMPLETED, "", id="all went well"),
+        pytest.param(1, Progress.COMPLETED, "a: no reason given", id="completed"),
+        pytest.param(1, Progress.STOPPED, "1 VM failed, and it stops at 1 (a: no reason given)", id="stopped"),
+        pytest.param(5, Progress.COMPLETED, "; ".join(["a: no reason given"] * 3) + "; and 2 more", id="many"),
+        pytest.param(1, Progress.RUNNING, "", id="not ended"),
+    ],
+)
+def test_a_rollout_that_ended_with_failures_says_which(failures: int, progress: Progress, why: str) -> None:
+    (planned,) = wave_of([vm("a", "h1")]).planned
+    events = [event_of(planned, Status.OVER, failed=True)] * failures
+    assert why_ended(UPDATE, events, progress) == why
+
+
 def test_the_tally_counts_every_vm_once() -> None:
     vms = [vm(name, "h1", domain) for domain, name in enumerate("abcde")]
     plans = [Planned(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, who="ops", vms=(n,),
@@ -159,8 +175,8 @@ def test_the_tally_counts_every_vm_once() -> None:
         replace(event_of(plans[2]), status=Status.OVER),
         event_of(plans[3], Status.STARTED),
     ]
-    counted = tally(vms, events, [])
-    assert (counted.total, counted.done, counted.failed, counted.withdrawn) == (5, 2, 1, 1)
+    counted = tally(vms, events)
+    assert (counted.total, counted.done, counted.failed, counted.withdrawn) == (5, 1, 1, 1)
     assert (counted.started, counted.scheduled, counted.waiting) == (1, 0, 1)
 
 

@@ -11,7 +11,7 @@ from forewarn.cli.duration import duration
 from forewarn.cli.following import Look, follow
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.request import short_notice_option
-from forewarn.cli.rolloutview import panel, progress_line, show_rollout, show_rollouts
+from forewarn.cli.rolloutview import panel, progress_line, show_rollout, show_rollouts, state
 from forewarn.cli.screen import word
 from forewarn.cli.suggestion import host_names, rollout_ids, scope_ids
 from forewarn.errors import Rejected
@@ -41,10 +41,11 @@ def rollout() -> None:
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="A scope, by its id or a VM or set in it.")
 @click.option(
     "--max-failures",
-    type=click.IntRange(0),
+    type=click.IntRange(1),
     metavar="N",
-    help="Stop once so many VMs have failed; 0 never stops.  [default: 1]",
+    help="Stop at the Nth VM that fails.  [default: 1]",
 )
+@click.option("--keep-going", is_flag=True, help="Never stop, however many VMs fail.")
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m.")
 @short_notice_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
@@ -54,11 +55,20 @@ def start(
 ) -> int:
     """Start a rollout."""
     body = {name: value for name, value in options.items() if value is not None and value is not False}
+    body |= _tolerance(body.pop("max_failures", None), body.pop("keep_going", False))
     view = call.api.post("rollouts", body={**body, **_over(call, hosts, all_hosts, scope)})
     if wait:
         return _wait(call, view["id"])
     show_rollout(call, view)
     return 0
+
+
+def _tolerance(max_failures: int | None, keep_going: bool) -> dict[str, int]:
+    if keep_going and max_failures is not None:
+        raise Rejected("--max-failures and --keep-going exclude each other: say when it stops, or that it never does")
+    if keep_going:
+        return {"max_failures": 0}
+    return {} if max_failures is None else {"max_failures": max_failures}
 
 
 def _over(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
@@ -141,6 +151,6 @@ def _conclude(call: Invocation, view: View) -> int:
     show_rollout(call, view)
     if view["progress"] == "completed" and not view["tally"]["failed"]:
         return 0
-    failed = view["tally"]["failed"]
-    call.screen.complain(f"rollout {view['id']} is {view['progress']}, with {failed} of its VMs failed")
+    why = f": {view['why']}" if view["why"] else ""
+    call.screen.complain(f"rollout {view['id']} {state(view).plain}{why}")
     return 1

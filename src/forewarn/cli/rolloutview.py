@@ -34,16 +34,9 @@ def shares(counts: list[int], width: int) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _counts(tally: View) -> list[int]:
-    """Each VM once: of those done, the failed are shown on their own."""
-    counts = {name: int(tally[name]) for name, _ in _PARTS}
-    counts["done"] = max(0, counts["done"] - counts["failed"])
-    return [counts[name] for name, _ in _PARTS]
-
-
 def bar(tally: View, width: int = _WIDTH) -> Text:
     text = Text()
-    for cells, (_, style) in zip(shares(_counts(tally), width), _PARTS, strict=True):
+    for cells, (_, style) in zip(shares([int(tally[name]) for name, _ in _PARTS], width), _PARTS, strict=True):
         text.append("━" * cells, style=style)
     return text
 
@@ -84,7 +77,15 @@ def _now(event: View, now: float) -> str:
 
 def _title(call: Invocation, view: View) -> Text:
     title = f"Rollout {call.screen.short(view['id'])}: {view['impact']} over {_over(view)}"
-    return joined(strong(title), "  ", word(view["progress"]))
+    return joined(strong(title), "  ", state(view))
+
+
+def state(view: View) -> Text:
+    """`completed with 3 failed VMs`, `stopped`."""
+    failed = view["tally"]["failed"]
+    if view["progress"] != "completed" or not failed:
+        return word(view["progress"])
+    return Text(f"completed with {counted(failed, 'failed VM')}", style="red")
 
 
 def _over(view: View) -> str:
@@ -101,6 +102,8 @@ def show_rollout(call: Invocation, view: View) -> None:
     call.screen.say(_title(call, view))
     shown_bar = joined(bar(view["tally"]), "  ") if call.screen.is_terminal else ""
     call.screen.say(shown_bar, progress_line(view))
+    if view["why"]:
+        call.screen.hang(joined("why  "), view["why"])
     if view.get("events"):
         call.screen.say()
         rows = [event_row(event, now, call.screen.short(event["id"])) for event in view["events"]]
@@ -129,4 +132,4 @@ def show_rollouts(call: Invocation, page: View) -> None:
 def _rows(call: Invocation, page: View, now: float) -> Iterator[list[Cell]]:
     for view in page["rollouts"]:
         shown = strong(call.screen.short(view["id"]))
-        yield [shown, view["impact"], word(view["progress"]), _over(view), progress_line(view), when(view["at"], now)]
+        yield [shown, view["impact"], state(view), _over(view), progress_line(view), when(view["at"], now)]

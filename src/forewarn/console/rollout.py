@@ -9,10 +9,8 @@ from forewarn.console.call import Call
 from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import Showing
 from forewarn.console.views import RolloutsView, RolloutView, RolloutWithEvents
-from forewarn.core.event import Event
-from forewarn.core.fleet import Vm
-from forewarn.core.request import Planned, Progress, Request, Rollout
-from forewarn.core.rollout import remaining, tally
+from forewarn.core.request import Progress, Request, Rollout
+from forewarn.core.rollout import remaining
 
 
 async def start(room: Room, call: Call) -> RolloutView:
@@ -66,33 +64,30 @@ def _view(room: Room, request_id: str) -> RolloutView:
 def _facts(room: Room, request_id: str) -> dict[str, Any]:
     request = room.control.requests.rollout(request_id)
     assert request.rollout is not None
-    # One that is completed has reached everybody it was about; who came to its hosts or scope since is not.
-    completed = request.rollout.progress is Progress.COMPLETED
-    vms = [] if completed else room.control.rollouts.vms_of(request.rollout)
-    events = room.store.events(request_id=request.id)
-    planned = room.store.planned(request_id=request.id)
     return {
         "id": request.id,
         "impact": request.rollout.impact,
         "hosts": request.rollout.hosts,
         "scope": request.rollout.scope_id,
         "progress": request.rollout.progress,
+        "why": request.rollout.why,
         "closed": request.rollout.closed,
         "who": request.who,
         "at": request.at,
         "notice_s": request.notice_s,
         "max_failures": request.rollout.max_failures,
-        "tally": tally(vms, events, planned),
-        "next_update_domains": _next_domains(request, request.rollout, vms, events, planned),
+        "tally": room.control.rollouts.tally_of(request, request.rollout),
+        "next_update_domains": next_domains(room, request),
     }
 
 
-def _next_domains(
-    request: Request, rollout: Rollout, vms: list[Vm], events: list[Event], planned: list[Planned]
-) -> tuple[int, ...]:
-    if not request.is_open:
+def next_domains(room: Room, request: Request) -> tuple[int, ...]:
+    """Which of its scopes' update domains come next."""
+    rollout = request.rollout
+    if rollout is None or not request.is_open or rollout.progress not in (Progress.RUNNING, Progress.PAUSED):
         return ()
+    events, planned = room.store.events(request_id=request.id), room.store.planned(request_id=request.id)
     lowest: dict[str, int] = {}
-    for vm in remaining(rollout, vms, events, planned):
+    for vm in remaining(rollout, room.control.rollouts.vms_of(rollout), events, planned):
         lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
     return tuple(sorted(set(lowest.values())))

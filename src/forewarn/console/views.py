@@ -7,7 +7,7 @@ import msgspec
 from forewarn.core.fleet import AutoApproval
 from forewarn.core.history import Entry
 from forewarn.core.proposal import Problem
-from forewarn.core.rollout import Tally
+from forewarn.core.request import Tally
 
 
 class _View(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +211,7 @@ class RolloutView(_View, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     scope: str
     progress: str
+    why: str  # it ended so
     closed: bool
     who: str
     at: float

@@ -119,7 +119,8 @@ class Requests:
             if state not in allowed:
                 raise Refused(f"rollout {request.id} is {_why_not(state, progress)}")
             what, word = _STEERED[progress]
-            steered = replace(request, rollout=replace(request.rollout, progress=progress))
+            why = f"{who} ended it" if progress is Progress.ABORTED else ""
+            steered = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
             text = f"rollout {request.id} {word} by {who}"
             entry = Entry(at=self._now(), what=what, who=who, text=text, request_id=request.id)
             try:

@@ -14,8 +14,8 @@ from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.policy import Around
-from forewarn.core.request import Planned, Progress, Request, Rollout
-from forewarn.core.rollout import next_wave, progress_of, remaining
+from forewarn.core.request import Planned, Progress, Request, Rollout, Tally
+from forewarn.core.rollout import next_wave, progress_of, remaining, tally, why_ended
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store.seam import Committed
@@ -63,7 +63,8 @@ class Rollouts:
         progress = progress_of(rollout, events, left)
 
         if progress is not rollout.progress:
-            await self._mark(request, replace(rollout, progress=progress), _ended(request, progress, self._now()))
+            ended = replace(rollout, progress=progress, why=why_ended(rollout, events, progress))
+            await self._mark(request, ended, _ended(request, ended, _failed(events), self._now()))
             return True
         if progress in _ENDED:
             return await self._wind_down(request, rollout, events, planned)
@@ -92,8 +93,16 @@ class Rollouts:
             if event.status is Status.SCHEDULED:
                 await self._desk.decide(event.scope_id, _withdrawing(event.id, rollout.progress))
         if not any(event.status is Status.STARTED for event in events):
-            await self._mark(request, replace(rollout, closed=True), None)
+            await self._mark(request, replace(rollout, closed=True, tally=self.tally_of(request, rollout)), None)
         return True
+
+    def tally_of(self, request: Request, rollout: Rollout) -> Tally:
+        """How far it is; of one that is closed, as it was then."""
+        if rollout.tally is not None:
+            return rollout.tally
+        # One that is completed has reached everybody it was about; who came to its hosts or scope since is not.
+        vms = [] if rollout.progress is Progress.COMPLETED else self.vms_of(rollout)
+        return tally(vms, self._store.events(request_id=request.id))
 
     async def _mark(self, request: Request, rollout: Rollout, entry: Entry | None) -> None:
         entries = (entry,) if entry is not None else ()
@@ -114,9 +123,15 @@ def _withdrawing(event_id: str, progress: Progress) -> Callable[[Scope, Around],
     return decision
 
 
-def _ended(request: Request, progress: Progress, now: float) -> Entry:
-    if progress is Progress.STOPPED:
-        text = f"rollout {request.id} stopped by itself: too many VMs failed; what has not started is withdrawn"
+def _failed(events: list[Event]) -> str:
+    """`completed` or `completed with 3 failed VMs`."""
+    failed = sum(len(event.failures) for event in events)
+    return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
+
+
+def _ended(request: Request, rollout: Rollout, failed: str, now: float) -> Entry:
+    if rollout.progress is Progress.STOPPED:
+        text = f"rollout {request.id} stopped by itself: {rollout.why}; what has not started is withdrawn"
         return Entry(at=now, what=What.STOPPED, who=PLATFORM, text=text, request_id=request.id)
-    text = f"rollout {request.id} completed"
+    text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
     return Entry(at=now, what=What.COMPLETED, who=PLATFORM, text=text, request_id=request.id)

@@ -1,7 +1,7 @@
 """What somebody asked for: durable before it is answered, carried out scope by scope, idempotent by its id.
 
-How far a request has come is computed from its events, never stored; a rollout has a state of its own, because people
-pause, resume and abort it, and so has a replay, which has no events.
+How far a request has come is computed from its events; of a rollout that is closed it is kept. A rollout has a state
+of its own, because people pause, resume and abort it, and so has a replay, which has no events.
 """
 
 from __future__ import annotations
@@ -54,15 +54,29 @@ class Progress(StrEnum):
     COMPLETED = "completed"
 
 
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rollout has come, counted in VMs, each once; computed from its events while it is open."""
+
+    total: int
+    done: int
+    failed: int
+    withdrawn: int
+    started: int
+    scheduled: int
+    waiting: int
+
+
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Platform maintenance over many VMs, update domain by update domain."""
 
     impact: Impact
     hosts: tuple[str, ...] = ()  # either these
     scope_id: str = ""  # or the VMs of this scope
-    max_failures: int = 1
+    max_failures: int = 1  # stops at so many; 0: never
     progress: Progress = Progress.RUNNING
+    why: str = ""  # why it ended as it did, for people
     closed: bool = False  # nothing of it is left to publish, withdraw or wait for
+    tally: Tally | None = None  # as it was when it closed: its events are pruned, its hosts get other VMs
 
     @property
     def cause(self) -> Cause:

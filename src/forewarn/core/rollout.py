@@ -16,8 +16,9 @@ from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.core.gate import Gate
 from forewarn.core.impact import can_hit
-from forewarn.core.request import Planned, Progress, Request, Rollout
+from forewarn.core.request import Planned, Progress, Request, Rollout, Tally
 
+_TOLD = 3  # failed VMs that are named; the others are counted
 Busy = dict[str, int]  # scope → the update domain that this rollout has under way there
 
 
@@ -27,19 +28,6 @@ class Wave:
 
     planned: tuple[Planned, ...] = ()
     gates: tuple[Gate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """How far a rollout has come, counted in VMs; computed, never stored."""
-
-    total: int
-    done: int
-    failed: int
-    withdrawn: int
-    started: int
-    scheduled: int
-    waiting: int
 
 
 def next_wave(
@@ -141,19 +129,32 @@ def progress_of(rollout: Rollout, events: Sequence[Event], left: int) -> Progres
     return rollout.progress
 
 
-def tally(vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[Planned]) -> Tally:
+def why_ended(rollout: Rollout, events: Sequence[Event], progress: Progress) -> str:
+    """In words for people; nothing where all went well."""
+    failed = [act for event in events for act in event.failures]
+    if not failed or progress not in (Progress.STOPPED, Progress.COMPLETED):
+        return ""
+    notes = [f"{act.name}: {act.outcome.note or 'no reason given'}" for act in failed[:_TOLD] if act.outcome]
+    told = "; ".join([*notes, *([f"and {len(failed) - _TOLD} more"] if len(failed) > _TOLD else [])])
+    if progress is Progress.COMPLETED:
+        return told
+    count = f"{len(failed)} {'VM' if len(failed) == 1 else 'VMs'} failed"
+    return f"{count}, and it stops at {rollout.max_failures} ({told})"
+
+
+def tally(vms: Iterable[Vm], events: Sequence[Event]) -> Tally:
     """Counts by VM over everything the rollout has reached and has still to reach."""
     listed = {(e.scope_id, name) for e in events for name in e.vms}
     waiting = {(vm.scope_id, vm.name) for vm in vms} - listed
-    failed = sum(len(e.failures) for e in events)
     over = [e for e in events if e.status is Status.OVER]
+    started = [e for e in events if e.status is Status.STARTED]
     withdrawn = sum(len(e.vms) for e in over if not e.acts)
     return Tally(
         total=len(listed | waiting),
-        done=sum(len(e.vms) for e in over) - withdrawn,
-        failed=failed,
+        done=sum(len(e.vms) - len(e.failures) for e in over) - withdrawn,
+        failed=sum(len(e.failures) for e in events),
         withdrawn=withdrawn,
-        started=sum(len(e.vms) for e in events if e.status is Status.STARTED),
+        started=sum(len(e.vms) - len(e.failures) for e in started),
         scheduled=sum(len(e.vms) for e in events if e.status is Status.SCHEDULED),
         waiting=len(waiting),
     )
