@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from forewarn.metadata import Limits
+
 START = b'{"StartRequests":[]}'
 
 
@@ -25,7 +27,7 @@ def test_held_polls_are_answered_when_the_server_drains(play, request_bytes):
             assert await client.is_closed()
         assert world.server.connections == 0
 
-    play(story)
+    play(story, limits=Limits(connections=10_000))
 
 
 def test_what_is_in_work_is_finished_and_idle_connections_are_closed(play, request_bytes):
