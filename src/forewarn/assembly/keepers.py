@@ -28,7 +28,7 @@ from forewarn.metadata import Listener
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
-_HELLO_S = 10.0
+_HELLO_S = 60.0  # a keeper may be one of hundreds that start at once
 _BACKLOG = 512
 _LONGEST_PROGRAM = 200  # in the history
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.vm.message import SOCKET, Message, Vm, line
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0  # a whole fleet may say hello at once, on a machine with few cores
 _MOST_BYTES = 65536
 
 
