@@ -1,5 +1,6 @@
 """Bad input and refusals: exit 2, one sentence that says what to do, nothing on stdout, nothing changed."""
 
+import json
 import os
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_what_the_service_refuses_is_told_in_its_words(lab: Any, typed: str) -> 
     sentence = lab.refused(*typed.split())
     assert sentence
     assert "\n" not in sentence
-    assert lab.refused(*typed.split(), "--json") == sentence
+    assert json.loads(lab.refused(*typed.split(), "--json"))["error"]["message"] == sentence
     assert lab.api.get("history")["seq"] == before
 
 

@@ -36,6 +36,12 @@ def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
     assert text.splitlines()[-1].startswith("16m later: 2026-")
 
 
+def test_a_program_that_advances_the_clock_is_given_what_happened_meanwhile(lab: Any) -> None:
+    lab.good("restart", "web")
+    entries = lab.json("clock", "advance", "16m")["entries"]
+    assert [entry["what"] for entry in entries] == ["started", "performed", "finished"]
+
+
 def test_the_clock_says_how_it_runs(lab: Any) -> None:
     assert lab.good("clock", "show").endswith("lab time, standing still\n")
     assert lab.json("clock", "advance", "1h")["now"] == lab.json("clock", "show")["now"]

@@ -30,6 +30,35 @@ def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
 
 
 @pytest.mark.parametrize(
+    ("code", "status", "expected"),
+    [("Rejected", 400, 2), ("NotFound", 404, 2), ("Refused", 409, 2), ("Conflict", 409, 2), ("Unavailable", 503, 3),
+     ("Internal", 500, 1)],
+)  # fmt: skip
+def test_a_program_is_told_of_an_error_in_one_document(command: Any, code: str, status: int, expected: int) -> None:
+    with Scripted(error(code, status), path=command.data / SOCKET):
+        told = command.refused("events", "--json", code=expected)
+    assert json.loads(told) == {"error": {"code": code, "message": f"a sentence about {code}"}}
+
+
+def test_what_is_typed_wrong_is_told_to_programs_as_well(command: Any) -> None:
+    for words in (["restart", "--bogus", "--json"], ["--json", "nosuch"], ["events", "--json", "--limit", "x"]):
+        error = json.loads(command.refused(*words))["error"]
+        assert error["code"] == "Rejected"
+        assert "--help`" in error["message"]
+    assert json.loads(command.refused("events", "--json", code=3))["error"]["code"] == "Unavailable"
+
+
+def test_a_program_is_told_each_problem_of_a_file_with_its_line(lab: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[[vms]]\nnme = "a"\n')
+    for data in (str(lab.data), "/nowhere"):
+        error = json.loads(lab.refused("fleet", "check", str(bad), "--json", "--data", data))["error"]
+        assert error["code"] == "Rejected"
+        assert 2 in [problem["line"] for problem in error["problems"]]
+        assert set(error["problems"][0]) == {"line", "what", "remedy"}
+
+
+@pytest.mark.parametrize(
     ("reply", "code", "sentence"),
     [
         (Reply(resets=True), 3, "broke off its answer: try again"),

@@ -6,7 +6,7 @@ import click
 
 from forewarn.cli.connection import View
 from forewarn.cli.duration import duration, span
-from forewarn.cli.following import news, tell_entries
+from forewarn.cli.following import all_since, tell_entries
 from forewarn.cli.instant import local
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.screen import faint, strong
@@ -33,10 +33,11 @@ def advance(call: Invocation, by: float) -> None:
     """Move a lab's clock ahead, through everything that falls due."""
     seq = call.api.get("history", query={"limit": 1})["seq"]
     view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_LONG_S)
+    entries = all_since(call, seq)
     if call.screen.as_json:
-        call.screen.document(view)
+        call.screen.document({**view, "entries": entries})
         return
-    tell_entries(call, news(call, seq, wait_s=0)["entries"], view["now"])
+    tell_entries(call, entries, view["now"])
     call.screen.say(faint(f"{span(by)} later: "), _sentence(view))
 
 

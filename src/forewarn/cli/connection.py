@@ -30,8 +30,9 @@ class Broken(ForewarnError):
 class Faulty(Rejected):
     """A file with problems, each with its line."""
 
-    def __init__(self, message: str, problems: list[View]) -> None:
+    def __init__(self, message: str, problems: list[View], code: str = "Rejected") -> None:
         super().__init__(message)
+        self.code = code
         self.problems = problems
         self.source = "the file"
 
@@ -50,6 +51,13 @@ _ERRORS: dict[str, type[ForewarnError]] = {
     "Conflict": Conflict,
     "Unavailable": Unavailable,
 }
+
+
+def code_of(error: ForewarnError) -> str:
+    """What the service calls this error, whoever met it."""
+    if isinstance(error, Faulty):
+        return error.code
+    return next((code for code, sort in reversed(_ERRORS.items()) if isinstance(error, sort)), "Internal")
 
 
 class Api:
@@ -150,5 +158,5 @@ def _error(status: int, view: View) -> ForewarnError:
     error: View = told if isinstance(told, dict) else {}
     message = str(error.get("message") or f"the service answered status {status} without a reason: see its log")
     if error.get("problems"):
-        return Faulty(message, error["problems"])
+        return Faulty(message, error["problems"], str(error.get("code")))
     return _ERRORS.get(str(error.get("code")), Broken)(message)

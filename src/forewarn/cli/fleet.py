@@ -121,9 +121,13 @@ def check(call: Invocation, file: IO[bytes]) -> None:
 def _check_alone(call: Invocation, proposal: dict[str, object]) -> None:
     """A file can be checked before there is a service; what it would change is known only with one."""
     with server_extra("fleet check"):
-        from forewarn.core.proposal import read_fleet
+        from forewarn.core.proposal import BadFleet, read_fleet
     source = str(proposal["source"])
-    found = read_fleet(str(proposal["text"]), source=source)
+    try:
+        found = read_fleet(str(proposal["text"]), source=source)
+    except BadFleet as error:
+        problems = [{"line": p.line, "what": p.what, "remedy": p.remedy} for p in error.problems]
+        raise faulty(f"{source} has {counted(len(problems), 'problem')}", problems, source) from error
     if call.screen.as_json:
         call.screen.document({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
@@ -191,6 +195,12 @@ def _propose(call: Invocation, proposal: dict[str, object], verb: str) -> View:
     except Faulty as error:
         error.source = str(proposal["source"])
         raise
+
+
+def faulty(message: str, problems: list[View], source: str) -> Faulty:
+    error = Faulty(message, problems)
+    error.source = source
+    return error
 
 
 def _show_difference(call: Invocation, answer: View, source: str) -> None:

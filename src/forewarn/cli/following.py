@@ -80,6 +80,15 @@ def tell_entries(call: Invocation, entries: list[View], now: float) -> None:
         call.screen.hang(label, sentence)
 
 
+def all_since(call: Invocation, after: int) -> list[View]:
+    """Every entry after this one, however many there are."""
+    entries: list[View] = []
+    while page := news(call, after, wait_s=0)["entries"]:
+        entries += page
+        after = page[-1]["seq"]
+    return entries
+
+
 def news(call: Invocation, after: int, *, wait_s: int, about: About = MappingProxyType({})) -> View:
     """Entries after this one, held by the service for a while if there are none."""
     patience_s = wait_s + 30.0

@@ -13,12 +13,14 @@ import difflib
 import errno
 import importlib
 import sys
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import click
 
 from forewarn import __version__
-from forewarn.cli.connection import Broken, Faulty
+from forewarn.cli.connection import Broken, Faulty, code_of
 from forewarn.cli.invocation import Invocation, data_option, json_option
 from forewarn.cli.screen import Screen
 from forewarn.errors import ForewarnError, Unavailable
@@ -80,6 +82,9 @@ class Program(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         kwargs["standalone_mode"] = False
+        call = kwargs["obj"] = Invocation()
+        # What is typed wrong is found before the options are taken.
+        call.as_json = "--json" in _options(kwargs.get("args"))
         try:
             code = super().main(*args, **kwargs)
         except click.exceptions.Exit as exit_:
@@ -87,23 +92,28 @@ class Program(click.Group):
         except click.Abort:
             code = 130
         except click.ClickException as error:
-            code = _tell_usage(error)
+            code = _tell_usage(error, call.screen)
         except ForewarnError as error:
-            code = _tell(error)
+            code = _tell(error, call.screen)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            Screen().complain("the answer could not be written, there is no space left: make room and ask again")
+            call.screen.complain("the answer could not be written, there is no space left: make room and ask again")
             code = 1
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell_usage(error: click.ClickException) -> int:
+def _options(args: Sequence[str] | None) -> Iterator[str]:
+    """What was typed up to a `--`: what follows is for somebody else."""
+    return takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)
+
+
+def _tell_usage(error: click.ClickException, screen: Screen) -> int:
     message = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message += _alike(message, error.ctx)
         message += f"{' See' if message.endswith('?') else '; see'} `{error.ctx.command_path} --help`"
-    Screen().complain(message)
+    screen.complain(message, code="Rejected")
     return 2
 
 
@@ -116,10 +126,12 @@ def _alike(message: str, ctx: click.Context) -> str:
     return f". Did you mean {close[0]!r}?" if close and not message.endswith("?") else ""
 
 
-def _tell(error: ForewarnError) -> int:
-    screen = Screen()
-    for line in error.lines() if isinstance(error, Faulty) else [error]:
-        screen.complain(line)
+def _tell(error: ForewarnError, screen: Screen) -> int:
+    if screen.as_json:
+        screen.complain(error, code=code_of(error), problems=error.problems if isinstance(error, Faulty) else ())
+    else:
+        for line in error.lines() if isinstance(error, Faulty) else [error]:
+            screen.complain(line)
     if isinstance(error, Unavailable):
         return 3
     return 1 if isinstance(error, Broken) else 2

@@ -122,7 +122,7 @@ def _followed(call: Invocation, look: Callable[[], Look], about: About, again: s
     try:
         return follow(call, look, about=about)
     except KeyboardInterrupt:
-        call.screen.complain(f"what was asked for goes on: `{again}` shows how far it is")
+        call.screen.note(f"what was asked for goes on: `{again}` shows how far it is")
         raise
 
 

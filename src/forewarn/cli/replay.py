@@ -118,7 +118,7 @@ def _wait(call: Invocation, replay_id: str) -> int:
     try:
         view = follow(call, look, about={"request": replay_id})
     except KeyboardInterrupt:
-        call.screen.complain(f"the replay goes on: `forewarn replays --stop {replay_id}` ends it")
+        call.screen.note(f"the replay goes on: `forewarn replays --stop {replay_id}` ends it")
         raise
     _show(call, view)
     return 0 if view["ended"] == "finished" else 1

@@ -134,7 +134,7 @@ def _wait(call: Invocation, rollout_id: str) -> int:
     try:
         view = follow(call, look, about={"request": rollout_id}, quiet=True)
     except KeyboardInterrupt:
-        call.screen.complain(f"the rollout goes on: `forewarn rollout show {rollout_id}` shows how far it is")
+        call.screen.note(f"the rollout goes on: `forewarn rollout show {rollout_id}` shows how far it is")
         raise
     return _conclude(call, view)
 

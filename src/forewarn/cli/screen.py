@@ -80,7 +80,16 @@ class Screen:
     def say(self, *parts: object) -> None:
         self.out.print(joined(*parts), soft_wrap=not self.is_terminal)
 
-    def complain(self, message: object) -> None:
+    def complain(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
+        """What went wrong: a sentence for people, one document for programs."""
+        if self.as_json:
+            error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
+            click.echo(json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")), err=True)
+        else:
+            self.note(message)
+
+    def note(self, message: object) -> None:
+        """Beside what is asked for, for people only."""
         self.err.print(Text(clean(message), style="red"), soft_wrap=True)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:

@@ -112,4 +112,4 @@ def _run(
         is_detached=detached,
         grace_s=grace,
     )
-    return run_wish(wish, call.screen.complain)
+    return run_wish(wish, call.screen.note)
