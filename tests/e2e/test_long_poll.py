@@ -90,6 +90,7 @@ def test_who_waits_is_answered_when_the_service_is_told_to_stop(service: Service
     answer = waiting.end()
     assert answer is not None
     assert answer.status == 304
+    eventually(lambda: not service.is_running)
     assert service.stop() == 0
 
 

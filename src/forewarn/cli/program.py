@@ -22,7 +22,7 @@ import click
 from forewarn import __version__
 from forewarn.cli.connection import Broken, Faulty, code_of
 from forewarn.cli.invocation import Invocation, data_option, json_option
-from forewarn.cli.screen import Screen
+from forewarn.cli.screen import Screen, let_go_of_output
 from forewarn.errors import ForewarnError, Unavailable
 
 _SECTIONS = {
@@ -47,8 +47,8 @@ _SECTIONS = {
     },
     "What happens": {
         "events": "event",
-        "approve": "event",
-        "withdraw": "event",
+        "approve": "decision",
+        "withdraw": "decision",
         "history": "history",
         "explain": "explain",
     },
@@ -87,6 +87,7 @@ class Program(click.Group):
         call.as_json = "--json" in _options(kwargs.get("args"))
         try:
             code = super().main(*args, **kwargs)
+            sys.stdout.flush()
         except click.exceptions.Exit as exit_:
             code = exit_.exit_code
         except click.Abort:
@@ -100,6 +101,7 @@ class Program(click.Group):
                 raise
             call.screen.complain("the answer could not be written, there is no space left: make room and ask again")
             code = 1
+        let_go_of_output()
         sys.exit(code if isinstance(code, int) else 0)
 
 

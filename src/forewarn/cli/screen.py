@@ -6,7 +6,9 @@ Text from elsewhere never reaches a terminal with its control characters.
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -171,3 +173,14 @@ def aligned(rows: Sequence[Sequence[Text]]) -> list[str]:
         "  ".join(cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def let_go_of_output() -> None:
+    """What could not be written, on a full disk say, is not tried once more when the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

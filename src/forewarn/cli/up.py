@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import click
 from forewarn.cli.connection import View
 from forewarn.cli.extra import server_extra
 from forewarn.cli.invocation import Function, Invocation, served
-from forewarn.cli.screen import Screen, faint, strong
+from forewarn.cli.screen import Screen, faint, let_go_of_output, strong
 from forewarn.cli.wording import counted
 
 _ENABLEMENT = click.Choice(["on-request", "always"])
@@ -71,18 +69,7 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
     try:
         run(settings, announce)
     finally:
-        _let_go_of_output()
-
-
-def _let_go_of_output() -> None:
-    """What could not be written, on a full disk say, is no reason to end otherwise than well."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+        let_go_of_output()
 
 
 def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -> None:
