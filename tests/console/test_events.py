@@ -25,6 +25,18 @@ def test_events_can_be_narrowed_to_a_vm_or_a_scope(api: Any) -> None:
     assert len(api.get("/events?scope=web&vm=web-0")["events"]) == 1
 
 
+def test_events_can_be_narrowed_to_a_host_or_a_rollout(api: Any) -> None:
+    api.restart_of("db", "web-1")
+    rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h3"]})["id"]
+    assert [event["vms"] for event in api.get("/events?host=H1")["events"]] == [["db"]]
+    assert [event["vms"] for event in api.get("/events?host=h3")["events"]] == [["web-2"]]
+    assert [event["vms"] for event in api.get(f"/events?rollout={rollout}")["events"]] == [["web-2"]]
+    assert api.get(f"/events?rollout={rollout}&vm=db")["events"] == []
+    assert len(api.get("/events?vm=db&host=h1")["events"]) == 1
+    assert api.refused("GET", "/events?host=h9")[0] == 404
+    assert api.refused("GET", "/events?rollout=nothing")[0] == 404
+
+
 def test_the_events_of_a_removed_vm_are_still_found(api: Any) -> None:
     (event,) = api.restart_of("db")
     api.delete("/fleet/vms/db")

@@ -1,4 +1,4 @@
-"""Events: what is pending, approving it for a VM's sake, taking it back."""
+"""Events: what is pending, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from forewarn.cli.connection import Query, View
 from forewarn.cli.following import PIPE_TICK_S, TERMINAL_TICK_S, bottom, news
 from forewarn.cli.instant import clock_time
 from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.receipt import show_events
 from forewarn.cli.screen import Cell, joined, table_of
-from forewarn.cli.suggestion import event_ids, scope_ids, vm_names
+from forewarn.cli.suggestion import host_names, rollout_ids, scope_ids, vm_names
 from forewarn.cli.wording import event_headers, event_row, names, status, waits, what
 
 _NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
@@ -23,11 +22,13 @@ _NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn roll
 @click.option("--all", "over_too", is_flag=True, help="Those that are over too.")
 @click.option("--vm", metavar="VM", shell_complete=vm_names, help="Only those that this VM is told of.")
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only those of this scope.")
+@click.option("--host", metavar="HOST", shell_complete=host_names, help="Only those that hit this host, or VMs on it.")
+@click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Only those of this rollout.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
 @served
-def events(call: Invocation, watch: bool, over_too: bool, vm: str | None, scope: str | None, limit: int | None) -> None:
+def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
     """Show pending events."""
-    query = {"all": over_too or None, "vm": vm, "scope": scope, "limit": limit}
+    query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
     if watch:
         _watch(call, query, page)
@@ -36,7 +37,13 @@ def events(call: Invocation, watch: bool, over_too: bool, vm: str | None, scope:
     elif page["events"]:
         call.screen.table(event_headers(page["events"]), _rows(call, page["events"]))
     else:
-        call.screen.say(f"No event of {vm or scope} is {'known' if over_too else 'pending'}." if vm or scope else _NONE)
+        call.screen.say(_none_of([name for name in selection.values() if name], over_too=over_too))
+
+
+def _none_of(selected: list[str], *, over_too: bool) -> str:
+    if not selected:
+        return _NONE
+    return f"No event of {' and '.join(selected)} is {'known' if over_too else 'pending'}."
 
 
 def _rows(call: Invocation, listed: list[View]) -> list[list[Cell]]:
@@ -98,36 +105,3 @@ def _line(event: View, now: float) -> Text:
 
 def _tail(text: str) -> str:
     return f": {text}" if text else ""
-
-
-@click.command()
-@click.argument("event", metavar="EVENT", shell_complete=event_ids)
-@served
-def approve(call: Invocation, event: str) -> None:
-    """Approve an event, so that it may start before its time.
-
-    EVENT is an event's id, or the first four or more characters of it.
-    """
-    view = call.api.post("events", event, "approve")
-    _show(call, view, "Approved.")
-
-
-@click.command()
-@click.argument("event", metavar="EVENT", shell_complete=event_ids)
-@click.option("--reason", metavar="TEXT", help="Why, for the history.")
-@served
-def withdraw(call: Invocation, event: str, reason: str | None) -> None:
-    """Take an event back before it has started.
-
-    EVENT is an event's id, or the first four or more characters of it.
-    """
-    view = call.api.post("events", event, "withdraw", body={"reason": reason} if reason else {})
-    _show(call, view, "Withdrawn.")
-
-
-def _show(call: Invocation, event: View, done: str) -> None:
-    if call.screen.as_json:
-        call.screen.document(event)
-        return
-    call.screen.say(done)
-    show_events(call, [event])

@@ -153,9 +153,13 @@ class FleetQuery(_Strict, frozen=True, kw_only=True):
 
 
 class EventsQuery(_Strict, frozen=True, kw_only=True):
+    """Those that every given member fits."""
+
     all: bool = False
     vm: str = ""
     scope: str = ""
+    host: str = ""  # the work is on it, or a VM that it hits is
+    rollout: str = ""
     limit: Limit = 1000
 
 

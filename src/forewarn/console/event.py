@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.room import Room
@@ -12,19 +14,35 @@ from forewarn.core.event import Event, Status
 
 async def show_all(room: Room, call: Call) -> EventsView:
     query = call.read_query(body.EventsQuery)
+    seq = room.store.last_seq()
+    return EventsView(events=Showing(room).events(_listed(room, query)), seq=seq)
+
+
+def _listed(room: Room, query: body.EventsQuery) -> list[Event]:
     statuses = tuple(Status) if query.all else (Status.SCHEDULED, Status.STARTED)
     vm = room.directory.find_any(query.vm) if query.vm else None
     scope_id = room.scope(query.scope).id if query.scope else None
+    request_id = room.rollout(query.rollout).id if query.rollout else None
+    host = room.control.requests.host(query.host).name if query.host else None
 
-    seq = room.store.last_seq()
-    if vm is None:
-        events = room.store.events(scope_id=scope_id, statuses=statuses, limit=query.limit)
-    elif scope_id not in (None, vm.scope_id):
-        events = []
-    else:
-        of_scope = room.store.events(scope_id=vm.scope_id, statuses=statuses)
-        events = [event for event in of_scope if lists(event, vm.name)][-query.limit :]
-    return EventsView(events=Showing(room).events(events), seq=seq)
+    if vm is not None and scope_id not in (None, vm.scope_id):
+        return []
+    within = vm.scope_id if vm is not None else scope_id
+    picky = vm is not None or host is not None
+    events = room.store.events(
+        scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else query.limit
+    )
+    if vm is not None:
+        events = [event for event in events if lists(event, vm.name)]
+    if host is not None:
+        events = events_on(room, host, events)
+    return events[-query.limit :]
+
+
+def events_on(room: Room, host: str, events: Iterable[Event]) -> list[Event]:
+    """Those whose work is on this host, and those that hit a VM that is on it now."""
+    there = {(vm.scope_id, vm.name.casefold()) for vm in room.store.vms(host=host)}
+    return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in there for name in e.vms)]
 
 
 def lists(event: Event, name: str) -> bool:
