@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
+REAL    = .venv-real
 PYTEST  = $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
 
 .PHONY: run test test-namespaces lint docs clean help
@@ -22,9 +23,8 @@ run: $(STAMP) ## start the service with a sample fleet
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
 	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces'
 
-test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: iproute2 and nftables are installed)
-	@if [ "$$(id -u)" = 0 ] && ! { command -v ip && command -v nft; } >/dev/null; then \
-		apt-get update -qq && apt-get install -y -qq --no-install-recommends iproute2 nftables; fi
+test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
+	@tests/vm/programs.sh $(REAL) $(PYTHON)
 	$(PYTEST) -m namespaces
 
 lint: $(STAMP) ## ruff, mypy --strict and the import contracts
@@ -37,4 +37,4 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.core.diagram import lifecycle_markdown as page; print(page(), end="")' > docs/lifecycle.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(REAL) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
