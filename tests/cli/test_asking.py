@@ -11,12 +11,32 @@ def test_a_restart_tells_what_will_happen_who_is_told_and_how_to_go_on(lab: Any)
     text = lab.good("restart", "db-0")
     (event,) = lab.json("events")["events"]
     assert "Restart of db-0 is scheduled." in text
-    assert f"event       {event['id']}  Reboot  scheduled" in text
+    assert f"event         {event['id']}  Reboot  scheduled" in text
     assert "(in 15m)" in text
-    assert "told        db-0, db-1 (availability set db)" in text
-    assert "waits for   an approval, or the end of its notice (in 15m)" in text
+    assert "will be told  db-0, db-1 (availability set db)" in text
+    assert "waits for     an approval, or the end of its notice (in 15m)" in text
     assert f"forewarn explain {event['id']}" in text
     assert f"forewarn approve {event['id']}" in text
+
+
+def test_an_event_that_nobody_was_ever_given_was_told_to_nobody(lab: Any) -> None:
+    event_id = lab.json("restart", "db-0")["events"][0]["id"]
+    assert "  told   nobody\n" in lab.good("withdraw", event_id)
+
+
+def test_what_takes_the_place_of_another_says_so(lab: Any) -> None:
+    """Spec §8.4: a redeploy replaces a pending restart."""
+    restart = lab.json("restart", "web")["events"][0]["id"]
+    assert f"replaces      the pending restart, event {restart}" in lab.good("redeploy", "web")
+    (redeploy,) = lab.json("events")["events"]
+    answer = lab.json("delete", "web")
+    assert answer["replaced"] == [redeploy["id"]]
+    assert lab.json("restart", "db-0")["replaced"] == []
+
+
+def test_an_eviction_is_called_so(lab: Any) -> None:
+    assert "Eviction of spot is scheduled." in lab.good("evict", "spot")
+    assert "asked for eviction of spot" in lab.good("history")
 
 
 def test_what_is_carried_out_at_once_says_why(lab: Any) -> None:

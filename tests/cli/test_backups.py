@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forewarn.cli.connection import Api
 
 
@@ -77,6 +79,20 @@ def test_what_is_no_backup_is_not_restored(command: Any, tmp_path: Path) -> None
     (tmp_path / "junk").write_text("junk")
     assert "junk" in command.refused("restore", str(tmp_path / "junk"))
     assert "does not exist" in command.refused("restore", str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_service_in_a_terminal_says_what_is_kept_when_it_is_stopped(command: Any, number: signal.Signals) -> None:
+    words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
+    env = {**os.environ, "FOREWARN_DATA": str(command.data), "FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "Ctrl-C stops it" not in process.stdout.readline():
+            assert process.poll() is None
+        command.good("restart", "web-0")
+        process.send_signal(number)
+        assert process.stdout.read().endswith("stopped; everything is kept, 1 event pending\n")
+        assert process.wait(30) == 0
 
 
 def test_a_bad_setting_is_told_before_anything_starts(command: Any) -> None:

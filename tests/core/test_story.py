@@ -107,6 +107,18 @@ Reboot of web-0: user restart
     )
 
 
+def test_what_took_the_place_of_another_says_of_which() -> None:
+    """Spec §8.4."""
+    story = story_of_event(an_event(cause=Cause.USER_REDEPLOY, replaces=("E0",)), a_record(NOON))
+    assert story.lines[0].text.startswith("ann asked for it: user redeploy, in place of event E0; scheduled")
+
+
+def test_an_eviction_is_called_so() -> None:
+    event = an_event(cause=Cause.EVICTION, status=Status.STARTED, started_at=NOON + 30)
+    story = story_of_event(replace(event, acts=(an_act(event, ok=None),)), a_record(NOON + 31))
+    assert "It started 1 s ago; the eviction of web-0 is under way." in story.now
+
+
 def test_a_vm_is_told_why_it_rebooted_the_newest_event_first() -> None:
     restart = an_event(
         status=Status.OVER,

@@ -76,9 +76,13 @@ class Service:
                 "vms": len(store.vms()),
                 "scopes": len(store.scope_ids()),
                 "hosts": len(store.hosts()),
-                "events": len(store.events(statuses=[Status.SCHEDULED, Status.STARTED])),
+                "events": self.pending(),
             },
         }
+
+    def pending(self) -> int:
+        """How many events are not over."""
+        return len(self.control.store.events(statuses=[Status.SCHEDULED, Status.STARTED]))
 
     def seats(self, most: int) -> list[tuple[str, str]]:
         """The first VMs of a lab, each with the base URL under which it is served."""
@@ -128,21 +132,22 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await _say(control, "service stopped")
 
 
-def run(settings: Settings, announce: Callable[[Service], None]) -> None:
-    """Serve until a signal says to stop; `announce` is called once everything answers."""
+def run(settings: Settings, announce: Callable[[Service], None]) -> int:
+    """Serve until a signal says to stop; `announce` is called once everything answers. How many events are pending."""
     os.umask(0o077)  # what we write is nobody else's to read
     _allow_many_connections()
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-        runner.run(_serve(settings, announce))
+        return runner.run(_serve(settings, announce))
 
 
-async def _serve(settings: Settings, announce: Callable[[Service], None]) -> None:
+async def _serve(settings: Settings, announce: Callable[[Service], None]) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as service:
         announce(service)
         await stop.wait()
+        return service.pending()
 
 
 def new_guid() -> str:

@@ -18,6 +18,7 @@ from forewarn.cli.wording import (
     ending_sentence,
     event_row,
     names,
+    noun,
     status,
     waits,
     what,
@@ -33,7 +34,7 @@ def show_receipt(call: Invocation, answer: View) -> None:
         call.screen.document(answer)
         return
     request, events = answer["request"], answer["events"]
-    title = f"{request['ask'].capitalize()} of {names(request['targets'])}"
+    title = f"{noun(request['ask']).capitalize()} of {names(request['targets'])}"
     if not events:
         call.screen.say(strong(f"{title} is accepted"), f": its events follow, as request {request['id']}.")
         call.screen.hints([("forewarn events", "see them")])
@@ -77,15 +78,29 @@ def _facts(call: Invocation, event: View, now: float) -> Iterator[tuple[str, Cel
     yield "VMs", names(event["vms"])
     if event["status"] == "scheduled":
         yield "not before", when(event["not_before"], now)
-    yield "told", _told(call, event)
+    for event_id in event["replaces"]:
+        yield "replaces", _replaced(call, event_id)
+    yield ("will be told" if _is_news(event) else "told"), _told(call, event)
     if event["note"]:
         yield "note", event["note"]
     if waiting := waits(event, now):
         yield _LABELS[event["status"]], waiting
 
 
+def _replaced(call: Invocation, event_id: str) -> str:
+    old = call.api.get("events", event_id)
+    return f"the pending {old['cause'].removeprefix('user ')}, event {call.screen.short(event_id)}"
+
+
+def _is_news(event: View) -> bool:
+    """Nobody has been given it yet."""
+    return event["given_at"] is None and event["status"] != "over"
+
+
 def _told(call: Invocation, event: View) -> str:
     """Every VM of the scope sees the event (spec §7.2)."""
+    if event["given_at"] is None and event["status"] == "over":
+        return "nobody"
     scopes = call.api.get("fleet", query={"scope": event["scope"]})["scopes"]
     scope = next((scope for scope in scopes if scope["id"] == event["scope"]), None)
     if scope is None:

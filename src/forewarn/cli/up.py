@@ -67,7 +67,9 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
         announce_service(call.screen, service.info(), service.seats(_MOST_VMS))
 
     try:
-        run(settings, announce)
+        pending = run(settings, announce)
+        if call.screen.is_terminal:
+            call.screen.say(f"stopped; everything is kept, {counted(pending, 'event')} pending")
     finally:
         let_go_of_output()
 

@@ -27,6 +27,11 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
+def noun(verb: str) -> str:
+    """`eviction of web`, as people say it."""
+    return "eviction" if verb == "evict" else verb
+
+
 def what(event: View) -> str:
     """The kind that documents show; what is done, where none shows it."""
     return str(event["kind"] or event["verb"])
@@ -53,7 +58,7 @@ def waits(event: View, now: float) -> str:
 
 def _started(event: View) -> str:
     owed = [act["vm"] for act in event["acts"] if act["ok"] is None]
-    return f"{event['verb']} of {names(owed)}" if owed and event["status"] == "started" else ""
+    return f"{noun(event['verb'])} of {names(owed)}" if owed and event["status"] == "started" else ""
 
 
 EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")

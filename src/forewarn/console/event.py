@@ -51,12 +51,14 @@ def lists(event: Event, name: str) -> bool:
 
 
 async def show(room: Room, call: Call) -> EventView:
+    await room.house.observe()
     return Showing(room).event(room.event(call.names["id"]))
 
 
 async def approve(room: Room, call: Call) -> EventView:
     call.read_body(body.Nothing)
     event = room.event(call.names["id"])
+    await room.house.observe()
     await room.control.requests.approve(event.id, who=room.who)
     await room.catch_up()
     return Showing(room).event(room.event(event.id))
@@ -65,6 +67,7 @@ async def approve(room: Room, call: Call) -> EventView:
 async def withdraw(room: Room, call: Call) -> EventView:
     asked = call.read_body(body.Withdrawing)
     event = room.event(call.names["id"])
+    await room.house.observe()
     await room.control.requests.withdraw(event.id, who=room.who, reason=asked.reason)
     await room.catch_up()
     return Showing(room).event(room.event(event.id))

@@ -56,8 +56,12 @@ async def repair(room: Room, call: Call) -> HostView:
 
 async def _receipt(room: Room, request: Request) -> ReceiptView:
     await room.catch_up()
-    events = Showing(room).events(room.store.events(request_id=request.id))
-    return ReceiptView(request=request_view(request), events=events)
+    events = room.store.events(request_id=request.id)
+    return ReceiptView(request=request_view(request), events=Showing(room).events(events), replaced=_replaced(events))
+
+
+def _replaced(events: list[Event]) -> tuple[str, ...]:
+    return tuple(event_id for event in events for event_id in event.replaces)
 
 
 async def show_request(room: Room, call: Call) -> RequestStanding:
@@ -70,6 +74,7 @@ async def show_request(room: Room, call: Call) -> RequestStanding:
         request=request_view(request),
         state=state_of(events, to_come=bool(planned) or request.is_open, skipped=skipped),
         events=showing.events(events),
+        replaced=_replaced(events),
         waits_for=_waits(showing, events),
     )
 

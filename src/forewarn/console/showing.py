@@ -71,6 +71,8 @@ class Showing:
             duration_s=row.duration_s,
             waits_for=WaitView(reason=wait.reason, text=wait.text, until=wait.until) if wait else None,
             acts=tuple(_act(act) for act in event.acts),
+            given_at=min((sighting.at for sighting in self._store.sightings(event_id=event.id)), default=None),
+            replaces=event.replaces,
         )
 
     def wait(self, event: Event) -> Wait | None:

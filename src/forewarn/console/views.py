@@ -77,6 +77,8 @@ class EventView(_View, frozen=True, kw_only=True):
     duration_s: int
     waits_for: WaitView | None
     acts: tuple[ActView, ...]
+    given_at: float | None  # when the first VM was given it
+    replaces: tuple[str, ...]
 
 
 class VmView(_View, frozen=True, kw_only=True):
@@ -198,6 +200,7 @@ class EventsOnly(_View, frozen=True, kw_only=True):
 
 class ReceiptView(EventsOnly, frozen=True, kw_only=True):
     request: RequestView
+    replaced: tuple[str, ...]  # ids of the pending events whose place it took
 
 
 class RequestStanding(ReceiptView, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from forewarn.control.desk import Desk, by_scope
 from forewarn.core import lifecycle
 from forewarn.core.agenda import turn
-from forewarn.core.cause import CAUSES
+from forewarn.core.cause import CAUSES, noun
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Health, Host, Power, Vm, must_have_destination
@@ -244,7 +244,7 @@ class Requests:
         )
 
     def _requested(self, request: Request) -> Entry:
-        text = f"{request.who} asked for {request.ask} of {', '.join(request.targets[:5])}"
+        text = f"{request.who} asked for {noun(request.ask)} of {', '.join(request.targets[:5])}"
         if len(request.targets) > 5:
             text += f" and {len(request.targets) - 5} more"
         vm = request.targets[0] if request.ask in _FOR_VMS and len(request.targets) == 1 else ""

@@ -24,6 +24,11 @@ class Verb(StrEnum):
     REIMAGE = "reimage"
 
 
+def noun(verb: str) -> str:
+    """What is done, as people say it: `eviction of web`."""
+    return "eviction" if verb == Verb.EVICT else verb
+
+
 class Cause(StrEnum):
     HOST_UPDATE = "host update"
     LIVE_MIGRATION = "live migration"

@@ -72,6 +72,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     over_at: float | None = None
     ending: Ending | None = None
     reason: str = ""
+    replaces: tuple[str, ...] = ()  # ids of the pending ones whose place it took
     faults: tuple[str, ...] = ()  # ids of those that touched it
 
     @property

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from forewarn.core.cause import noun
 from forewarn.core.event import Act, Ending, Event, Outcome, Status
 from forewarn.core.history import Entry, What
 from forewarn.core.scope import Scope
@@ -70,7 +71,7 @@ def strike(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Sco
     if event.listed:
         entry = _entry(event, What.STARTED, now, f"{_title(event)} started without notice{_because(event)}")
     else:
-        entry = _entry(event, What.AT_ONCE, now, f"{event.row.verb} of {_names(event)} at once{_because(event)}")
+        entry = _entry(event, What.AT_ONCE, now, f"{noun(event.row.verb)} of {_names(event)} at once{_because(event)}")
     return _move(scope, NOTHING, begun, Happening.STRUCK, entry)
 
 
@@ -97,7 +98,7 @@ def perform(scope: Scope, event: Event, act_id: str, outcome: Outcome) -> Scope:
         return scope
     acts = tuple(replace(a, outcome=outcome) if a.id == act_id else a for a in event.acts)
     result = "performed" if outcome.ok else "failed"
-    text = f"{act.verb} of {act.name} {result}" + (f": {outcome.note}" if outcome.note else "")
+    text = f"{noun(act.verb)} of {act.name} {result}" + (f": {outcome.note}" if outcome.note else "")
     what = What.PERFORMED if outcome.ok else What.FAILED
     entry = replace(_entry(event, what, outcome.at, text), vm=act.name)
     return _move(scope, event.status, replace(event, acts=acts), Happening.PERFORMED, entry)
@@ -141,7 +142,7 @@ def _must_allow(event: Event, happening: Happening) -> None:
 
 
 def _title(event: Event) -> str:
-    kind = event.row.kind if event.listed and event.row.kind else event.row.verb
+    kind = event.row.kind if event.listed and event.row.kind else noun(event.row.verb)
     return f"{kind} of {_names(event)}"
 
 

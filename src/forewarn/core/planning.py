@@ -100,8 +100,12 @@ def apply(scope: Scope, planned: Planned, around: Around) -> Scope:
     for vm in vms:
         _must_suit(vm, planned.cause)
 
-    scope = _make_room(scope, planned, around.now)
-    scope = _begin(scope, _event(scope, planned, vms, around.now), vms, around)
+    replaced = _rivals(scope, planned)
+    for event in replaced:
+        reason = f"replaced by {planned.cause}"
+        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=around.now)
+    event = replace(_event(scope, planned, vms, around.now), replaces=tuple(event.id for event in replaced))
+    scope = _begin(scope, event, vms, around)
     if row.limited:
         _must_be_within_limit(scope, around.policy.max_user_operations)
     return scope
@@ -154,15 +158,16 @@ def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
     return event.cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
 
 
-def _make_room(scope: Scope, planned: Planned, now: float) -> Scope:
-    """Spec §8.4: one user operation per VM at a time, but for those that replace another."""
+def _rivals(scope: Scope, planned: Planned) -> list[Event]:
+    """Whose place it takes. Spec §8.4: one user operation per VM at a time, but for those that replace another."""
+    rivals: list[Event] = []
     for event in scope.live():
         if not _are_rivals(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
             continue
         if event.cause not in REPLACES.get(planned.cause, frozenset()) or event.status is Status.STARTED:
             raise Refused(_busy(event))
-        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=f"replaced by {planned.cause}", now=now)
-    return scope
+        rivals.append(event)
+    return rivals
 
 
 def _are_rivals(pending: Cause, new: Cause) -> bool:

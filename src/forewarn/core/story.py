@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from forewarn.core.cause import noun
 from forewarn.core.event import Act, Ending, Event, Status
 from forewarn.core.fleet import Power, Vm
 from forewarn.core.history import Entry, Sighting, What
@@ -91,7 +92,8 @@ def story_of_vm(vm: Vm, events: Iterable[Event], record: Record) -> Story:
 
 
 def _beginning(event: Event) -> Iterator[Line]:
-    asked = f"{event.who} asked for it: {event.cause}"
+    replaces = f", in place of event {_listed(event.replaces)}" if event.replaces else ""
+    asked = f"{event.who} asked for it: {event.cause}{replaces}"
     if not event.listed:
         yield Line(at=event.published_at, text=f"{asked}; carried out at once, with no event", detail=event.note)
     elif event.started_at == event.published_at:
@@ -151,7 +153,7 @@ def _performed(event: Event, act: Act) -> Line:
     took = span(act.outcome.at - begun)
     moved = f" from {act.from_host} to {act.to_host}" if act.to_host and act.from_host else ""
     word = "was performed" if act.outcome.ok else "failed"
-    text = f"{act.verb} of {act.name}{moved} {word}, {took} after the start"
+    text = f"{noun(act.verb)} of {act.name}{moved} {word}, {took} after the start"
     return Line(at=act.outcome.at, text=text, detail=act.outcome.note)
 
 
@@ -203,7 +205,7 @@ def _still_owed(event: Event, now: float) -> Iterator[str]:
     since = span(now - (event.started_at or now))
     if event.owed:
         names = _listed([act.name for act in event.owed])
-        yield f"It started {since} ago; the {event.row.verb} of {names} is under way."
+        yield f"It started {since} ago; the {noun(event.row.verb)} of {names} is under way."
     else:
         yield f"It started {since} ago and everything is performed; it is listed a little longer to settle."
 
@@ -304,7 +306,7 @@ def _how_performed(event: Event, vm: Vm) -> Iterator[str]:
     act = next((act for act in event.acts if act.vm == vm.key), None)
     if act is None:
         return
-    yield _performed(event, act).text if act.outcome is not None else f"{act.verb} is under way"
+    yield _performed(event, act).text if act.outcome is not None else f"{noun(act.verb)} is under way"
 
 
 def _condition(vm: Vm, now: float) -> str:
@@ -320,7 +322,7 @@ def _place(vm: Vm, title: str) -> str:
 
 
 def _kind(event: Event) -> str:
-    return str(event.row.kind if event.listed and event.row.kind else event.row.verb.capitalize())
+    return str(event.row.kind if event.listed and event.row.kind else noun(event.row.verb).capitalize())
 
 
 def _listed(names: Sequence[str]) -> str:
