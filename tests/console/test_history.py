@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from forewarn.hypervisor.behaviour import Behaviour, Unreachable
+
 
 def texts(page: Any) -> list[str]:
     return [entry["text"] for entry in page["entries"]]
@@ -95,6 +97,26 @@ def test_whoever_waited_long_enough_is_answered_with_nothing(api: Any) -> None:
     seq = api.world.store.last_seq()
     page = api.get(f"/history?after={seq}&wait_s=0.01")
     assert (page["entries"], page["seq"]) == ([], seq)
+
+
+def test_another_try_is_found_by_the_request_that_it_is_of(api: Any) -> None:
+    (event,) = api.restart_of("db")
+    api.world.hypervisor.set_behaviour(Behaviour((Unreachable(times=1),)))
+    api.world.approve("db", event["id"])
+    entries = api.get(f"/history?request={event['request_id']}")["entries"]
+    assert [entry["what"] for entry in entries][-1] == "retried"
+    told = [line["text"] for line in api.get(f"/explain/{event['id']}")["lines"]]
+    assert len([text for text in told if "is tried again" in text]) == 1
+
+
+def test_a_vm_or_a_host_that_comes_or_goes_is_named_in_the_history(api: Any) -> None:
+    api.post("/fleet/vms", {"name": "cache", "host": "h3"})
+    api.delete("/fleet/vms/cache")
+    entries = api.get("/history?vm=cache")["entries"]
+    assert [(e["what"], e["text"]) for e in entries] == [("fleet", "VM cache added"), ("fleet", "VM cache removed")]
+    api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
+    last = api.get("/history?limit=1")["entries"][0]
+    assert (last["vm"], last["host"]) == ("", "h9")
 
 
 def test_old_history_is_pruned_but_never_the_last_day(api: Any) -> None:

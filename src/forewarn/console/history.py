@@ -147,7 +147,8 @@ def _event(room: Room, thing: str) -> Event:
 def _explain_event(room: Room, event: Event) -> Story:
     scope = room.store.scope(event.scope_id) or Scope(id=event.scope_id)
     asked = room.store.history(request_id=event.request_id)
-    entries = [*asked, *_setbacks(room, event), *_said_by_service(room)]
+    known = {entry.seq: entry for entry in (*asked, *_setbacks(room, event))}
+    entries = [*known.values(), *_said_by_service(room)]
     sightings = room.store.sightings(event_id=event.id)
     return story_of_event(event, _record(room, scope, title_of_scope(scope), [event], entries, sightings))
 

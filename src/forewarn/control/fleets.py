@@ -89,7 +89,7 @@ class Fleets:
         gone = tuple(replace(vm, removed_at=around.now, host="") for vm in change.removed)
         grouped = by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
         scopes = [self._scope_commit(scope_id, vms, around, who) for scope_id, vms in grouped.items()]
-        entry = Entry(at=around.now, what=What.FLEET, who=who, text=change.text or _summary(change))
+        entry = _entry(change, who, around.now)
         self._must_be_empty(change)
         return together(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
 
@@ -125,6 +125,15 @@ def _must_not_be_hit(scope: Scope, vm: Vm) -> None:
                 f"VM {vm.name!r} cannot be removed while event {event.id} ({event.cause}) is hitting it: "
                 "wait until the event is over"
             )
+
+
+def _entry(change: FleetChange, who: str, now: float) -> Entry:
+    """Where it is about one VM or one host alone, it says which."""
+    vms = {vm.name for vm in (*change.vms, *change.removed)}
+    hosts = {*(host.name for host in change.hosts), *change.removed_hosts}
+    vm = next(iter(vms)) if len(vms) == 1 and not hosts else ""
+    host = next(iter(hosts)) if len(hosts) == 1 and not vms else ""
+    return Entry(at=now, what=What.FLEET, who=who, text=change.text or _summary(change), vm=vm, host=host)
 
 
 def _summary(change: FleetChange) -> str:

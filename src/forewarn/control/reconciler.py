@@ -20,6 +20,7 @@ from forewarn.control.replays import Replays
 from forewarn.control.rollouts import Rollouts
 from forewarn.control.storms import Storms
 from forewarn.core.agenda import PLATFORM, record, turn
+from forewarn.core.cause import noun
 from forewarn.core.change import Commit
 from forewarn.core.event import Act, Event, Outcome, Status
 from forewarn.core.gate import Gate
@@ -159,19 +160,21 @@ class Reconciler:
 
     def _retried(self, setback: Setback) -> Entry:
         act = setback.act
+        event = self._event_of(act)
         return Entry(
             at=setback.at,
             what=What.RETRIED,
             who=PLATFORM,
-            text=f"{act.verb} of {act.name} is tried again in {setback.again_in_s:g} s: {setback.why}",
-            scope_id=self._scope_of(act),
-            event_id=act.event_id,
+            text=f"{noun(act.verb)} of {act.name} is tried again in {setback.again_in_s:g} s: {setback.why}",
+            scope_id=event.scope_id,
+            event_id=event.id,
+            request_id=event.request_id,
             vm=act.name,
         )
 
     async def _record_outcomes(self) -> bool:
         known = self._executor.take_known()
-        grouped = by_scope(known, lambda item: self._scope_of(item[0]))
+        grouped = by_scope(known, lambda item: self._event_of(item[0]).scope_id)
         await _side_by_side(self._record(scope_id, items) for scope_id, items in grouped.items())
         return bool(known)
 
@@ -182,10 +185,10 @@ class Reconciler:
             self._executor.put_back(items)
             raise
 
-    def _scope_of(self, act: Act) -> str:
+    def _event_of(self, act: Act) -> Event:
         event = self._store.event(act.event_id)
         assert event is not None
-        return event.scope_id
+        return event
 
     async def _apply_planned(self) -> bool:
         if not self._planned_left:
