@@ -28,6 +28,11 @@ def test_a_story_has_a_title_lines_and_how_things_stand(lab: Any) -> None:
     assert lab.json("explain", "web")["title"] in lab.good("explain", "web")
 
 
+@pytest.mark.parametrize("thing", ["web", "h1", "db", "set:sub/lab/db", "vm:sub/lab/web"])
+def test_vms_hosts_and_scopes_are_explained(lab: Any, thing: str) -> None:
+    assert "\nnow  " in lab.good("explain", thing)
+
+
 def test_advancing_the_clock_tells_what_happened_meanwhile(lab: Any) -> None:
     """Spec §12."""
     lab.good("restart", "web")

@@ -72,7 +72,7 @@ def test_an_approved_event_that_must_wait_says_for_what(api: Any) -> None:
     assert approved["status"] == "scheduled"
     assert approved["waits_for"] == {
         "reason": "gate",
-        "text": "the other VMs on host h1, which are not ready yet",
+        "text": "web-0, pool_0, pool_1 on host h1, which are not ready yet",
         "until": None,
     }
 

@@ -107,7 +107,90 @@ def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
     ]
 
 
-def test_what_is_neither_vm_nor_event_is_not_found(api: Any) -> None:
+def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> None:
+    assert api.get("/explain/H3")["now"] == ["h3 is healthy.", "web-2 is on it.", "Nothing is pending on it."]
+    api.post("/hosts/h3/degrade", {"in_s": 7200})
+    (event,) = api.get("/events")["events"]
+    story = api.get("/explain/h3")
+    assert story["title"] == "host h3, in westeurope"
+    assert story["lines"][0]["text"] == (
+        "Redeploy of web-2, asked for by local user ann (predicted failure): scheduled"
+    )
+    assert story["now"] == [
+        "h3 is predicted to fail: its VMs are to leave it.",
+        "web-2 is on it.",
+        f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
+        "2 h at the longest.",
+        f"Redeploy of web-2 ({event['id']}): web-2 has not been given it yet.",
+    ]
+
+
+def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: Any) -> None:
+    (event,) = api.restart_of("web-0")
+    seen(api, "web-1", event)
+    story = api.get("/explain/web")
+    assert story["title"] == "availability set web (set:sub/lab/web)"
+    assert story["now"] == [
+        "Scheduled events are enabled for availability set web.",
+        "web-1 asks for events, 2 others do not (the last less than a second ago, api-version 2020-07-01).",
+        "web-0, web-1 and web-2 are in it.",
+        f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
+        "15 min at the longest.",
+        f"Reboot of web-0 ({event['id']}): web-0 has not been given it yet.",
+    ]
+    assert api.get("/explain/set:sub%2Flab%2Fweb") == story
+
+
+def test_a_rollout_tells_where_it_is_and_what_it_waits_for(api: Any) -> None:
+    """Spec §6.2."""
+    rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
+    story = api.get(f"/explain/{rollout}")
+    assert story["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, asked for by local user ann"
+    assert story["now"][:3] == [
+        "It is running: 0 of 3 VMs done, 1 scheduled, 2 waiting.",
+        "It is at update domain 0 of availability set web.",
+        "Next is update domain 1 of its scopes.",
+    ]
+    assert "waits for an approval" in story["now"][3]
+    api.post(f"/rollouts/{rollout}/abort")
+    assert api.get(f"/explain/{rollout}")["now"] == [
+        "It was aborted: 0 of 3 VMs done, 1 withdrawn, 2 never begun. Why: local user ann ended it."
+    ]
+    (event,) = api.get("/events?all=true")["events"]
+    assert "ambiguous, event " in api.refused("GET", f"/explain/{rollout[:30]}")[2]
+    first = api.get(f"/explain/{event['id']}")["lines"][0]["text"]
+    assert f"as part of rollout {rollout}, update over scope set:sub/lab/web;" in first
+
+
+def test_a_rollout_is_explained_by_the_beginning_of_its_id(api: Any) -> None:
+    api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
+    rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h9"]})["id"]
+    story = api.get(f"/explain/{rollout[:8]}")
+    assert story["title"] == f"Rollout {rollout}, update over host h9, asked for by local user ann"
+    assert story["now"] == ["It completed: 0 of 0 VMs done."]
+
+
+def test_a_request_tells_what_of_it_is_pending(api: Any) -> None:
+    events = api.restart_of("web-0", "db")
+    story = api.get(f"/explain/{events[0]['request_id']}")
+    assert story["title"] == "Restart of web-0 and db, asked for by local user ann"
+    assert len([text for text in story["now"] if "waits for an approval" in text]) == 2
+    api.world.advance(3600)
+    assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["Nothing of it is pending."]
+
+
+def test_who_keeps_a_gate_closed_is_for_the_operator_only(api: Any) -> None:
+    """Spec §6.2 and §7.2: a VM sees events of its own scope, and never learns of its neighbours."""
+    api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})
+    (event,) = api.get("/events?vm=db")["events"]
+    api.post(f"/events/{event['id']}/approve")
+    now = api.get(f"/explain/{event['id']}")["now"][0]
+    assert "waits for web-0, pool_0, pool_1 on host h1, which are not ready yet" in now
+    assert b"web-0" not in api.world.document("db")
+    assert b"pool_0" not in api.world.document("db")
+
+
+def test_what_is_nothing_that_is_known_is_not_found(api: Any) -> None:
     status, code, message = api.refused("GET", "/explain/nothing")
     assert (status, code) == (404, "NotFound")
-    assert message.startswith("'nothing' is neither a VM nor an event")
+    assert message.startswith("'nothing' is no VM, host, scope, event, rollout or request")

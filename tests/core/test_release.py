@@ -9,7 +9,7 @@ import pytest
 from forewarn.core.cause import CAUSES, Cause
 from forewarn.core.event import Event, Status
 from forewarn.core.policy import Around, Policy
-from forewarn.core.release import Reason, is_free, waits_for
+from forewarn.core.release import Reason, gate_wait, is_free, waits_for
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
 from forewarn.testing.world import a_vm
@@ -57,6 +57,21 @@ def test_an_event_is_ready_once_it_was_approved_or_its_time_has_come(cause: Caus
     """Spec §6.2, first sentence: alone in its scope it then starts at once, whatever its cause."""
     scope = scope_of(event(cause=cause, approved=approved, due=due))
     assert reason_for(scope) is (None if approved or due else Reason.NOTICE)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        pytest.param([], "the other VMs on host h1, which are not ready yet", id="just now"),
+        pytest.param(["a"], "a on host h1, which is not ready yet", id="one"),
+        pytest.param(["a", "b"], "a, b on host h1, which are not ready yet", id="two"),
+        pytest.param(list("abcdef"), "a, b, c, d and 2 more on host h1, which are not ready yet", id="many"),
+    ],
+)
+def test_an_operator_is_told_who_keeps_a_gate_closed(names: list[str], text: str) -> None:
+    """Spec §6.2, shared host."""
+    unready = [event(f"E-{name}", vms=(name,), host="h1") for name in names]
+    assert gate_wait(event(host="h1"), unready).text == text
 
 
 def test_an_event_that_waits_for_its_notice_says_until_when() -> None:

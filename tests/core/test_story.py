@@ -107,6 +107,16 @@ Reboot of web-0: user restart
     )
 
 
+def test_an_event_of_a_rollout_names_it() -> None:
+    event = an_event(cause=Cause.HOST_UPDATE, host="h1")
+    record = a_record(NOON, rollouts={"r1": "rollout r1, update over 6 hosts"})
+    assert story_of_event(event, record).lines[0].text == (
+        "ann asked for it: host update, as part of rollout r1, update over 6 hosts; scheduled with 15 min of notice"
+    )
+    detail = story_of_vm(WEB0, [event], record).lines[0].detail
+    assert detail.endswith("part of rollout r1, update over 6 hosts; event E1")
+
+
 def test_what_took_the_place_of_another_says_of_which() -> None:
     """Spec §8.4."""
     story = story_of_event(an_event(cause=Cause.USER_REDEPLOY, replaces=("E0",)), a_record(NOON))

@@ -1,4 +1,4 @@
-"""The story of a VM or an event: what happened, in order, and how things stand."""
+"""The story of a thing: what happened, in order, and how things stand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from forewarn.cli.suggestion import things
 
 
 @click.command()
-@click.argument("thing", metavar="VM|EVENT", shell_complete=things)
+@click.argument("thing", metavar="THING", shell_complete=things)
 @served
 def explain(call: Invocation, thing: str) -> None:
-    """Tell what happened to a VM or an event, and why."""
+    """Tell what happened to something, why, and what it waits for.
+
+    THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
+    """
     story = call.api.get("explain", thing)
     if call.screen.as_json:
         call.screen.document(story)

@@ -52,6 +52,12 @@ def _fault_kinds(api: Api) -> list[tuple[str, str]]:
     return [(kind["kind"], kind["seen"]) for kind in api.get("faults", patience_s=_PATIENCE_S)["kinds"]]
 
 
+def _things(api: Api) -> list[tuple[str, str]]:
+    fleet = api.get("fleet", patience_s=_PATIENCE_S)
+    named = [*((vm["name"], "VM") for vm in fleet["vms"]), *((host["name"], "host") for host in fleet["hosts"])]
+    return [*_events(api), *_rollouts(api), *named, *((scope["id"], scope["title"]) for scope in fleet["scopes"])]
+
+
 vm_names = _suggest(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet(api, "vms")])
 host_names = _suggest(lambda api: [(host["name"], host["health"]) for host in _fleet(api, "hosts")])
 scope_ids = _suggest(lambda api: [(scope["id"], scope["title"]) for scope in _fleet(api, "scopes")])
@@ -59,4 +65,4 @@ event_ids = _suggest(_events)
 rollout_ids = _suggest(_rollouts)
 fault_ids = _suggest(_faults)
 fault_kinds = _suggest(_fault_kinds)
-things = _suggest(lambda api: [*_events(api), *((vm["name"], "VM") for vm in _fleet(api, "vms"))])
+things = _suggest(_things)

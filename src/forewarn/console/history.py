@@ -1,4 +1,4 @@
-"""Calls about the record: read it, follow it, prune it, have it explained."""
+"""Calls about the record: read it, follow it, prune it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from typing import Any
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.event import lists
-from forewarn.console.fault import story_with_faults
 from forewarn.console.room import Room
-from forewarn.console.showing import Showing, title_of, title_of_scope
 from forewarn.console.views import EntryView, HistoryView, PrunedView
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry, Sighting, What
-from forewarn.core.release import Wait
-from forewarn.core.scope import Scope
-from forewarn.core.story import Asked, Record, Story, story_of_event, story_of_vm
-from forewarn.errors import NotFound, Rejected
+from forewarn.core.history import Entry
+from forewarn.errors import Rejected
 from forewarn.store.seam import Committed
 
 _DAY_S = 86400  # spec §5.2: events that are over are kept this long at least
@@ -123,74 +116,3 @@ async def prune(room: Room, call: Call) -> PrunedView:
             f"give {_DAY_S} s or more"
         )
     return PrunedView(pruned=await room.store.prune(room.now() - asked.older_than_s))
-
-
-async def explain(room: Room, call: Call) -> Story:
-    thing = call.names["thing"]
-    await room.house.observe()
-    try:
-        vm = room.directory.find_any(thing)
-    except NotFound:
-        return _explain_event(room, _event(room, thing))
-    return await story_with_faults(room, vm, _explain_vm(room, vm))
-
-
-def _event(room: Room, thing: str) -> Event:
-    try:
-        return room.event(thing)
-    except NotFound:
-        raise NotFound(
-            f"{thing!r} is neither a VM nor an event: `forewarn fleet show` and `forewarn events --all` list them"
-        ) from None
-
-
-def _explain_event(room: Room, event: Event) -> Story:
-    scope = room.store.scope(event.scope_id) or Scope(id=event.scope_id)
-    asked = room.store.history(request_id=event.request_id)
-    known = {entry.seq: entry for entry in (*asked, *_setbacks(room, event))}
-    entries = [*known.values(), *_said_by_service(room)]
-    sightings = room.store.sightings(event_id=event.id)
-    return story_of_event(event, _record(room, scope, title_of_scope(scope), [event], entries, sightings))
-
-
-def _explain_vm(room: Room, vm: Vm) -> Story:
-    scope = room.store.scope(vm.scope_id) or Scope(id=vm.scope_id)
-    events = [event for event in room.store.events(scope_id=vm.scope_id) if lists(event, vm.name)][-_MOST_EVENTS:]
-    sightings = [sighting for event in events for sighting in room.store.sightings(event_id=event.id)]
-    setbacks = [entry for event in events if event.status is Status.STARTED for entry in _setbacks(room, event)]
-    entries = [*setbacks, *_said_by_service(room)]
-    return story_of_vm(vm, events, _record(room, scope, title_of(vm), events, entries, sightings))
-
-
-def _setbacks(room: Room, event: Event) -> list[Entry]:
-    """Where a hypervisor did not do at once what the event owes."""
-    return [entry for entry in room.store.history(event_id=event.id) if entry.what is What.RETRIED]
-
-
-def _record(
-    room: Room, scope: Scope, title: str, events: list[Event], entries: list[Entry], sightings: list[Sighting]
-) -> Record:
-    names = {vm.key: vm.name for vm in room.store.vms(scope_id=scope.id, removed=True)}
-    polls = room.store.polls(scope_id=scope.id)
-    return Record(
-        now=room.now(),
-        scope=scope,
-        title=title,
-        polls=[Asked(vm=names.get(p.vm, p.vm), at=p.at, version=p.version) for p in polls],
-        sightings=sightings,
-        entries=entries,
-        waits=_waits(room, events),
-        names=names,
-    )
-
-
-def _waits(room: Room, events: list[Event]) -> dict[str, Wait]:
-    showing = Showing(room)
-    waits = ((event.id, showing.wait(event)) for event in events)
-    return {event_id: wait for event_id, wait in waits if wait is not None}
-
-
-def _said_by_service(room: Room) -> list[Entry]:
-    """What the service said of itself is about no scope, event, request or VM."""
-    about_nothing = room.store.history(scope_id="", event_id="", request_id="", vm="")
-    return [entry for entry in about_nothing if entry.what is What.SERVICE]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forewarn.console import event, fault, fleet, history, keeper, maintenance, replay, rollout, upkeep
+from forewarn.console import event, explanation, fault, fleet, history, keeper, maintenance, replay, rollout, upkeep
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 
@@ -65,7 +65,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/events/{id}/withdraw", event.withdraw, PLATFORM),
     RouteLine("GET", "/history", history.show, READ),
     RouteLine("POST", "/history/prune", history.prune, PLATFORM),
-    RouteLine("GET", "/explain/{thing:path}", history.explain, READ),
+    RouteLine("GET", "/explain/{thing:path}", explanation.explain, READ),
     RouteLine("GET", "/replays", replay.show_all, READ),
     RouteLine("POST", "/replays", replay.start, PLATFORM, 202),
     RouteLine("GET", "/replays/{id}", replay.show, READ),

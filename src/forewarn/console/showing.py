@@ -21,7 +21,7 @@ from forewarn.console.views import (
 )
 from forewarn.core.event import Act, Event, Status
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.release import Wait, waits_for
+from forewarn.core.release import Reason, Wait, gate_wait, is_free, waits_for
 from forewarn.core.request import Request
 from forewarn.core.scope import Scope
 from forewarn.store.seam import Polled
@@ -36,6 +36,7 @@ class Showing:
         self._store = room.store
         self._around = room.control.desk.around()
         self._scopes: dict[str, Scope | None] = {}
+        self._gates: dict[str, list[Event]] = {}  # who keeps each closed
         self._polls: dict[str, Polled] | None = None  # of the whole fleet, when a fleet is shown
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
@@ -78,7 +79,21 @@ class Showing:
     def wait(self, event: Event) -> Wait | None:
         if event.status is not Status.SCHEDULED or (scope := self.scope_of(event.scope_id)) is None:
             return None
-        return waits_for(scope, event, self._around)
+        wait = waits_for(scope, event, self._around)
+        if wait is not None and wait.reason is Reason.GATE:
+            return gate_wait(event, self._unready(event.gate_id))
+        return wait
+
+    def _unready(self, gate_id: str) -> list[Event]:
+        """The events behind a gate that could not start now."""
+        if gate_id not in self._gates:
+            behind = self._store.events(gate_id=gate_id, statuses=[Status.SCHEDULED])
+            self._gates[gate_id] = [event for event in behind if not self._is_free(event)]
+        return self._gates[gate_id]
+
+    def _is_free(self, event: Event) -> bool:
+        scope = self.scope_of(event.scope_id)
+        return scope is None or is_free(scope, event, self._around)
 
     def scope_of(self, scope_id: str) -> Scope | None:
         if scope_id not in self._scopes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -9,6 +10,8 @@ from forewarn.core.event import Event, Status
 from forewarn.core.policy import Around
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
+
+_NAMED = 4  # VMs that are told one by one; the others are counted
 
 
 class Reason(StrEnum):
@@ -46,6 +49,16 @@ def is_free(scope: Scope, event: Event, around: Around) -> bool:
         and _grace(event, around) is None
         and _update_domain(scope, event, around) is None
     )
+
+
+def gate_wait(event: Event, unready: Sequence[Event]) -> Wait:
+    """What an event behind a closed gate waits for, with the names of those who are not ready: for operators only."""
+    names = list(dict.fromkeys(name for other in unready for name in other.vms))
+    if not names:
+        return _closed(event)
+    told = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    text = f"{told} on host {event.host}, which {'is' if len(names) == 1 else 'are'} not ready yet"
+    return Wait(reason=Reason.GATE, text=text)
 
 
 def _notice(event: Event, around: Around) -> Wait | None:
@@ -103,4 +116,8 @@ def _is_released(event: Event, around: Around) -> bool:
 def _gate(event: Event, around: Around) -> Wait | None:
     if not event.gate_id or around.is_released(event.gate_id):
         return None
+    return _closed(event)
+
+
+def _closed(event: Event) -> Wait:
     return Wait(reason=Reason.GATE, text=f"the other VMs on host {event.host}, which are not ready yet")

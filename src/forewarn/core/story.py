@@ -57,20 +57,21 @@ class Record:
     entries: Sequence[Entry] = ()  # of the events, and what the service said of itself
     waits: Mapping[str, Wait] = field(default_factory=dict)  # by event id
     names: Mapping[str, str] = field(default_factory=dict)  # VM key → its name
+    rollouts: Mapping[str, str] = field(default_factory=dict)  # request id → the rollout, as a sentence names it
 
 
 def story_of_event(event: Event, record: Record) -> Story:
     lines = [
-        *_beginning(event),
+        *_beginning(event, record),
         *_given(event, record),
         *_told_by_history(event, record),
         *_course(event),
         *_interruptions(event, record),
     ]
     return Story(
-        title=f"{_kind(event)} of {_listed(event.vms)}: {event.cause}",
+        title=f"{kind_of(event)} of {listed(event.vms)}: {event.cause}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
-        now=(*_standing(event, record), *_audience(record)),
+        now=(*standing(event, record), *audience(record)),
     )
 
 
@@ -85,15 +86,17 @@ def story_of_vm(vm: Vm, events: Iterable[Event], record: Record) -> Story:
         now=(
             _condition(vm, record.now),
             *(() if lines else ("No maintenance of it is on record.",)),
-            *(f"{_kind(event)} ({event.id}): {text}" for event in live for text in _standing(event, record)),
-            *_audience(record),
+            *(f"{kind_of(event)} ({event.id}): {text}" for event in live for text in standing(event, record)),
+            *audience(record),
         ),
     )
 
 
-def _beginning(event: Event) -> Iterator[Line]:
-    replaces = f", in place of event {_listed(event.replaces)}" if event.replaces else ""
-    asked = f"{event.who} asked for it: {event.cause}{replaces}"
+def _beginning(event: Event, record: Record) -> Iterator[Line]:
+    rollout = record.rollouts.get(event.request_id)
+    part = f", as part of {rollout}" if rollout else ""
+    replaces = f", in place of event {listed(event.replaces)}" if event.replaces else ""
+    asked = f"{event.who} asked for it: {event.cause}{part}{replaces}"
     if not event.listed:
         yield Line(at=event.published_at, text=f"{asked}; carried out at once, with no event", detail=event.note)
     elif event.started_at == event.published_at:
@@ -129,7 +132,7 @@ def _course(event: Event) -> Iterator[Line]:
         if act.outcome is not None:
             yield _performed(event, act)
     if event.over_at is not None:
-        yield Line(at=event.over_at, text=f"it was over: {_ending(event)}")
+        yield Line(at=event.over_at, text=f"it was over: {ending(event)}")
 
 
 def _why_started(event: Event) -> str:
@@ -157,7 +160,7 @@ def _performed(event: Event, act: Act) -> Line:
     return Line(at=act.outcome.at, text=text, detail=act.outcome.note)
 
 
-def _ending(event: Event) -> str:
+def ending(event: Event) -> str:
     if event.ending is Ending.FINISHED:
         return "finished"
     return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
@@ -187,24 +190,24 @@ def _interruptions(event: Event, record: Record) -> Iterator[Line]:
 _LOST = "who was given the event in the two seconds before the crash may be missing here"
 
 
-def _standing(event: Event, record: Record) -> Iterator[str]:
+def standing(event: Event, record: Record) -> Iterator[str]:
     """Where an event is now, and what it waits for."""
     if event.status is Status.OVER:
         ago = span(record.now - (event.over_at or record.now))
-        yield f"It was over {ago} ago: {_ending(event)}."
+        yield f"It was over {ago} ago: {ending(event)}."
     elif event.status is Status.STARTED:
         yield from _still_owed(event, record.now)
         yield from _setback(event, record)
     else:
         yield _waiting(event, record)
         if unaware := _unaware(event, record):
-            yield f"{_listed(unaware)} {'has' if len(unaware) == 1 else 'have'} not been given it yet."
+            yield f"{listed(unaware)} {'has' if len(unaware) == 1 else 'have'} not been given it yet."
 
 
 def _still_owed(event: Event, now: float) -> Iterator[str]:
     since = span(now - (event.started_at or now))
     if event.owed:
-        names = _listed([act.name for act in event.owed])
+        names = listed([act.name for act in event.owed])
         yield f"It started {since} ago; the {noun(event.row.verb)} of {names} is under way."
     else:
         yield f"It started {since} ago and everything is performed; it is listed a little longer to settle."
@@ -232,7 +235,7 @@ def _unaware(event: Event, record: Record) -> list[str]:
     return [name for name in event.vms if name not in aware]
 
 
-def _audience(record: Record) -> Iterator[str]:
+def audience(record: Record) -> Iterator[str]:
     """Whether anybody of the scope would hear of an event."""
     if record.scope.is_enabled:
         yield f"Scheduled events are enabled for {record.title}."
@@ -257,16 +260,18 @@ def _asking(record: Record) -> str:
     verb = "asks" if len(names) == 1 else "ask"
     silent = len(record.scope.present) - len(names)
     others = {0: "", 1: ", one other does not"}.get(max(silent, 0), f", {silent} others do not")
-    return f"{_listed(names)} {verb} for events{others}"
+    return f"{listed(names)} {verb} for events{others}"
 
 
 def _summary(event: Event, vm: Vm, record: Record) -> Line:
     """One event in one line: cause and end above, how it went below."""
     at = event.started_at if event.started_at is not None else event.published_at
-    state = _ending(event) if event.ending is not None else f"{event.status}"
+    state = ending(event) if event.ending is not None else f"{event.status}"
     sentences = [*_notice(event), *_how_given(event, vm, record), *_how_approved(event), *_how_performed(event, vm)]
     sentences += [f"{line.text}: {line.detail}" for line in _interruptions(event, record) if line.detail]
-    text = f"{_kind(event)}, asked for by {event.who} ({event.cause}): {state}"
+    text = f"{kind_of(event)}, asked for by {event.who} ({event.cause}): {state}"
+    if rollout := record.rollouts.get(event.request_id):
+        sentences.append(f"part of {rollout}")
     return Line(at=at, text=text, detail="; ".join((*sentences, f"event {event.id}")))
 
 
@@ -321,11 +326,11 @@ def _place(vm: Vm, title: str) -> str:
     return f"of {title}" if vm.availability_set or vm.scale_set or vm.cloud_service else "a scope of its own"
 
 
-def _kind(event: Event) -> str:
+def kind_of(event: Event) -> str:
     return str(event.row.kind if event.listed and event.row.kind else noun(event.row.verb).capitalize())
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

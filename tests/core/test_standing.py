@@ -1,0 +1,86 @@
+"""How rollouts and hosts stand, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.core.fleet import Health, Host
+from forewarn.core.history import Entry, What
+from forewarn.core.request import Ask, Impact, Progress, Request, Rollout, Tally
+from forewarn.core.standing import Course, called, story_of_host, story_of_rollout
+
+NONE = {name: 0 for name in Tally.__struct_fields__}
+
+
+def a_request(rollout: Rollout) -> Request:
+    return Request(id="r1", ask=Ask.ROLLOUT, who="Ops", at=0.0, targets=rollout.hosts, rollout=rollout)
+
+
+ENDS: list[tuple[dict[str, Any], dict[str, int], str]] = [
+    ({}, {"total": 3, "done": 1, "started": 1, "waiting": 1}, "It is running: 1 of 3 VMs done, 1 started, 1 waiting."),
+    (
+        {"progress": Progress.PAUSED},
+        {"total": 2, "scheduled": 2},
+        "It is paused, and publishes nothing until it is resumed: 0 of 2 VMs done, 2 scheduled.",
+    ),
+    (
+        {"progress": Progress.STOPPED, "closed": True, "why": "1 VM failed, and it stops at 1 (a: no power)"},
+        {"total": 2, "failed": 1, "waiting": 1},
+        "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never begun. "
+        "Why: 1 VM failed, and it stops at 1 (a: no power).",
+    ),
+    (
+        {"progress": Progress.COMPLETED, "closed": True, "why": "a: no power"},
+        {"total": 4, "done": 1, "failed": 3},
+        "It completed with 3 failed VMs: 1 of 4 VMs done, 3 failed. Why: a: no power.",
+    ),
+    ({"progress": Progress.COMPLETED, "closed": True}, {"total": 1, "done": 1}, "It completed: 1 of 1 VMs done."),
+]
+
+
+@pytest.mark.parametrize(("facts", "counts", "sentence"), ENDS)
+def test_a_rollout_says_how_far_it_is_and_why_it_ended(facts: Any, counts: dict[str, int], sentence: str) -> None:
+    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1",), **facts)
+    course = Course(tally=Tally(**{**NONE, **counts}))
+    assert story_of_rollout(a_request(rollout), rollout, course, [], []).now == (sentence,)
+
+
+def test_a_rollout_tells_what_was_asked_of_it_as_a_whole() -> None:
+    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1", "h2"))
+    entries = [
+        Entry(at=1.0, what=What.REQUESTED, text="Ops asked for it"),
+        Entry(at=2.0, what=What.PUBLISHED, text="an event's own", event_id="E1"),
+        Entry(at=3.0, what=What.PAUSED, text="paused by Ops"),
+    ]
+    story = story_of_rollout(a_request(rollout), rollout, Course(tally=Tally(**NONE)), [], entries)
+    assert story.title == "Rollout r1, reboot over hosts h1 and h2, asked for by Ops"
+    assert [line.text for line in story.lines] == ["Ops asked for it", "paused by Ops"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"hosts": ("h1",)}, "rollout r1, update over host h1"),
+        ({"hosts": tuple(f"h{n}" for n in range(6))}, "rollout r1, update over 6 hosts"),
+        ({"scope_id": "set:sub/lab/web"}, "rollout r1, update over scope set:sub/lab/web"),
+    ],
+)
+def test_a_rollout_is_named_by_what_it_does_and_where(facts: Any, words: str) -> None:
+    rollout = Rollout(impact=Impact.UPDATE, **facts)
+    assert called(a_request(rollout), rollout) == words
+
+
+@pytest.mark.parametrize(
+    ("health", "sentence"),
+    [
+        (Health.HEALTHY, "h1 is healthy."),
+        (Health.DEGRADED, "h1 is predicted to fail: its VMs are to leave it."),
+        (Health.FAILED, "h1 has failed: its VMs are redeployed elsewhere."),
+    ],
+)
+def test_a_host_says_how_it_is(health: Health, sentence: str) -> None:
+    story = story_of_host(Host(name="h1", location="here", zone="2", health=health), [], [])
+    assert story.title == "host h1, in here, zone 2"
+    assert story.now == (sentence, "No VM is on it.", "Nothing is pending on it.")
