@@ -120,8 +120,7 @@ def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> 
         "h3 is predicted to fail: its VMs are to leave it.",
         "web-2 is on it.",
         f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
-        "2 h at the longest.",
-        f"Redeploy of web-2 ({event['id']}): web-2 has not been given it yet.",
+        "2 h at the longest. web-2 has not been given it yet.",
     ]
 
 
@@ -135,8 +134,7 @@ def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: A
         "web-1 asks for events, 2 others do not (the last less than a second ago, api-version 2020-07-01).",
         "web-0, web-1 and web-2 are in it.",
         f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
-        "15 min at the longest.",
-        f"Reboot of web-0 ({event['id']}): web-0 has not been given it yet.",
+        "15 min at the longest. web-0 has not been given it yet.",
     ]
     assert api.get("/explain/set:sub%2Flab%2Fweb") == story
 

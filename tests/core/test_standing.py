@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 
+from forewarn.core.cause import Cause
+from forewarn.core.event import Event
 from forewarn.core.fleet import Health, Host
 from forewarn.core.history import Entry, What
 from forewarn.core.request import Ask, Impact, Progress, Request, Rollout, Tally
-from forewarn.core.standing import Course, called, story_of_host, story_of_rollout
+from forewarn.core.scope import Scope
+from forewarn.core.standing import Course, Told, called, story_of_host, story_of_rollout
+from forewarn.core.story import Record
 
-NONE = {name: 0 for name in Tally.__struct_fields__}
+NONE = dict.fromkeys(Tally.__struct_fields__, 0)
 
 
 def a_request(rollout: Rollout) -> Request:
@@ -84,3 +88,13 @@ def test_a_host_says_how_it_is(health: Health, sentence: str) -> None:
     story = story_of_host(Host(name="h1", location="here", zone="2", health=health), [], [])
     assert story.title == "host h1, in here, zone 2"
     assert story.now == (sentence, "No VM is on it.", "Nothing is pending on it.")
+
+
+def test_of_many_pending_events_the_first_are_told_and_the_rest_counted() -> None:
+    record = Record(now=0.0, scope=Scope(id="s"), title="VM a")
+    given: dict[str, Any] = {"scope_id": "s", "request_id": "r1", "cause": Cause.HOST_UPDATE, "who": "Ops"}
+    events = [Event(id=f"E{n}", vms=("a",), published_at=0.0, not_before=900.0, **given) for n in range(10)]
+    story = story_of_host(Host(name="h1", location="here"), [], [Told(event=e, record=record) for e in events])
+    assert len(story.lines) == 8
+    assert story.now[2] == "Freeze of a (E0): It is scheduled and starts now. a has not been given it yet."
+    assert story.now[-1] == "2 more are pending."

@@ -18,6 +18,7 @@ _HEALTH = {
     Health.FAILED: "has failed: its VMs are redeployed elsewhere",
 }
 _STEPS = frozenset({What.REQUESTED, What.SKIPPED, What.PAUSED, What.RESUMED, What.STOPPED, What.COMPLETED})
+_SHOWN = 8  # pending events told one by one; the others are counted
 _OVER_HOSTS = 3  # that are named; more are counted
 
 
@@ -93,8 +94,10 @@ def called(request: Request, rollout: Rollout) -> str:
 
 
 def _lines(told: Sequence[Told]) -> tuple[Line, ...]:
-    """One per event, in the order in which they began."""
-    lines = [_line(item.event) for item in told]
+    """One per event, in the order in which they began; of those that are pending the first ones."""
+    live = [item for item in told if item.event.is_live]
+    over = [item for item in told if not item.event.is_live]
+    lines = [_line(item.event) for item in (*over, *live[:_SHOWN])]
     return tuple(sorted(lines, key=lambda line: line.at))
 
 
@@ -111,9 +114,11 @@ def _steps(entries: Iterable[Entry]) -> Iterator[Line]:
 
 def _pending(told: Sequence[Told], nothing: str = "") -> Iterator[str]:
     live = [item for item in told if item.event.is_live]
-    for item in live:
+    for item in live[:_SHOWN]:
         title = f"{kind_of(item.event)} of {listed(item.event.vms)} ({item.event.id})"
-        yield from (f"{title}: {sentence}" for sentence in standing(item.event, item.record))
+        yield f"{title}: {' '.join(standing(item.event, item.record))}"
+    if rest := live[_SHOWN:]:
+        yield f"{len(rest)} more {'is' if len(rest) == 1 else 'are'} pending."
     if not live and nothing:
         yield nothing
 
