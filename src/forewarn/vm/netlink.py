@@ -15,7 +15,8 @@ _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 3, 18, 28
 _LINKINFO_KIND, _LINKINFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DESTINATION, _RTA_DEVICE, _RTA_GATEWAY = 1, 4, 5
-_TABLE_MAIN, _PROTOCOL_STATIC, _UNICAST, _SCOPE_LINK, _SCOPE_UNIVERSE = 254, 4, 1, 253, 0
+_TABLE_MAIN, _PROTOCOL_STATIC, _SCOPE_LINK, _SCOPE_UNIVERSE = 254, 4, 253, 0
+_UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
@@ -44,13 +45,25 @@ def add_pair(device: str, peer: str, peer_namespace: int) -> None:
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
     length, scope = destination.network.prefixlen, _SCOPE_UNIVERSE if gateway else _SCOPE_LINK
-    header = struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, _UNICAST, 0)
-    parts = [header, _attribute(_RTA_DEVICE, struct.pack("=I", socket.if_nametoindex(device)))]
+    parts = [
+        _route_header(length, scope, _UNICAST),
+        _attribute(_RTA_DEVICE, struct.pack("=I", socket.if_nametoindex(device))),
+    ]
     if length:
         parts.append(_attribute(_RTA_DESTINATION, destination.network.network_address.packed))
     if gateway:
         parts.append(_attribute(_RTA_GATEWAY, gateway.packed))
     _ask(_NEW_ROUTE, b"".join(parts), _CREATE)
+
+
+def add_dead_end(destination: IPv4Interface) -> None:
+    """Who calls there is told at once that there is no way."""
+    header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
+    _ask(_NEW_ROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE)
+
+
+def _route_header(length: int, scope: int, kind: int) -> bytes:
+    return struct.pack("=BBBBBBBBI", socket.AF_INET, length, 0, 0, _TABLE_MAIN, _PROTOCOL_STATIC, scope, kind, 0)
 
 
 def _link_header(index: int, *, flags: int = 0) -> bytes:

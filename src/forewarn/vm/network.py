@@ -119,6 +119,7 @@ class NoVnet:
         netlink.bring_up("eth0")
         netlink.add_route("eth0", _ANYWHERE, _LEASE.router)
         netlink.add_route("eth0", _EVERYBODY)  # discovery sends there, with or without a default route
+        netlink.add_dead_end(IPv4Interface(METADATA))  # so that a probe there fails at once, and discovery goes on
 
     def listen(self) -> socket.socket:
         kernel.enter(self._platform)
