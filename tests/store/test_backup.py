@@ -13,7 +13,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected, Unavailable
 from forewarn.store import MemoryStore, SqliteStore, Store, restore
 from forewarn.store.backup import back_up
-from forewarn.testing.store_conformance import a_vm, an_entry, an_event, changed
+from forewarn.testing.rows import a_vm, an_entry, an_event, changed
 
 NOW = 1_700_000_000.5
 

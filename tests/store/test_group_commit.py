@@ -14,7 +14,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
 from forewarn.store import SqliteStore, file
 from forewarn.store.writer import Writer
-from forewarn.testing.store_conformance import an_entry, an_event
+from forewarn.testing.rows import an_entry, an_event
 
 
 def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:

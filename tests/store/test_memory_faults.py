@@ -9,7 +9,7 @@ import pytest
 from forewarn.core.change import Commit
 from forewarn.errors import Unavailable
 from forewarn.store import Committed, MemoryStore
-from forewarn.testing.store_conformance import an_entry
+from forewarn.testing.rows import an_entry
 
 
 class Crash(BaseException):

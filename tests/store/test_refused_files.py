@@ -15,7 +15,7 @@ from forewarn.core.change import Commit
 from forewarn.errors import Rejected, Unavailable
 from forewarn.store import SqliteStore
 from forewarn.store.schema import APPLICATION_ID
-from forewarn.testing.store_conformance import an_entry
+from forewarn.testing.rows import an_entry
 
 
 def a_store_with_content(path: Path) -> None:

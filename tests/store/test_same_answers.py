@@ -20,7 +20,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError
 from forewarn.store import Committed, MemoryStore, SqliteStore, Store, file
-from forewarn.testing.store_conformance import (
+from forewarn.testing.rows import (
     SCOPE,
     a_plan,
     a_poll,

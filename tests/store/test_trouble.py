@@ -14,7 +14,7 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Unavailable
 from forewarn.store import SqliteStore, file
 from forewarn.store.writer import Writer
-from forewarn.testing.store_conformance import an_entry
+from forewarn.testing.rows import an_entry
 
 LARGE = Commit(scopes=(Scope(id="large"),), entries=(an_entry("x" * 1_000_000),))
 
