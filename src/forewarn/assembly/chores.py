@@ -7,6 +7,7 @@ import logging
 
 from forewarn.clock import Clock
 from forewarn.control.faults import Faults
+from forewarn.control.labtime import LabTime
 from forewarn.errors import ForewarnError
 from forewarn.metadata import Observations
 from forewarn.metadata.fault import FaultTable
@@ -52,6 +53,19 @@ async def note_faults(table: FaultTable, faults: Faults) -> None:
         await faults.expire()
     except ForewarnError as error:
         log.warning("faults that have run out could not be dropped, trying again: %s", error)
+
+
+async def keep_time(labtime: LabTime, *, every_s: float = 60.0) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        await anchor(labtime)
+
+
+async def anchor(labtime: LabTime) -> None:
+    try:
+        await labtime.anchor()
+    except ForewarnError as error:
+        log.warning("where the clock stands could not be written down, trying again later: %s", error)
 
 
 async def prune_history(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:

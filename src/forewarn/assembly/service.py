@@ -16,7 +16,15 @@ from itertools import islice
 from typing import Any
 
 from forewarn import __version__
-from forewarn.assembly.chores import flush, note_faults, prune_history, tend_faults, write_observations
+from forewarn.assembly.chores import (
+    anchor,
+    flush,
+    keep_time,
+    note_faults,
+    prune_history,
+    tend_faults,
+    write_observations,
+)
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.doctor import examine
 from forewarn.assembly.fleet import apply_first_fleet
@@ -121,6 +129,8 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         stack.push_async_callback(note_faults, mouth.faults, control.faults)
         await _keep(stack, tend_faults(mouth.faults, control.faults))
         await _keep(stack, write_observations(mouth.observations, store))
+        stack.push_async_callback(anchor, control.labtime)
+        await _keep(stack, keep_time(control.labtime))
         await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
         service = Service(
             settings=settings, control=control, mouth=mouth, keepers=keepers, started_at=control.clock.now()

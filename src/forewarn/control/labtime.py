@@ -58,6 +58,12 @@ class LabTime:
             await self._adopt(clock, clock.at_speed(speed))
         return speed
 
+    async def anchor(self) -> None:
+        """Write down where the clock stands: a wall clock set back while nobody runs then takes no lab time back."""
+        if isinstance(self._clock, LabClock):
+            async with self._reconciler.driving:
+                await self._adopt(self._clock, self._clock.at_speed(self._clock.setting.speed))
+
     def _lab_clock(self, done: str) -> LabClock:
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {done}: use a lab (`forewarn up`)")
