@@ -77,7 +77,7 @@ _encode = msgspec.json.Encoder().encode
 def read_line(line: bytes) -> Said:
     try:
         said = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Rejected(f"this line is not understood ({error}): {line[:200]!r}") from None
     if not (said.hello or said.listener or said.exited or said.act):
         raise Rejected(f"this line says nothing that is known: {line[:200]!r}")

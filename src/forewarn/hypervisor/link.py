@@ -132,6 +132,8 @@ class Link:
         except OSError:
             self.close()
             return
+        for fd in fds:
+            os.set_inheritable(fd, False)  # else an operator's command would have a VM's socket, and keep it after us
         self._fds.extend(fds)
         self._buffer += data
         if not data:
@@ -151,11 +153,17 @@ class Link:
         self._buffer = rest
         for line in lines:
             self._take(read_line(bytes(line)))
+        if len(self._fds) > _MOST_FDS:
+            raise Rejected(f'{len(self._fds)} file descriptors came that no line announced: announce them with "fds"')
 
     def _take(self, said: Said) -> None:
         if len(self._fds) < said.fds:
             raise Rejected(f"{said.fds} file descriptors were announced, {len(self._fds)} came")
         fds = tuple(self._fds.popleft() for _ in range(said.fds))
+        if said.listener is None:
+            for fd in fds:
+                os.close(fd)
+            fds = ()
         if said.act:
             self._note(said)
         else:
