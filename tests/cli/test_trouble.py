@@ -148,3 +148,14 @@ def test_a_tab_offers_the_names_that_the_service_knows(lab: Any) -> None:
 def test_a_tab_without_a_service_offers_nothing(command: Any) -> None:
     words = {"_FOREWARN_COMPLETE": "bash_complete", "COMP_WORDS": "forewarn explain x", "COMP_CWORD": "2"}
     assert command("", **words).stdout.strip() == ""
+
+
+def test_ctrl_c_while_the_command_is_still_loaded_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "forewarn.cli", "events"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")

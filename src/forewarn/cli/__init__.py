@@ -18,6 +18,13 @@ MISSING = (
 
 
 def main() -> int:
+    try:
+        return _main()
+    except KeyboardInterrupt:  # while the command was still being loaded
+        return 130
+
+
+def _main() -> int:
     if any(importlib.util.find_spec(name) is None for name in ("click", "rich")):
         print(MISSING, file=sys.stderr)
         return 2
