@@ -237,11 +237,11 @@ BAD: list[tuple[FaultKind, dict[str, Any], str]] = [
     (FaultKind.GONE, {"count": 0}, "count 0 of fault gone is too small: give 1 or more"),
     (FaultKind.RESET, {"parameters": {"x": 1}}, "fault reset has no parameter 'x': it has none"),
     (FaultKind.STALE, {"parameters": {"x": 1}}, "fault stale has no parameter 'x': it has 'age_s'"),
-    (FaultKind.STALE, {"parameters": {"age_s": 61}}, "parameter 'age_s' of fault stale is 61: give 0 to 60"),
+    (FaultKind.STALE, {"parameters": {"age_s": 61}}, "parameter 'age_s' of fault stale is 61 s: give 0 to 60 s"),
     (
         FaultKind.LATE_FIRST_ANSWER,
         {"parameters": {"delay_s": 121}},
-        "parameter 'delay_s' of fault late-first-answer is 121: give 0 to 120",
+        "parameter 'delay_s' of fault late-first-answer is 121 s: give 0 to 120 s",
     ),
     (
         FaultKind.SEVERAL_AT_ONCE,

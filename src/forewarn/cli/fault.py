@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from forewarn.cli.connection import View
@@ -61,7 +63,11 @@ def set_fault(
     given = {"vm": vm, "scope": scope, "all": every or None, "count": count, "for_s": for_s}
     body: View = {name: value for name, value in given.items() if value is not None}
     body |= {"kind": kind, "parameters": dict(map(_parameter, parameters))}
-    show_fault(call, call.api.post("faults", body=body))
+    try:
+        view = call.api.post("faults", body=body)
+    except Rejected as error:
+        raise Rejected(_as_typed(str(error))) from error
+    show_fault(call, view)
 
 
 @fault.command("clear")
@@ -103,3 +109,8 @@ def _parameter(text: str) -> tuple[str, float]:
         raise Rejected(f"parameter {name!r}: {error}") from error
     spelled = name.strip().replace("-", "_").removesuffix("_s")
     return (spelled if spelled in _PLAIN else f"{spelled}_s"), seconds
+
+
+def _as_typed(sentence: str) -> str:
+    """The service calls a duration `take_s`; who types `take=9m` knows it as `take`."""
+    return re.sub(r"'([a-z_]+)_s'", lambda name: repr(name[1].replace("_", "-")), sentence)

@@ -94,7 +94,7 @@ FAULTS: dict[FaultKind, FaultRow] = {
         sphere=_EVENTS, seen="an event that is gone after its approval, and was never Started"
     ),
     FaultKind.SEVERAL_AT_ONCE: FaultRow(
-        sphere=_AT_ONCE, seen="so many Freeze `events` in one document, the incarnation higher by as many",
+        sphere=_AT_ONCE, seen="as many Freezes as `events` says in one document, the incarnation higher by as many",
         parameters={"events": Parameter(default=3, least=2, most=20)},
     ),
     FaultKind.NEIGHBOUR_ONLY: FaultRow(
@@ -183,7 +183,10 @@ def checked(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
             raise Rejected(f"fault {kind} has no parameter {name!r}: {has}")
         range_ = known[name]
         if not range_.least <= value <= range_.most:
-            raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give {range_.least:g} to {range_.most:g}")
+            unit = " s" if name.endswith("_s") else ""
+            raise Rejected(
+                f"parameter {name!r} of fault {kind} is {value:g}{unit}: give {range_.least:g} to {range_.most:g}{unit}"
+            )
         if name == "events" and value != int(value):
             raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give a whole number")
     return dict(given)
