@@ -33,6 +33,12 @@ USAGE = {
     "restart web --notice 0": (
         "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
     ),
+    "vm run web python3 -c 1": (
+        "No such option '-c': what is for the program comes after `--`; see `forewarn vm run --help`"
+    ),
+    "vm run web --isolatd -- true": (
+        "No such option '--isolatd'. Did you mean '--isolated'? See `forewarn vm run --help`"
+    ),
     "restart web --short-notice": "a short notice needs a length: say how long with --notice",
     "power web": ("say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"),
     "power start web": (

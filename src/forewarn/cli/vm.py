@@ -42,7 +42,21 @@ def _where(function: Function) -> Function:
     return function
 
 
-@vm.command()
+class _WithProgram(click.Command):
+    """Tells who forgot the `--` about it, when an option of the program is taken for one of ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "--" in typed or error.possibilities:
+                raise
+            hint = f"{error.format_message().rstrip('.')}: what is for the program comes after `--`"
+            raise click.UsageError(hint, ctx) from error
+
+
+@vm.command(cls=_WithProgram)
 @_where
 @click.option("--detached", is_flag=True, help="Without a terminal: what it writes is kept with the service's data.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
