@@ -1,6 +1,7 @@
 """A program may run in a network namespace that the user made; it is left as it was."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,18 @@ def test_a_namespace_that_was_joined_has_the_service_and_is_left_as_it_was(
 
     assert told.stdout == '{"vm": "web-0", "path": "/x"}\n', told.stderr
     assert made.look() == before
+
+
+def test_a_namespace_where_somebody_else_listens_is_told(service: Keeping, run: Run) -> None:
+    serve = "import socket, time; s = socket.create_server(('', 80)); print('ready', flush=True); time.sleep(1000)"
+    taken = Made(f"exec {sys.executable} -c {shlex.quote(serve)}")
+    try:
+        told = run("web-0", "--netns", taken.path, "--", "true")
+    finally:
+        taken.close()
+
+    assert told.returncode == 2
+    assert "in the network of VM 'web-0' (Address already in use): end what else listens there" in told.stderr
 
 
 def test_a_namespace_that_does_not_exist_is_told(service: Keeping, run: Run) -> None:

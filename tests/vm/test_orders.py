@@ -145,6 +145,34 @@ def test_a_program_that_will_not_end_is_ended_after_the_grace(service: Keeping, 
     assert service.perform("web-0", "reboot")["ok"]
 
 
+def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever(
+    service: Keeping, start: Start, tmp_path: Path
+) -> None:
+    """As an out-of-memory killer may: there is nothing left to boot, and who asks is told."""
+    child = start(
+        "web-0",
+        "--grace",
+        "60",
+        "--",
+        "sh",
+        "-c",
+        "trap '' TERM; touch $0/up; while :; do sleep 1; done",
+        str(tmp_path),
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "up").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    act = service.order("web-0", "reboot")
+    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+
+    (first,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+
+    assert service.hear("web-0", "exited")["exited"]["signal"] == signal.SIGKILL
+    assert child.wait(timeout=30) == 128 + signal.SIGKILL
+
+
 def test_a_keeper_that_was_killed_knows_what_it_had_done(lab: Lab) -> None:
     lab.service.outcome("web-0", lab.service.order("web-0", "reboot", act="one"))
     lab.wait_for_boots(2)

@@ -1,10 +1,12 @@
 """A VM outlives the service: it is refused at once meanwhile, and found again as it was (spec §11: restarts)."""
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,3 +98,19 @@ def test_a_vm_that_is_no_longer_welcome_is_ended(service: Keeping, start: Start)
 
     _, said = child.communicate(timeout=30)
     assert (child.returncode, said) == (2, "VM 'web-0' was removed from the fleet\n")
+
+
+class Absent(Keeping):
+    """Welcomes a VM, and then does nothing about it."""
+
+    def take(self, line: Any, message: dict[str, Any], descriptors: list[int]) -> None:
+        offered = {"offered": True} if "listener" in message else message
+        super().take(line, offered, descriptors)
+
+
+def test_a_vm_that_the_service_does_not_listen_to_yet_can_be_ended(start: Start, tmp_path: Path) -> None:
+    with Absent(tmp_path) as service:
+        child = start("web-0", "--", "sleep", "1000")
+        service.hear("web-0", "offered")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) == 128 + signal.SIGTERM

@@ -119,8 +119,8 @@ class Acts:
         if self._machine.state == DOWN:
             return _STAYS_DOWN
         self._under_way[order.act] = asyncio.get_running_loop().time() + order.duration_s
-        await self._machine.freeze()
         try:
+            await self._machine.freeze()
             await asyncio.wait_for(self._freezes[order.act].wait(), order.duration_s)
         except TimeoutError:
             pass

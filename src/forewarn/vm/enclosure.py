@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -102,6 +103,8 @@ class Enclosure:
         packet, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 4)
         if not packet:
             asyncio.get_running_loop().remove_reader(self._control)
+            while self._waiting:
+                self._waiting.popleft().set_exception(ConnectionResetError(errno.ECONNRESET, "the VM is gone"))
             told({"event": "gone"})
             return
         message = json.loads(packet)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forewarn.errors import Unavailable
+from forewarn.errors import Refused, Unavailable
 from forewarn.vm import message
 from forewarn.vm.act import Acts
 from forewarn.vm.enclosure import Enclosure, Event, Reply
@@ -22,6 +22,7 @@ from forewarn.vm.message import Message, Order, Vm
 from forewarn.vm.terminal import Terminal
 
 AGAIN_S = 0.2
+_FIRST_TRIES = 10  # to listen in a network that nobody of ours has listened in yet
 _NEWS_S = 10.0  # how long a VM that is gone for good waits for a service to hear of it
 _TAIL = 4096
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126  # as shells say it
@@ -54,7 +55,7 @@ class Keeper:
         self._link: Link | None = None
         self._listening = asyncio.Event()
         self._ended = asyncio.Event()  # by a signal to us
-        self._signalled = False
+        self._signalled = 0  # the first signal that is to end us
         self._tasks: set[asyncio.Task[None]] = set()
         self._machine = Machine(enclosure, vm, grace_s=kept.grace_s, boot_id=kept.first_boot_id)
         self._acts = Acts(machine=self._machine, journal=journal, tell=self._tell, usual_s=kept.grace_s + 1.0)
@@ -65,7 +66,9 @@ class Keeper:
         self._enclosure.follow(self._told)
         touch = asyncio.create_task(self._stay_in_touch(link))
         try:
-            await self._until(self._listening, touch)
+            await self._until(self._listening, self._machine.ended_by_itself, self._ended, touch)
+            if self._ended.is_set() or self._machine.ended_by_itself.is_set():
+                return 128 + (self._signalled or signal.SIGKILL)
             try:
                 await self._machine.start()
             except OSError as error:
@@ -169,13 +172,24 @@ class Keeper:
         return descriptor
 
     async def _open_listener(self) -> Reply:
+        tries = 0
         while True:
             try:
                 return await self._enclosure.call("listen")
+            except ConnectionError:
+                raise
             except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                await asyncio.sleep(AGAIN_S)  # a service that is just ending has it still
+                tries += 1
+                is_first = not self._acts.may_begin.is_set()
+                if error.errno != errno.EADDRINUSE or (is_first and tries >= _FIRST_TRIES):
+                    raise self._unheard(error) from error
+            await asyncio.sleep(AGAIN_S)  # a service that is just ending has it still
+
+    def _unheard(self, error: OSError) -> Refused:
+        return Refused(
+            f"nobody can listen on the metadata endpoint in the network of VM {self._kept.name!r} ({error.strerror}): "
+            "end what else listens there, or leave --netns out for a network of its own"
+        )
 
     async def _tell(self, told: Message) -> None:
         """What cannot be told now is told with the next hello."""
@@ -203,7 +217,7 @@ class Keeper:
         if self._signalled:
             await self._machine.kill()
             return
-        self._signalled = True
+        self._signalled = number
         await self._machine.end(number)
         self._ended.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -61,8 +62,8 @@ class Machine:
 
     async def freeze(self) -> None:
         if self.state == RUNNING:
+            self.state = FROZEN  # also if only some of it stops: all of it is continued
             await self._enclosure.call("freeze")
-            self.state = FROZEN
 
     async def thaw(self) -> None:
         if self.state == FROZEN:
@@ -94,6 +95,7 @@ class Machine:
                 self._exited(Exit(code=event["code"], signal=event["signal"]))
             case "gone":
                 self._nobody_left.set()
+                self._is_ending = False  # whatever was under way, nothing can be started here again
                 self._exited(_WHEN_THE_FIRST_PROCESS_DIES)
 
     def _exited(self, how: Exit) -> None:
@@ -107,6 +109,23 @@ def empty(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
+            _remove(entry)
         else:
             entry.unlink()
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except PermissionError:
+        _open_up(directory)
+        shutil.rmtree(directory)
+
+
+def _open_up(directory: Path) -> None:
+    """Some programs leave directories that not even their owner may write to."""
+    directory.chmod(0o700)
+    for place, names, _ in os.walk(directory):  # each is opened before it is entered
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink():
+                path.chmod(0o700)

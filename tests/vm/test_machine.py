@@ -1,0 +1,72 @@
+"""A VM as one thing, when the kernel does not do all that it is asked."""
+
+import asyncio
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from forewarn.vm.act import Acts
+from forewarn.vm.enclosure import Enclosure, Reply
+from forewarn.vm.journal import Journal
+from forewarn.vm.machine import RUNNING, Machine, empty
+from forewarn.vm.message import Order, Vm
+
+NOBODY = 65534
+
+
+class HalfFrozen:
+    """Stops some of the VM, and fails over the rest."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    async def call(self, word: str, argument: Any = None) -> Reply:
+        self.called.append(word)
+        if word == "freeze":
+            raise OSError(errno.ENFILE, "too many open files")
+        return Reply(None)
+
+
+def test_a_freeze_that_fails_halfway_leaves_nothing_stopped(tmp_path: Path) -> None:
+    enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
+    vm = Vm(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
+
+    async def story() -> None:
+        machine = Machine(cast(Enclosure, enclosure), vm, grace_s=1.0, boot_id="one")
+        journal = Journal(tmp_path / "journal.jsonl")
+        acts = Acts(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        acts.may_begin.set()
+        await acts.obey(Order(act="A", verb="freeze", duration_s=60.0))
+        while "ok" not in (said := await told.get()):
+            pass
+        journal.close()
+        assert (said["ok"], machine.state) == (False, RUNNING)
+
+    asyncio.run(story())
+    assert enclosure.called == ["freeze", "thaw"]
+
+
+@pytest.mark.parametrize("mode", [0o500, 0o000])
+def test_a_disk_is_emptied_of_directories_that_nobody_may_write_to(mode: int) -> None:
+    """Go keeps its modules in such; a Redeploy loses them all the same (spec §6)."""
+    with tempfile.TemporaryDirectory() as place:
+        disk = Path(place)
+        inner = disk / "cache" / "module"
+        inner.mkdir(parents=True)
+        (inner / "file").touch()
+        for path in (inner / "file", inner, inner.parent, disk):
+            os.chown(path, NOBODY if os.geteuid() == 0 else -1, -1)
+        inner.chmod(mode)
+        inner.parent.chmod(mode)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(NOBODY)  # root may do anything
+        try:
+            empty(disk)
+        finally:
+            os.seteuid(user)
+        assert list(disk.iterdir()) == []
