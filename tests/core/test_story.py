@@ -323,6 +323,12 @@ def test_a_vm_says_how_it_is(facts: Any, sentence: str) -> None:
     assert story.lines == ()
 
 
+def test_nobody_asks_for_a_vm_that_was_removed() -> None:
+    record = a_record(NOON, polls=[Asked(vm="web-0", at=NOON - 4, version="2020-07-01")])
+    story = story_of_vm(a_vm("web-0", removed_at=NOON - 3, host=""), [], record)
+    assert story.now == ("web-0 was removed 3 s ago.", "No maintenance of it is on record.")
+
+
 SPANS = [
     (0, "less than a second"),
     (0.4, "less than a second"),

@@ -87,7 +87,7 @@ def story_of_vm(vm: Vm, events: Iterable[Event], record: Record) -> Story:
             _condition(vm, record.now),
             *(() if lines else ("No maintenance of it is on record.",)),
             *(f"{kind_of(event)} ({event.id}): {text}" for event in live for text in standing(event, record)),
-            *audience(record),
+            *(audience(record) if vm.removed_at is None else ()),
         ),
     )
 
