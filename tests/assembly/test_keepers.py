@@ -146,6 +146,16 @@ def test_the_keeper_of_no_vm_is_refused(lab: ServiceProcess) -> None:
     play(story())
 
 
+def test_in_a_vm_that_is_turned_off_nothing_is_started(own: ServiceProcess) -> None:
+    async def story() -> None:
+        own.api("POST", "/requests", {"ask": "power-off", "vms": ["web-0"]})
+        own.api("POST", "/clock/advance", {"by_s": 120})
+        async with kept(own) as keeper:
+            assert keeper.refusal == "VM 'web-0' is stopped: turn it on first, with `forewarn power web-0 start`"
+
+    play(story())
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -18,9 +18,9 @@ from pathlib import Path
 from forewarn.assembly.mouth import Mouth
 from forewarn.console.directory import Directory
 from forewarn.console.server import bind_unix
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Power, Vm
 from forewarn.core.history import Entry, What
-from forewarn.errors import ForewarnError, Rejected
+from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.keepers import Keepers
 from forewarn.hypervisor.line import Exit
 from forewarn.hypervisor.link import Heard, Link
@@ -101,6 +101,8 @@ class Door:
             raise Rejected("a keeper says hello first: say which VM you keep")
         vm = self._find(heard.hello.vm)
         self._keepers.must_be_free(vm.key, heard.hello)
+        if vm.power is not Power.RUNNING and not self._keepers.is_known(vm.key, heard.hello):
+            raise Refused(f"VM {vm.name!r} is {vm.power}: turn it on first, with `forewarn power {vm.name} start`")
         link.meet(heard.hello)
         place = self._keepers.directory_of(vm.key)
         (place / "ephemeral").mkdir(parents=True, exist_ok=True, mode=0o700)

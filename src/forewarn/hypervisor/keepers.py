@@ -53,18 +53,22 @@ class Keepers:
         if kept is not None and (kept.pid, kept.started) != hello.birth and kept.is_alive:
             raise Refused(f"VM {hello.vm!r} is kept by process {kept.pid} already: end that one first")
 
+    def is_known(self, vm: str, hello: Hello) -> bool:
+        """Whether this keeper had the VM before, or was started for it by us."""
+        kept = self._roster.find(vm)
+        return kept is not None and (kept.pid, kept.started) == hello.birth
+
     def arrive(self, vm: str, link: Link) -> bool:
         """Take the link as the VM's; whether its keeper is one that was not known before."""
         self.must_be_free(vm, link.hello)
         if (old := self._links.get(vm)) is not None:
             old.close()
-        before = self._roster.find(vm)
-        pid, started = link.hello.birth
-        self.expect(vm, pid, started)
+        is_new = not self.is_known(vm, link.hello)
+        self.expect(vm, *link.hello.birth)
         self._links[vm] = link
         self._arrived.set()
         self._arrived = asyncio.Event()
-        return before is None or (before.pid, before.started) != link.hello.birth
+        return is_new
 
     def expect(self, vm: str, pid: int, started: str) -> None:
         """This process keeps the VM, or will in a moment."""
