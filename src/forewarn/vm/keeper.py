@@ -48,6 +48,7 @@ class Keeper:
         self, kept: Kept, vm: Vm, *, enclosure: Enclosure, journal: Journal, terminal: Terminal | None, say: Say
     ) -> None:
         self._kept = kept
+        self._name = vm.name  # it may be kept under its key
         self._enclosure = enclosure
         self._journal = journal
         self._terminal = terminal
@@ -92,7 +93,7 @@ class Keeper:
 
     async def _take_leave(self) -> int:
         if self._acts.final.is_set():
-            self._say(f"VM {self._kept.name!r} was {self._acts.farewell}: its program was ended")
+            self._say(f"VM {self._name!r} was {self._acts.farewell}: its program was ended")
             await self._until_the_service_knows()
             return 0
         if self._machine.ended_by_itself.is_set():
@@ -107,7 +108,7 @@ class Keeper:
             pass
 
     def _tell_of_no_program(self, error: OSError) -> int:
-        self._say(f"program {self._kept.program[0]!r} cannot be started in VM {self._kept.name!r}: {error.strerror}")
+        self._say(f"program {self._kept.program[0]!r} cannot be started in VM {self._name!r}: {error.strerror}")
         return _NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE
 
     async def _stay_in_touch(self, link: Link) -> None:
@@ -187,7 +188,7 @@ class Keeper:
 
     def _unheard(self, error: OSError) -> Refused:
         return Refused(
-            f"nobody can listen on the metadata endpoint in the network of VM {self._kept.name!r} ({error.strerror}): "
+            f"nobody can listen on the metadata endpoint in the network of VM {self._name!r} ({error.strerror}): "
             "end what else listens there, or leave --netns out for a network of its own"
         )
 
