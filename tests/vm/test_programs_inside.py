@@ -101,6 +101,14 @@ def test_a_program_that_cannot_be_started_is_told_as_shells_do(
     assert f"program {program!r} cannot be started in VM 'web-0': " in told.stderr
 
 
+def test_a_program_that_goes_to_the_background_is_told_to_stay(service: Keeping, run: Run) -> None:
+    told = run("web-0", "--", "sh", "-c", "setsid sleep 600 </dev/null >/dev/null 2>&1 &")
+
+    assert told.returncode == 0
+    assert "what it left in the background ends with it: run it in the foreground" in told.stderr
+    assert "background" not in run("web-0", "--", "true").stderr
+
+
 def test_the_service_hears_how_a_program_ended(service: Keeping, run: Run) -> None:
     run("web-0", "--", "sh", "-c", "exit 3")
     run("web-1", "--", "sh", "-c", "kill -9 $$")

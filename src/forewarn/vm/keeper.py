@@ -97,6 +97,11 @@ class Keeper:
             await self._until_the_service_knows()
             return 0
         if self._machine.ended_by_itself.is_set():
+            if await self._machine.has_company():
+                self._say(
+                    f"the program of VM {self._name!r} has ended, and what it left in the background ends with it: "
+                    "run it in the foreground"
+                )
             await self._tell(message.exited(self._machine.last_exit, self._tail()))
         return self._machine.last_exit.status
 

@@ -74,6 +74,10 @@ class Machine:
         """Go on after somebody had stopped the program from its terminal."""
         await self._enclosure.call("continue")
 
+    async def has_company(self) -> bool:
+        """Whether a program that ended well left others behind, as one does that goes to the background."""
+        return self.last_exit.code == 0 and bool((await self._enclosure.call("signal", signal.SIGCONT)).value)
+
     def wipe(self) -> None:
         """Empty the disk that does not outlive a move."""
         empty(self._vm.ephemeral)
