@@ -71,6 +71,7 @@ class Starter:
         for vm in wanted[:_AT_ONCE]:
             await self._start(vm)
         self._end_removed()
+        self._bury()
 
     def _hear(self, committed: Committed) -> None:
         for vm in committed.commit.vms:
@@ -140,6 +141,13 @@ class Starter:
             if vm is not None and vm.removed_at is not None and not self._is_being_hit(key):
                 act_id = f"removed {vm.removed_at}:{key}"
                 link.order(Act(id=act_id, vm=key, name=vm.name, verb=Verb.DELETE, event_id=""), 0.0)
+
+    def _bury(self) -> None:
+        """Keepers of VMs that are no longer looked after, once they have ended."""
+        for key in self._tries.keys() - self._vms.keys():
+            child = self._tries[key].child
+            if child is None or child.poll() is not None:
+                del self._tries[key]
 
     def _let_go(self) -> None:
         """Keepers go on without us, and nobody here will wait for them."""
