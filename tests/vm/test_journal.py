@@ -1,5 +1,8 @@
 """What a keeper did is known to the next one, however the first one ended (spec §6: an act is done once)."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,3 +79,37 @@ def test_a_journal_belongs_to_its_owner_alone(path: Path) -> None:
     Journal(path).close()
 
     assert path.stat().st_mode & 0o077 == 0
+
+
+@contextmanager
+def room_for(path: Path, more: int) -> Iterator[None]:
+    """A disk on which this file can grow by so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(path: Path) -> None:
+    journal = Journal(path)
+    with room_for(path, 10), pytest.raises(OSError, match="No space left"):
+        journal.begin("a", "reboot")
+    journal.begin("b", "reboot")
+    journal.close()
+
+    again = Journal(path)
+
+    assert again.unfinished == {"b": "reboot"}
+    again.close()
+
+
+def test_an_outcome_that_cannot_be_written_down_is_known_meanwhile(path: Path) -> None:
+    journal = Journal(path)
+    journal.begin("a", "reboot")
+    with room_for(path, 0), pytest.raises(OSError, match="File too large"):
+        journal.finish("a", Outcome(ok=True))
+
+    assert journal.known == {"a": Outcome(ok=True)}
+    journal.close()

@@ -50,6 +50,26 @@ def test_a_freeze_that_fails_halfway_leaves_nothing_stopped(tmp_path: Path) -> N
     assert enclosure.called == ["freeze", "thaw"]
 
 
+def test_an_act_that_cannot_be_written_down_is_not_begun_and_is_told(tmp_path: Path) -> None:
+    """It is neither under way for ever nor done a second time."""
+    enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
+    vm = Vm(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
+
+    async def story() -> None:
+        journal = Journal(tmp_path / "journal.jsonl")
+        machine = Machine(cast(Enclosure, enclosure), vm, grace_s=1.0, boot_id="one")
+        acts = Acts(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        acts.may_begin.set()
+        journal.close()  # as good as a disk that takes nothing
+        await acts.obey(Order(act="A", verb="reboot"))
+        while "ok" not in (said := await told.get()):
+            pass
+        assert said["note"] == "reboot was not begun: it cannot be written down (Bad file descriptor)"
+
+    asyncio.run(story())
+    assert enclosure.called == []
+
+
 @pytest.mark.parametrize("mode", [0o500, 0o000])
 def test_a_disk_is_emptied_of_directories_that_nobody_may_write_to(mode: int) -> None:
     """Go keeps its modules in such; a Redeploy loses them all the same (spec §6)."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from forewarn.vm import message
 from forewarn.vm.journal import Journal, Outcome
@@ -95,15 +96,24 @@ class Acts:
     async def _perform(self, order: Order) -> None:
         await self.may_begin.wait()
         async with self._turn:
-            self._journal.begin(order.act, order.verb)
-            outcome = await self._outcome(order)
-            self._journal.finish(order.act, outcome)
+            outcome = await self._carry_out(order)
             del self._under_way[order.act]
             self._freezes.pop(order.act, None)
         await self._answer(order.act, outcome)
         if order.verb in FINAL and outcome.ok:
             self.farewell = FINAL[order.verb]
             self.final.set()
+
+    async def _carry_out(self, order: Order) -> Outcome:
+        """Nothing is done that was not written down before; what cannot be written down afterwards is still told."""
+        try:
+            self._journal.begin(order.act, order.verb)
+        except OSError as error:
+            return Outcome(ok=False, note=f"{order.verb} was not begun: it cannot be written down ({error.strerror})")
+        outcome = await self._outcome(order)
+        with suppress(OSError):
+            self._journal.finish(order.act, outcome)
+        return outcome
 
     async def _outcome(self, order: Order) -> Outcome:
         effect = self._effects.get(order.verb)

@@ -4,6 +4,7 @@ keeper that was killed and started again repeats nothing and knows what it left 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -40,18 +41,30 @@ class Journal:
         return dict(self._begun)
 
     def begin(self, act: str, verb: str) -> None:
-        self._write({"act": act, "verb": verb})
+        """OSError when it cannot be written down: it is not to be begun then."""
+        entry = {"act": act, "verb": verb}
+        self._write(entry)
+        self._take(entry)
 
     def finish(self, act: str, outcome: Outcome) -> None:
-        self._write({"act": act, **asdict(outcome)})
+        """OSError when it cannot be written down; then it is known for as long as this journal is open."""
+        entry = {"act": act, **asdict(outcome)}
+        self._take(entry)
+        self._write(entry)
 
     def close(self) -> None:
         os.close(self._file)
 
     def _write(self, entry: dict[str, Any]) -> None:
-        os.write(self._file, _line(entry))
-        os.fsync(self._file)
-        self._take(entry)
+        """The whole line, or on a full disk nothing of it: half of one would spoil the next."""
+        line, size = _line(entry), os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "verb" in entry:

@@ -33,10 +33,14 @@ def stop_all() -> frozenset[int]:
 
 def continue_all(but: frozenset[int]) -> None:
     """Children before their parents, so that no shell sees its jobs stopped."""
-    if not sees_own_processes():
+    try:
+        found = set(pids()) if sees_own_processes() else None
+    except OSError:  # /proc cannot be read now, and nobody may stay stopped for that
+        found = None
+    if found is None:
         signal_all(signal.SIGCONT)
         return
-    for pid in sorted(set(pids()) - but, reverse=True):
+    for pid in sorted(found - but, reverse=True):
         try:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
