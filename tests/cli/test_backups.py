@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from forewarn.cli.connection import Api
+from forewarn.hypervisor.life import started_of
+from forewarn.hypervisor.roster import Kept, Roster
 
 
 def free_port() -> int:
@@ -98,3 +100,21 @@ def test_a_service_in_a_terminal_says_what_is_kept_when_it_is_stopped(command: A
 def test_a_bad_setting_is_told_before_anything_starts(command: Any) -> None:
     assert "needs an address that VMs call: give --listen" in command.refused("serve")
     assert "cannot be read" in command.refused("up", "--config", "/nowhere/settings.toml")
+
+
+def test_a_service_in_a_terminal_says_which_programs_go_on_without_it(command: Any) -> None:
+    roster = Roster(command.data / "vms")
+    with subprocess.Popen(["sleep", "600"]) as keeper:
+        try:
+            roster.write(Kept(vm="sub/lab/web-0", pid=keeper.pid, started=started_of(keeper.pid)))
+            words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
+            env = {**os.environ, "FOREWARN_DATA": str(command.data), "FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+            with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                while "Ctrl-C stops it" not in process.stdout.readline():
+                    assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+                told = process.stdout.read()
+            assert told.endswith(f"1 program in VMs goes on without it; to end this: kill {keeper.pid}\n")
+        finally:
+            keeper.kill()

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from forewarn.assembly.directory import VMS
 from forewarn.assembly.mouth import Mouth
 from forewarn.console.directory import Directory
 from forewarn.console.server import bind_unix
@@ -24,6 +25,7 @@ from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.keepers import Keepers
 from forewarn.hypervisor.line import Exit
 from forewarn.hypervisor.link import Heard, Link
+from forewarn.hypervisor.roster import Roster
 from forewarn.metadata import Listener
 from forewarn.store.seam import Store
 
@@ -181,3 +183,8 @@ def _farewell(vm: Vm, exited: Exit) -> str:
 
 def entry_about(vm: Vm, what: What, text: str, at: float) -> Entry:
     return Entry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)
+
+
+def keeping_on(data: Path) -> list[int]:
+    """The processes that keep VMs of this data directory, whether or not its service runs."""
+    return Roster(data / VMS).alive

@@ -55,6 +55,7 @@ def serve(call: Invocation, **options: Any) -> None:
 
 def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     with server_extra(command):
+        from forewarn.assembly.keepers import keeping_on
         from forewarn.assembly.service import Service, run
         from forewarn.assembly.settings import load
 
@@ -70,8 +71,15 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
         pending = run(settings, announce)
         if call.screen.is_terminal:
             call.screen.say(f"stopped; everything is kept, {counted(pending, 'event')} pending")
+            _tell_who_goes_on(call.screen, keeping_on(settings.directory))
     finally:
         let_go_of_output()
+
+
+def _tell_who_goes_on(screen: Screen, keepers: list[int]) -> None:
+    if keepers:
+        who = f"{counted(len(keepers), 'program')} in VMs {'goes' if len(keepers) == 1 else 'go'} on without it"
+        screen.say(f"{who}; to end this: kill {' '.join(map(str, keepers))}")
 
 
 def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -> None:

@@ -47,6 +47,11 @@ class Roster:
     def find(self, vm: str) -> Kept | None:
         return self._kept.get(vm)
 
+    @property
+    def alive(self) -> list[int]:
+        """The processes that keep a VM now."""
+        return sorted(kept.pid for kept in self._kept.values() if kept.is_alive)
+
     def write(self, kept: Kept) -> None:
         if self._kept.get(kept.vm) == kept:
             return
