@@ -9,6 +9,7 @@ import random
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,5 +123,5 @@ def test_nothing_answered_is_lost_when_the_process_is_killed_at_random_moments(t
     happened = effects(tmp_path / "d")
     assert performed <= happened.keys(), "an act was reported as performed and left no effect"
     assert set(happened.values()) <= {1}, "an act took effect twice"
-    with sqlite3.connect(tmp_path / "d" / "forewarn.db") as db:
+    with closing(sqlite3.connect(tmp_path / "d" / "forewarn.db")) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

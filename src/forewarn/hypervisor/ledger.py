@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ class Ledger:
         self._connection = connection
         self._name = name
         self._lock = threading.RLock()
+        weakref.finalize(self, connection.close)  # one that nobody closed goes with its last user
 
     @classmethod
     def open(cls, path: Path | None) -> Ledger:
@@ -123,7 +125,7 @@ class Ledger:
 
     def entries(self, vm: str | None = None) -> list[Effect]:
         """All effects in the order they began, or those on one VM (by its key)."""
-        return [_effect(row) for row in self._run(f"{_READ} WHERE ?1 IS NULL OR vm = ?1 ORDER BY seq", vm)]
+        return [_effect(row) for row in self._run(f"{_READ} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)]
 
     def state(self, vm: str) -> Lived:
         ended = sorted((e for e in self.entries(vm) if e.ended), key=lambda e: e.ends_at)

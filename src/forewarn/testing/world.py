@@ -152,6 +152,7 @@ class World:
 
     def close(self) -> None:
         self.do(self.control.close())
+        self.do(self.hypervisor.close())
         self.do(self.store.close())
         self.runner.close()
 
