@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -86,13 +87,24 @@ def _record(call: Invocation, recorder: Recorder, file: BinaryIO) -> list[Answer
     told: list[Answer] = []
     try:
         for answer in recorder.answers():
-            _write(file, answer)
-            told.append(answer)
+            with _undisturbed():
+                _write(file, answer)
+                told.append(answer)
             if not call.screen.as_json:
                 call.screen.say(faint(f"{span(answer.at_s):>8}  "), wording(answer))
     except KeyboardInterrupt:
         pass  # how a recording usually ends
     return told
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits: what is being written is written whole, and counted."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _write(file: BinaryIO, part: Beginning | Answer | End) -> None:
