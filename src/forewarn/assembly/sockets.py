@@ -24,6 +24,7 @@ from forewarn.metadata import Entrance, Found, Porter
 
 log = logging.getLogger(__name__)
 _ROOT = 0
+_AGAIN_S = 0.2
 
 
 class Shelf:
@@ -82,7 +83,7 @@ async def _run(settings: Settings, announce: Callable[[list[Entrance], dict[Entr
         owner = settings.directory.stat().st_uid
         tasks = [
             asyncio.create_task(porter.run(shelf.take)),
-            asyncio.create_task(_receive_visitors(door, shelf, owner)),
+            asyncio.create_task(receive_visitors(door, shelf, owner)),
         ]
         announce([found.entrance for found in opened], porter.waits)
         try:
@@ -92,10 +93,16 @@ async def _run(settings: Settings, announce: Callable[[list[Entrance], dict[Entr
             porter.close()
 
 
-async def _receive_visitors(door: socket.socket, shelf: Shelf, owner: int) -> None:
+async def receive_visitors(door: socket.socket, shelf: Shelf, owner: int) -> None:
+    """For ever: hand everything to root and to the owner, and nothing to anybody else."""
     async with asyncio.TaskGroup() as group:
         while True:
-            link, _ = await asyncio.get_running_loop().sock_accept(door)
+            try:
+                link, _ = await asyncio.get_running_loop().sock_accept(door)
+            except OSError as error:  # too many open files, say: whoever was let in before is not to suffer for it
+                log.warning("nobody can be handed sockets now: %s", error.strerror)
+                await asyncio.sleep(_AGAIN_S)
+                continue
             if _user_of(link) in (_ROOT, owner):
                 group.create_task(shelf.hand_over(link))
             else:

@@ -1,0 +1,56 @@
+"""The helper that opens sockets goes on handing them over, whatever one visitor met."""
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forewarn.assembly.handover import receive
+from forewarn.assembly.sockets import Shelf, receive_visitors
+from forewarn.metadata import Entrance, Found, listener_of
+from forewarn.metadata.entrance import By
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_helper_that_had_too_many_files_open_hands_over_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        entrance = Entrance(by=By.SOURCE, address="127.0.0.1")
+        shelf = Shelf()
+        with socket.create_server(("127.0.0.1", 0)) as served:
+            shelf.take(Found(entrance, listener_of(entrance, served)))
+            with _door(tmp_path / "door") as door, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
+                receiving = asyncio.create_task(receive_visitors(door, shelf, os.geteuid()))
+                with no_more_files():
+                    visitor.connect(str(tmp_path / "door"))
+                    for _ in range(10):
+                        await asyncio.sleep(0)
+                visitor.setblocking(False)
+                packet = await asyncio.wait_for(receive(visitor), 10)
+                assert packet is not None
+                assert packet.sock is not None
+                assert packet.entrance == entrance.name
+                packet.sock.close()
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def _door(path: Path) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(str(path))
+    door.listen()
+    door.setblocking(False)
+    return door
