@@ -61,6 +61,8 @@ def test_a_client_meets_the_status(service: ServiceProcess, kind: str, status: i
 def test_a_client_is_told_when_to_try_again(service: ServiceProcess) -> None:
     set_fault(service, "throttled", vm="alone", count=1, parameters={"retry_after_s": 2})
     assert service.guest("alone", "GET", POLL).headers["Retry-After"] == "2"
+    told = [entry["text"] for entry in service.api("GET", "/history?limit=100").json["entries"]]
+    assert any(text.endswith(", retry-after 2 s, 1 request at most") for text in told)
 
 
 def test_a_client_gets_an_empty_body(service: ServiceProcess) -> None:

@@ -204,8 +204,13 @@ def _extent(wish: Wish, lasts_s: float | None) -> str:
     things = "request" if FAULTS[wish.kind].sphere is Sphere.TRANSPORT else "event"
     count = "" if wish.count is None else f", {wish.count} {things}{'s' if wish.count > 1 else ''} at most"
     lasting = "" if lasts_s is None else f", for {lasts_s:g} s at most"
-    values = "".join(f", {name} {value:g}" for name, value in wish.parameters.items())
+    values = "".join(f", {_spoken(name, value)}" for name, value in wish.parameters.items())
     return f"{values}{count}{lasting}"
+
+
+def _spoken(name: str, value: float) -> str:
+    """`retry_after_s` is `retry-after` to people, in seconds."""
+    return f"{name.removesuffix('_s').replace('_', '-')} {value:g}{' s' if name.endswith('_s') else ''}"
 
 
 def _touched(fault: Fault) -> str:
