@@ -330,3 +330,10 @@ def test_a_notice_that_would_not_be_given_is_refused(ask: Ask) -> None:
     """Spec §6.3: without terminate notification a delete is carried out at once, whatever was hoped for."""
     with pytest.raises(Refused, match="'web-0' has no terminate notification and would be deleted at once"):
         notice(ask, a_vm("web-0"), notice_s=3600)
+
+
+@pytest.mark.parametrize("cause", [Cause.HOST_FAILED, Cause.USER_REDEPLOY])
+def test_only_a_failed_host_is_abrupt(cause: Cause) -> None:
+    """Spec §6.4: a failure comes with no notice."""
+    event = applied(cause, vm_for(cause, auto_approve=AutoApproval(redeploy=True)))
+    assert [act.abrupt for act in event.acts] == [cause is Cause.HOST_FAILED]

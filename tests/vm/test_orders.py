@@ -145,6 +145,24 @@ def test_a_program_that_will_not_end_is_ended_after_the_grace(service: Keeping, 
     assert service.perform("web-0", "reboot")["ok"]
 
 
+@pytest.mark.parametrize(("abrupt", "farewells"), [(False, 1), (True, 0)], ids=["as planned", "host failed"])
+def test_only_a_host_that_fails_gives_a_program_no_moment_to_end(
+    service: Keeping, start: Start, tmp_path: Path, abrupt: bool, farewells: int
+) -> None:
+    """Spec §6.4: a failure comes with no notice, and nobody inside is asked first."""
+    code = f"cd {tmp_path}; trap 'echo bye >> farewells; exit' TERM; echo up >> boots; while :; do sleep 0.05; done"
+    start("web-0", "--", "sh", "-c", code)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "boots").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    assert service.perform("web-0", "redeploy", abrupt=abrupt)["ok"]
+
+    said = tmp_path / "farewells"
+    assert (said.read_text().count("bye") if said.exists() else 0) == farewells
+
+
 def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever(
     service: Keeping, start: Start, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     to_host: str = ""
     duration_s: int = -1
     keeps_vm: bool = True  # an eviction by policy Deallocate keeps it, Delete does not
+    abrupt: bool = False  # its host has failed: what runs inside is given no moment to end
     outcome: Outcome | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from forewarn.core.cause import Verb
+from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, Event, Outcome, act_id
 from forewarn.core.fleet import EvictionPolicy, Power, Vm
 from forewarn.core.policy import Around
@@ -42,6 +42,7 @@ def _act(event: Event, vm: Vm, around: Around) -> Act:
         from_host=vm.host,
         to_host=to_host or "",
         duration_s=row.duration_s,
+        abrupt=event.cause is Cause.HOST_FAILED,
         keeps_vm=row.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
         outcome=nowhere if needs_host and to_host is None else None,
     )

@@ -90,4 +90,5 @@ def write_line(message: dict[str, Any]) -> bytes:
 
 def order_for(act: Act, duration_s: float) -> dict[str, Any]:
     host = act.to_host or act.from_host
-    return {"order": {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}}
+    order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
+    return {"order": order | {"abrupt": True} if act.abrupt else order}

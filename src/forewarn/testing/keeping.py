@@ -60,18 +60,23 @@ class Keeping:
             self._all.pop().close()
         self._lines.clear()
 
-    def order(self, vm: str, verb: str, *, act: str = "", duration_s: float = 0.0, host: str = "host-1") -> str:
+    def order(
+        self, vm: str, verb: str, *, act: str = "", duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
+    ) -> str:
         """Order an act; its id."""
         act = act or str(uuid4())
-        self._line(vm).say({"order": {"act": act, "verb": verb, "duration_s": duration_s, "host": host}})
+        order = {"act": act, "verb": verb, "duration_s": duration_s, "host": host, "abrupt": abrupt}
+        self._line(vm).say({"order": order})
         return act
 
     def thaw(self, vm: str, act: str) -> None:
         self._line(vm).say({"thaw": act})
 
-    def perform(self, vm: str, verb: str, *, duration_s: float = 0.0, host: str = "host-1") -> Message:
+    def perform(
+        self, vm: str, verb: str, *, duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
+    ) -> Message:
         """Order an act and wait for its outcome."""
-        return self.outcome(vm, self.order(vm, verb, duration_s=duration_s, host=host))
+        return self.outcome(vm, self.order(vm, verb, duration_s=duration_s, host=host, abrupt=abrupt))
 
     def outcome(self, vm: str, act: str, *, times: int = 1) -> Message:
         """The final answer to an act, once it was given so many times."""

@@ -5,6 +5,7 @@ again. Acts wait for each other; whatever ends the program ends a freeze first.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -144,7 +145,7 @@ class Acts:
 
     async def _boot_again(self, order: Order) -> str:
         was_down = self._machine.state == DOWN
-        await self._machine.end()
+        await self._machine.end(signal.SIGKILL if order.abrupt else signal.SIGTERM)
         if order.verb in WIPING:
             self._machine.wipe()
         if order.verb == "redeploy":

@@ -42,11 +42,17 @@ class Order:
     verb: str
     duration_s: float = 0.0
     host: str = ""
+    abrupt: bool = False  # the VM's host has failed: nobody is asked to end
 
     @classmethod
     def from_message(cls, message: Message) -> Order:
-        duration_s, host = message.get("duration_s") or 0.0, message.get("host") or ""
-        return cls(act=message["act"], verb=message["verb"], duration_s=float(duration_s), host=host)
+        return cls(
+            act=message["act"],
+            verb=message["verb"],
+            duration_s=float(message.get("duration_s") or 0.0),
+            host=message.get("host") or "",
+            abrupt=bool(message.get("abrupt")),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
