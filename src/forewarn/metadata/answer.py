@@ -67,7 +67,7 @@ Rest: TypeAlias = Callable[[], "Answer"]
 Work: TypeAlias = Coroutine[Any, Any, Rest]
 
 
-class Desk:
+class Reception:
     """Answers the requests of all connections."""
 
     def __init__(

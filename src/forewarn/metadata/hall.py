@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forewarn.metadata.answer import Desk, Rest, Work
+from forewarn.metadata.answer import Reception, Rest, Work
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.limits import Limits
@@ -43,8 +43,8 @@ class Tally:
 
 
 class Hall:
-    def __init__(self, *, desk: Desk, board: Board, writer: Writer, limits: Limits) -> None:
-        self.desk, self.board, self.writer, self.limits = desk, board, writer, limits
+    def __init__(self, *, reception: Reception, board: Board, writer: Writer, limits: Limits) -> None:
+        self.reception, self.board, self.writer, self.limits = reception, board, writer, limits
         self.loop = asyncio.get_running_loop()
         self.tally = Tally()
         self.is_draining = False

@@ -166,8 +166,8 @@ class Connection(asyncio.Protocol):
         self._hall.tally.requests += 1
         self._is_old = whole.is_old
         # A stranger may be a VM by the time it connects again.
-        self._keep_alive = whole.keep_alive and self._hall.desk.knows(self._caller)
-        self._settle(self._hall.desk.answer(self._caller, whole.request))
+        self._keep_alive = whole.keep_alive and self._hall.reception.knows(self._caller)
+        self._settle(self._hall.reception.answer(self._caller, whole.request))
 
     def _settle(self, answer: Answer) -> None:
         while isinstance(answer, Hold) and self._hall.is_draining:

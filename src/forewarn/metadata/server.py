@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from forewarn.metadata.answer import Desk
+from forewarn.metadata.answer import Reception
 from forewarn.metadata.board import Board
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.hall import Hall, Tally
@@ -38,7 +38,7 @@ class MetadataServer:
         self.faults = FaultTable(board.past, now=backend.now)
         self._callers = callers
         self._servers: dict[Listener, list[asyncio.Server]] = {}
-        desk = Desk(
+        reception = Reception(
             board=board,
             backend=backend,
             callers=callers,
@@ -47,7 +47,7 @@ class MetadataServer:
             observations=self.observations,
             faults=self.faults,
         )
-        self._hall = Hall(desk=desk, board=board, writer=Writer(backend.now), limits=limits)
+        self._hall = Hall(reception=reception, board=board, writer=Writer(backend.now), limits=limits)
 
     @property
     def tally(self) -> Tally:
