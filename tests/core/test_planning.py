@@ -88,7 +88,7 @@ def notice(ask: Ask, vm: Vm, *, notice_s: float = 0, short_notice: bool = False)
 def test_the_table_of_causes_is_the_specifications() -> None:
     assert set(CAUSES) == {*ROWS, *AT_ONCE}
     assert set(ASK_CAUSE.values()) | set(IMPACT_CAUSE.values()) == set(CAUSES)
-    assert set(ASK_CAUSE) == set(Ask) - {Ask.ROLLOUT, Ask.REPLAY}
+    assert set(ASK_CAUSE) == set(Ask) - {Ask.ROLLOUT, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}
     assert set(IMPACT_CAUSE) == set(Impact)
 
 

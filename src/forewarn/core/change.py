@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.gate import Gate
 from forewarn.core.history import Entry
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Cursor, Webhook
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     planned: tuple[Planned, ...] = ()
     unplanned: tuple[str, ...] = ()  # event ids whose planned row has been applied or dropped
+    clients: tuple[Client, ...] = ()
+    removed_clients: tuple[str, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    removed_grants: tuple[str, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
+    removed_webhooks: tuple[str, ...] = ()
+    cursors: tuple[Cursor, ...] = ()
     entries: tuple[Entry, ...] = ()
 
 

@@ -72,7 +72,9 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # 0: no terminate notification
+    os_image_notice_min: int = 0  # kept for its owner: replacing an image gives no event (spec §6.4)
     auto_approve: AutoApproval = AutoApproval()
+    publish_outside: bool = False  # its owner wants events told beyond the VM
     tags: dict[str, str] = {}
     program: tuple[str, ...] = ()  # what runs inside, where VMs are made of namespaces; () nothing
     environment: dict[str, str] = {}  # of the program, beside the service's own

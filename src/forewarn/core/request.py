@@ -25,6 +25,7 @@ class Ask(StrEnum):
     DEALLOCATE = "deallocate"
     REAPPLY = "reapply"
     REIMAGE = "reimage"
+    PERFORM_MAINTENANCE = "perform-maintenance"
     ROLLOUT = "rollout"
     DEGRADE = "degrade"
     FAIL = "fail"
@@ -93,6 +94,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     short_notice: bool = False  # somebody named less than the minimum, for rehearsal
     rollout: Rollout | None = None
     replay: Replay | None = None
+    approves: tuple[str, ...] = ()  # ids of the pending events that it approved, instead of making its own
     version: int = 0
 
     @property

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
@@ -16,6 +17,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Webhook
 from forewarn.errors import Refused, Unavailable
 from forewarn.store.seam import Committed, Polled
 from forewarn.store.subscription import Subscribers
@@ -139,6 +141,18 @@ class MemoryStore:
     def polls(self, *, scope_id: str | None = None) -> list[Polled]:
         there = (polled for _, polled in sorted(self._tables.polls.items()))
         return _matching(there, scope_id=scope_id)
+
+    def client(self, client_id: str) -> Client | None:
+        return self._tables.clients.get(client_id)
+
+    def clients(self) -> list[Client]:
+        return [client for _, client in sorted(self._tables.clients.items())]
+
+    def grants(self, *, to: str | None = None) -> list[Grant]:
+        return _matching(self._tables.grants.values(), to=to)
+
+    def webhooks(self) -> list[Webhook]:
+        return list(self._tables.webhooks.values())
 
     def saved(self, name: str) -> bytes | None:
         return self._tables.saved.get(name)

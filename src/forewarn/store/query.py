@@ -9,8 +9,10 @@ from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, false, f
 
 from forewarn.core.event import Status
 from forewarn.store.schema import (
+    clients,
     events,
     gates,
+    grants,
     history,
     hosts,
     planned,
@@ -20,6 +22,7 @@ from forewarn.store.schema import (
     scopes,
     sightings,
     vms,
+    webhooks,
 )
 from forewarn.store.statement import text_of
 
@@ -74,6 +77,9 @@ HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _one(events.c.id, events.c.body)
 GATE = _one(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
 REQUEST = _one(requests.c.id, requests.c.body, requests.c.version)
+CLIENT = _one(clients.c.id, clients.c.body)
+CLIENTS = text_of(select(clients.c.body).order_by(clients.c.id))
+WEBHOOKS = text_of(select(webhooks.c.body, webhooks.c.cursor).order_by(webhooks.c.position))
 SAVED = _one(saved.c.name, saved.c.value)
 DUE_SCOPES = _due(scopes, scopes.c.id)
 DUE_GATES = _due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
@@ -119,3 +125,8 @@ def sightings_by(by: By) -> str:
 @cache
 def polls_by(by: By) -> str:
     return _all(select(polls.c.body).where(*_equal(polls, by)), polls.c.vm, False)
+
+
+@cache
+def grants_by(by: By) -> str:
+    return _all(select(grants.c.body).where(*_equal(grants, by)), grants.c.position, False)

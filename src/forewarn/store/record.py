@@ -7,12 +7,14 @@ from typing import Any
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.gate import Gate
 from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Cursor, Webhook
 from forewarn.store.seam import Polled
 
 Row = dict[str, Any]
@@ -24,9 +26,12 @@ read_event = Decoder(Event).decode
 read_planned = Decoder(Planned).decode
 read_sighting = Decoder(Sighting).decode
 read_polled = Decoder(Polled).decode
+read_client = Decoder(Client).decode
+read_grant = Decoder(Grant).decode
 _read_gate = Decoder(Gate).decode
 _read_request = Decoder(Request).decode
 _read_entry = Decoder(Entry).decode
+_read_webhook = Decoder(Webhook).decode
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
@@ -55,6 +60,10 @@ def read_request(body: bytes, version: int) -> Request:
 
 def read_entry(body: bytes, seq: int) -> Entry:
     return replace(_read_entry(body), seq=seq)
+
+
+def read_webhook(body: bytes, cursor: int) -> Webhook:
+    return replace(_read_webhook(body), cursor=cursor)
 
 
 def scope_row(scope: Scope) -> Row:
@@ -136,3 +145,19 @@ def sighting_row(sighting: Sighting) -> Row:
 
 def polled_row(polled: Polled) -> Row:
     return {"vm": polled.vm, "scope_id": polled.scope_id, "at": polled.at, "body": _encode(polled)}
+
+
+def client_row(client: Client) -> Row:
+    return {"id": client.id, "body": _encode(client)}
+
+
+def grant_row(grant: Grant) -> Row:
+    return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
+
+
+def webhook_row(webhook: Webhook) -> Row:
+    return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
+
+
+def cursor_row(cursor: Cursor) -> Row:
+    return {"row_id": cursor.webhook_id, "seq": cursor.seq}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
 
 APPLICATION_ID = 0x4657524E  # "FWRN", in the header of the file
-REVISIONS = ("0001",)  # of the migrations, oldest first
+REVISIONS = ("0001", "0002")  # of the migrations, oldest first
 REVISION = REVISIONS[-1]  # its number is the file's user_version
 
 metadata = MetaData()
@@ -151,4 +151,32 @@ saved = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("value", LargeBinary, nullable=False),
+)
+
+clients = Table(
+    "clients",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("id", String, nullable=False),
+    Column("to", String, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("id"),
+    Index("grants_by_principal", "to"),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("position", Integer, primary_key=True),
+    Column("id", String, nullable=False),
+    Column("cursor", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    UniqueConstraint("id"),
 )

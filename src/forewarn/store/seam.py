@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
@@ -15,6 +16,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Webhook
 
 
 class Polled(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,10 @@ class Store(Protocol):
     def last_seq(self) -> int: ...
     def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]: ...
     def polls(self, *, scope_id: str | None = None) -> list[Polled]: ...
+    def client(self, client_id: str) -> Client | None: ...
+    def clients(self) -> list[Client]: ...
+    def grants(self, *, to: str | None = None) -> list[Grant]: ...
+    def webhooks(self) -> list[Webhook]: ...
     def saved(self, name: str) -> bytes | None: ...
 
     async def commit(self, commit: Commit) -> int: ...  # the last history entry's sequence number

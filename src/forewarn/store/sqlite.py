@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
@@ -15,6 +16,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Webhook
 from forewarn.store import backup, file, query, record, statement, writing
 from forewarn.store.seam import Committed, Polled
 from forewarn.store.subscription import Subscribers
@@ -139,6 +141,20 @@ class SqliteStore:
     def polls(self, *, scope_id: str | None = None) -> list[Polled]:
         wanted = _given(scope_id=scope_id)
         return [record.read_polled(body) for (body,) in self._rows(query.polls_by(tuple(wanted)), **wanted)]
+
+    def client(self, client_id: str) -> Client | None:
+        row = self._row(query.CLIENT, row_id=client_id)
+        return record.read_client(row[0]) if row else None
+
+    def clients(self) -> list[Client]:
+        return [record.read_client(body) for (body,) in self._rows(query.CLIENTS)]
+
+    def grants(self, *, to: str | None = None) -> list[Grant]:
+        wanted = _given(to=to)
+        return [record.read_grant(body) for (body,) in self._rows(query.grants_by(tuple(wanted)), **wanted)]
+
+    def webhooks(self) -> list[Webhook]:
+        return [record.read_webhook(*row) for row in self._rows(query.WEBHOOKS)]
 
     def saved(self, name: str) -> bytes | None:
         row = self._row(query.SAVED, row_id=name)

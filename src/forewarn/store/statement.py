@@ -23,8 +23,10 @@ from sqlalchemy.sql import ClauseElement
 
 from forewarn.core.event import Status
 from forewarn.store.schema import (
+    clients,
     events,
     gates,
+    grants,
     history,
     hosts,
     planned,
@@ -34,6 +36,7 @@ from forewarn.store.schema import (
     scopes,
     sightings,
     vms,
+    webhooks,
 )
 
 _ZERO: ColumnElement[Any] = literal_column("0")
@@ -121,6 +124,12 @@ def _wake_gate() -> str:
     return text_of(update(gates).where(gates.c.id == bindparam("row_id")).values(woken))
 
 
+def _move_cursor() -> str:
+    """Never back, and nothing where the webhook is gone."""
+    ahead = and_(webhooks.c.id == bindparam("row_id"), webhooks.c.cursor < bindparam("seq"))
+    return text_of(update(webhooks).where(ahead).values(cursor=bindparam("seq")))
+
+
 ADD_SCOPE = _add(scopes)
 MOVE_SCOPE = _move(scopes, last_request_at=_later(scopes.c.last_request_at, bindparam("new_last_request_at")))
 PUT_VM = _put_vm()
@@ -138,6 +147,13 @@ ADD_ENTRY = text_of(insert(history).values({c.name: bindparam(c.name) for c in h
 PUT_POLL = _put_poll()
 TOUCH_SCOPE = _touch_scope()
 ADD_SIGHTING = _add(sightings)
+PUT_CLIENT = _put(clients, "id")
+REMOVE_CLIENT = _remove(clients, "id")
+PUT_GRANT = _put(grants, "id")
+REMOVE_GRANT = _remove(grants, "id")
+PUT_WEBHOOK = _put(webhooks, "id")
+REMOVE_WEBHOOK = _remove(webhooks, "id")
+MOVE_CURSOR = _move_cursor()
 PUT_SAVED = _put(saved, "name")
 
 # A rollout reads off its events which VMs it is done with, so they stay as long as it is under way.

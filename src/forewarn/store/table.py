@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from forewarn.core.access import Client, Grant
 from forewarn.core.change import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
@@ -15,6 +16,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Cursor, Webhook
 from forewarn.store.guard import must_be_current
 from forewarn.store.seam import Committed, Polled
 
@@ -39,6 +41,9 @@ class Tables:
     last_seq: int = 0
     sightings: dict[tuple[str, str, str], Sighting] = field(default_factory=dict)
     polls: dict[str, Polled] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    grants: dict[str, Grant] = field(default_factory=dict)
+    webhooks: dict[str, Webhook] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> Tables:
@@ -56,6 +61,9 @@ class Tables:
             last_seq=self.last_seq,
             sightings=dict(self.sightings),
             polls=dict(self.polls),
+            clients=dict(self.clients),
+            grants=dict(self.grants),
+            webhooks=dict(self.webhooks),
             saved=dict(self.saved),
         )
 
@@ -83,6 +91,14 @@ class Tables:
             self.requests[request.id] = replace(request, version=request.version + 1)
         self.planned.update({planned.event_id: planned for planned in commit.planned})
         _remove(self.planned, commit.unplanned)
+        self.clients.update({client.id: client for client in commit.clients})
+        _remove(self.clients, commit.removed_clients)
+        self.grants.update({grant.id: grant for grant in commit.grants})
+        _remove(self.grants, commit.removed_grants)
+        self.webhooks.update({webhook.id: webhook for webhook in commit.webhooks})
+        _remove(self.webhooks, commit.removed_webhooks)
+        for cursor in commit.cursors:
+            self._move(cursor)
         entries = self._append(commit.entries)
         return Committed(commit=replace(commit, entries=entries), seq=self.last_seq)
 
@@ -137,6 +153,12 @@ class Tables:
         gate = self.gates.get(gate_id)
         if gate is not None:
             self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
+
+    def _move(self, cursor: Cursor) -> None:
+        """Never back, and nothing where the webhook is gone."""
+        webhook = self.webhooks.get(cursor.webhook_id)
+        if webhook is not None and webhook.cursor < cursor.seq:
+            self.webhooks[webhook.id] = replace(webhook, cursor=cursor.seq)
 
     def _append(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         numbered = tuple(replace(entry, seq=seq) for seq, entry in enumerate(entries, self.last_seq + 1))

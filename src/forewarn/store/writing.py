@@ -33,6 +33,13 @@ def apply(db: Db, commit: Commit) -> Committed:
         _guarded(db, "requests", request, row, statement.ADD_REQUEST, statement.MOVE_REQUEST)
     _each(db, statement.PUT_PLANNED, commit.planned, record.planned_row)
     _each(db, statement.REMOVE_PLANNED, commit.unplanned, _id_row)
+    _each(db, statement.PUT_CLIENT, commit.clients, record.client_row)
+    _each(db, statement.REMOVE_CLIENT, commit.removed_clients, _id_row)
+    _each(db, statement.PUT_GRANT, commit.grants, record.grant_row)
+    _each(db, statement.REMOVE_GRANT, commit.removed_grants, _id_row)
+    _each(db, statement.PUT_WEBHOOK, commit.webhooks, record.webhook_row)
+    _each(db, statement.REMOVE_WEBHOOK, commit.removed_webhooks, _id_row)
+    _each(db, statement.MOVE_CURSOR, commit.cursors, record.cursor_row)
     entries = tuple(_append(db, entry) for entry in commit.entries)
     return Committed(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else last_seq(db))
 

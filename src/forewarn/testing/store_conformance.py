@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from forewarn.core.access import Client, Grant, Role
 from forewarn.core.cause import Verb
 from forewarn.core.change import Commit
 from forewarn.core.event import Act, Outcome, Status
 from forewarn.core.fleet import AutoApproval, Health, Host
 from forewarn.core.gate import Gate
 from forewarn.core.scope import Scope
+from forewarn.core.webhook import Cursor, Happening, Schema, Webhook
 from forewarn.errors import Conflict, Unavailable
 from forewarn.store.seam import Committed, Store
 from forewarn.testing.rows import (
@@ -68,6 +70,8 @@ class StoreConformance(ABC):
             assert store.saved("no") is None
             assert not any((store.scope_ids(), store.vms(), store.hosts(), store.events(), store.requests()))
             assert not any((store.planned(), store.history(), store.sightings(), store.polls()))
+            assert store.client("no") is None
+            assert not any((store.clients(), store.grants(), store.webhooks()))
             assert not any((store.due_scopes(1e12), store.due_gates(1e12)))
             assert store.next_wake() is None
             assert store.last_seq() == 0
@@ -457,6 +461,47 @@ class StoreConformance(ABC):
             assert store.saved("late") is None
 
         self.play(write, read)
+
+    def test_clients_and_grants_are_kept_replaced_and_removed(self) -> None:
+        one = Client(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
+        two = Client(id="bot", secret_hash=b"h")
+        read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
+        run = Grant(id="g2", role=Role.OPERATOR, to="client:bot", over="/subscriptions/s")
+
+        async def first(store: Store) -> None:
+            await store.commit(Commit(clients=(two, one), grants=(read, run)))
+
+        async def second(store: Store) -> None:
+            assert store.clients() == [one, two]
+            assert store.client("app") == one
+            assert store.grants() == [read, run]
+            assert store.grants(to="client:bot") == [run]
+            await store.commit(Commit(clients=(changed(one, name="New"),), removed_clients=("bot",)))
+            await store.commit(Commit(removed_grants=("g2", "never there")))
+
+        async def third(store: Store) -> None:
+            assert store.clients() == [changed(one, name="New")]
+            assert store.grants() == [read]
+
+        self.play(first, second, third)
+
+    def test_the_cursor_of_a_webhook_only_moves_ahead_and_brings_none_back(self) -> None:
+        hook = Webhook(
+            id="w1", url="https://x", secret="s", schema=Schema.CLOUD_EVENTS, happenings=(Happening.STARTED,)
+        )
+        other = Webhook(id="w0", url="https://y", secret="t", over="/subscriptions/s", opted_in_only=True, cursor=7)
+
+        async def first(store: Store) -> None:
+            await store.commit(Commit(webhooks=(hook, other)))
+            await store.commit(Commit(cursors=(Cursor(webhook_id="w1", seq=5), Cursor(webhook_id="w0", seq=3))))
+
+        async def second(store: Store) -> None:
+            assert store.webhooks() == [changed(hook, cursor=5), other]
+            await store.commit(Commit(removed_webhooks=("w1",)))
+            await store.commit(Commit(cursors=(Cursor(webhook_id="w1", seq=9),)))
+            assert store.webhooks() == [other]
+
+        self.play(first, second)
 
 
 def _guarded(kind: str) -> Any:
