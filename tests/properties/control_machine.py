@@ -35,7 +35,7 @@ T = TypeVar("T")
 Doing = Coroutine[Any, Any, object]
 DAY = 24 * 3600.0
 
-ASKS = st.sampled_from(sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY}))
+ASKS = st.sampled_from(sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}))
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
 SPANS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
@@ -228,7 +228,7 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.vms())
     @rule(pick=PICKS)
     def perform_maintenance(self, pick: int) -> None:
-        self.attempt(self.world.control.requests.perform_maintenance(chosen(self.vms(), pick), who="ann"))
+        self.attempt(self.world.control.requests.perform_maintenance([chosen(self.vms(), pick)], who="ann"))
 
     @precondition(lambda self: self.world.store.events())
     @rule(pick=PICKS, twice=st.booleans())

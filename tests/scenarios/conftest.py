@@ -43,7 +43,7 @@ from forewarn.testing.world import LAB, World, a_host, a_vm
 NOTHING = "(nothing)"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 STEERING = {"pause": Progress.PAUSED, "resume": Progress.RUNNING, "abort": Progress.ABORTED}
-FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY}
+FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}
 GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 Facts = dict[str, str]
 
@@ -117,7 +117,9 @@ class Stage:
         return [] if unknown is None else [f"unknown to {facts['by']}: {unknown}"]
 
     def do_perform_maintenance(self, names: list[str], _facts: Facts) -> list[str]:
-        self.world.do(self.world.control.requests.perform_maintenance(self.world.vm(names[0]), who="ann"))
+        self.world.do(
+            self.world.control.requests.perform_maintenance([self.world.vm(name) for name in names], who="ann")
+        )
         return []
 
     def do_withdraw(self, names: list[str], facts: Facts) -> list[str]:

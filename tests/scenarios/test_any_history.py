@@ -21,7 +21,7 @@ from forewarn.testing.world import World, a_host, a_vm
 
 HOSTS = ("h1", "h2", "h3")
 DAY = 24 * 3600.0
-FOR_VMS = sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY})
+FOR_VMS = sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE})
 ORDER = list(Status)
 
 

@@ -25,9 +25,9 @@ async def ask(room: Room, call: Call) -> ReceiptView:
 async def perform_maintenance(room: Room, call: Call) -> EventsOnly:
     call.read_body(body.Nothing)
     vm = room.directory.find(call.names["name"])
-    events = await room.control.requests.perform_maintenance(vm, who=room.who)
+    receipt = await room.control.requests.perform_maintenance([vm], who=room.who)
     await room.catch_up()
-    return EventsOnly(events=Showing(room).events(room.event(event.id) for event in events))
+    return EventsOnly(events=Showing(room).events(room.event(event.id) for event in receipt.events))
 
 
 async def degrade(room: Room, call: Call) -> ReceiptView:

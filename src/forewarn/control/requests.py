@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from forewarn.control.desk import Desk, by_scope
 from forewarn.core import lifecycle
-from forewarn.core.agenda import turn
+from forewarn.core.agenda import stamped, turn
 from forewarn.core.cause import CAUSES, noun
-from forewarn.core.change import Commit
+from forewarn.core.change import Commit, difference, together
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Health, Host, Power, Vm, must_have_destination
 from forewarn.core.history import Entry, What
@@ -24,6 +24,8 @@ from forewarn.core.policy import Around
 from forewarn.core.request import Ask, Planned, Progress, Request, Rollout
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Refused, Rejected
+
+_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,17 +140,39 @@ class Requests:
         scope = await self._desk.decide(event.scope_id, approving((event.id,), who))
         return scope.event(event.id) or self.event(event.id)
 
-    async def perform_maintenance(self, vm: Vm, *, who: str) -> tuple[Event, ...]:
-        """The user takes pending platform maintenance now (spec §6.4)."""
+    async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> Receipt:
+        """Users take pending platform maintenance now (spec §6.4): of every VM that has some, in one transaction."""
+        for _ in range(_TRIES):
+            pending = self._pending(vms)
+            request = self._request(Ask.PERFORM_MAINTENANCE, who, [vm.name for vm in vms])
+            request = replace(request, approves=tuple(event.id for event in pending))
+            record = Commit(requests=(request,), entries=(self._requested(request),))
+            grouped = by_scope(pending, lambda event: event.scope_id)
+            try:
+                await self._store.commit(together(record, *(self._approval(s, e, who) for s, e in grouped.items())))
+                return Receipt(request=request, events=tuple(self.event(event.id) for event in pending))
+            except Conflict:
+                continue
+        raise Conflict("the events changed too often while they were approved: ask again")
 
-        def decision(scope: Scope, around: Around) -> Scope:
-            for event in pending_platform_events(scope, vm.name):
-                scope = lifecycle.approve(scope, event, by=who, now=around.now)
-            return scope
+    def _pending(self, vms: Sequence[Vm]) -> list[Event]:
+        """Each once; Refused when no VM has any."""
+        found: dict[str, Event] = {}
+        refusal: Refused | None = None
+        for vm in vms:
+            try:
+                events = pending_platform_events(self._desk.scope(vm.scope_id), vm.name)
+                found.update({event.id: event for event in events})
+            except Refused as error:
+                refusal = refusal or error
+        if not found:
+            raise refusal or Rejected("perform-maintenance needs at least one VM: name it")
+        return list(found.values())
 
-        pending = pending_platform_events(self._desk.scope(vm.scope_id), vm.name)
-        await self._desk.decide(vm.scope_id, decision)
-        return tuple(self.event(event.id) for event in pending)
+    def _approval(self, scope_id: str, events: list[Event], who: str) -> Commit:
+        old, around = self._desk.scope(scope_id), self._desk.around()
+        approved = approving(tuple(event.id for event in events), who)(old, around)
+        return difference(old, stamped(approved, around))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
         event = self.event(event_id)
