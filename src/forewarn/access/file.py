@@ -1,0 +1,93 @@
+"""The files of this room: whole or not there, and a private one nobody else's from the moment it exists."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from forewarn.errors import NotFound, Rejected, Unavailable
+
+_PRIVATE, _PUBLIC = 0o600, 0o644
+
+
+def write_private(path: Path, content: bytes) -> None:
+    _write(path, content, _PRIVATE)
+
+
+def write_public(path: Path, content: bytes) -> None:
+    _write(path, content, _PUBLIC)
+
+
+def read_private(path: Path) -> bytes:
+    """What a file with a secret holds; Rejected where anybody but its owner could read it too."""
+    with _opened(path) as descriptor:
+        mode = os.fstat(descriptor).st_mode
+        if mode & 0o077:
+            raise Rejected(
+                f"file {str(path)!r} holds a secret and others may read it (mode {stat.S_IMODE(mode):04o}): "
+                "run chmod 600 on it, and replace the secret if somebody may have seen it"
+            )
+        return _content(descriptor)
+
+
+def read_public(path: Path) -> bytes:
+    with _opened(path) as descriptor:
+        return _content(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Rejected(f"directory {str(path)!r} cannot be used: {error.strerror}; name another") from error
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(handle, mode)
+                os.fsync(handle)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+        _sync(path.parent)
+    except OSError as error:
+        raise Unavailable(f"file {str(path)!r} cannot be written now ({error}): see to it and try again") from error
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {str(path)!r}: check its name") from None
+    except OSError as error:
+        raise Rejected(f"file {str(path)!r} cannot be read ({error.strerror}): see to its permissions") from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Rejected(f"{str(path)!r} is not a file: name one")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _content(descriptor: int) -> bytes:
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return file.read()

@@ -1,0 +1,106 @@
+"""Real clients trust what the local CA has signed, at their strictest, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.access import pem
+from forewarn.access.authority import Authority, new_key, server_certificate
+from forewarn.access.certificate import Certificates, ca_file
+
+HOST = "vmhost.example.org"
+
+
+def strict_client(ca: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN  # what Python 3.13 does unasked
+    return context
+
+
+def served(certificate: Path, key: Path, visit: Callable[[int], Awaitable[str]]) -> str:
+    """What a visitor says of a TLS server on loopback that greets everybody."""
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async def story() -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # refused handshakes
+        async with await asyncio.start_server(greet, "127.0.0.1", 0, ssl=context) as server:
+            return await visit(server.sockets[0].getsockname()[1])
+
+    return asyncio.run(asyncio.wait_for(story(), 30))
+
+
+async def visit_by_python(port: int, ca: Path, name: str) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=strict_client(ca), server_hostname=name)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.decode().rpartition("\r\n")[2]
+
+
+async def visit_by_curl(port: int, ca: Path, name: str) -> str:
+    shown = f"[{name}]" if ":" in name else name
+    curl = await asyncio.create_subprocess_exec(
+        "curl", "--silent", "--show-error", "--noproxy", "*", "--cacert", str(ca),
+        "--connect-to", f"{shown}:{port}:127.0.0.1:{port}", f"https://{shown}:{port}/",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    return (await curl.communicate())[0].decode()
+
+
+CLIENTS = [visit_by_python, *([visit_by_curl] if shutil.which("curl") else [])]
+
+
+@pytest.mark.parametrize("visit", CLIENTS, ids=lambda visit: visit.__name__)
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
+@pytest.mark.parametrize("more", [(), (HOST,)], ids=["loopback only", "a host name too"])
+def test_clients_trust_the_service_under_every_loopback_name(
+    tmp_path: Path, visit: Callable[[int, Path, str], Awaitable[str]], name: str, more: tuple[str, ...]
+) -> None:
+    made = Certificates.ready(tmp_path, more, time.time())
+    ca = made.ca.certificate
+    assert served(made.server.certificate, made.server.key, lambda port: visit(port, ca, name)) == "hello"
+
+
+@pytest.mark.parametrize("visit", CLIENTS, ids=lambda visit: visit.__name__)
+def test_clients_trust_the_service_under_its_host_name(
+    tmp_path: Path, visit: Callable[[int, Path, str], Awaitable[str]]
+) -> None:
+    made = Certificates.ready(tmp_path, [HOST], time.time())
+    ca = made.ca.certificate
+    assert served(made.server.certificate, made.server.key, lambda port: visit(port, ca, HOST)) == "hello"
+
+
+def test_clients_do_not_trust_another_ca(tmp_path: Path) -> None:
+    made = Certificates.ready(tmp_path / "one", [], time.time())
+    other = Certificates.ready(tmp_path / "other", [], time.time()).ca.certificate
+    with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
+        served(made.server.certificate, made.server.key, lambda port: visit_by_python(port, other, "localhost"))
+
+
+def test_a_stolen_loopback_ca_convinces_nobody_of_another_name(tmp_path: Path) -> None:
+    Certificates.ready(tmp_path, [], time.time())
+    ca_key = pem.key_in((tmp_path / "ca.key").read_bytes(), tmp_path)
+    stolen = Authority(certificate=pem.read_certificate(ca_file(tmp_path)), key=ca_key)  # type: ignore[arg-type]
+    key = new_key()
+    pem.write_certificate(tmp_path / "evil.pem", server_certificate(stolen, key, ["bank.example"], time.time()))
+    pem.write_key(tmp_path / "evil.key", key)
+    with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
+        served(
+            tmp_path / "evil.pem",
+            tmp_path / "evil.key",
+            lambda port: visit_by_python(port, ca_file(tmp_path), "bank.example"),
+        )
