@@ -4,9 +4,12 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 REAL    = .venv-real
-PYTEST  = $(BIN)/python -m pytest -q $(PYTEST_FLAGS)
+AZURE   = .venv-azure
+AZ      = .venv-az
+FLAGS   = -m pytest -q $(PYTEST_FLAGS)
+PYTEST  = $(BIN)/python $(FLAGS)
 
-.PHONY: run test test-namespaces lint docs clean help
+.PHONY: run test test-namespaces test-azure test-az lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,11 +24,19 @@ run: $(STAMP) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
-	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces'
+	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not azure and not az'
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
 	@tests/vm/programs.sh $(REAL) $(PYTHON)
-	$(PYTEST) -m namespaces
+	$(PYTEST) -m 'namespaces and not az'
+
+test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
+	@tests/azure/programs.sh sdk $(AZURE) $(PYTHON)
+	$(AZURE)/bin/python $(FLAGS) -n 2 --dist worksteal -m azure tests/azure
+
+test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
+	@tests/azure/programs.sh az $(AZ) $(PYTHON)
+	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
 
 lint: $(STAMP) ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
@@ -37,4 +48,4 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.core.diagram import lifecycle_markdown as page; print(page(), end="")' > docs/lifecycle.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REAL) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
