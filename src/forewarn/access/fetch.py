@@ -1,0 +1,64 @@
+"""A small document from an issuer, over https; over http from loopback only. Blocks: call it in a thread."""
+
+from __future__ import annotations
+
+import http.client
+from email.message import Message
+from ipaddress import ip_address
+from typing import IO
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from forewarn.errors import Rejected, Unavailable
+
+_LARGEST = 1024 * 1024
+_WAIT_S = 5.0
+
+
+def fetch(url: str) -> bytes:
+    must_be_safe(url)
+    request = Request(url, headers={"Accept": "application/json", "User-Agent": "forewarn"})
+    try:
+        with _opener(url).open(request, timeout=_WAIT_S) as response:
+            content: bytes = response.read(_LARGEST + 1)
+    except HTTPError as error:
+        error.close()
+        raise Unavailable(f"{url!r} answers {error.code}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(f"{url!r} does not answer: {error}") from error
+    if len(content) > _LARGEST:
+        raise Unavailable(f"{url!r} answers with more than {_LARGEST} bytes")
+    return content
+
+
+def must_be_safe(url: str) -> None:
+    """Keys that came over plain http could be anybody's."""
+    try:
+        parts = urlsplit(url)
+        safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
+        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        safe = sound = False
+    if not (safe and sound):
+        raise Rejected(f"issuer address {url!r} is neither https nor on loopback: give one that begins with https://")
+
+
+def _opener(url: str) -> OpenerDirector:
+    return build_opener(_NoRedirect, *([ProxyHandler({})] if _is_loopback(urlsplit(url).hostname) else []))
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        return host == "localhost" or ip_address(host or "").is_loopback
+    except ValueError:
+        return False
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """An issuer is where it says it is: a redirect could lead out of https."""
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> Request | None:
+        return None
