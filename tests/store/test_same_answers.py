@@ -110,6 +110,7 @@ def everything(store: Store) -> dict[str, Any]:
         "sightings": [store.sightings(), store.sightings(event_id="E0"), store.sightings(vm="a")],
         "polls": [store.polls(), store.polls(scope_id=SCOPE)],
         "saved": [store.saved(name) for name in ids],
+        "next": [store.entries_after(0, 2), store.entries_after(2, 100)],
         "last": store.last_seq(),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,10 @@ class MemoryStore:
         there = (entry for entry in self._tables.history if entry.seq > after)
         wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit)
+
+    def entries_after(self, seq: int, limit: int) -> list[Entry]:
+        start = bisect_right(self._tables.history, seq, key=lambda entry: entry.seq)
+        return self._tables.history[start : start + limit]
 
     def last_seq(self) -> int:
         return self._tables.last_seq

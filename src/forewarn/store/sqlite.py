@@ -129,6 +129,9 @@ class SqliteStore:
         sql = query.history_by(tuple(wanted), limit is not None)
         return [record.read_entry(*row) for row in self._newest(sql, limit, after=after, **wanted)]
 
+    def entries_after(self, seq: int, limit: int) -> list[Entry]:
+        return [record.read_entry(*row) for row in self._rows(query.ENTRIES_AFTER, after=seq, limit=limit)]
+
     def last_seq(self) -> int:
         row = self._row(statement.LAST_SEQ)
         return int(row[0]) if row else 0

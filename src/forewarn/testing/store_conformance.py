@@ -337,6 +337,24 @@ class StoreConformance(ABC):
 
         self.play(story)
 
+    def test_whoever_follows_the_history_reads_it_from_the_oldest_on_in_pieces(self) -> None:
+        async def story(store: Store) -> None:
+            entries = tuple(an_entry(text, at=at) for at, text in enumerate("abcde"))
+            await store.commit(Commit(entries=entries))
+
+            def texts(seq: int, limit: int) -> str:
+                return "".join(entry.text for entry in store.entries_after(seq, limit))
+
+            assert texts(0, 2) == "ab"
+            assert texts(2, 2) == "cd"
+            assert texts(4, 2) == "e"
+            assert texts(5, 2) == ""
+            await store.prune(2.0)
+            assert texts(0, 2) == "cd"
+            assert [entry.seq for entry in store.entries_after(0, 9)] == [3, 4, 5]
+
+        self.play(story)
+
     def test_only_the_first_sighting_of_a_status_is_kept(self) -> None:
         async def story(store: Store) -> None:
             first, started = a_sighting("E"), a_sighting("E", status="Started")
