@@ -3,7 +3,9 @@
     ForewarnError
      ├── Rejected       asking again will not help: the message says what to ask instead
      │    ├── NotFound      the thing named does not exist
-     │    └── Refused       the thing exists, but its state forbids it now
+     │    ├── Refused       the thing exists, but its state forbids it now
+     │    ├── Unauthenticated   it is not known who asks
+     │    └── Forbidden     it is known who asks, and they may not
      ├── Conflict       somebody else was quicker: read again, decide again
      └── Unavailable    nothing is wrong with the request: try later
 
@@ -25,6 +27,14 @@ class NotFound(Rejected):
 
 class Refused(Rejected):
     """The thing exists, but its state forbids what was asked."""
+
+
+class Unauthenticated(Rejected):
+    """It is not known who asks."""
+
+
+class Forbidden(Rejected):
+    """Whoever asks is known, and is not allowed to."""
 
 
 class Conflict(ForewarnError):

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.routes import PREFIX, ROUTES, Right
+from forewarn.console.routes import PREFIX, ROUTES
+from forewarn.core.access import Right
 from forewarn.errors import Conflict, Unavailable
 
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
@@ -189,9 +190,12 @@ def test_a_query_for_an_unknown_thing_is_not_found(api: Any, target: str) -> Non
 
 
 def test_another_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
-    answer = api.call("GET", "/nowhere", prefix="")
+    answer = api.call("GET", "/nowhere")
     assert answer.status == 404
     assert answer.json["error"]["code"] == "NotFound"
+    answer = api.call("GET", "/nowhere", prefix="")
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "ResourceNotFound"
     assert PREFIX in answer.json["error"]["message"]
 
 

@@ -3,79 +3,84 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route, Router
 
+from forewarn.console.arm.app import arm_routes
 from forewarn.console.call import Call
+from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
 from forewarn.console.room import Room
 from forewarn.console.routes import PREFIX, ROUTES, RouteLine
-from forewarn.errors import Rejected
+from forewarn.core.access import Principal, owner
 
-_LONGEST_BODY = 16 * 1024 * 1024  # a fleet file is the longest there is
+Admit = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told
 
 
-def build(house: House) -> Starlette:
-    room = Room(house)
+def build(house: House, admit: Admit | None = None) -> Starlette:
+    """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything."""
+    admit = admit or _the_owner(house)
+    directory = Directory(house.control.store)
+
+    async def enter(request: Request) -> Room:
+        return Room(house, directory, await admit(request))
+
     by_path: dict[str, list[RouteLine]] = defaultdict(list)
     for line in ROUTES:
         by_path[line.path].append(line)
-    routes = [_route(room, path, lines) for path, lines in by_path.items()]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _not_served})
+    routes = [_route(enter, path, lines) for path, lines in by_path.items()]
+    ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
+    app = Starlette(routes=[ours, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
     app.router.redirect_slashes = False
     app.state.house = house
     return app
 
 
-def _route(room: Room, path: str, lines: Iterable[RouteLine]) -> Route:
+def _the_owner(house: House) -> Admit:
+    principal = owner(house.who)
+
+    async def admit(request: Request) -> Principal:
+        return principal
+
+    return admit
+
+
+Enter = Callable[[Request], Awaitable[Room]]
+
+
+def _route(enter: Enter, path: str, lines: Iterable[RouteLine]) -> Route:
     by_method = {line.method: line for line in lines}
 
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        return await _answer(room, by_method[method], request)
+        return await _answer(enter, by_method[method], request)
 
-    return Route(PREFIX + path, endpoint, methods=list(by_method))
+    return Route(path, endpoint, methods=list(by_method))
 
 
-async def _answer(room: Room, line: RouteLine, request: Request) -> Response:
+async def _answer(enter: Enter, line: RouteLine, request: Request) -> Response:
     try:
-        body = await _body(request)
+        room = await enter(request)
+        body = await read_whole(request)
         if body is None:
-            return said(413, "Rejected", f"the body is longer than {_LONGEST_BODY} bytes: send less")
-        call = Call(names=request.path_params, query=_query(request), body=body)
+            return said(413, "Rejected", f"the body is longer than {LONGEST_BODY} bytes: send less")
+        call = Call(names=request.path_params, query=read_query(request), body=body)
+        for resource in line.over(room, call):
+            room.must(line.right, resource)
         answer = msgspec.json.encode(await line.handler(room, call))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is left to read it
     except Exception as error:
         return response_for(error)
     return Response(answer, status_code=line.status, media_type="application/json")
-
-
-async def _body(request: Request) -> bytes | None:
-    parts: list[bytes] = []
-    length = 0
-    async for part in request.stream():
-        length += len(part)
-        if length > _LONGEST_BODY:
-            return None
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _query(request: Request) -> dict[str, str]:
-    given = request.query_params.multi_items()
-    names = [name for name, _ in given]
-    for name in names:
-        if names.count(name) > 1:
-            raise Rejected(f"the query has {name!r} more than once: give it once")
-    return dict(given)
 
 
 async def _not_served(request: Request, error: Exception) -> Response:

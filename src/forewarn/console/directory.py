@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from difflib import get_close_matches
 
 from forewarn.core.fleet import Vm
@@ -10,6 +11,11 @@ from forewarn.errors import NotFound, Refused
 from forewarn.store.seam import Committed, Store
 
 _FEW = 5_000
+Sees = Callable[[Vm], bool]
+
+
+def everyone(vm: Vm) -> bool:
+    return True
 
 
 class Directory:
@@ -23,16 +29,16 @@ class Directory:
             self._meet(vm)
         self.close = store.subscribe(self._hear)
 
-    def find(self, name: str) -> Vm:
-        """The VM by its name, `group/name` or key, wherever that is unambiguous."""
-        keys = self._matching(name, self._keys)
-        if not keys and self._matching(name, self._gone):
+    def find(self, name: str, sees: Sees = everyone) -> Vm:
+        """The VM by its name, `group/name` or key, wherever that is unambiguous among those that are seen."""
+        found = self._matching(name, self._keys, sees)
+        if not found and self._matching(name, self._gone, sees):
             raise NotFound(f"VM {name!r} was removed: `forewarn explain {name}` tells when and why")
-        return self._one(name, keys)
+        return self._one(name, found, sees)
 
-    def find_any(self, name: str) -> Vm:
+    def find_any(self, name: str, sees: Sees = everyone) -> Vm:
         """As `find`, and where there is none now, one that was removed."""
-        return self._one(name, self._matching(name, self._keys) or self._matching(name, self._gone))
+        return self._one(name, self._matching(name, self._keys, sees) or self._matching(name, self._gone, sees), sees)
 
     def commonest_home(self) -> tuple[str, str] | None:
         """The subscription and resource group that most VMs are in."""
@@ -42,25 +48,26 @@ class Directory:
     def subscriptions(self) -> set[str]:
         return {subscription for (subscription, _), count in self._homes.items() if count}
 
-    def _one(self, name: str, keys: list[str]) -> Vm:
-        found = [vm for vm in map(self._store.vm, keys) if vm is not None]
+    def _one(self, name: str, found: list[Vm], sees: Sees) -> Vm:
         if not found:
-            raise NotFound(f"VM {name!r} does not exist: {self._meant(name)}`forewarn fleet show` lists the VMs")
+            meant = self._meant(name, sees)
+            raise NotFound(f"VM {name!r} does not exist: {meant}`forewarn fleet show` lists the VMs")
         if len(found) > 1:
             raise Refused(f"VM {name!r} is ambiguous: say {' or '.join(_told_apart(found)[:4])}")
         return found[0]
 
-    def _meant(self, name: str) -> str:
+    def _meant(self, name: str, sees: Sees) -> str:
         """The name that was probably meant; not looked for in a fleet where that would take long."""
         known = self._keys if len(self._keys) <= _FEW else {}
         close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
         vm = self._store.vm(min(known[close[0]])) if close else None
-        return f"did you mean {vm.name!r}? " if vm is not None else ""
+        return f"did you mean {vm.name!r}? " if vm is not None and sees(vm) else ""
 
-    def _matching(self, name: str, keys: dict[str, set[str]]) -> list[str]:
+    def _matching(self, name: str, keys: dict[str, set[str]], sees: Sees) -> list[Vm]:
         wanted = name.strip().strip("/").casefold()
         alike = keys.get(wanted.rpartition("/")[2], set())
-        return sorted(key for key in alike if key == wanted or key.endswith(f"/{wanted}"))
+        meant = sorted(key for key in alike if key == wanted or key.endswith(f"/{wanted}"))
+        return [vm for vm in map(self._store.vm, meant) if vm is not None and sees(vm)]
 
     def _hear(self, committed: Committed) -> None:
         for vm in committed.commit.vms:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from forewarn.core.proposal import BadFleet, Problem
-from forewarn.errors import Conflict, NotFound, Refused, Rejected, Unavailable
+from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "NotFound"),
     (Refused, 409, "Refused"),
+    (Unauthenticated, 401, "Unauthenticated"),
+    (Forbidden, 403, "Forbidden"),
     (Rejected, 400, "Rejected"),
     (Conflict, 409, "Conflict"),
     (Unavailable, 503, "Unavailable"),
@@ -41,7 +43,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 def response_for(error: Exception) -> Response:
     for of, status, code in _STATUS:
         if isinstance(error, of):
-            headers = {"Retry-After": "1"} if status == 503 else {}
+            headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status, {})
             return said(status, code, _message(error), problems=_problems(error), headers=headers)
     log.error("a call failed that should not have", exc_info=error)
     return said(

@@ -1,4 +1,4 @@
-"""The house, with what the console keeps of it in memory: what every handler is given."""
+"""The house as one caller sees it: what every handler is given, made for each call."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import logging
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.control.control import Control
+from forewarn.core.access import Principal, Right
 from forewarn.core.event import Event, Status
+from forewarn.core.fleet import Vm
 from forewarn.core.request import Request
+from forewarn.core.resource import EVERYTHING, resource_of
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, NotFound, Refused, Rejected, Unavailable
+from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unavailable
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
@@ -18,10 +21,35 @@ SHORTEST_PREFIX = 4
 _RECENT = 10_000  # events and requests among which a prefix is looked for, besides those under way
 
 
+class Outlook:
+    """The directory, without the VMs that a caller may not read: to them these do not exist."""
+
+    def __init__(self, directory: Directory, principal: Principal) -> None:
+        self.whole = directory
+        self._principal = principal
+        self._sees_all = principal.may(Right.READ, EVERYTHING)
+
+    def sees(self, vm: Vm) -> bool:
+        return self._sees_all or self._principal.may(Right.READ, resource_of(vm))
+
+    def find(self, name: str) -> Vm:
+        return self.whole.find(name, self.sees)
+
+    def find_any(self, name: str) -> Vm:
+        return self.whole.find_any(name, self.sees)
+
+    def commonest_home(self) -> tuple[str, str] | None:
+        return self.whole.commonest_home()
+
+    def subscriptions(self) -> set[str]:
+        return self.whole.subscriptions()
+
+
 class Room:
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, directory: Directory, principal: Principal) -> None:
         self.house = house
-        self.directory = Directory(house.control.store)
+        self.principal = principal
+        self.directory = Outlook(directory, principal)
 
     @property
     def control(self) -> Control:
@@ -33,7 +61,28 @@ class Room:
 
     @property
     def who(self) -> str:
-        return self.house.who
+        """How the history calls whoever asks."""
+        return self.principal.name
+
+    def sees(self, vm: Vm) -> bool:
+        return self.directory.sees(vm)
+
+    def sees_everything(self) -> bool:
+        return self.principal.may(Right.READ, EVERYTHING)
+
+    def sees_scope(self, scope_id: str) -> bool:
+        """Each member of a scope sees all its events (spec §7.2), so whoever may read one may read them."""
+        if self.sees_everything():
+            return True
+        return any(self.sees(vm) for vm in self.store.vms(scope_id=scope_id, removed=True))
+
+    def must(self, right: Right, resource: str) -> None:
+        if not self.principal.may(right, resource):
+            what = "everything" if resource == EVERYTHING else resource
+            raise Forbidden(
+                f"{self.who} does not have the right to {right} over {what}: ask an administrator for a role "
+                "(`forewarn access grant`)"
+            )
 
     def now(self) -> float:
         return self.house.control.clock.now()

@@ -1,27 +1,20 @@
-"""Every route of `/forewarn/v1`, one line each: method, path, handler, the right it needs, the status of its answer."""
+"""Every route of `/forewarn/v1`, one line each: method, path, handler, the right it needs and over what, the status
+of its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from forewarn.console import event, explanation, fault, fleet, history, keeper, maintenance, replay, rollout, upkeep
 from forewarn.console.call import Call
+from forewarn.console.over import Over, everything, listing, named_event, named_vm, vms_asked_for
 from forewarn.console.room import Room
+from forewarn.core.access import Right
 
 PREFIX = "/forewarn/v1"
 Handler = Callable[[Room, Call], Awaitable[Any]]
-
-
-class Right(StrEnum):
-    """What somebody must be allowed to do. On the unix socket its owner is allowed everything."""
-
-    READ = "read"
-    OPERATE = "operate"  # ask for maintenance of one's VMs
-    APPROVE = "approve"  # say that an event may start
-    PLATFORM = "platform"  # hosts, the fleet, rollouts, other people's events, the service
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +24,26 @@ class RouteLine:
     handler: Handler
     right: Right
     status: int = 200
+    over: Over = everything
 
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
 ROUTES: tuple[RouteLine, ...] = (
-    RouteLine("GET", "/service", upkeep.show_service, READ),
-    RouteLine("GET", "/fleet", fleet.show, READ),
+    RouteLine("GET", "/service", upkeep.show_service, READ, over=listing),
+    RouteLine("GET", "/fleet", fleet.show, READ, over=listing),
     RouteLine("POST", "/fleet/check", fleet.check, READ),
     RouteLine("POST", "/fleet/apply", fleet.apply, PLATFORM),
     RouteLine("POST", "/fleet/vms", fleet.add_vm, PLATFORM),
     RouteLine("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),
     RouteLine("POST", "/fleet/hosts", fleet.add_host, PLATFORM),
     RouteLine("DELETE", "/fleet/hosts/{name}", fleet.remove_host, PLATFORM),
-    RouteLine("POST", "/vms/{name:path}/perform-maintenance", maintenance.perform_maintenance, OPERATE),
-    RouteLine("GET", "/vms/{name:path}", fleet.show_vm, READ),
-    RouteLine("GET", "/keepers", keeper.show_all, READ),
-    RouteLine("POST", "/requests", maintenance.ask, OPERATE, 202),
-    RouteLine("GET", "/requests/{id}", maintenance.show_request, READ),
+    RouteLine("POST", "/vms/{name:path}/perform-maintenance", maintenance.perform_maintenance, OPERATE, over=named_vm),
+    RouteLine("GET", "/vms/{name:path}", fleet.show_vm, READ, over=named_vm),
+    RouteLine("GET", "/keepers", keeper.show_all, READ, over=listing),
+    RouteLine("POST", "/requests", maintenance.ask, OPERATE, 202, over=vms_asked_for),
+    RouteLine("GET", "/requests/{id}", maintenance.show_request, READ, over=listing),
     RouteLine("POST", "/hosts/{name}/degrade", maintenance.degrade, PLATFORM, 202),
     RouteLine("POST", "/hosts/{name}/fail", maintenance.fail, PLATFORM, 202),
     RouteLine("POST", "/hosts/{name}/repair", maintenance.repair, PLATFORM),
@@ -59,13 +53,13 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/rollouts/{id}/pause", rollout.pause, PLATFORM),
     RouteLine("POST", "/rollouts/{id}/resume", rollout.resume, PLATFORM),
     RouteLine("POST", "/rollouts/{id}/abort", rollout.abort, PLATFORM),
-    RouteLine("GET", "/events", event.show_all, READ),
-    RouteLine("GET", "/events/{id}", event.show, READ),
-    RouteLine("POST", "/events/{id}/approve", event.approve, APPROVE),
+    RouteLine("GET", "/events", event.show_all, READ, over=listing),
+    RouteLine("GET", "/events/{id}", event.show, READ, over=named_event),
+    RouteLine("POST", "/events/{id}/approve", event.approve, APPROVE, over=named_event),
     RouteLine("POST", "/events/{id}/withdraw", event.withdraw, PLATFORM),
-    RouteLine("GET", "/history", history.show, READ),
+    RouteLine("GET", "/history", history.show, READ, over=listing),
     RouteLine("POST", "/history/prune", history.prune, PLATFORM),
-    RouteLine("GET", "/explain/{thing:path}", explanation.explain, READ),
+    RouteLine("GET", "/explain/{thing:path}", explanation.explain, READ, over=listing),
     RouteLine("GET", "/replays", replay.show_all, READ),
     RouteLine("POST", "/replays", replay.start, PLATFORM, 202),
     RouteLine("GET", "/replays/{id}", replay.show, READ),
@@ -75,7 +69,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/faults/clear", fault.clear, PLATFORM),
     RouteLine("POST", "/faults/storm", fault.start_storm, PLATFORM),
     RouteLine("DELETE", "/faults/{id}", fault.clear_one, PLATFORM),
-    RouteLine("GET", "/clock", upkeep.show_clock, READ),
+    RouteLine("GET", "/clock", upkeep.show_clock, READ, over=listing),
     RouteLine("POST", "/clock/advance", upkeep.advance, PLATFORM),
     RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),
     RouteLine("POST", "/backup", upkeep.back_up, PLATFORM),

@@ -1,0 +1,42 @@
+"""Which resources a call is about: over these its right is needed. Asked before a handler runs, so none forgets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from forewarn.console import body
+from forewarn.console.call import Call
+from forewarn.console.room import Room
+from forewarn.core.access import Right
+from forewarn.core.resource import EVERYTHING, resource_of
+from forewarn.errors import Forbidden
+
+Over = Callable[[Room, Call], Iterable[str]]
+
+
+def everything(room: Room, call: Call) -> Iterable[str]:
+    """Hosts, rollouts, faults, the clock: what belongs to no owner of VMs."""
+    return (EVERYTHING,)
+
+
+def listing(room: Room, call: Call) -> Iterable[str]:
+    """The handler shows what the caller may read; somebody who may read nothing at all is told so."""
+    if not room.principal.may_somewhere(Right.READ):
+        raise Forbidden(f"{room.who} has no role anywhere: ask an administrator for one (`forewarn access grant`)")
+    return ()
+
+
+def named_vm(room: Room, call: Call) -> Iterable[str]:
+    return (resource_of(room.directory.find(call.names["name"])),)
+
+
+def named_event(room: Room, call: Call) -> Iterable[str]:
+    """Every VM that it hits."""
+    event = room.event(call.names["id"])
+    hit = {name.casefold() for name in event.vms}
+    there = room.store.vms(scope_id=event.scope_id, removed=True)
+    return [resource_of(vm) for vm in there if vm.name.casefold() in hit]
+
+
+def vms_asked_for(room: Room, call: Call) -> Iterable[str]:
+    return [resource_of(room.directory.find(name)) for name in call.read_body(body.Asking).vms]

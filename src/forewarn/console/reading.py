@@ -1,0 +1,30 @@
+"""A request, read off the wire: its whole body within bounds, and a query in which each name stands once."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from forewarn.errors import Rejected
+
+LONGEST_BODY = 16 * 1024 * 1024  # a fleet file is the longest there is
+
+
+async def read_whole(request: Request) -> bytes | None:
+    """The body; None if it is too long."""
+    parts: list[bytes] = []
+    length = 0
+    async for part in request.stream():
+        length += len(part)
+        if length > LONGEST_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def read_query(request: Request) -> dict[str, str]:
+    given = request.query_params.multi_items()
+    names = [name for name, _ in given]
+    for name in names:
+        if names.count(name) > 1:
+            raise Rejected(f"the query has {name!r} more than once: give it once")
+    return dict(given)
