@@ -1,0 +1,61 @@
+"""Whose tokens count here: our own clients' and VMs', or an external issuer's and our VMs'."""
+
+from __future__ import annotations
+
+import uuid
+
+from forewarn.access.claims import BadToken, Claims, Reason
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.token import Issued, Issuer, Subject
+from forewarn.core.access import Client
+from forewarn.core.fleet import Vm
+from forewarn.core.resource import resource_of
+
+_NAMES = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # under which the ids of identities are derived
+
+
+class SignIn:
+    """Gives tokens to those who have proven who they are, and tells from a token who shows it."""
+
+    def __init__(self, *, issuer: Issuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
+        self.issuer = issuer
+        self.tenant_id = tenant_id
+        self.external = external
+
+    def for_client(self, client: Client, audience: str, now: float) -> Issued:
+        return self.issuer.issued(self._client(client), audience, now)
+
+    def for_vm(self, vm: Vm, audience: str, now: float) -> Issued:
+        return self.issuer.issued(self.identity_of(vm), audience, now)
+
+    def identity_of(self, vm: Vm) -> Subject:
+        """A VM's managed identity. Its ids come from the VM's own, so a VM that comes back is another identity."""
+        return Subject(
+            client_id=_derived("client", vm.vm_id),
+            object_id=_derived("object", vm.vm_id),
+            tenant=self.tenant_id,
+            name=vm.name,
+            vm_key=vm.key,
+            vm_id=vm.vm_id,
+            resource_id=resource_of(vm),
+        )
+
+    async def verify(self, token: str, now: float) -> Claims:
+        """Raises BadToken, or Unavailable where an external issuer could never be reached."""
+        try:
+            claims = self.issuer.verify(token, now)
+        except BadToken as error:
+            if self.external is None or error.reason is not Reason.UNKNOWN_KEY:
+                raise
+            return await self.external.verify(token, now)
+        if self.external is not None and not claims.vm_id:
+            raise BadToken(Reason.WRONG_ISSUER, f"clients sign in at {self.external.url!r} now: get a token there")
+        return claims
+
+    def _client(self, client: Client) -> Subject:
+        object_id = _derived("object", client.principal_id)
+        return Subject(client_id=client.id, object_id=object_id, tenant=self.tenant_id, name=client.name or client.id)
+
+
+def _derived(what: str, of: str) -> str:
+    return str(uuid.uuid5(_NAMES, f"{what}:{of.casefold()}"))
