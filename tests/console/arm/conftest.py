@@ -1,0 +1,137 @@
+"""Azure's routes over a world in virtual time, called without a socket, by whoever a test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from starlette.requests import Request
+
+from forewarn.console.app import Admit, build
+from forewarn.core.access import Grant, Principal, Role, owner
+from forewarn.testing.world import World
+
+BASE = "https://localhost:8443"
+GROUP = "/subscriptions/sub/resourceGroups/lab"
+COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
+_PRINCIPAL = "test.principal"
+
+
+class Answer:
+    def __init__(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.content = content
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """Status, code and message of a refusal."""
+        told = self.json["error"]
+        return self.status, told["code"], told["message"]
+
+
+class Caller:
+    """Somebody who calls Azure's API of a world."""
+
+    def __init__(self, arm: Arm, principal: Principal) -> None:
+        self._arm = arm
+        self.principal = principal
+
+    def call(self, method: str, target: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """The target may be a path or, as links of answers are, a whole address."""
+        return self._arm.world.do(self._arm.calling(method, target, body, headers or {}, self.principal))
+
+    def get(self, target: str) -> Any:
+        """What a good GET answers."""
+        answer = self.call("GET", target)
+        assert answer.status == 200, answer.content
+        assert answer.headers["content-type"] == "application/json"
+        return answer.json
+
+    def refused(self, method: str, target: str, body: Any = None) -> tuple[int, str, str]:
+        """Status, code and message of a call that is refused and leaves the store as it was."""
+        before = self._arm.stored()
+        answer = self.call(method, target, body)
+        assert self._arm.stored() == before
+        return answer.error
+
+
+class Arm(Caller):
+    """The owner, who may do everything; `holding` gives somebody else."""
+
+    def __init__(self, api: Any, admit: Admit | None = None) -> None:
+        super().__init__(self, owner("local user ann"))
+        self.api = api
+        self.world: World = api.world
+        self.app = build(api.house, admit or _whoever_is_told)
+
+    def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
+        """Somebody with this role over these resources; over none, somebody without any role."""
+        grants = tuple(Grant(id=f"g{n}", role=role, to="client:ci", over=resource) for n, resource in enumerate(over))
+        return Caller(self, Principal(id="client:ci", name=name, grants=grants))
+
+    def stored(self) -> Any:
+        return [*self.api.stored(), self.world.store.clients(), self.world.store.grants()]
+
+    async def calling(
+        self, method: str, target: str, body: Any, headers: Mapping[str, str], principal: Principal
+    ) -> Answer:
+        parts = urlsplit(target.removeprefix(BASE))
+        path = target.removeprefix(BASE).partition("?")[0]  # `urlsplit` would take a doubled slash for a host
+        content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        given = {"host": "localhost:8443", **{name.lower(): value for name, value in headers.items()}}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "https",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": parts.query.encode(),
+            "root_path": "",
+            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()],
+            "server": ("127.0.0.1", 8443),
+            "client": ("127.0.0.1", 50_000),
+            _PRINCIPAL: principal,
+        }
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": content, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], answered, b"".join(part.get("body", b"") for part in sent[1:]))
+
+
+async def _whoever_is_told(request: Request) -> Principal:
+    principal: Principal = request.scope[_PRINCIPAL]
+    return principal
+
+
+@pytest.fixture
+def arm_of(api_of: Callable[..., Any]) -> Callable[..., Arm]:
+    """Azure's API of a world with another policy or store."""
+
+    def make(*args: Any, admit: Admit | None = None, **options: Any) -> Arm:
+        return Arm(api_of(*args, **options), admit)
+
+    return make
+
+
+@pytest.fixture
+def arm(arm_of: Callable[..., Arm]) -> Arm:
+    """Azure's API of the fleet of this room's tests: web-0…2 of the set web, db, spot, pool_0 and pool_1 of the
+    scale set pool, in the group lab of the subscription sub."""
+    return arm_of()
