@@ -125,7 +125,8 @@ def _claims(payload: _Payload) -> Claims:
 def _ids(payload: _Payload) -> list[str]:
     """An app goes by its app id too. A person does not: what an app may do is not for everybody who signs in by it."""
     person, app = payload.oid or payload.sub, _app(payload)
-    return [found for found in (app if _is_app(payload) else None, person) if found]
+    asking = (app, person) if _is_app(payload) else (person,)
+    return list(dict.fromkeys(filter(None, asking)))
 
 
 def _app(payload: _Payload) -> str | None:

@@ -1,0 +1,131 @@
+"""Tokens of an issuer outside: which signatures count, and who they say is asking."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+from forewarn.access.claims import BadToken, Claims, Reason
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.testing.oidc import OidcIssuer
+
+NOW = 1_790_000_000.0
+AUDIENCE = "api://forewarn"
+WHEN: dict[str, Any] = {"aud": AUDIENCE, "exp": NOW + 3600, "nbf": NOW}
+ANN: dict[str, Any] = {"sub": "ann", **WHEN}
+CURVES: dict[str, ec.EllipticCurve] = {"ES256": ec.SECP256R1(), "ES384": ec.SECP384R1(), "ES512": ec.SECP521R1()}
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as issuer:
+        yield issuer
+
+
+def verified(issuer: OidcIssuer, token: str) -> Claims:
+    return asyncio.run(ExternalIssuer(issuer.url, [AUDIENCE]).verify(token, NOW))
+
+
+def reason(issuer: OidcIssuer, token: str) -> Reason:
+    with pytest.raises(BadToken) as refused:
+        verified(issuer, token)
+    assert token not in str(refused.value)
+    return refused.value.reason
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256"])
+def test_rsa_signatures_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
+    assert verified(issuer, issuer.token(ANN, algorithm=algorithm)).who == "oidc:ann"
+
+
+@pytest.mark.parametrize("algorithm", ["ES256", "ES384"])
+def test_signatures_on_curves_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
+    issuer.add(algorithm, ec.generate_private_key(CURVES[algorithm]))
+    assert verified(issuer, issuer.token(ANN, algorithm, algorithm)).who == "oidc:ann"
+
+
+def test_algorithms_that_are_not_on_the_list_are_refused(issuer: OidcIssuer) -> None:
+    issuer.add("ES512", ec.generate_private_key(CURVES["ES512"]))
+    assert reason(issuer, issuer.token(ANN, "ES512", "ES512")) is Reason.BAD_SIGNATURE
+    assert reason(issuer, issuer.token(ANN, algorithm="PS512")) is Reason.BAD_SIGNATURE
+
+
+def test_a_token_without_a_signature_is_refused(issuer: OidcIssuer) -> None:
+    said = {"iss": issuer.url, **ANN}
+    assert reason(issuer, jwt.encode(said, "", "none", {"kid": "first"})) is Reason.BAD_SIGNATURE
+
+
+def test_a_shared_secret_never_counts_even_if_the_issuer_publishes_it(issuer: OidcIssuer) -> None:
+    secret = b"a secret that everybody can read"
+    published = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
+    issuer.published.append({"kty": "oct", "k": published, "kid": "shared", "alg": "HS256"})
+    token = jwt.encode({"iss": issuer.url, **ANN}, secret, "HS256", {"kid": "shared"})
+    assert reason(issuer, token) is Reason.BAD_SIGNATURE
+
+
+def test_a_key_of_a_stranger_under_a_known_name_is_refused(issuer: OidcIssuer) -> None:
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    token = jwt.encode({"iss": issuer.url, **ANN}, stranger, "RS256", {"kid": "first"})
+    assert reason(issuer, token) is Reason.BAD_SIGNATURE
+
+
+def test_a_token_that_names_no_key_is_refused(issuer: OidcIssuer) -> None:
+    token = jwt.encode({"iss": issuer.url, **ANN}, issuer.keys["first"], "RS256")
+    assert reason(issuer, token) is Reason.UNKNOWN_KEY
+
+
+def test_a_key_is_used_only_for_the_algorithm_it_names(issuer: OidcIssuer) -> None:
+    issuer.add("narrow", alg="RS512")
+    assert verified(issuer, issuer.token(ANN, "narrow", "RS512"))
+    assert reason(issuer, issuer.token(ANN, "narrow", "RS256")) is Reason.BAD_SIGNATURE
+
+
+@pytest.mark.parametrize(
+    ("bits", "more"),
+    [(2048, {"use": "enc"}), (2048, {"alg": "HS256"}), (1024, {})],
+    ids=["for encryption", "for shared secrets", "too weak"],
+)
+@pytest.mark.filterwarnings("ignore:The RSA key is 1024 bits")  # the issuer that signs with it is warned
+def test_keys_that_are_not_for_us_are_passed_over(issuer: OidcIssuer, bits: int, more: dict[str, Any]) -> None:
+    issuer.add("unfit", rsa.generate_private_key(public_exponent=65537, key_size=bits), **more)
+    assert reason(issuer, issuer.token(ANN, "unfit")) is Reason.UNKNOWN_KEY
+    assert verified(issuer, issuer.token(ANN))
+
+
+PERSON = {"oid": "0a", "sub": "pairwise", "tid": "72f9", "appid": "cli", "scp": "user_impersonation"}
+APP = {"oid": "0b", "sub": "0b", "tid": "72f9", "appid": "deployer"}
+WHO = {
+    "a person of the vendor's": (PERSON | {"upn": "ann@x"}, ("oidc:0a",), "ann@x", "72f9"),
+    "an app of the vendor's": (APP, ("oidc:deployer", "oidc:0b"), "deployer", "72f9"),
+    "an app that says so": (APP | {"sub": "x", "idtyp": "app"}, ("oidc:deployer", "oidc:0b"), "deployer", "72f9"),
+    "a person who says so": (APP | {"idtyp": "user"}, ("oidc:0b",), "deployer", "72f9"),
+    "a person, by scopes": (APP | {"scp": "read"}, ("oidc:0b",), "deployer", "72f9"),
+    "a person, by a name": (APP | {"preferred_username": "bob"}, ("oidc:0b",), "bob", "72f9"),
+    "no tenant": (APP | {"tid": None}, ("oidc:0b",), "deployer", ""),
+    "an app of another issuer": ({"sub": "ci", "client_id": "ci"}, ("oidc:ci",), "ci", ""),
+    "a person of another issuer": ({"sub": "u1", "azp": "web", "email": "e@x"}, ("oidc:u1",), "e@x", ""),
+    "names in order": ({"sub": "u", "email": "c", "upn": "b", "preferred_username": "a"}, ("oidc:u",), "a", ""),
+    "no name at all": ({"sub": "u1"}, ("oidc:u1",), "u1", ""),
+    "an id with capitals": ({"sub": "Bob"}, ("oidc:Bob",), "Bob", ""),
+    "a name that moves the cursor": ({"sub": "u", "upn": "a\x1b[2J\nb"}, ("oidc:u",), "a[2Jb", ""),
+}
+
+
+@pytest.mark.parametrize(("said", "ids", "name", "tenant"), WHO.values(), ids=WHO)
+def test_a_token_says_who_is_asking(
+    issuer: OidcIssuer, said: dict[str, Any], ids: tuple[str, ...], name: str, tenant: str
+) -> None:
+    claims = verified(issuer, issuer.token(WHEN | said))
+    assert claims == Claims(ids=ids, name=name, tenant=tenant, expires_at=NOW + 3600)
+
+
+def test_an_issuer_outside_cannot_make_anybody_a_vm_or_a_client_of_ours(issuer: OidcIssuer) -> None:
+    said = ANN | {"forewarn_vm_id": "c3", "forewarn_vm_key": "rg/web", "xms_mirid": "/subscriptions/s", "sub": "vm:c3"}
+    claims = verified(issuer, issuer.token(said))
+    assert (claims.who, claims.vm_id, claims.vm_key) == ("oidc:vm:c3", "", "")

@@ -1,0 +1,226 @@
+"""An issuer outside: its keys are found, kept, renewed when they rotate, and survive its outages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from forewarn.access.claims import BadToken, Claims, Reason
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.errors import Rejected, Unavailable
+from forewarn.testing.oidc import DISCOVERY, KEYS, OidcIssuer
+
+NOW = 1_790_000_000.0
+AUDIENCE = "api://forewarn"
+ANN: dict[str, Any] = {"sub": "ann", "aud": AUDIENCE, "exp": NOW + 1e6, "nbf": NOW}
+
+
+@pytest.fixture
+def issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as issuer:
+        yield issuer
+
+
+def verified(external: ExternalIssuer, token: str, now: float = NOW) -> Claims:
+    return asyncio.run(external.verify(token, now))
+
+
+def refusal(external: ExternalIssuer, token: str, now: float = NOW) -> BadToken:
+    with pytest.raises(BadToken) as refused:
+        verified(external, token, now)
+    return refused.value
+
+
+def trouble(external: ExternalIssuer, token: str, now: float = NOW) -> str:
+    with pytest.raises(Unavailable) as met:
+        verified(external, token, now)
+    return str(met.value)
+
+
+def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    for later in (0, 1, 3599):
+        assert verified(external, issuer.token(ANN), NOW + later).who == "oidc:ann"
+    assert issuer.asked == [DISCOVERY, KEYS]
+    verified(external, issuer.token(ANN), NOW + 3600)
+    assert issuer.asked == [DISCOVERY, KEYS] * 2
+
+
+def test_an_issuer_may_be_named_with_a_slash_at_its_end(issuer: OidcIssuer) -> None:
+    assert verified(ExternalIssuer(f"{issuer.url}/", [AUDIENCE]), issuer.token(ANN))
+
+
+def test_keys_at_a_given_address_need_no_discovery(issuer: OidcIssuer) -> None:
+    verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS), issuer.token(ANN))
+    assert issuer.asked == [KEYS]
+
+
+def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+
+    async def story() -> list[Claims]:
+        return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW) for _ in range(20)))
+
+    assert len(asyncio.run(story())) == 20
+    assert issuer.asked == [DISCOVERY, KEYS]
+
+
+def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+
+    async def story() -> Claims:
+        first = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
+        second = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second
+
+    assert asyncio.run(story()).who == "oidc:ann"
+
+
+def test_the_loop_goes_on_while_keys_are_fetched(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+
+    async def story() -> int:
+        waiting = asyncio.create_task(external.verify(issuer.token(ANN), NOW))
+        turns = 0
+        while not waiting.done():
+            turns += 1
+            await asyncio.sleep(0)
+        await waiting
+        return turns
+
+    assert asyncio.run(story()) > 5
+
+
+def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    verified(external, issuer.token(ANN))
+    issuer.rotate("second")
+    assert verified(external, issuer.token(ANN, "second"), NOW + 40).who == "oidc:ann"
+    assert refusal(external, issuer.token(ANN, "first"), NOW + 80).reason is Reason.UNKNOWN_KEY
+
+
+def test_tokens_with_random_keys_become_no_flood_of_fetches(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    verified(external, issuer.token(ANN))
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    for number in range(200):
+        issuer.keys[f"random {number}"] = key
+        assert refusal(external, issuer.token(ANN, f"random {number}"), NOW + number / 2).reason is Reason.UNKNOWN_KEY
+    assert issuer.asked.count(KEYS) == 1 + 3  # in 100 seconds
+
+
+def test_an_outage_goes_unnoticed_by_those_whose_key_is_known(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    verified(external, issuer.token(ANN))
+    issuer.down = True
+    for later in (10, 3600, 3610, 90_000):
+        assert verified(external, issuer.token(ANN), NOW + later).who == "oidc:ann"
+    assert issuer.asked == [DISCOVERY, KEYS, DISCOVERY, DISCOVERY]  # not for every token
+    issuer.down = False
+    issuer.rotate("second")
+    assert verified(external, issuer.token(ANN, "second"), NOW + 90_030)
+
+
+def test_keys_that_vanish_by_mistake_are_kept(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    verified(external, issuer.token(ANN))
+    issuer.published = []
+    assert verified(external, issuer.token(ANN), NOW + 3600).who == "oidc:ann"
+
+
+def test_an_issuer_that_never_answered_is_unavailable_until_it_does(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+    issuer.down = True
+    for later in (0, 1, 4):
+        sentence = trouble(external, issuer.token(ANN), NOW + later)
+        assert sentence.startswith(
+            f"issuer {issuer.url!r} cannot vouch for anybody now: '{issuer.url}{DISCOVERY}' does"
+        )
+        assert sentence.endswith("; try again later")
+    assert issuer.asked == [DISCOVERY]
+    issuer.down = False
+    assert verified(external, issuer.token(ANN), NOW + 5).who == "oidc:ann"
+
+
+def test_a_port_where_nobody_listens_is_unavailable(issuer: OidcIssuer) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        external = ExternalIssuer(f"http://127.0.0.1:{unused.getsockname()[1]}", [AUDIENCE])
+        assert "refused" in trouble(external, issuer.token(ANN))
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "sentence"),
+    [
+        (DISCOVERY, (404, b"{}"), "answers 404"),
+        (DISCOVERY, (302, b"http://127.0.0.1:9/"), "answers 302"),
+        (DISCOVERY, (200, b"<html>"), "its openid-configuration cannot be read"),
+        (DISCOVERY, (200, b'{"issuer": "x"}'), "its openid-configuration cannot be read"),
+        (DISCOVERY, (200, b'{"issuer": "https://evil", "jwks_uri": "https://evil"}'), "is that of 'https://evil'"),
+        (KEYS, (500, b""), "answers 500"),
+        (KEYS, (200, b"{}"), "is no list of keys"),
+        (KEYS, (200, b'{"keys": []}'), "publishes no key that can be used"),
+        (KEYS, (200, b'{"keys": [{"kty": "RSA", "kid": "first"}, {}]}'), "publishes no key that can be used"),
+        (KEYS, (200, b" " * 1_100_000), "answers with more than 1048576 bytes"),
+    ],
+)  # fmt: skip
+def test_an_issuer_that_answers_nonsense_is_unavailable(
+    issuer: OidcIssuer, path: str, answer: tuple[int, bytes], sentence: str
+) -> None:
+    issuer.answers[path] = answer
+    assert sentence in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+
+
+def test_keys_are_not_fetched_over_plain_http_from_elsewhere(issuer: OidcIssuer) -> None:
+    found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
+    issuer.answers[DISCOVERY] = (200, json.dumps(found).encode())
+    assert "neither https nor on loopback" in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+
+
+UNSAFE = (
+    "http://login.example", "ftp://127.0.0.1", "file:///etc/passwd", "login.example", "", "https://", "https://[",
+    "http://localhost.evil", "http://127.0.0.1:port",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("url", UNSAFE)
+def test_an_issuer_must_be_https_unless_it_is_on_loopback(url: str) -> None:
+    with pytest.raises(Rejected, match="is neither https nor on loopback: give one that begins with https://"):
+        ExternalIssuer(url, [AUDIENCE])
+    if url:
+        with pytest.raises(Rejected, match="is neither https nor on loopback"):
+            ExternalIssuer("https://login.example", [AUDIENCE], url)
+
+
+def test_an_issuer_without_an_audience_is_refused() -> None:
+    with pytest.raises(Rejected, match="has no audience, so tokens for anybody would do: name at least one"):
+        ExternalIssuer("https://login.example", [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"iss": "https://evil"}, Reason.WRONG_ISSUER),
+        ({"aud": "api://other"}, Reason.WRONG_AUDIENCE),
+        ({"exp": NOW}, Reason.EXPIRED),
+        ({"nbf": NOW + 61}, Reason.NOT_YET_VALID),
+        ({"exp": None}, Reason.MALFORMED),
+        ({"aud": None}, Reason.MALFORMED),
+        ({"sub": None}, Reason.MALFORMED),
+        ({"sub": ""}, Reason.MALFORMED),
+        ({"exp": -1e300}, Reason.EXPIRED),
+    ],
+    ids=str,
+)
+def test_a_token_must_be_from_there_for_here_and_for_now(
+    issuer: OidcIssuer, change: dict[str, Any], reason: Reason
+) -> None:
+    assert refusal(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN | change)).reason is reason
