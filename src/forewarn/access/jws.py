@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jwt
 import msgspec
@@ -24,6 +24,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     alg: str
     kid: str = ""
+    crit: Any = None
 
 
 def signed(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
@@ -40,6 +41,8 @@ def header_of(token: str, allowed: Collection[str]) -> Header:
         header = msgspec.json.decode(content, type=Header)
     except (ValueError, RecursionError):
         raise BadToken(Reason.MALFORMED, _MALFORMED) from None
+    if header.crit is not None:  # extensions that must be understood: we know none (RFC 7515)
+        raise BadToken(Reason.MALFORMED, _MALFORMED)
     if header.alg not in allowed:
         sentence = f"the token is signed with {shown(header.alg)}: get one signed with {', '.join(sorted(allowed))}"
         raise BadToken(Reason.BAD_SIGNATURE, sentence)
