@@ -13,6 +13,8 @@ LEDGER = "simulated.db"
 SOCKET = "forewarn.sock"
 KEEPERS = "forewarn.vms"
 VMS = "vms"
+TLS = "tls"
+ADMIN_SECRET = "admin.secret"
 COMMANDS = "commands"
 _LOCK = "lock"
 
@@ -72,6 +74,16 @@ class DataDirectory:
     def commands(self) -> Path:
         """Where the command hypervisor keeps what it tried."""
         return self.path / COMMANDS
+
+    @property
+    def tls(self) -> Path:
+        """Certificates and keys."""
+        return self.path / TLS
+
+    @property
+    def admin_secret(self) -> Path:
+        """What the first client signs in with."""
+        return self.path / ADMIN_SECRET
 
     def close(self) -> None:
         if self._lock is not None:

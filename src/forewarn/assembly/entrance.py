@@ -47,7 +47,7 @@ def read_address(text: str) -> Entrance:
     """What --listen says: an address whose callers are known by the addresses that the fleet gives them."""
     address, _, port = text.rpartition(":")
     address = address.removeprefix("[").removesuffix("]")
-    if not _is_address(address) or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not is_address(address) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Rejected(f"cannot listen on {text!r}: write ADDRESS:PORT in numbers, such as 169.254.169.254:80")
     return Entrance(by=By.SOURCE, address=address, port=int(port), waits=False)
 
@@ -91,7 +91,7 @@ def _check_keys(by: By, table: Mapping[str, Any]) -> None:
 
 
 def _check(entrance: Entrance) -> None:
-    if not _is_address(entrance.address):
+    if not is_address(entrance.address):
         raise Rejected(f"address {entrance.address!r} is no IP address: write one such as '169.254.169.254'")
     if len(entrance.device.encode()) > _DEVICE_CHARACTERS or "/" in entrance.device:
         raise Rejected(f"device {entrance.device!r} cannot exist: names have 15 characters at most, and no '/'")
@@ -131,7 +131,7 @@ def _mark(text: str) -> int:
 
 
 def _caller(text: str) -> str:
-    if not _is_address(text):
+    if not is_address(text):
         raise Rejected(f"{text!r} in 'vms' is no IP address: {_example(By.SOURCE)}")
     return str(ip_address(text))
 
@@ -175,7 +175,7 @@ def _either(words: Iterable[str]) -> str:
     return " or ".join(f'"{word}"' for word in words)
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
     try:
         ip_address(text)
     except ValueError:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from forewarn.assembly.entrance import read_address, read_entrances
+from forewarn.assembly.entrance import is_address, read_address, read_entrances
 from forewarn.core.policy import Enablement, Policy
 from forewarn.errors import Rejected
 from forewarn.hypervisor.command import Spec, must_make_sense
@@ -20,6 +20,7 @@ from forewarn.metadata import Entrance
 from forewarn.protocol.versions import VERSIONS, UnknownVersion
 
 PREFIX = "FOREWARN_"
+_LISTS = ("listen", "console_names", "oidc_audience")
 _FILE_ONLY = ("versions", "simulate", "listeners", "commands")  # tables
 
 
@@ -60,6 +61,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
     require_header: bool = False  # the Metadata header in 2017-03-01 too, on loopback as well
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions it serves
+    console: str = "127.0.0.1:8443"  # of the API over HTTPS, `ADDRESS:PORT`; "": only the local socket
+    console_certificate: str = ""  # the user's own, with its chain; "": one of a local CA
+    console_key: str = ""
+    console_names: tuple[str, ...] = ()  # more names for the local CA's certificate
+    token_minutes: float = 60  # how long a sign-in lasts
+    oidc_issuer: str = ""  # an external issuer's URL: clients sign in there instead
+    oidc_audience: tuple[str, ...] = ()  # for whom its tokens must be
+    oidc_jwks: str = ""  # where its keys are; "": as its openid-configuration says
+    strict_api_versions: bool = False  # refuse calls of Azure's API with an api-version that is not known
     hypervisor: Hands = Hands.SIMULATED  # process in a lab
     simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
     commands: dict[str, Spec] = {}  # verb → the command that does it; "*" for all others
@@ -129,7 +139,7 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         text = environ.get(PREFIX + name.upper())
         if text is None or name in (*_FILE_ONLY, "lab"):
             continue
-        found[name] = [part.strip() for part in text.split(",") if part.strip()] if name == "listen" else text
+        found[name] = [part.strip() for part in text.split(",") if part.strip()] if name in _LISTS else text
     return found
 
 
@@ -158,7 +168,28 @@ def _remedy(name: str) -> str:
     return ': give a list, such as ["10.0.0.1:80"]' if name == "listen" else ": see docs/settings.md"
 
 
+def read_console(text: str) -> tuple[str, int]:
+    """The address and port of the console; port 0 is any that is free."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if is_address(host) and port.isdecimal() and int(port) < 65536:
+        return host, int(port)
+    raise Rejected(f"setting 'console' is {text!r}: write ADDRESS:PORT in numbers, such as 127.0.0.1:8443, or \"\"")
+
+
+def _check_console(settings: Settings) -> None:
+    if settings.console:
+        read_console(settings.console)
+    if bool(settings.console_certificate) != bool(settings.console_key):
+        raise Rejected("settings 'console_certificate' and 'console_key' go together: give both files, or neither")
+    if not 1 <= settings.token_minutes <= 1440:
+        raise Rejected(f"setting 'token_minutes' is {settings.token_minutes:g}: give 1 to 1440")
+    if settings.oidc_issuer and not settings.oidc_audience:
+        raise Rejected("setting 'oidc_issuer' needs 'oidc_audience': name for whom its tokens must be")
+
+
 def _check(settings: Settings) -> None:
+    _check_console(settings)
     must_make_sense(settings.commands)
     if settings.hypervisor is Hands.COMMAND and not settings.commands:
         raise Rejected("setting 'hypervisor' is 'command', but there is no command: add [commands.reboot] and others")

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from forewarn.access.sign_in import SignIn
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 
@@ -41,4 +42,6 @@ class House:
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
+    sign_in: SignIn | None = None  # None: nobody can sign in, and only the local socket is served
+    strict_api_versions: bool = False  # of Azure's API
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now

@@ -1,4 +1,4 @@
-"""The console on a unix socket that only its owner can open."""
+"""The console on a unix socket that only its owner can open, and on an HTTPS port."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,20 +30,35 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Answer on this socket until the block is left; then finish what is being answered."""
-    sock = bind_unix(path)
-    server = _Server(_config(app))
+    try:
+        async with _serving(_config(app), bind_unix(path)):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[None]:
+    """As `serve_unix`, over TLS, on a socket that listens already."""
+    config = _config(app, ssl_certfile=certificate, ssl_keyfile=key)
+    async with _serving(config, sock):
+        yield
+
+
+@asynccontextmanager
+async def _serving(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator[None]:
+    server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await _until_started(server, task)
         yield
     finally:
-        app.state.house.closing.set()
+        config.app.state.house.closing.set()  # type: ignore[union-attr]
         server.should_exit = True
         await task
-        path.unlink(missing_ok=True)
 
 
-def _config(app: Starlette) -> uvicorn.Config:
+def _config(app: Starlette, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
@@ -52,6 +68,7 @@ def _config(app: Starlette) -> uvicorn.Config:
         ws="none",
         timeout_graceful_shutdown=_DRAIN_S,
         server_header=False,
+        **more,
     )
 
 

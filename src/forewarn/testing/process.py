@@ -214,8 +214,10 @@ def _line(data: Path, arguments: tuple[str, ...]) -> list[str]:
 
 
 def _surroundings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Whoever runs the tests may have settings of their own, which are not meant."""
-    return {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")} | dict(environment)
+    """Whoever runs the tests may have settings of their own, which are not meant. No console unless one is asked for:
+    all would want the same port."""
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
+    return plain | {"FOREWARN_CONSOLE": ""} | dict(environment)
 
 
 def eventually(condition: Callable[[], T], within_s: float = 30.0) -> T:

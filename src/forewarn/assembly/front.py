@@ -1,0 +1,167 @@
+"""The console on its HTTPS port: where it listens, what it shows, who signs in there, and the first client."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from forewarn.access.certificate import Certificates, ca_file, own
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.pem import Pair
+from forewarn.access.secret import hashed, keep_secret, new_secret, read_secret
+from forewarn.access.sign_in import SignIn
+from forewarn.access.signing import SigningKey
+from forewarn.access.token import Issuer
+from forewarn.assembly.directory import DataDirectory
+from forewarn.assembly.settings import Settings, read_console
+from forewarn.core.access import Client, Grant, Role, client_principal
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.core.resource import EVERYTHING
+from forewarn.errors import Rejected
+from forewarn.store.seam import Store
+
+ADMIN = "admin"
+_TENANT = "tenant"  # under which the store keeps its id
+_ADMIN_MADE = "admin made"
+_BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """Everything the HTTPS port needs, ready to serve."""
+
+    sock: socket.socket
+    url: str
+    pair: Pair
+    ca: Path | None  # None: the certificate is the user's own
+    sign_in: SignIn
+    secret: Path
+
+    def shown(self) -> dict[str, Any]:
+        """What people and `forewarn env` need to know of it."""
+        return {
+            "url": self.url,
+            "tenant_id": self.sign_in.tenant_id,
+            "client_id": ADMIN,
+            "ca": str(self.ca) if self.ca else "",
+            "admin_secret": str(self.secret),
+            "issuer": self.sign_in.external.url if self.sign_in.external else "",
+        }
+
+
+async def open_front(settings: Settings, directory: DataDirectory, store: Store) -> Front | None:
+    """None: the settings want no HTTPS port. Rejected where its address or certificate cannot be had."""
+    if not settings.console:
+        return None
+    sock = _bound(settings.console)
+    try:
+        return await _front(settings, directory, store, sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _front(settings: Settings, directory: DataDirectory, store: Store, sock: socket.socket) -> Front:
+    host, port = read_console(settings.console)[0], int(sock.getsockname()[1])
+    url = _url(host, port)
+    names = (*settings.console_names, *_names_of(host))
+    pair, ca = _pair(settings, directory, names)
+    issuer = Issuer(
+        f"{url}/adfs",
+        SigningKey.ready(directory.tls / "token.key"),
+        lifetime_s=round(settings.token_minutes * 60),
+        audiences=[f"https://{_spelled(name)}:{port}" for name in ("localhost", "127.0.0.1", "::1", *names)],
+    )
+    sign_in = SignIn(issuer=issuer, tenant_id=await _tenant(store), external=_external(settings))
+    if sign_in.external is None:
+        await _first_client(store, directory.admin_secret)
+    return Front(sock=sock, url=url, pair=pair, ca=ca, sign_in=sign_in, secret=directory.admin_secret)
+
+
+def _bound(console: str) -> socket.socket:
+    host, port = read_console(console)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        taken = error.errno == errno.EADDRINUSE
+        raise Rejected(
+            f"the console cannot listen on {console}: {'another program does' if taken else error.strerror}; "
+            "name another address with the setting 'console', or \"\" for none"
+        ) from error
+    return sock
+
+
+def _pair(settings: Settings, directory: DataDirectory, names: tuple[str, ...]) -> tuple[Pair, Path | None]:
+    now = time.time()
+    if settings.console_certificate:
+        return own(Path(settings.console_certificate), Path(settings.console_key), now=now), None
+    return Certificates.ready(directory.tls, names, now).server, ca_file(directory.tls)
+
+
+def _url(host: str, port: int) -> str:
+    """By a name that the certificate has, and that people type."""
+    address = ip_address(host)
+    name = "localhost" if address.is_loopback or address.is_unspecified else _spelled(host)
+    return f"https://{name}:{port}"
+
+
+def _names_of(host: str) -> tuple[str, ...]:
+    address = ip_address(host)
+    if address.is_loopback:
+        return ()
+    return (socket.gethostname().lower(),) if address.is_unspecified else (host,)
+
+
+def _spelled(name: str) -> str:
+    return f"[{name}]" if ":" in name else name
+
+
+def _external(settings: Settings) -> ExternalIssuer | None:
+    if not settings.oidc_issuer:
+        return None
+    return ExternalIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
+
+
+async def _tenant(store: Store) -> str:
+    """Made once: it is in every token, and clients keep it."""
+    if (kept := store.saved(_TENANT)) is not None:
+        return kept.decode()
+    tenant_id = str(uuid.uuid4())
+    await store.save(_TENANT, tenant_id.encode())
+    return tenant_id
+
+
+async def _first_client(store: Store, path: Path) -> None:
+    """The local administrator, made once: whoever removes it is not given it again.
+
+    The file comes first, so that a crash leaves a secret that nobody knows by hash yet, which is used the next time.
+    """
+    if store.saved(_ADMIN_MADE) is not None:
+        return
+    if store.client(ADMIN) is None:
+        if not path.exists():
+            keep_secret(path, new_secret())
+        await store.commit(_admin(read_secret(path), time.time()))
+    await store.save(_ADMIN_MADE, b"yes")
+
+
+def _admin(secret: str, now: float) -> Commit:
+    client = Client(id=ADMIN, secret_hash=hashed(secret), name="local administrator", by="forewarn", at=now)
+    grant = Grant(
+        id="admin", role=Role.ADMINISTRATOR, to=client_principal(ADMIN), over=EVERYTHING, by="forewarn", at=now
+    )
+    text = f"client {ADMIN} made, with role {Role.ADMINISTRATOR} over everything"
+    entry = Entry(at=now, what=What.ACCESS, who="forewarn", text=text)
+    return Commit(clients=(client,), grants=(grant,), entries=(entry,))
