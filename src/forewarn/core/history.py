@@ -33,6 +33,7 @@ class What(StrEnum):
     HOST = "host"
     CLOCK = "clock"
     FAULT = "fault"  # set, cleared, run out, or at work
+    ACCESS = "access"  # clients and grants come and go
     SERVICE = "service"
     PROGRAM = "program"  # what runs inside a VM began or ended
 
