@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from forewarn.clock import Clock, read_real_time
+from forewarn.control.access import Access
 from forewarn.control.desk import Desk
 from forewarn.control.executor import Executor, Retry
 from forewarn.control.faultbook import FaultBook
@@ -36,7 +37,7 @@ class Outside:
 
 
 class Control:
-    """The use cases (`requests`, `guests`, `fleets`, `faults`, `storms`, `labtime`) and the loop (`reconciler`)."""
+    """The use cases (`requests`, `guests`, `fleets`, `access`, `faults`, `storms`, `labtime`) and the `reconciler`."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Control:
         self.requests = Requests(desk=self.desk, new_id=outside.new_id)
         self.guests = Guests(self.desk, self.replays)
         self.fleets = Fleets(desk=self.desk, new_id=outside.new_id, lab_addresses=outside.lab_addresses)
+        self.access = Access(desk=self.desk, new_id=outside.new_id)
         self.labtime = LabTime(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
         self._unsubscribe = store.subscribe(self._hear)
         if store.scope_ids():
