@@ -116,6 +116,8 @@ class Api:
             store.sightings(),
             store.polls(),
             store.saved("clock"),
+            store.clients(),
+            store.grants(),
         ]
 
     def restart_of(self, *names: str) -> list[dict[str, Any]]:

@@ -64,6 +64,16 @@ GOOD: dict[tuple[str, str], Good] = {
     ("POST", "/clock/advance"): lambda api: ("/clock/advance", {"by_s": 60}),
     ("POST", "/clock/speed"): lambda api: ("/clock/speed", {"speed": 2}),
     ("GET", "/doctor"): lambda api: ("/doctor", None),
+    ("GET", "/access"): lambda api: ("/access", None),
+    ("GET", "/access/me"): lambda api: ("/access/me", None),
+    ("POST", "/access/clients"): lambda api: ("/access/clients", {"name": "A bot"}),
+    ("POST", "/access/clients/{id}/secret"): lambda api: (f"/access/clients/{_client(api)}/secret", None),
+    ("DELETE", "/access/clients/{id}"): lambda api: (f"/access/clients/{_client(api)}", None),
+    ("POST", "/access/grants"): lambda api: (
+        "/access/grants",
+        {"role": "Reader", "to": _client(api), "over": "db"},
+    ),
+    ("DELETE", "/access/grants/{id}"): lambda api: (f"/access/grants/{_grant(api)}", None),
 }
 NEEDS_A_FILE = {("POST", "/backup")}  # see test_upkeep
 
@@ -91,6 +101,16 @@ def _rollout(api: Any) -> str:
 def _fault(api: Any) -> str:
     fault: str = api.post("/faults", {"kind": "reset", "all": True})["id"]
     return fault
+
+
+def _client(api: Any) -> str:
+    added: str = api.post("/access/clients", {"id": "bot"})["id"]
+    return added
+
+
+def _grant(api: Any) -> str:
+    granted: str = api.post("/access/grants", {"role": "Operator", "to": _client(api), "over": "/"})["id"]
+    return granted
 
 
 def _paused(api: Any) -> str:
@@ -121,7 +141,8 @@ def test_every_route_needs_a_right() -> None:
 def test_whoever_may_only_read_changes_nothing() -> None:
     changing = [line for line in ROUTES if line.method != "GET" and line.right is Right.READ]
     assert [line.path for line in changing] == ["/fleet/check"]
-    assert all(line.right is Right.READ for line in ROUTES if line.method == "GET")
+    reading = [line for line in ROUTES if line.method == "GET" and line.right is not Right.READ]
+    assert [(line.path, line.right) for line in reading] == [("/access", Right.ADMINISTER)]
 
 
 def test_the_table_of_good_calls_is_whole() -> None:

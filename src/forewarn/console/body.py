@@ -18,15 +18,15 @@ Limit = Annotated[int, Meta(ge=1, le=1_000_000)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
-class Nothing(_Strict, frozen=True, kw_only=True):
+class Nothing(Strict, frozen=True, kw_only=True):
     """Neither a body nor a query is expected."""
 
 
-class FleetText(_Strict, frozen=True, kw_only=True):
+class FleetText(Strict, frozen=True, kw_only=True):
     text: str
     source: Text = "fleet.toml"
 
@@ -36,7 +36,7 @@ class FleetApply(FleetText, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class NewVm(_Strict, frozen=True, kw_only=True):
+class NewVm(Strict, frozen=True, kw_only=True):
     """A VM to add. What is left out is as with its set, else as with most of the fleet."""
 
     name: Text
@@ -62,13 +62,13 @@ class NewVm(_Strict, frozen=True, kw_only=True):
     address: str = ""
 
 
-class NewHost(_Strict, frozen=True, kw_only=True):
+class NewHost(Strict, frozen=True, kw_only=True):
     name: Text
     location: Text
     zone: str = ""
 
 
-class Asking(_Strict, frozen=True, kw_only=True):
+class Asking(Strict, frozen=True, kw_only=True):
     ask: Literal[
         "restart",
         "redeploy",
@@ -86,12 +86,12 @@ class Asking(_Strict, frozen=True, kw_only=True):
     short_notice: bool = False
 
 
-class Degrading(_Strict, frozen=True, kw_only=True):
+class Degrading(Strict, frozen=True, kw_only=True):
     in_s: Span
     short_notice: bool = False
 
 
-class NewRollout(_Strict, frozen=True, kw_only=True):
+class NewRollout(Strict, frozen=True, kw_only=True):
     impact: Impact
     hosts: tuple[Text, ...] = ()
     scope: str = ""
@@ -100,11 +100,11 @@ class NewRollout(_Strict, frozen=True, kw_only=True):
     short_notice: bool = False
 
 
-class Withdrawing(_Strict, frozen=True, kw_only=True):
+class Withdrawing(Strict, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
-class NewFault(_Strict, frozen=True, kw_only=True):
+class NewFault(Strict, frozen=True, kw_only=True):
     kind: Text
     vm: str = ""
     scope: str = ""
@@ -114,7 +114,7 @@ class NewFault(_Strict, frozen=True, kw_only=True):
     parameters: dict[str, float] = {}
 
 
-class Clearing(_Strict, frozen=True, kw_only=True):
+class Clearing(Strict, frozen=True, kw_only=True):
     """Which faults: all that every given member fits."""
 
     ids: tuple[Text, ...] = ()
@@ -124,35 +124,35 @@ class Clearing(_Strict, frozen=True, kw_only=True):
     all: bool = False
 
 
-class NewStorm(_Strict, frozen=True, kw_only=True):
+class NewStorm(Strict, frozen=True, kw_only=True):
     seed: Annotated[int, Meta(ge=0, le=2**53)]
     vms: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
     for_s: Span = 600
 
 
-class Advancing(_Strict, frozen=True, kw_only=True):
+class Advancing(Strict, frozen=True, kw_only=True):
     by_s: float
 
 
-class Speed(_Strict, frozen=True, kw_only=True):
+class Speed(Strict, frozen=True, kw_only=True):
     speed: float
 
 
-class Pruning(_Strict, frozen=True, kw_only=True):
+class Pruning(Strict, frozen=True, kw_only=True):
     older_than_s: float
 
 
-class BackingUp(_Strict, frozen=True, kw_only=True):
+class BackingUp(Strict, frozen=True, kw_only=True):
     path: Text
 
 
-class FleetQuery(_Strict, frozen=True, kw_only=True):
+class FleetQuery(Strict, frozen=True, kw_only=True):
     scope: str = ""
     host: str = ""
     limit: Limit | None = None
 
 
-class EventsQuery(_Strict, frozen=True, kw_only=True):
+class EventsQuery(Strict, frozen=True, kw_only=True):
     """Those that every given member fits."""
 
     all: bool = False
@@ -163,7 +163,7 @@ class EventsQuery(_Strict, frozen=True, kw_only=True):
     limit: Limit = 1000
 
 
-class HistoryQuery(_Strict, frozen=True, kw_only=True):
+class HistoryQuery(Strict, frozen=True, kw_only=True):
     after: Number | None = None  # left out: the newest entries
     vm: str = ""
     event: str = ""

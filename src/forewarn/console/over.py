@@ -19,6 +19,11 @@ def everything(room: Room, call: Call) -> Iterable[str]:
     return (EVERYTHING,)
 
 
+def signed_in(room: Room, call: Call) -> Iterable[str]:
+    """Whoever is signed in, with or without a role: nothing of the fleet is shown."""
+    return ()
+
+
 def listing(room: Room, call: Call) -> Iterable[str]:
     """The handler shows what the caller may read; somebody who may read nothing at all is told so."""
     if not room.principal.may_somewhere(Right.READ):

@@ -7,9 +7,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from forewarn.console import event, explanation, fault, fleet, history, keeper, maintenance, replay, rollout, upkeep
+from forewarn.console import (
+    access,
+    event,
+    explanation,
+    fault,
+    fleet,
+    history,
+    keeper,
+    maintenance,
+    replay,
+    rollout,
+    upkeep,
+)
 from forewarn.console.call import Call
-from forewarn.console.over import Over, everything, listing, named_event, named_vm, vms_asked_for
+from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
 from forewarn.console.room import Room
 from forewarn.core.access import Right
 
@@ -28,6 +40,7 @@ class RouteLine:
 
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
+ADMINISTER = Right.ADMINISTER
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
 ROUTES: tuple[RouteLine, ...] = (
@@ -74,4 +87,11 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),
     RouteLine("POST", "/backup", upkeep.back_up, PLATFORM),
     RouteLine("GET", "/doctor", upkeep.examine, READ),
+    RouteLine("GET", "/access", access.show, ADMINISTER),
+    RouteLine("GET", "/access/me", access.show_me, READ, over=signed_in),
+    RouteLine("POST", "/access/clients", access.add_client, ADMINISTER),
+    RouteLine("POST", "/access/clients/{id}/secret", access.renew_secret, ADMINISTER),
+    RouteLine("DELETE", "/access/clients/{id}", access.remove_client, ADMINISTER),
+    RouteLine("POST", "/access/grants", access.grant, ADMINISTER),
+    RouteLine("DELETE", "/access/grants/{id}", access.revoke, ADMINISTER),
 )

@@ -10,11 +10,11 @@ from forewarn.core.proposal import Problem
 from forewarn.core.request import Tally
 
 
-class _View(msgspec.Struct, frozen=True, kw_only=True):
+class View(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class HostView(_View, frozen=True, kw_only=True):
+class HostView(View, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
@@ -22,7 +22,7 @@ class HostView(_View, frozen=True, kw_only=True):
     vms: tuple[str, ...]
 
 
-class ScopeView(_View, frozen=True, kw_only=True):
+class ScopeView(View, frozen=True, kw_only=True):
     id: str
     title: str
     enabled: bool
@@ -35,13 +35,13 @@ class ScopeView(_View, frozen=True, kw_only=True):
     events: int
 
 
-class WaitView(_View, frozen=True, kw_only=True):
+class WaitView(View, frozen=True, kw_only=True):
     reason: str
     text: str
     until: float | None
 
 
-class ActView(_View, frozen=True, kw_only=True):
+class ActView(View, frozen=True, kw_only=True):
     vm: str
     verb: str
     to_host: str
@@ -50,7 +50,7 @@ class ActView(_View, frozen=True, kw_only=True):
     note: str
 
 
-class EventView(_View, frozen=True, kw_only=True):
+class EventView(View, frozen=True, kw_only=True):
     id: str
     scope: str
     kind: str | None  # None: unlisted
@@ -81,7 +81,7 @@ class EventView(_View, frozen=True, kw_only=True):
     replaces: tuple[str, ...]
 
 
-class VmView(_View, frozen=True, kw_only=True):
+class VmView(View, frozen=True, kw_only=True):
     name: str
     key: str
     resource_group: str
@@ -114,7 +114,7 @@ class VmView(_View, frozen=True, kw_only=True):
     pending: int
 
 
-class AutoApprovalView(_View, frozen=True, kw_only=True):
+class AutoApprovalView(View, frozen=True, kw_only=True):
     restart: bool
     redeploy: bool
 
@@ -123,7 +123,7 @@ class AutoApprovalView(_View, frozen=True, kw_only=True):
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
-class KeeperView(_View, frozen=True, kw_only=True):
+class KeeperView(View, frozen=True, kw_only=True):
     """The process that holds a VM made of namespaces."""
 
     vm: str
@@ -133,7 +133,7 @@ class KeeperView(_View, frozen=True, kw_only=True):
     program: tuple[str, ...] | None
 
 
-class KeepersView(_View, frozen=True, kw_only=True):
+class KeepersView(View, frozen=True, kw_only=True):
     keepers: tuple[KeeperView, ...]
 
 
@@ -142,24 +142,24 @@ class VmWithEvents(VmView, frozen=True, kw_only=True):
     keeper: KeeperView | None
 
 
-class FleetView(_View, frozen=True, kw_only=True):
+class FleetView(View, frozen=True, kw_only=True):
     hosts: tuple[HostView, ...]
     scopes: tuple[ScopeView, ...]
     vms: tuple[VmView, ...]
 
 
-class FieldView(_View, frozen=True, kw_only=True):
+class FieldView(View, frozen=True, kw_only=True):
     field: str
     old: object
     new: object
 
 
-class ChangeView(_View, frozen=True, kw_only=True):
+class ChangeView(View, frozen=True, kw_only=True):
     name: str
     fields: tuple[FieldView, ...]
 
 
-class DifferenceView(_View, frozen=True, kw_only=True):
+class DifferenceView(View, frozen=True, kw_only=True):
     """Names only: a fleet may have a hundred thousand VMs."""
 
     source: str
@@ -178,7 +178,7 @@ class DifferenceView(_View, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
-class CheckedView(_View, frozen=True, kw_only=True):
+class CheckedView(View, frozen=True, kw_only=True):
     difference: DifferenceView
 
 
@@ -186,7 +186,7 @@ class AppliedView(CheckedView, frozen=True, kw_only=True):
     applied: bool
 
 
-class RequestView(_View, frozen=True, kw_only=True):
+class RequestView(View, frozen=True, kw_only=True):
     id: str
     ask: str
     who: str
@@ -194,7 +194,7 @@ class RequestView(_View, frozen=True, kw_only=True):
     targets: tuple[str, ...]
 
 
-class EventsOnly(_View, frozen=True, kw_only=True):
+class EventsOnly(View, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
@@ -208,7 +208,7 @@ class RequestStanding(ReceiptView, frozen=True, kw_only=True):
     waits_for: tuple[str, ...]
 
 
-class RolloutView(_View, frozen=True, kw_only=True):
+class RolloutView(View, frozen=True, kw_only=True):
     id: str
     impact: str
     hosts: tuple[str, ...]
@@ -228,7 +228,7 @@ class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
-class RolloutsView(_View, frozen=True, kw_only=True):
+class RolloutsView(View, frozen=True, kw_only=True):
     rollouts: tuple[RolloutView, ...]
 
 
@@ -236,12 +236,12 @@ class EventsView(EventsOnly, frozen=True, kw_only=True):
     seq: int
 
 
-class HistoryView(_View, frozen=True, kw_only=True):
+class HistoryView(View, frozen=True, kw_only=True):
     entries: tuple[EntryView, ...]
     seq: int
 
 
-class EntryView(_View, frozen=True, kw_only=True):
+class EntryView(View, frozen=True, kw_only=True):
     seq: int
     at: float
     what: str
@@ -258,11 +258,11 @@ class EntryView(_View, frozen=True, kw_only=True):
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
 
-class PrunedView(_View, frozen=True, kw_only=True):
+class PrunedView(View, frozen=True, kw_only=True):
     pruned: int
 
 
-class FaultView(_View, frozen=True, kw_only=True):
+class FaultView(View, frozen=True, kw_only=True):
     id: str
     kind: str
     strikes: str
@@ -281,7 +281,7 @@ class FaultView(_View, frozen=True, kw_only=True):
     seen: str
 
 
-class GustView(_View, frozen=True, kw_only=True):
+class GustView(View, frozen=True, kw_only=True):
     after_s: float
     kind: str
     vm: str
@@ -291,7 +291,7 @@ class GustView(_View, frozen=True, kw_only=True):
     is_set: bool
 
 
-class StormView(_View, frozen=True, kw_only=True):
+class StormView(View, frozen=True, kw_only=True):
     id: str
     seed: int
     who: str
@@ -300,13 +300,13 @@ class StormView(_View, frozen=True, kw_only=True):
     gusts: tuple[GustView, ...]
 
 
-class ParameterView(_View, frozen=True, kw_only=True):
+class ParameterView(View, frozen=True, kw_only=True):
     default: float
     least: float
     most: float
 
 
-class FaultKindView(_View, frozen=True, kw_only=True):
+class FaultKindView(View, frozen=True, kw_only=True):
     kind: str
     strikes: str
     seen: str
@@ -314,34 +314,34 @@ class FaultKindView(_View, frozen=True, kw_only=True):
     longest_s: float | None
 
 
-class FaultsView(_View, frozen=True, kw_only=True):
+class FaultsView(View, frozen=True, kw_only=True):
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
     kinds: tuple[FaultKindView, ...]
 
 
-class ClearedView(_View, frozen=True, kw_only=True):
+class ClearedView(View, frozen=True, kw_only=True):
     cleared: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
 
 
-class ClockView(_View, frozen=True, kw_only=True):
+class ClockView(View, frozen=True, kw_only=True):
     now: float
     speed: float
     lab: bool
 
 
-class BackupView(_View, frozen=True, kw_only=True):
+class BackupView(View, frozen=True, kw_only=True):
     path: str
     bytes: int
 
 
-class CheckView(_View, frozen=True, kw_only=True):
+class CheckView(View, frozen=True, kw_only=True):
     name: str
     ok: bool
     text: str
     remedy: str
 
 
-class DoctorView(_View, frozen=True, kw_only=True):
+class DoctorView(View, frozen=True, kw_only=True):
     checks: tuple[CheckView, ...]

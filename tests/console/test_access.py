@@ -1,0 +1,146 @@
+"""Clients, their secrets, and grants: made, shown and taken back (the right to administer)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.access.secret import fits
+
+GROUP = "/subscriptions/sub/resourceGroups/lab"
+COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
+
+
+def grant(api: Any, to: str, over: str, role: str = "Reader") -> Any:
+    return api.post("/access/grants", {"role": role, "to": to, "over": over})
+
+
+def texts(api: Any) -> list[str]:
+    return [entry.text for entry in api.world.store.history() if entry.what == "access"]
+
+
+def test_a_client_is_shown_its_secret_once_and_the_service_keeps_a_hash(api: Any) -> None:
+    made = api.post("/access/clients", {"id": "Bot", "name": "A bot"})
+    assert (made["id"], made["name"], made["principal"]) == ("bot", "A bot", "client:bot")
+    stored = api.world.store.client("bot")
+    assert fits(made["secret"], stored.secret_hash)
+    (shown,) = api.get("/access")["clients"]
+    assert set(shown) == {"id", "name", "principal", "by", "at"}
+    assert texts(api) == ["client A bot (bot) added by local user ann"]
+    assert made["secret"] not in api.call("GET", "/history").content.decode()
+
+
+def test_a_client_without_an_id_gets_a_guid(api: Any) -> None:
+    assert len(api.post("/access/clients", {})["id"]) == 36
+
+
+def test_a_new_secret_ends_the_old_one(api: Any) -> None:
+    old = api.post("/access/clients", {"id": "bot"})["secret"]
+    new = api.post("/access/clients/BOT/secret")["secret"]
+    known = api.world.store.client("bot").secret_hash
+    assert fits(new, known)
+    assert not fits(old, known)
+    assert texts(api)[-1] == "client bot was given another secret by local user ann"
+
+
+def test_with_a_client_go_its_grants(api: Any) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    api.post("/access/clients", {"id": "other"})
+    gone, kept = grant(api, "bot", "/"), grant(api, "other", "/")
+    removed = api.delete("/access/clients/bot")
+    assert [g["id"] for g in removed["grants"]] == [gone["id"]]
+    assert [g["id"] for g in api.get("/access")["grants"]] == [kept["id"]]
+    assert texts(api)[-1] == "client bot removed with 1 grant by local user ann"
+
+
+BAD_IDS = ["a b", "-x", "ü", "x" * 101, "a/b"]
+
+
+@pytest.mark.parametrize("bad", BAD_IDS, ids=range(len(BAD_IDS)))
+def test_an_id_that_would_need_quoting_is_refused(api: Any, bad: str) -> None:
+    assert api.refused("POST", "/access/clients", {"id": bad})[:2] == (400, "Rejected")
+
+
+def test_an_id_is_taken_once(api: Any) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    status, code, message = api.refused("POST", "/access/clients", {"id": "BOT"})
+    assert (status, code) == (409, "Refused")
+    assert message.startswith("client 'bot' exists already")
+
+
+OVER = [
+    ("/", "/"),
+    (f"{GROUP}/", GROUP),
+    ("db", f"{COMPUTE}/virtualMachines/db"),
+    ("lab/web-0", f"{COMPUTE}/virtualMachines/web-0"),
+    ("pool_1", f"{COMPUTE}/virtualMachineScaleSets/pool/virtualMachines/1"),
+    ("pool", f"{COMPUTE}/virtualMachineScaleSets/pool"),
+]
+
+
+@pytest.mark.parametrize(("given", "over"), OVER)
+def test_a_role_is_granted_over_a_resource_or_a_name(api: Any, given: str, over: str) -> None:
+    api.post("/access/clients", {"id": "bot", "name": "A bot"})
+    granted = grant(api, "bot", given, role="Operator")
+    assert (granted["over"], granted["to"], granted["to_name"]) == (over, "client:bot", "client A bot (bot)")
+    assert granted["rights"] == ["read", "operate"]
+    told = "everything" if over == "/" else over
+    assert texts(api)[-1] == f"role Operator over {told} granted to client A bot (bot) by local user ann"
+
+
+def test_a_role_over_an_availability_set_would_reach_no_vm_and_is_refused(api: Any) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "bot", "over": "web"})
+    assert (status, code) == (400, "Rejected")
+    assert "would reach none of its VMs" in message
+
+
+def test_a_role_is_granted_to_a_vm_and_to_somebody_outside(api: Any) -> None:
+    vm = api.world.vm("db")
+    of_vm = grant(api, "db", "/")
+    assert (of_vm["to"], of_vm["to_name"]) == (f"vm:{vm.vm_id}", "VM db")
+    assert grant(api, of_vm["to"], "/")["id"] == of_vm["id"]
+    outside = grant(api, "oidc:Ann-42", "/")
+    assert (outside["to"], outside["to_name"]) == ("oidc:Ann-42", "oidc:Ann-42")
+
+
+def test_whoever_is_a_client_and_a_vm_must_be_told_apart(api: Any) -> None:
+    api.post("/access/clients", {"id": "db"})
+    status, code, message = api.refused("POST", "/access/grants", {"role": "Reader", "to": "db", "over": "/"})
+    assert (status, code) == (409, "Refused")
+    assert message == "'db' is a client and a VM: say 'client:db' or 'vm:db'"
+    assert grant(api, "client:db", "/")["to"] == "client:db"
+    assert grant(api, "vm:db", "/")["to_name"] == "VM db"
+
+
+UNKNOWN = [({"to": "nobody"}, 404), ({"over": "nothing"}, 404), ({"over": "/x"}, 400), ({"role": "King"}, 400)]
+
+
+@pytest.mark.parametrize(("changed", "status"), UNKNOWN, ids=lambda value: str(value))
+def test_a_grant_of_what_is_unknown_is_refused(api: Any, changed: dict[str, str], status: int) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    asked = {"role": "Reader", "to": "bot", "over": "/", **changed}
+    assert api.refused("POST", "/access/grants", asked)[0] == status
+
+
+def test_a_role_that_somebody_has_already_is_not_granted_twice(api: Any) -> None:
+    api.post("/access/clients", {"id": "bot"})
+    first = grant(api, "bot", GROUP)
+    assert grant(api, "bot", GROUP.upper().replace("SUBSCRIPTIONS", "subscriptions")) == first
+    assert len(api.get("/access")["grants"]) == 1
+
+
+def test_a_role_is_taken_back_even_the_last_one_over_everything(api: Any) -> None:
+    """The owner of the socket can always grant again."""
+    api.post("/access/clients", {"id": "bot"})
+    granted = grant(api, "bot", "/", role="Administrator")
+    assert api.delete(f"/access/grants/{granted['id'].upper()}") == granted
+    assert api.get("/access")["grants"] == []
+    assert texts(api)[-1] == "role Administrator over everything taken from client bot by local user ann"
+
+
+def test_whoever_asks_is_told_who_they_are(api: Any) -> None:
+    me = api.get("/access/me")
+    assert (me["id"], me["name"]) == ("owner", "local user ann")
+    assert [(g["role"], g["over"]) for g in me["grants"]] == [("Administrator", "/")]
