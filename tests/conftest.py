@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+os.environ["FOREWARN_CONSOLE"] = ""  # services that tests start side by side would all want its port
 OPTION = "--allowed-skips"
 
 
