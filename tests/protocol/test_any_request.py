@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import (
     Approve,
+    GetToken,
     Poll,
     ReadInstance,
     Request,
@@ -15,19 +16,28 @@ from forewarn.protocol.exchange import (
     answer_poll,
     read,
 )
+from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource, answer_token
 from forewarn.protocol.instance import InstanceFacts, answer_instance
 from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS
 
 ANY_TEXT = st.text(max_size=30) | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=5)
 METHODS = st.sampled_from(["GET", "POST", "HEAD", "PUT"]) | ANY_TEXT
 SEGMENTS = st.sampled_from(
-    ["metadata", "scheduledevents", "instance", "versions", "latest", "compute", "network", "0", "%", "%zz", "%ff"]
+    [
+        *("metadata", "scheduledevents", "instance", "versions", "latest", "compute", "network", "0"),
+        *("identity", "oauth2", "token", "%", "%zz", "%ff"),
+    ]
 )
 PATHS = st.lists(SEGMENTS | ANY_TEXT, max_size=5).map(lambda steps: "/" + "/".join(steps)) | st.sampled_from(
-    ["/metadata/scheduledevents", "/metadata/instance", "/metadata/instance/compute/name"]
+    [
+        *("/metadata/scheduledevents", "/metadata/instance", "/metadata/instance/compute/name"),
+        "/metadata/identity/oauth2/token",
+    ]
 )
 VALUES = st.sampled_from([*VERSIONS, *INSTANCE_VERSIONS, "latest", "text", "json"]) | ANY_TEXT
-PARAMETERS = st.tuples(st.sampled_from(["api-version", "format", "extended"]) | ANY_TEXT, VALUES).map("=".join)
+PARAMETERS = st.tuples(
+    st.sampled_from(["api-version", "format", "extended", "resource", "client_id"]) | ANY_TEXT, VALUES
+).map("=".join)
 TARGETS = (
     st.tuples(
         st.sampled_from(["", "http://169.254.169.254", "http://["]),
@@ -50,7 +60,11 @@ RULES = st.builds(
     unknown_version=st.sampled_from(UnknownVersion),
     iso_dates=st.booleans(),
     max_wait_s=st.integers(0, 300),
+    gives_tokens=st.booleans(),
 )
+
+TOKEN = Token(text="a.b.c", not_before=0, expires_at=3600)
+IDENTITY = ManagedIdentity(vm="vm", vm_id="id", name="vm", resource_id="/vm")
 
 
 @given(REQUESTS, st.booleans(), RULES)
@@ -59,7 +73,7 @@ def test_any_request_is_answered_or_understood(request: Request, known: bool, ru
     answer = read(request, known=known, rules=rules)
     match answer:
         case Response():
-            assert answer.status in {200, 400, 404}
+            assert answer.status in {200, 400, 404} | (set() if rules.gives_tokens else {403})
             assert answer.head_only is (request.method == "HEAD")
         case Poll():
             assert answer.version in rules.versions
@@ -70,6 +84,10 @@ def test_any_request_is_answered_or_understood(request: Request, known: bool, ru
         case ReadInstance():
             assert answer.version in INSTANCE_VERSIONS
             assert answer_instance(answer, InstanceFacts(name="vm")).status in {200, 400, 404}
+        case GetToken():
+            assert rules.gives_tokens
+            for given, status in ((TOKEN, 200), (WrongResource(accepted=()), 400)):
+                assert answer_token(given, ask=answer, identity=IDENTITY, now=0).status == status
 
 
 @given(REQUESTS, RULES)

@@ -1,7 +1,7 @@
 """Request in, answer out, without I/O: what may be asked of the endpoint, and what each question is told.
 
 `read` makes every check that needs no state, in the order of spec §2.7, and gives the answer or what is
-asked: a poll, an approval, or an element of the instance. Whoever has the state answers those.
+asked: a poll, an approval, an element of the instance, or a token. Whoever has the state answers those.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from forewarn.protocol.approval import Bad, read_approval
 from forewarn.protocol.codec import encode
 from forewarn.protocol.condition import etag, names_tag, wait_of
 from forewarn.protocol.document import Document
+from forewarn.protocol.identity import GetToken, read_get_token
 from forewarn.protocol.message import JSON, Request, Response
 from forewarn.protocol.target import Target, read_target
 from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS, UnknownVersion, enforces_header, settle
@@ -44,6 +45,7 @@ __all__ = [
     "MAX_HEAD",
     "Approve",
     "Ask",
+    "GetToken",
     "Poll",
     "ReadInstance",
     "Request",
@@ -75,6 +77,7 @@ class Rules:
     unknown_version: UnknownVersion = UnknownVersion.REFUSE
     iso_dates: bool = False
     max_wait_s: int = 300
+    gives_tokens: bool = False  # of managed identities; not where anybody could pose as a VM (spec §2.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ class ReadInstance:
     text: bool = False
 
 
-Ask = Poll | Approve | ReadInstance
+Ask = Poll | Approve | ReadInstance | GetToken
 
 
 class _Answered(Exception):
@@ -144,6 +147,8 @@ def _room(target: Target, method: str) -> _Room:
             room: _Room = _versions
         case ("metadata", "instance", *_):
             room = _instance
+        case ("metadata", "identity", "oauth2", "token"):
+            room = _token
         case _:
             raise _Answered(not_found())
     if method == "POST":
@@ -178,6 +183,12 @@ def _instance(request: Request, target: Target, rules: Rules) -> ReadInstance:
     if form not in ("json", "text"):
         raise _Answered(bad_request("format must be json or text"))
     return ReadInstance(version=version, path=target.path[2:], text=form == "text")
+
+
+def _token(request: Request, target: Target, rules: Rules) -> GetToken | Response:
+    # That the header is missing is told in other words here.
+    _check_caller(request, target, needs_header=False)
+    return read_get_token(target, has_header=_says_metadata(request), is_given=rules.gives_tokens)
 
 
 def _check_caller(request: Request, target: Target, *, needs_header: bool) -> None:

@@ -89,6 +89,11 @@ def newest_three(served: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(served, reverse=True)[:3])
 
 
+def is_dated(version: str) -> bool:
+    """Whether this has the form of a version, known or not."""
+    return _DATED.fullmatch(version) is not None
+
+
 def settle(asked: str, served: Sequence[str], unknown: UnknownVersion) -> str | None:
     """The version that serves a request for `asked`; None: it is not served.
 
@@ -97,6 +102,6 @@ def settle(asked: str, served: Sequence[str], unknown: UnknownVersion) -> str | 
     """
     if asked in served:
         return asked
-    if unknown is not UnknownVersion.LENIENT or not _DATED.fullmatch(asked):
+    if unknown is not UnknownVersion.LENIENT or not is_dated(asked):
         return None
     return max((version for version in served if version <= asked), default=None)
