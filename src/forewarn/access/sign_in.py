@@ -10,6 +10,7 @@ from forewarn.access.token import Issued, Issuer, Subject
 from forewarn.core.access import Client
 from forewarn.core.fleet import Vm
 from forewarn.core.resource import resource_of
+from forewarn.protocol.identity import ManagedIdentity
 
 _NAMES = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # under which the ids of identities are derived
 
@@ -25,20 +26,11 @@ class SignIn:
     def for_client(self, client: Client, audience: str, now: float) -> Issued:
         return self.issuer.issued(self._client(client), audience, now)
 
-    def for_vm(self, vm: Vm, audience: str, now: float) -> Issued:
-        return self.issuer.issued(self.identity_of(vm), audience, now)
+    def for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> Issued:
+        return self.issuer.issued(self._vm(identity), audience, now)
 
     def identity_of(self, vm: Vm) -> Subject:
-        """A VM's managed identity. Its ids come from the VM's own, so a VM that comes back is another identity."""
-        return Subject(
-            client_id=_derived("client", vm.vm_id),
-            object_id=_derived("object", vm.vm_id),
-            tenant=self.tenant_id,
-            name=vm.name,
-            vm_key=vm.key,
-            vm_id=vm.vm_id,
-            resource_id=resource_of(vm),
-        )
+        return self._vm(ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=resource_of(vm)))
 
     async def verify(self, token: str, now: float) -> Claims:
         """Raises BadToken, or Unavailable where an external issuer could never be reached."""
@@ -51,6 +43,17 @@ class SignIn:
         if self.external is not None and not claims.vm_id:
             raise BadToken(Reason.WRONG_ISSUER, f"clients sign in at {self.external.url!r} now: get a token there")
         return claims
+
+    def _vm(self, identity: ManagedIdentity) -> Subject:
+        return Subject(
+            client_id=identity.client_id,
+            object_id=identity.object_id,
+            tenant=self.tenant_id,
+            name=identity.name,
+            vm_key=identity.vm,
+            vm_id=identity.vm_id,
+            resource_id=identity.resource_id,
+        )
 
     def _client(self, client: Client) -> Subject:
         object_id = _derived("object", client.principal_id)

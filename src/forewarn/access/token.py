@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from forewarn.access import jws
-from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold
+from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold, spelled
 from forewarn.access.signing import ALGORITHM, SigningKey
 from forewarn.core.access import client_principal, vm_principal
 
@@ -87,6 +87,10 @@ class Issuer:
         if len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
         return known
+
+    def accepts(self, audience: str) -> bool:
+        """Whether a token for this audience is worth something here."""
+        return spelled(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
         header = jws.header_of(token, (ALGORITHM,))
