@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     console_key: str = ""
     console_names: tuple[str, ...] = ()  # more names for the local CA's certificate
     token_minutes: float = 60  # how long a sign-in lasts
+    identity_on_loopback: bool = False  # tokens to VMs' identities where any program can pose as the VM (spec §2.8)
     oidc_issuer: str = ""  # an external issuer's URL: clients sign in there instead
     oidc_audience: tuple[str, ...] = ()  # for whom its tokens must be
     oidc_jwks: str = ""  # where its keys are; "": as its openid-configuration says
