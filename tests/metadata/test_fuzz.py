@@ -30,6 +30,7 @@ POST = (
 OTHERS = [
     b"GET /metadata/versions HTTP/1.1\r\nMetadata: true\r\n\r\n",
     b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.0\r\nMetadata: true\r\nConnection: keep-alive\r\n\r\n",
+    b"GET /metadata/identity/oauth2/token?api-version=2018-02-01&resource=r HTTP/1.1\r\nMetadata: true\r\n\r\n",
     b"HEAD / HTTP/1.1\r\n\r\n",
     b"BREW /pot HTTP/1.1\r\n\r\n",
     b"\r\n\r\nPUT / HTTP/1.1\r\n\r\n",
@@ -135,7 +136,7 @@ def exchange(port, pieces, *, half_close):
 
 
 HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z' -]+\r\n((?:[A-Za-z-]+: [^\r\n]*\r\n)+)?\r\n")
-KNOWN = {100, 200, 304, 400, 404, 408, 413, 431}
+KNOWN = {100, 200, 304, 400, 403, 404, 408, 413, 431}
 
 
 def read_answers(out):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from forewarn.clock import read_real_time
 from forewarn.errors import Conflict, Unavailable
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller, Callers
@@ -22,6 +23,7 @@ from forewarn.metadata.throttle import Throttle
 from forewarn.protocol.answer import not_found
 from forewarn.protocol.exchange import (
     Approve,
+    GetToken,
     Poll,
     ReadInstance,
     Request,
@@ -36,6 +38,7 @@ from forewarn.protocol.exchange import (
     unavailable,
     unknown_event,
 )
+from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource, answer_token, identity_not_found
 from forewarn.protocol.instance import answer_instance
 
 if TYPE_CHECKING:
@@ -109,12 +112,34 @@ class Reception:
             return asked if trouble is None else trouble.noticed(asked)
         if isinstance(asked, ReadInstance):
             return answer_instance(asked, view.facts)
+        if isinstance(asked, GetToken):
+            return self._token(caller, asked, view)
         spoiled = None if trouble is None else trouble.refusal()
         if spoiled is not None:
             return spoiled
         if not view.enabled:
             return self._enable_first(caller, asked, view, trouble)
         return self._serve(caller, asked, trouble)
+
+    def _token(self, caller: Caller, ask: GetToken, view: View) -> Answer:
+        identity = _identity_of(view)
+        return self._issue(caller, ask, identity) if identity.is_meant(ask) else identity_not_found()
+
+    async def _issue(self, caller: Caller, ask: GetToken, identity: ManagedIdentity) -> Rest:
+        try:
+            given = await self._backend.token(identity, ask.resource)
+        except (Unavailable, Conflict):
+            return unavailable
+        return partial(self._hand_over, caller, ask, identity, given)
+
+    def _hand_over(
+        self, caller: Caller, ask: GetToken, identity: ManagedIdentity, given: Token | WrongResource
+    ) -> Response:
+        """Unless the VM went meanwhile, or one that came back under its name is there instead."""
+        view = self._view(caller)
+        if view is None or _identity_of(view) != identity:
+            return not_found()
+        return answer_token(given, ask=ask, identity=identity, now=read_real_time())
 
     async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View, trouble: Trouble | None) -> Rest:
         try:
@@ -200,12 +225,18 @@ class Reception:
 
     def _rules(self, caller: Caller, view: View) -> Rules:
         rules = self._rules_for(view.location)
-        return rules if caller.is_loopback else _on_a_network(rules)
+        return rules if caller.is_loopback else _on_a_network(rules, caller.is_local)
 
 
 @lru_cache(maxsize=64)
-def _on_a_network(rules: Rules) -> Rules:
-    return replace(rules, header_always=True)  # spec §2.2
+def _on_a_network(rules: Rules, is_local: bool) -> Rules:
+    """The header is always required there (spec §2.2), and who calls is certain enough for tokens (spec §2.8)."""
+    return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not is_local)
+
+
+def _identity_of(view: View) -> ManagedIdentity:
+    facts = view.facts
+    return ManagedIdentity(vm=view.vm, vm_id=facts.vm_id, name=facts.name, resource_id=facts.resource_id)
 
 
 def _real_time() -> float:

@@ -21,6 +21,7 @@ from forewarn.metadata.namespace import Identity, identity_of, path_of, within
 
 _FWMARK_ACCEPT = Path("/proc/sys/net/ipv4/tcp_fwmark_accept")
 _NAME_BYTES = 16  # IFNAMSIZ
+_LOOPBACK = "lo"
 METADATA_ADDRESS, METADATA_PORT = "169.254.169.254", 80  # spec §2.1
 
 
@@ -103,7 +104,7 @@ def open_entrance(entrance: Entrance, *, shared: bool = False) -> Opened:
 
 def listener_of(entrance: Entrance, sock: socket.socket) -> Listener:
     """A socket that listens at the entrance, whoever opened it."""
-    is_loopback = ip_address(entrance.address).is_loopback
+    is_loopback = ip_address(entrance.address).is_loopback or (entrance.device == _LOOPBACK and not entrance.namespace)
     return Listener(sockets=(sock,), strategy=entrance.strategy, is_loopback=is_loopback)
 
 

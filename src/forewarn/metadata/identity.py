@@ -110,6 +110,14 @@ def _part(transport: asyncio.BaseTransport, end: str, index: int) -> str:
     return str(name[index]) if name else ""
 
 
+def calls_from_loopback(strategy: Strategy, transport: asyncio.BaseTransport) -> bool:
+    """Whether a source address says who calls, and is one that every program of this machine can take."""
+    if not isinstance(strategy, SourceAddress):
+        return False
+    address = _part(transport, "peername", 0)
+    return address.startswith("127.") or address == "::1"
+
+
 class Callers:
     """Place → VM key."""
 
@@ -135,4 +143,5 @@ class Caller:
 
     place: str
     vm: str | None
-    is_loopback: bool
+    is_loopback: bool  # it called a loopback listener
+    is_local: bool = False  # it called from loopback, whichever listener

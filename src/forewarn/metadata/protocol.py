@@ -13,7 +13,7 @@ from typing import cast
 
 from forewarn.metadata.answer import Answer, Drip, Hold, Rest
 from forewarn.metadata.hall import Hall
-from forewarn.metadata.identity import Caller, Callers, Strategy
+from forewarn.metadata.identity import Caller, Callers, Strategy, calls_from_loopback
 from forewarn.metadata.intake import Intake, Spoiled, Whole
 from forewarn.metadata.pour import Pour
 from forewarn.metadata.reply import BROKEN, CONTINUE
@@ -50,7 +50,12 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         place = self._strategy.place(transport)
-        self._caller = Caller(place=place, vm=self._callers.vm_at(place), is_loopback=self._is_loopback)
+        self._caller = Caller(
+            place=place,
+            vm=self._callers.vm_at(place),
+            is_loopback=self._is_loopback,
+            is_local=calls_from_loopback(self._strategy, transport),
+        )
         if not self._hall.admit(self, self._caller):
             self.hang_up()
             return

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forewarn.protocol.document import Document
+from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.message import Response
 
 
 class Backend(Protocol):
-    """What cannot be answered from memory. Both asks are durable when they return, or raise Unavailable."""
+    """What cannot be answered from memory. What is asked is durable on return; else Unavailable is raised."""
 
     async def enable(self, vm: str) -> None:
         """The first request of the VM's scope (spec §8.1); the enabled scope is on the board on return."""
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve all, or none: the first id that was never an event of the VM's scope, or None (spec §5.2)."""
+
+    async def token(self, identity: ManagedIdentity, resource: str) -> Token | WrongResource:
+        """A token by which others know this VM (spec §2.8); the store is not asked for it."""
 
     def now(self) -> float:
         """Lab time, for what VMs and the history are shown (spec §12)."""

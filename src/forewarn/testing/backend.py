@@ -1,5 +1,5 @@
 """A house for the metadata server to speak for, in memory: scopes whose documents a test sets by hand, a lab clock
-that stands still, and a store that can be taken away or made slow.
+that stands still, and a store that can be taken away or made slow. Tokens are words, valid for an hour of real time.
 """
 
 from __future__ import annotations
@@ -7,10 +7,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+from forewarn.clock import read_real_time
 from forewarn.errors import Unavailable
 from forewarn.metadata import Board, ScopeView
 from forewarn.protocol.document import Document, Notice
+from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 from forewarn.protocol.instance import InstanceFacts
+
+AUDIENCE = "https://management.azure.com/"
 
 
 class FakeBackend:
@@ -24,12 +28,13 @@ class FakeBackend:
         self.is_open.set()
         self.enabled_by: list[str] = []
         self.approved: list[tuple[str, tuple[str, ...]]] = []
+        self.tokens: list[tuple[ManagedIdentity, str]] = []  # that were given, and for what
         self.waiting = 0  # asks that wait for the store just now
         self._scopes: dict[str, ScopeView] = {}
         self._ever: dict[str, set[str]] = {}
 
     def add_scope(self, scope_id: str, *vms: str, enabled: bool = True, location: str = "westeurope") -> None:
-        facts = {vm: InstanceFacts(name=vm, location=location) for vm in vms}
+        facts = {vm: InstanceFacts(name=vm, vm_id=f"{scope_id}-{vm}", location=location) for vm in vms}
         self._ever.setdefault(scope_id, set())
         self._publish(
             ScopeView(
@@ -75,6 +80,15 @@ class FakeBackend:
         if unknown is None:
             self.approved.append((vm, event_ids))
         return unknown
+
+    async def token(self, identity: ManagedIdentity, resource: str) -> Token | WrongResource:
+        """It stands in for the issuer: away and slow whenever the store is."""
+        await self._reach_store()
+        if resource != AUDIENCE:
+            return WrongResource(accepted=(AUDIENCE,))
+        self.tokens.append((identity, resource))
+        now = read_real_time()
+        return Token(text=f"token-{len(self.tokens)}-of-{identity.vm}", not_before=now, expires_at=now + 3600)
 
     async def _reach_store(self) -> None:
         self.waiting += 1

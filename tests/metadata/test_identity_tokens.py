@@ -1,0 +1,299 @@
+"""Tokens of VMs' managed identities, over real sockets: who is given one, and who is not (spec §2.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from urllib.parse import quote
+
+import pytest
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.clock import read_real_time
+from forewarn.metadata import (
+    Board,
+    By,
+    Callers,
+    Entrance,
+    Fixed,
+    Limits,
+    Listener,
+    MetadataServer,
+    listener_of,
+    open_lab,
+    open_network,
+    place_within,
+)
+from forewarn.protocol.exchange import Rules
+from forewarn.testing.backend import AUDIENCE, FakeBackend
+
+TOKEN = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={quote(AUDIENCE)}"
+INFO = "/metadata/instance?api-version=2021-02-01"
+OPEN = Rules(gives_tokens=True)
+
+
+def allowed(location: str) -> Rules:
+    return OPEN
+
+
+async def serve_inside(world, vm: str = "a") -> tuple[str, int]:
+    """A listener that only this VM can reach, as it has one in a network namespace of its own."""
+    sockets = open_network("127.0.0.1", 0).sockets
+    world.callers.assign(place_within(vm), vm)
+    await world.server.start([Listener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
+    return sockets[0].getsockname()[:2]
+
+
+async def dial_inside(world, vm: str = "a"):
+    return await world.dial(*await serve_inside(world, vm))
+
+
+def test_a_vm_on_its_own_listener_is_given_a_token(play):
+    """Spec §12: its times are real, though the lab's clock stands in 2023."""
+
+    async def story(world):
+        reply = await (await dial_inside(world)).ask(TOKEN)
+        assert reply.status == 200
+        assert reply.headers["content-type"] == "application/json; charset=utf-8"
+        assert reply.headers["cache-control"] == "no-store"
+        told = json.loads(reply.body)
+        ((identity, resource),) = world.backend.tokens
+        assert (identity.vm, identity.vm_id, resource) == ("a", "pair-a", AUDIENCE)
+        assert told["access_token"] == "token-1-of-a"
+        assert told["client_id"] == identity.client_id
+        assert told["resource"] == AUDIENCE
+        assert 3590 <= int(told["expires_in"]) <= 3600
+        assert abs(int(told["expires_on"]) - read_real_time() - 3600) < 10
+
+    play(story)
+
+
+def test_each_vm_is_given_a_token_of_its_own(play):
+    async def story(world):
+        ids = set()
+        for vm in ("a", "b", "other"):
+            told = json.loads((await (await dial_inside(world, vm)).ask(TOKEN)).body)
+            assert told["access_token"].endswith(f"-of-{vm}")
+            ids.add(told["client_id"])
+        assert len(ids) == 3
+
+    play(story)
+
+
+def test_a_vm_is_given_a_token_by_the_names_of_its_own_identity_only(play):
+    async def story(world):
+        client, other = await dial_inside(world), await dial_inside(world, "b")
+        own = json.loads((await client.ask(TOKEN)).body)["client_id"]
+        assert (await client.ask(f"{TOKEN}&client_id={own}")).status == 200
+        refused = await other.ask(f"{TOKEN}&client_id={own}")
+        assert refused.status == 400
+        assert json.loads(refused.body) == {"error": "invalid_request", "error_description": "Identity not found"}
+        assert len(world.backend.tokens) == 2
+
+    play(story)
+
+
+def test_a_resource_that_nobody_serves_is_refused(play):
+    async def story(world):
+        reply = await (await dial_inside(world)).ask(f"{TOKEN}x")
+        assert (reply.status, json.loads(reply.body)["error"]) == (400, "invalid_resource")
+        assert AUDIENCE in json.loads(reply.body)["error_description"]
+
+    play(story)
+
+
+def test_on_loopback_there_is_no_token(play):
+    async def story(world):
+        reply = await world.ask(TOKEN)
+        assert (reply.status, json.loads(reply.body)["error"]) == (403, "access_denied")
+        assert (await world.ask(INFO)).status == 200, "all else is served there"
+        assert world.backend.tokens == []
+
+    play(story)
+
+
+def test_a_setting_gives_tokens_on_loopback_too(play):
+    async def story(world):
+        assert json.loads((await world.ask(TOKEN, vm="b")).body)["access_token"] == "token-1-of-b"
+
+    play(story, rules=allowed)
+
+
+def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
+    """On a listener for all addresses, any program of this machine can call from 127.0.9.1."""
+
+    async def story(world):
+        listener = replace(open_network("127.0.0.1", 0), is_loopback=False)
+        await world.server.start([listener])
+        world.callers.assign("127.0.9.1", "a")
+        client = await world.dial(*listener.sockets[0].getsockname(), local="127.0.9.1")
+        assert (await client.ask(INFO)).status == 200
+        assert (await client.ask(TOKEN)).status == 403
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("entrance", "is_loopback"),
+    [
+        (Entrance(by=By.SOURCE, address="127.0.0.1"), True),
+        (Entrance(by=By.SOURCE, address="::1"), True),
+        (Entrance(by=By.SOURCE, address="10.0.0.1"), False),
+        (Entrance(by=By.SOURCE), False),
+        (Entrance(by=By.DEVICE, device="tap0"), False),
+        (Entrance(by=By.DEVICE, device="lo"), True),
+        (Entrance(by=By.DEVICE, device="lo", namespace="tenant-a"), False),
+        (Entrance(by=By.NAMESPACE, namespace="tenant-a"), False),
+        (Entrance(by=By.MARK, device="br0"), False),
+    ],
+    ids=lambda given: given.name if isinstance(given, Entrance) else None,
+)
+def test_listeners_of_real_networks_are_loopback_only_where_this_machine_calls_itself(entrance, is_loopback):
+    sock = open_network("127.0.0.1", 0).sockets[0]
+    listener = listener_of(entrance, sock)
+    listener.close()
+    assert listener.is_loopback is is_loopback
+
+
+def test_an_unknown_caller_is_given_no_token_and_learns_nothing(play):
+    async def story(world):
+        reply = await world.ask(TOKEN, vm="nobody")
+        assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
+
+    play(story, rules=allowed)
+
+
+def test_a_vm_that_was_removed_is_given_no_token(play):
+    async def story(world):
+        client = await dial_inside(world)
+        assert (await client.ask(TOKEN)).status == 200
+        world.backend.drop_scope("pair")
+        assert (await client.ask(TOKEN)).status == 404
+        assert len(world.backend.tokens) == 1
+
+    play(story)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_token_that_was_made_while_its_vm_went_is_not_handed_over(play, comes_back):
+    """Nor to the VM that has its name, its key and its place meanwhile: that one is somebody else."""
+
+    async def story(world):
+        client = await dial_inside(world)
+        world.backend.is_open.clear()
+        asking = asyncio.ensure_future(client.ask(TOKEN))
+        await world.until(lambda: world.backend.waiting == 1)
+        world.backend.drop_scope("pair")
+        if comes_back:
+            world.backend.add_scope("new", "a")
+        world.backend.is_open.set()
+        reply = await asking
+        assert len(world.backend.tokens) == 1, "it was made"
+        assert (reply.status, reply.body) == (404, b'{ "error": "Not found" }')
+
+    play(story)
+
+
+def test_an_issuer_that_is_away_is_told_so_that_clients_retry(play):
+    async def story(world):
+        client = await dial_inside(world)
+        world.backend.is_away = True
+        reply = await client.ask(TOKEN)
+        assert (reply.status, reply.headers["retry-after"]) == (503, "5")
+        world.backend.is_away = False
+        assert (await client.ask(TOKEN)).status == 200
+
+    play(story)
+
+
+def test_whoever_waits_for_a_token_keeps_no_poll_waiting(play):
+    async def story(world):
+        client, poller = await dial_inside(world), await world.connect("b")
+        world.backend.is_open.clear()
+        asking = asyncio.ensure_future(client.ask(TOKEN))
+        await world.until(lambda: world.backend.waiting == 1)
+        assert (await poller.ask()).status == 200
+        world.backend.is_open.set()
+        assert (await asking).status == 200
+
+    play(story)
+
+
+def test_tokens_count_for_the_limit_of_requests_and_enable_nothing(play):
+    """Spec §8.1, §8.5."""
+
+    async def story(world):
+        client = await dial_inside(world)
+        statuses = [(await client.ask(TOKEN)).status for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        assert world.backend.enabled_by == []
+
+    play(story, limits=Limits(requests_per_s=2), enabled=False)
+
+
+NAMES = st.sampled_from(["api-version", "resource", "client_id", "object_id", "msi_res_id", "Resource", "x"])
+VALUES = st.sampled_from(["2018-02-01", quote(AUDIENCE), "", "%", "%ff", "x"]) | st.text(max_size=20).map(quote)
+QUERIES = st.lists(st.tuples(NAMES, VALUES).map("=".join), max_size=5).map("&".join) | st.just(TOKEN.partition("?")[2])
+HEADERS = st.sampled_from(["", "Metadata: true\r\n", "Metadata: false\r\n", "Metadata: true\r\nOrigin: x\r\n"])
+WAYS = st.sampled_from(["inside", "loopback", "nobody", "removed"])
+
+
+@given(asks=st.lists(st.tuples(QUERIES, HEADERS, WAYS), min_size=1, max_size=20), is_allowed=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_query_the_answer_is_json_and_no_token_gets_into_wrong_hands(asks, is_allowed):
+    """Spec §2.8, §10."""
+
+    async def story() -> None:
+        async with asyncio.timeout(30), serving(is_allowed=is_allowed) as (backend, ends):
+            for query, header, way in asks:
+                before = len(backend.tokens)
+                status, body = await exchange(ends[way], query, header)
+                told = json.loads(body)
+                may_have = way == "inside" or (way == "loopback" and is_allowed)
+                has_header = header == "Metadata: true\r\n"
+                assert status in ({200, 400} if may_have else {400, 403} if way == "loopback" else {404})
+                assert ("access_token" in told) is (status == 200) is (len(backend.tokens) > before)
+                assert status != 200 or has_header
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+@asynccontextmanager
+async def serving(*, is_allowed: bool):
+    """A server, and where to call it as a VM, on loopback, as nobody, and as a VM that was removed."""
+    board, callers = Board(), Callers()
+    backend = FakeBackend(board)
+    backend.add_scope("single", "a")
+    backend.add_scope("past", "gone")
+    lab = open_lab(["127.0.5.1", "127.0.5.2"], 0)
+    callers.assign(lab.place("127.0.5.1"), "a")
+    rules = Rules(gives_tokens=is_allowed)
+    server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=lambda location: rules)
+    listeners = [lab.listener]
+    ends = {"loopback": lab.endpoint("127.0.5.1"), "nobody": lab.endpoint("127.0.5.2")}
+    for way, vm in (("inside", "a"), ("removed", "gone")):
+        callers.assign(place_within(vm), vm)
+        sockets = open_network("127.0.0.1", 0).sockets
+        listeners.append(Listener(sockets=sockets, strategy=Fixed(vm), is_loopback=False))
+        ends[way] = sockets[0].getsockname()[:2]
+    backend.drop_scope("past")
+    await server.start(listeners)
+    try:
+        yield backend, ends
+    finally:
+        await server.drain(0.5)
+
+
+async def exchange(end: tuple[str, int], query: str, header: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection(*end)
+    target = f"/metadata/identity/oauth2/token?{query}"
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), body
