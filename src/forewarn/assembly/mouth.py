@@ -9,6 +9,7 @@ from typing import Any
 
 from forewarn.assembly.doorway import Doorway
 from forewarn.assembly.settings import Settings
+from forewarn.assembly.token import Tokens
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for, facts_for
@@ -42,9 +43,10 @@ log = logging.getLogger(__name__)
 class Backing:
     """The `Backend` of the metadata room."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, tokens: Tokens | None = None) -> None:
         self.enable = control.guests.enable
         self.approve = control.guests.approve
+        self.token = (tokens or Tokens()).token
         self.now = control.clock.now
 
 
@@ -140,6 +142,7 @@ class Mouth:
             header_always=self._settings.require_header,
             unknown_version=self._settings.unknown_version,
             iso_dates=self._settings.iso_dates,
+            gives_tokens=self._settings.identity_on_loopback,
         )
 
     def _hear(self, committed: Committed) -> None:
