@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from forewarn.console.register import Listed, Register
 from forewarn.core.fleet import Vm
 from forewarn.errors import NotFound, Refused
 from forewarn.store.seam import Committed, Store
@@ -25,6 +26,7 @@ class Directory:
         self._gone: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
         self._homes: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
         self._home_of: dict[str, tuple[str, str]] = {}
+        self._register = Register()
         for vm in store.vms(removed=True):
             self._meet(vm)
         self.close = store.subscribe(self._hear)
@@ -47,6 +49,17 @@ class Directory:
 
     def subscriptions(self) -> set[str]:
         return {subscription for (subscription, _), count in self._homes.items() if count}
+
+    def within(self, resource: str) -> list[Listed]:
+        """The present VMs of a subscription, resource group, scale set or availability set, in the order of lists."""
+        return self._register.within(resource)
+
+    def sets_within(self, resource: str) -> list[str]:
+        """The ids of the sets of both sorts that a subscription or resource group has."""
+        return self._register.sets_within(resource)
+
+    def groups(self) -> list[str]:
+        return self._register.groups()
 
     def _one(self, name: str, found: list[Vm], sees: Sees) -> Vm:
         if not found:
@@ -80,6 +93,7 @@ class Directory:
         if not other[name]:
             del other[name]
         present[name].add(key)
+        self._register.meet(vm)
         self._settle(key, (vm.subscription_id, vm.resource_group) if vm.removed_at is None else None)
 
     def _settle(self, key: str, home: tuple[str, str] | None) -> None:

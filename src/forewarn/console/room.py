@@ -6,12 +6,13 @@ import logging
 
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.register import Listed
 from forewarn.control.control import Control
 from forewarn.core.access import Principal, Right
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.core.request import Request
-from forewarn.core.resource import EVERYTHING, resource_of
+from forewarn.core.resource import EVERYTHING, covers, resource_of
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unavailable
 from forewarn.store.seam import Store
@@ -30,13 +31,31 @@ class Outlook:
         self._sees_all = principal.may(Right.READ, EVERYTHING)
 
     def sees(self, vm: Vm) -> bool:
-        return self._sees_all or self._principal.may(Right.READ, resource_of(vm))
+        return self._reads(resource_of(vm))
+
+    def _reads(self, resource: str) -> bool:
+        return self._sees_all or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
         return self.whole.find(name, self.sees)
 
     def find_any(self, name: str) -> Vm:
         return self.whole.find_any(name, self.sees)
+
+    def within(self, resource: str) -> list[Listed]:
+        every = self.whole.within(resource)
+        # VMs of an availability set are in it, but not under its id: who may read the one may not read the others.
+        if self._reads(resource) and all(covers(resource, one.resource) for one in every[:1]):
+            return every
+        return [one for one in every if self._reads(one.resource)]
+
+    def sets_within(self, resource: str) -> list[str]:
+        """A set that the caller may not read is not shown, even where they may read a VM of it."""
+        return [one for one in self.whole.sets_within(resource) if self._reads(one)]
+
+    def groups(self) -> list[str]:
+        """Those that hold anything that the caller may read."""
+        return [one for one in self.whole.groups() if self._reads(one) or self.within(one) or self.sets_within(one)]
 
     def commonest_home(self) -> tuple[str, str] | None:
         return self.whole.commonest_home()
