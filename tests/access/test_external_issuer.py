@@ -71,6 +71,16 @@ def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
     assert issuer.asked == [DISCOVERY, KEYS]
 
 
+def test_a_fetch_that_takes_long_is_not_joined_by_a_second(issuer: OidcIssuer) -> None:
+    external = ExternalIssuer(issuer.url, [AUDIENCE])
+
+    async def story() -> list[Claims]:
+        return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW + later) for later in (0, 40, 80)))
+
+    assert len(asyncio.run(story())) == 3
+    assert issuer.asked == [DISCOVERY, KEYS]
+
+
 def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 

@@ -93,9 +93,7 @@ def test_anybody_can_check_a_token_with_the_published_keys() -> None:
     token = issuer.issue(CLIENT, ARM, NOW)
     published = jwt.PyJWKSet.from_dict(issuer.jwks())
     key = published[jwt.get_unverified_header(token)["kid"]]
-    jwt.decode(
-        token, key, ["RS256"], audience=ARM, options={"verify_exp": False, "verify_nbf": False, "verify_iat": False}
-    )
+    assert jwt.PyJWS().decode(token, key.key, ["RS256"])
     assert set(issuer.jwks()["keys"][0]) == {"kty", "n", "e", "kid", "use", "alg"}  # and nothing private
 
 
@@ -176,7 +174,7 @@ FORGERIES = {
     "opaque": ("opaque", Reason.MALFORMED),
     "letters": ("a.b.c", Reason.MALFORMED),
     "accents": ("é.é.é", Reason.MALFORMED),
-    "too long": ("a" * 20_000 + ".b.c", Reason.MALFORMED),
+    "too long": (forged({"app_displayname": "a" * 20_000}), Reason.MALFORMED),
 }
 
 
