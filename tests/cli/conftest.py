@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from forewarn.cli.connection import Api
+from forewarn.cli.local import Local
 from forewarn.cli.place import SOCKET
 from forewarn.cli.program import forewarn
 from forewarn.console.app import build
@@ -87,12 +88,12 @@ class Lab(Command):
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)
-        self.api = Api(data)
+        self.api = Api(Local(data))
 
     def when(self, what: str, then: Callable[[Api], object]) -> threading.Thread:
         """Do something once the history says so; the command waits meanwhile."""
         after = self.api.get("history", query={"limit": 1})["seq"]
-        api = Api(self.data)
+        api = Api(Local(self.data))
 
         def watch() -> None:
             seq, seen = after, False

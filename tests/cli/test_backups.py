@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from forewarn.cli.connection import Api
+from forewarn.cli.local import Local
 from forewarn.hypervisor.life import started_of
 from forewarn.hypervisor.roster import Kept, Roster
 
@@ -70,7 +71,7 @@ def test_a_guest_of_the_lab_hears_of_a_restart_and_approves_it(command: Any) -> 
 
 def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
     """The event, once the history says that of it; the service holds each question."""
-    api, seq, seen = Api(data), 0, False
+    api, seq, seen = Api(Local(data)), 0, False
     while not seen:
         page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
         seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])

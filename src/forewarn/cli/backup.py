@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from forewarn.cli.extra import server_extra
-from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.invocation import Invocation, here, served
 
 _LONG_S = 3600.0
 
@@ -27,7 +27,7 @@ def backup(call: Invocation, file: Path) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE")
-@served
+@here
 def restore(call: Invocation, file: Path) -> None:
     """Put a backup in place of a stopped service's store.
 

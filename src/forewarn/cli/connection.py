@@ -1,17 +1,23 @@
-"""HTTP to the service over its unix socket. What it refuses becomes our error tree again, once, here."""
+"""The operator's API, whichever way the service is reached. What it refuses becomes our error tree again, here."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
-from forewarn.cli.place import SOCKET
-from forewarn.errors import Conflict, ForewarnError, NotFound, Refused, Rejected, Unavailable
+from forewarn.errors import (
+    Conflict,
+    Forbidden,
+    ForewarnError,
+    NotFound,
+    Refused,
+    Rejected,
+    Unauthenticated,
+    Unavailable,
+)
 
 ROOT = "/forewarn/v1"
 PATIENCE_S = 60.0
@@ -48,6 +54,8 @@ _ERRORS: dict[str, type[ForewarnError]] = {
     "Rejected": Rejected,
     "NotFound": NotFound,
     "Refused": Refused,
+    "Unauthenticated": Unauthenticated,
+    "Forbidden": Forbidden,
     "Conflict": Conflict,
     "Unavailable": Unavailable,
 }
@@ -60,11 +68,26 @@ def code_of(error: ForewarnError) -> str:
     return next((code for code, sort in reversed(_ERRORS.items()) if isinstance(error, sort)), "Internal")
 
 
+class Transport(Protocol):
+    """A way to one service: its unix socket, or HTTPS."""
+
+    @property
+    def where(self) -> str:
+        """`in DIRECTORY` or `at URL`, as sentences go on."""
+
+    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
+        """Status and body of the answer. What breaks on the way may come as it is."""
+
+
 class Api:
     """The operator's API of one service."""
 
-    def __init__(self, data: Path) -> None:
-        self._data = data
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    @property
+    def where(self) -> str:
+        return self._transport.where
 
     def get(self, *path: str, query: Query | None = None, patience_s: float = PATIENCE_S) -> View:
         return self._ask("GET", _target(path, query or {}), patience_s=patience_s)
@@ -82,50 +105,30 @@ class Api:
     def _ask(
         self, method: str, target: str, body: Mapping[str, object] | None = None, patience_s: float = PATIENCE_S
     ) -> View:
-        connection = _UnixConnection(self._data, patience_s)
+        payload = None if body is None else json.dumps(body).encode()
         try:
-            return self._exchange(connection, method, target, body)
+            return _view(*self._transport.send(method, target, payload, patience_s))
         except TimeoutError as error:
             raise Unavailable(
-                f"the forewarn service in {self._data} did not answer within {patience_s:.0f} s: try again, "
+                f"the forewarn service {self.where} did not answer within {patience_s:.0f} s: try again, "
                 "and look at its log if that goes on"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise Unavailable(f"the forewarn service in {self._data} broke off its answer: try again") from error
-        finally:
-            connection.close()
+            raise Unavailable(f"the forewarn service {self.where} broke off its answer: try again") from error
 
-    def _exchange(
-        self, connection: _UnixConnection, method: str, target: str, body: Mapping[str, object] | None
-    ) -> View:
+
+def exchange(
+    connection: http.client.HTTPConnection, method: str, target: str, payload: bytes | None, headers: dict[str, str]
+) -> tuple[int, bytes]:
+    """One question and its answer, whatever the connection is made of."""
+    try:
         connection.connect()
-        payload = None if body is None else json.dumps(body).encode()
-        headers = {} if payload is None else {"Content-Type": "application/json"}
-        connection.request(method, target, payload, headers)
+        typed = {} if payload is None else {"Content-Type": "application/json"}
+        connection.request(method, target, payload, {**typed, **headers})
         answer = connection.getresponse()
-        return _view(answer.status, answer.read())
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, data: Path, patience_s: float) -> None:
-        super().__init__("localhost", timeout=patience_s)
-        self._data = data
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        path = self._data / SOCKET
-        try:
-            self.sock.connect(str(path))
-        except PermissionError as error:
-            raise NotRunning(
-                f"the forewarn service in {self._data} belongs to another user: run this as that user, "
-                "or name another service with --data"
-            ) from error
-        except OSError as error:
-            if "too long" in str(error):
-                raise Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data") from error
-            raise NotRunning(f"no forewarn service answers in {self._data}: start one with `forewarn up`") from error
+        return answer.status, answer.read()
+    finally:
+        connection.close()
 
 
 def _target(path: tuple[str, ...], query: Query) -> str:

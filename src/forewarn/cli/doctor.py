@@ -31,7 +31,7 @@ def doctor(call: Invocation) -> int:
 
 
 def _there(call: Invocation) -> View:
-    return {"name": "service", "ok": True, "text": f"it answers in {call.data}", "remedy": ""}
+    return {"name": "service", "ok": True, "text": f"it answers {call.api.where}", "remedy": ""}
 
 
 def _away(error: NotRunning) -> View:

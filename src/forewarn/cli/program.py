@@ -21,7 +21,7 @@ import click
 
 from forewarn import __version__
 from forewarn.cli.connection import Broken, Faulty, code_of
-from forewarn.cli.invocation import Invocation, data_option, json_option
+from forewarn.cli.invocation import Invocation, data_option, elsewhere_options, json_option
 from forewarn.cli.screen import Screen, let_go_of_output
 from forewarn.errors import ForewarnError, Unavailable
 
@@ -142,6 +142,7 @@ def _tell(error: ForewarnError, screen: Screen) -> int:
 @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="forewarn", message="%(prog)s %(version)s")
 @data_option
+@elsewhere_options
 @json_option
 @click.pass_context
 def forewarn(ctx: click.Context) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from forewarn.cli.extra import server_extra
-from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.invocation import Invocation, here
 from forewarn.cli.wording import counted
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="The service's settings file (TOML).")
-@served
+@here
 def sockets(call: Invocation, config: Path | None) -> None:
     """Open the sockets that VMs call, and hand them to the service.
 

@@ -10,7 +10,7 @@ import click
 
 from forewarn.cli.connection import View
 from forewarn.cli.extra import server_extra
-from forewarn.cli.invocation import Function, Invocation, served
+from forewarn.cli.invocation import Function, Invocation, here
 from forewarn.cli.screen import Screen, faint, let_go_of_output, strong
 from forewarn.cli.wording import counted
 
@@ -36,7 +36,7 @@ def _settings(function: Function) -> Function:
 @_settings
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the VMs' loopback addresses.")
 @click.option("--one-port-per-vm", is_flag=True, default=None, help="For machines with one loopback address.")
-@served
+@here
 def up(call: Invocation, **options: Any) -> None:
     """Start a lab: a sample fleet, and a clock that can be moved.
 
@@ -47,7 +47,7 @@ def up(call: Invocation, **options: Any) -> None:
 
 @click.command()
 @_settings
-@served
+@here
 def serve(call: Invocation, **options: Any) -> None:
     """Start the service for real VMs, in real time."""
     _run(call, "serve", options, lab=False)
@@ -100,6 +100,9 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -
             ("data", info["data"]),
         ]
     )
+    if info["identity_on_loopback"]:
+        screen.say()
+        screen.say("identity_on_loopback is on: every program of this machine can have the token of any VM.")
     if seats:
         screen.say()
         screen.facts([(name, url) for name, url in seats])

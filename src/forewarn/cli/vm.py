@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from forewarn.cli.invocation import Function, Invocation, served
+from forewarn.cli.invocation import Function, Invocation, here, served
 from forewarn.cli.screen import Cell, faint, word
 from forewarn.cli.suggestion import vm_names
 from forewarn.errors import Rejected
@@ -60,7 +60,7 @@ class _WithProgram(click.Command):
 @_where
 @click.option("--detached", is_flag=True, help="Without a terminal: what it writes is kept with the service's data.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
-@served
+@here
 def run(call: Invocation, command: tuple[str, ...], detached: bool, **where: Any) -> int:
     """Run a program inside a VM.
 
@@ -76,7 +76,7 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **where: Any
 
 @vm.command()
 @_where
-@served
+@here
 def shell(call: Invocation, **where: Any) -> int:
     """Start a shell inside a VM."""
     return _run(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **where)
