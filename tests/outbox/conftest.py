@@ -1,0 +1,152 @@
+"""An outbox over a world in virtual time, and real receivers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from forewarn.core.change import Commit
+from forewarn.core.request import Ask
+from forewarn.core.webhook import Webhook
+from forewarn.outbox import Outbox
+from forewarn.outbox.wire import Wire
+from forewarn.store import MemoryStore
+from forewarn.testing.receiver import Receiver
+from forewarn.testing.world import World, a_host, a_vm
+
+SECRET = "a secret of more than sixteen characters"
+
+
+class Naps:
+    """Waiting that a test allows: each nap lasts until `allow` is called once more."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+        self._begun = asyncio.Condition()
+        self._allowed = asyncio.Semaphore(0)
+
+    async def __call__(self, wait_s: float) -> None:
+        async with self._begun:
+            self.taken.append(wait_s)
+            self._begun.notify_all()
+        await self._allowed.acquire()
+
+    async def begun(self, count: int) -> None:
+        async with asyncio.timeout(30), self._begun:
+            await self._begun.wait_for(lambda: len(self.taken) >= count)
+
+    def allow(self) -> None:
+        self._allowed.release()
+
+
+class Post:
+    """A world whose webhooks are told."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        vms = [a_vm("web", host="h1"), a_vm("db", host="h2")]
+        self.world = World(vms=vms, hosts=[a_host("h1"), a_host("h2")], store=store)
+        self.naps = Naps()
+        self.real_now = 5000.0
+        self.outbox = self.new_outbox()
+
+    def new_outbox(self) -> Outbox:
+        return Outbox(
+            self.world.store,
+            send=Wire(patience_s=2.0, body_patience_s=0.2).send,
+            real_time=lambda: self.real_now,
+            sleep=self.naps,
+            chance=lambda: 0.0,
+        )
+
+    def webhook_for(self, receiver: Receiver, webhook_id: str = "w", **facts: Any) -> Webhook:
+        """One that is told from now on."""
+        cursor = self.world.store.last_seq()
+        return Webhook(**{"id": webhook_id, "url": receiver.url, "secret": SECRET, "cursor": cursor, **facts})
+
+    def hook(self, receiver: Receiver, webhook_id: str = "w", **facts: Any) -> Webhook:
+        webhook = self.webhook_for(receiver, webhook_id, **facts)
+        self.world.do(self.world.store.commit(Commit(webhooks=(webhook,))))
+        return webhook
+
+    async def restarting(self, vm: str) -> None:
+        """A restart is asked for and announced, while other things go on."""
+        await self.world.control.requests.ask_for_vms(Ask.RESTART, [self.world.vm(vm)], who="ann")
+        await self.world.control.reconciler.settle()
+
+    def restart_of(self, vm: str) -> None:
+        """Three happenings: scheduled, started, completed."""
+        event = self.world.ask(Ask.RESTART, vm)[0]
+        self.world.approve(vm, event.id)
+        self.world.advance(60)
+
+    def cursor(self, webhook_id: str = "w") -> int:
+        return next(hook.cursor for hook in self.world.store.webhooks() if hook.id == webhook_id)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.outbox.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def tell(self, receiver: Receiver, count: int) -> list[Any]:
+        """Run until the receiver has taken so many, and the outbox has nothing left to say for now."""
+
+        async def until() -> list[Any]:
+            async with self.running():
+                await asyncio.to_thread(receiver.wait_for, count)
+                await self.at_rest()
+            return receiver.taken
+
+        return self.world.do(until())
+
+    async def at_rest(self) -> None:
+        """Until all of it is written down."""
+        async with asyncio.timeout(30):
+            while any(self.outbox.report(hook).pending for hook in self.world.store.webhooks()):
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def post_over() -> Iterator[Callable[..., Post]]:
+    """Makes one over another store."""
+    made: list[Post] = []
+
+    def make(store: MemoryStore | None = None) -> Post:
+        made.append(Post(store))
+        return made[-1]
+
+    yield make
+    for post in made:
+        post.world.close()
+
+
+@pytest.fixture
+def post(post_over: Callable[..., Post]) -> Post:
+    return post_over()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def receivers() -> Iterator[Callable[[], Receiver]]:
+    made: list[Receiver] = []
+
+    def make() -> Receiver:
+        made.append(Receiver())
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()

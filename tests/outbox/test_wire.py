@@ -1,0 +1,154 @@
+"""HTTP to receivers: what is sent, what is made of answers, and why there was none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import time
+
+import pytest
+
+from forewarn.access.certificate import Certificates, ca_file
+from forewarn.outbox.seam import Letter, Reply, Unreached
+from forewarn.outbox.wire import Wire
+from forewarn.testing.receiver import Answer, Receiver
+
+
+def send(url: str) -> Reply:
+    letter = Letter(url=url, headers={"X-Some": "thing"}, body=b"[1]")
+    return asyncio.run(Wire(patience_s=2.0, body_patience_s=0.2).send(letter))
+
+
+def unreached(url: str) -> str:
+    with pytest.raises(Unreached) as caught:
+        send(url)
+    return str(caught.value)
+
+
+@contextmanager
+def raw(*parts: bytes, stays: bool = False) -> Iterator[str]:
+    """A server that answers with these bytes, whatever it is asked."""
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                for part in parts:
+                    connection.sendall(part)
+                if stays:
+                    done.wait(30)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        done.set()
+        thread.join(30)
+
+
+def test_a_letter_arrives_as_it_was_written(receiver: Receiver) -> None:
+    reply = send(f"{receiver.url}/a%20b?code=x%26y")
+    (received,) = receiver.received
+    assert (received.method, received.target, received.body) == ("POST", "/hook/a%20b?code=x%26y", b"[1]")
+    assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert received.headers["x-some"] == "thing"
+    assert reply.is_good
+
+
+def test_an_address_without_a_path_is_asked_for_its_root(receiver: Receiver) -> None:
+    send(f"http://127.0.0.1:{receiver.port}?a=1")
+    assert receiver.received[0].target == "/?a=1"
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+def test_2xx_is_good(receiver: Receiver, status: int) -> None:
+    receiver.answer(status)
+    assert send(receiver.url).is_good
+
+
+def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+    with Receiver(lambda method, body: Answer(status=307, headers={"Location": receiver.url})) as other:
+        reply = send(other.url)
+    assert (reply.status, reply.is_good) == (307, False)
+    assert receiver.received == []
+
+
+def test_proxies_of_the_environment_are_not_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert send(receiver.url).status == 200
+
+
+def test_little_of_an_answer_is_read() -> None:
+    with Receiver(lambda method, body: Answer(body=b"x" * 1_000_000)) as receiver:
+        assert send(receiver.url).body == b"x" * 4096
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"], id="breaks off"),
+        pytest.param([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzzz"], id="garbled"),
+        pytest.param([b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 Fine\r\n\r\n"], id="after another"),
+    ],
+)
+def test_a_good_status_counts_whatever_follows(parts: list[bytes]) -> None:
+    with raw(*parts) as url:
+        assert send(url).is_good
+
+
+def test_a_body_that_never_ends_holds_up_nothing() -> None:
+    with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", stays=True) as url:
+        assert send(url).body == b"half"
+
+
+REASONS = [
+    pytest.param([], False, "the connection was closed before an answer came", id="nothing"),
+    pytest.param([b"HTTP/1.1 20"], False, "the connection was closed before an answer came", id="half"),
+    pytest.param([b"SSH-2.0-OpenSSH_9.2\r\n\r\n"], False, "what came back is no HTTP", id="another protocol"),
+    pytest.param([b"HTTP/1.1 200 OK\r\nX: " + b"x" * 99_999], True, "what came back is no HTTP", id="endless head"),
+    pytest.param([], True, "there was no answer within 2 s", id="silence"),
+]
+
+
+@pytest.mark.parametrize(("parts", "stays", "why"), REASONS)
+def test_no_answer_is_told_in_words(parts: list[bytes], stays: bool, why: str) -> None:
+    with raw(*parts, stays=stays) as url:
+        assert unreached(url) == why
+
+
+def test_nobody_there_is_told_in_words(receiver: Receiver) -> None:
+    receiver.stop()
+    assert unreached(receiver.url) == "nobody listens there"
+
+
+@pytest.mark.parametrize("host", ["x" * 64 + ".invalid", "a..b"])
+def test_a_name_that_nobody_can_have_is_told_in_words(host: str) -> None:
+    assert unreached(f"http://{host}/").startswith("its name cannot be resolved")
+
+
+def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
+    certificates = Certificates.ready(directory, (), time())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.certificate, certificates.server.key)
+    return lambda sock: context.wrap_socket(sock, server_side=True)
+
+
+def test_tls_is_checked_against_the_file_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Receiver(wrap=secure(tmp_path)) as receiver:
+        assert "its certificate is not trusted (" in unreached(receiver.url)
+        assert receiver.received == []
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca_file(tmp_path)))
+        assert send(receiver.url).is_good
+
+
+def test_a_receiver_that_speaks_no_tls_is_told_in_words(receiver: Receiver) -> None:
+    assert unreached(receiver.url.replace("http://", "https://")).startswith("TLS failed (")
