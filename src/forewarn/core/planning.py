@@ -206,6 +206,14 @@ def _must_suit(vm: Vm, cause: Cause) -> None:
         raise Refused(f"VM {vm.name!r} is stopped and cannot be restarted: start it instead")
 
 
+def suits(vm: Vm, cause: Cause) -> bool:
+    try:
+        _must_suit(vm, cause)
+    except Refused:
+        return False
+    return True
+
+
 _FITS_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.REAPPLY})
 
 
