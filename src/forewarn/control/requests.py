@@ -140,6 +140,17 @@ class Requests:
         scope = await self._desk.decide(event.scope_id, approving((event.id,), who))
         return scope.event(event.id) or self.event(event.id)
 
+    async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
+        """Approvals from outside the VMs, in one scope or several: all of them, or none."""
+        grouped = by_scope(list(events), lambda event: event.scope_id)
+        for _ in range(_TRIES):
+            try:
+                await self._store.commit(together(*(self._approval(s, e, who) for s, e in grouped.items())))
+                return
+            except Conflict:
+                continue
+        raise Conflict("the events changed too often while they were approved: ask again")
+
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> Receipt:
         """Users take pending platform maintenance now (spec §6.4): of every VM that has some, in one transaction."""
         for _ in range(_TRIES):
