@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.responses import Response
 
+from forewarn.console.door import Stranger
 from forewarn.core.proposal import BadFleet, Problem
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 
@@ -43,7 +44,8 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 def response_for(error: Exception) -> Response:
     for of, status, code in _STATUS:
         if isinstance(error, of):
-            headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status, {})
+            challenge = error.challenge if isinstance(error, Stranger) else "Bearer"
+            headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
             return said(status, code, _message(error), problems=_problems(error), headers=headers)
     log.error("a call failed that should not have", exc_info=error)
     return said(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from forewarn.console.arm.route import ArmAnswer
+from forewarn.console.door import Stranger
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
@@ -36,7 +38,9 @@ def answer_for(error: Exception) -> ArmAnswer:
         return refusal(error.status, error.code, str(error))
     for of, status, code in _CODES:
         if isinstance(error, of):
-            return refusal(status, code, str(error))
+            answer = refusal(status, code, str(error))
+            challenge = {"WWW-Authenticate": error.challenge} if isinstance(error, Stranger) else {}
+            return replace(answer, headers={**answer.headers, **challenge})
     log.error("a call failed that should not have", exc_info=error)
     inside = f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
     return refusal(500, "InternalServerError", inside)

@@ -1,0 +1,76 @@
+"""Who is calling over TLS: the bearer of a token, with what is granted to them at this very moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+
+from forewarn.access.claims import BadToken, Claims
+from forewarn.access.sign_in import SignIn
+from forewarn.clock import read_real_time
+from forewarn.core.access import Principal, client_principal
+from forewarn.errors import Unauthenticated
+from forewarn.store.seam import Store
+
+_CLIENT = client_principal("")
+_SCHEME = "bearer"
+
+
+class Stranger(Unauthenticated):
+    """Nobody whom we know. The challenge is the header that tells a program where to sign in."""
+
+    def __init__(self, sentence: str, challenge: str) -> None:
+        super().__init__(sentence)
+        self.challenge = challenge
+
+
+class Door:
+    """Lets in whoever a token speaks for; nothing is remembered, so that what is revoked counts at once."""
+
+    def __init__(self, *, sign_in: SignIn, store: Store, real_time: Callable[[], float] = read_real_time) -> None:
+        self._sign_in = sign_in
+        self._store = store
+        self._real_time = real_time
+
+    async def admit(self, request: Request) -> Principal:
+        """Raises Stranger, or Unavailable where an external issuer could never be reached."""
+        try:
+            claims = await self._sign_in.verify(_token(request), self._real_time())
+            name = self._name(claims)
+        except (BadToken, Unauthenticated) as error:
+            raise Stranger(str(error), self._challenge(request)) from None
+        grants = tuple(grant for one in claims.ids for grant in self._store.grants(to=one))
+        return Principal(id=claims.who, name=name, grants=grants)
+
+    def _name(self, claims: Claims) -> str:
+        """How the history calls them. Unauthenticated where the one whom the token was given to is gone."""
+        if claims.vm_id:
+            return self._name_of_vm(claims)
+        if not claims.who.startswith(_CLIENT):
+            return f"{claims.name} (oidc)"  # what they call themselves never makes them one of ours
+        client_id = claims.who.removeprefix(_CLIENT)
+        if self._store.client(client_id) is None:
+            raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
+        return f"client {client_id}"
+
+    def _name_of_vm(self, claims: Claims) -> str:
+        vm = self._store.vm(claims.vm_key)
+        if vm is None or vm.removed_at is not None or vm.vm_id.casefold() != claims.vm_id.casefold():
+            raise Unauthenticated(f"VM {claims.name!r}, which the token was given to, is gone: get one in another VM")
+        return f"VM {vm.name}"
+
+    def _challenge(self, request: Request) -> str:
+        external = self._sign_in.external
+        where = external.url if external is not None else f"{request.url.scheme}://{request.url.netloc}/adfs"
+        return f'Bearer authorization_uri="{where}", error="invalid_token"'
+
+
+def _token(request: Request) -> str:
+    given = request.headers.get("authorization", "").strip()
+    scheme, _, token = given.partition(" ")
+    if not given:
+        raise Unauthenticated("the call has no Authorization header: sign in, and send 'Authorization: Bearer TOKEN'")
+    if scheme.lower() != _SCHEME or not token.strip():
+        raise Unauthenticated("the Authorization header has no bearer token: send 'Authorization: Bearer TOKEN'")
+    return token.strip()
