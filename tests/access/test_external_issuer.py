@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from forewarn.access.certificate import Certificates
 from forewarn.access.claims import BadToken, Claims, Reason
 from forewarn.access.issuer import ExternalIssuer
 from forewarn.errors import Rejected, Unavailable
@@ -193,6 +197,19 @@ def test_keys_are_not_fetched_over_plain_http_from_elsewhere(issuer: OidcIssuer)
     found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
     issuer.answers[DISCOVERY] = (200, json.dumps(found).encode())
     assert "neither https nor on loopback" in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
+
+
+def test_an_issuer_over_https_is_believed_only_with_a_certificate_that_the_system_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Certificates.ready(tmp_path, [], time.time())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(made.server.certificate, made.server.key)
+    with OidcIssuer(tls) as issuer:
+        external = ExternalIssuer(issuer.url, [AUDIENCE])
+        assert "CERTIFICATE_VERIFY_FAILED" in trouble(external, issuer.token(ANN))
+        monkeypatch.setenv("SSL_CERT_FILE", str(made.ca.certificate))
+        assert verified(external, issuer.token(ANN), NOW + 5).who == "oidc:ann"
 
 
 UNSAFE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,14 +20,16 @@ DISCOVERY, KEYS = "/.well-known/openid-configuration", "/keys"
 class OidcIssuer:
     """Serves while entered. `asked` lists the paths that were asked for; `answers` replaces what a path answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.keys: dict[str, PrivateKey] = {}
         self.published: list[dict[str, Any]] = []
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[str] = []
         self.down = False
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer))
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_address[1]}"
         self.rotate("first")
 
     def __enter__(self) -> OidcIssuer:
