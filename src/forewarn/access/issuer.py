@@ -45,8 +45,8 @@ class ExternalIssuer:
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "") -> None:
         self.url = issuer_url
         self._jwks_url = jwks_url
-        self._audiences = all_spelled(audiences)
-        if not self._audiences:
+        self.audiences = all_spelled(audiences)
+        if not self.audiences:
             raise Rejected(f"issuer {issuer_url!r} has no audience, so tokens for anybody would do: name at least one")
         for url in (issuer_url, *([jwks_url] if jwks_url else [])):
             must_be_safe(url)
@@ -60,7 +60,7 @@ class ExternalIssuer:
         header = jws.header_of(token, ALGORITHMS)
         key = await self._key(header, now)
         payload = jws.payload_of(token, key.public, header.alg, _Payload)
-        must_hold(payload, issuer=self.url, audiences=self._audiences, now=now)
+        must_hold(payload, issuer=self.url, audiences=self.audiences, now=now)
         return _claims(payload)
 
     async def _key(self, header: jws.Header, now: float) -> Key:
