@@ -71,26 +71,22 @@ class MeView(View, frozen=True, kw_only=True):
 
 async def show(room: Room, call: Call) -> AccessView:
     """The clients, and which roles are granted to whom."""
-    call.read_query(body.Nothing)
     return AccessView(clients=tuple(map(_client, room.store.clients())), grants=_grants(room, room.store.grants()))
 
 
 async def show_me(room: Room, call: Call) -> MeView:
     """Who the caller is, and the roles that they have."""
-    call.read_query(body.Nothing)
     me = room.principal
     return MeView(id=me.id, name=me.name, grants=tuple(_grant(grant, me.name) for grant in me.grants))
 
 
-async def add_client(room: Room, call: Call) -> ClientWithSecret:
+async def add_client(room: Room, call: Call, asked: NewClient) -> ClientWithSecret:
     """Add a client, and show its secret: now or never."""
-    asked = call.read_body(NewClient)
     return _with_secret(await room.control.access.add_client(client_id=asked.id, name=asked.name, who=room.who))
 
 
 async def renew_secret(room: Room, call: Call) -> ClientWithSecret:
     """Give a client another secret, and show it: now or never. The old one counts no longer."""
-    call.read_body(body.Nothing)
     return _with_secret(await room.control.access.renew_secret(call.names["id"], who=room.who))
 
 
@@ -101,9 +97,8 @@ async def remove_client(room: Room, call: Call) -> RemovedClient:
     return RemovedClient(grants=lost, **_facts(client))
 
 
-async def grant(room: Room, call: Call) -> GrantView:
+async def grant(room: Room, call: Call, asked: NewGrant) -> GrantView:
     """Grant a role to a client, a VM, or somebody from outside; one that they have already stays as it is."""
-    asked = call.read_body(NewGrant)
     to = _principal(room, asked.to)
     name = _names(room, [to])[to]
     granted = await room.control.access.grant(

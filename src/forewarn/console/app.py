@@ -75,7 +75,7 @@ async def _answer(enter: Enter, line: RouteLine, request: Request) -> Response:
         call = Call(names=request.path_params, query=read_query(request), body=body)
         for resource in line.over(room, call):
             room.must(line.right, resource)
-        answer = msgspec.json.encode(await line.handler(room, call))
+        answer = msgspec.json.encode(await line.handler(room, call, **line.signature.read(call)))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is left to read it
     except Exception as error:

@@ -12,8 +12,8 @@ from forewarn.console.views import EventsView, EventView
 from forewarn.core.event import Event, Status
 
 
-async def show_all(room: Room, call: Call) -> EventsView:
-    query = call.read_query(body.EventsQuery)
+async def show_all(room: Room, call: Call, query: body.EventsQuery) -> EventsView:
+    """The events under way, or all of them."""
     seq = room.store.last_seq()
     return EventsView(events=Showing(room).events(_listed(room, query)), seq=seq)
 
@@ -51,12 +51,13 @@ def lists(event: Event, name: str) -> bool:
 
 
 async def show(room: Room, call: Call) -> EventView:
+    """One event, by its id or the beginning of it."""
     await room.house.observe()
     return Showing(room).event(room.event(call.names["id"]))
 
 
 async def approve(room: Room, call: Call) -> EventView:
-    call.read_body(body.Nothing)
+    """Say that an event may start."""
     event = room.event(call.names["id"])
     await room.house.observe()
     await room.control.requests.approve(event.id, who=room.who)
@@ -64,8 +65,8 @@ async def approve(room: Room, call: Call) -> EventView:
     return Showing(room).event(room.event(event.id))
 
 
-async def withdraw(room: Room, call: Call) -> EventView:
-    asked = call.read_body(body.Withdrawing)
+async def withdraw(room: Room, call: Call, asked: body.Withdrawing) -> EventView:
+    """Take an event back before it starts."""
     event = room.event(call.names["id"])
     await room.house.observe()
     await room.control.requests.withdraw(event.id, who=room.who, reason=asked.reason)

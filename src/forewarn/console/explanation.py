@@ -36,9 +36,10 @@ T = TypeVar("T")
 
 
 async def explain(room: Room, call: Call) -> Story:
-    """What the name may mean, the likeliest first."""
+    """The story of a VM, an event, a host, a scope, a rollout or a request."""
     thing = call.names["thing"]
     await room.house.observe()
+    # What the name may mean, the likeliest first.
     if (vm := _found(room.directory.find_any, thing)) is not None:
         return await story_with_faults(room, vm, _explain_vm(room, vm))
     if (host := _found(room.control.requests.host, thing)) is not None:

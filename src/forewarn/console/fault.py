@@ -31,7 +31,7 @@ _RECENT = 1000  # events among which those that a fault touched are looked for
 
 
 async def show_all(room: Room, call: Call) -> FaultsView:
-    call.read_query(body.Nothing)
+    """The faults and storms that are on, and the kinds that there are."""
     await _catch_up(room)
     book = room.control.faults.book
     return FaultsView(
@@ -41,8 +41,8 @@ async def show_all(room: Room, call: Call) -> FaultsView:
     )
 
 
-async def set_one(room: Room, call: Call) -> FaultView:
-    asked = call.read_body(body.NewFault)
+async def set_one(room: Room, call: Call, asked: body.NewFault) -> FaultView:
+    """Set a fault."""
     wish = Wish(
         kind=kind_called(asked.kind),
         target=_target(room, asked),
@@ -55,8 +55,8 @@ async def set_one(room: Room, call: Call) -> FaultView:
     return _view(room, fault)
 
 
-async def clear(room: Room, call: Call) -> ClearedView:
-    asked = call.read_body(body.Clearing)
+async def clear(room: Room, call: Call, asked: body.Clearing) -> ClearedView:
+    """Clear the faults that every given member fits."""
     if not (asked.ids or asked.kind or asked.vm or asked.scope or asked.all):
         raise Rejected("nothing says which faults to clear: give their ids, a kind, a VM, a scope, or all")
     kind = kind_called(asked.kind) if asked.kind else None
@@ -79,13 +79,14 @@ async def clear(room: Room, call: Call) -> ClearedView:
 
 
 async def clear_one(room: Room, call: Call) -> ClearedView:
+    """Clear one fault, or end a storm."""
     fault_id = call.names["id"]
     _must_be_on(room, fault_id)
     return await _cleared(room, lambda fault: fault.id == fault_id, (fault_id,))
 
 
-async def start_storm(room: Room, call: Call) -> StormView:
-    asked = call.read_body(body.NewStorm)
+async def start_storm(room: Room, call: Call, asked: body.NewStorm) -> StormView:
+    """Start a storm: a schedule of faults that follows from a seed."""
     vms = [room.directory.find(name) for name in asked.vms]
     must_be_told_once(asked.vms, [vm.key for vm in vms])
     storm = await room.control.storms.start(asked.seed, vms or room.store.vms(), for_s=asked.for_s, who=room.who)

@@ -32,8 +32,8 @@ from forewarn.core.proposal import BadFleet, Problem, Proposal, read_fleet
 from forewarn.errors import Refused, Rejected
 
 
-async def show(room: Room, call: Call) -> FleetView:
-    query = call.read_query(body.FleetQuery)
+async def show(room: Room, call: Call, query: body.FleetQuery) -> FleetView:
+    """The hosts, scopes and VMs that the caller may read."""
     await room.house.observe()
     host = room.control.requests.host(query.host) if query.host else None
     scope = room.scope(query.scope) if query.scope else None
@@ -47,6 +47,7 @@ async def show(room: Room, call: Call) -> FleetView:
 
 
 async def show_vm(room: Room, call: Call) -> VmWithEvents:
+    """One VM, with its pending events."""
     vm = room.directory.find(call.names["name"])
     await room.house.observe()
     showing = Showing(room)
@@ -58,15 +59,15 @@ async def show_vm(room: Room, call: Call) -> VmWithEvents:
     return VmWithEvents(events=showing.events(live), keeper=kept, **facts)
 
 
-async def check(room: Room, call: Call) -> CheckedView:
-    asked = call.read_body(body.FleetText)
+async def check(room: Room, call: Call, asked: body.FleetText) -> CheckedView:
+    """What applying a fleet file would change."""
     proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
     async with room.control.reconciler.driving:
         return CheckedView(difference=_shown(await _difference(room, proposal)))
 
 
-async def apply(room: Room, call: Call) -> AppliedView:
-    asked = call.read_body(body.FleetApply)
+async def apply(room: Room, call: Call, asked: body.FleetApply) -> AppliedView:
+    """Apply a fleet file: all of it, or nothing."""
     proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
     # Whoever drives moves VMs: what is decided here must not be overtaken by that.
     async with room.control.reconciler.driving:
@@ -78,8 +79,8 @@ async def apply(room: Room, call: Call) -> AppliedView:
     return AppliedView(difference=_shown(difference), applied=not asked.dry_run and not difference.is_empty)
 
 
-async def add_vm(room: Room, call: Call) -> VmView:
-    asked = call.read_body(body.NewVm)
+async def add_vm(room: Room, call: Call, asked: body.NewVm) -> VmView:
+    """Add a VM."""
     async with room.control.reconciler.driving:
         proposal = _proposed(room, asked)
         key = proposal.vms[0].key
@@ -106,6 +107,7 @@ def _told(problems: Sequence[Problem]) -> str:
 
 
 async def remove_vm(room: Room, call: Call) -> VmView:
+    """Remove a VM."""
     async with room.control.reconciler.driving:
         vm = room.directory.find(call.names["name"])
         change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
@@ -114,8 +116,8 @@ async def remove_vm(room: Room, call: Call) -> VmView:
     return Showing(room).vm(room.store.vm(vm.key) or vm)
 
 
-async def add_host(room: Room, call: Call) -> HostView:
-    asked = call.read_body(body.NewHost)
+async def add_host(room: Room, call: Call, asked: body.NewHost) -> HostView:
+    """Add a host."""
     if fault := fault_in_plain_name(asked.name, limit=64):
         raise Rejected(f"the host name {asked.name!r} {fault}: give a plain name such as 'host-0'")
     host = Host(name=asked.name, location=asked.location, zone=asked.zone)
@@ -127,6 +129,7 @@ async def add_host(room: Room, call: Call) -> HostView:
 
 
 async def remove_host(room: Room, call: Call) -> HostView:
+    """Remove a host that no VM is on."""
     async with room.control.reconciler.driving:
         host = room.control.requests.host(call.names["name"])
         staying = room.store.vms(host=host.name)

@@ -19,8 +19,8 @@ _DAY_S = 86400  # spec §5.2: events that are over are kept this long at least
 _MOST_EVENTS = 100  # of a VM's life, the newest
 
 
-async def show(room: Room, call: Call) -> HistoryView:
-    query = call.read_query(body.HistoryQuery)
+async def show(room: Room, call: Call, query: body.HistoryQuery) -> HistoryView:
+    """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
     wanted = _wanted(room, query)
     if query.wait_s:
         await _until_newer(room, query, wanted)
@@ -108,8 +108,8 @@ async def _first_of(closing: asyncio.Task[Any], news: asyncio.Event) -> None:
         waiter.cancel()
 
 
-async def prune(room: Room, call: Call) -> PrunedView:
-    asked = call.read_body(body.Pruning)
+async def prune(room: Room, call: Call, asked: body.Pruning) -> PrunedView:
+    """Remove old entries of the history."""
     if not asked.older_than_s >= _DAY_S:
         raise Rejected(
             f"history of the last {_DAY_S} s is kept, so what is older than {asked.older_than_s:g} s cannot be pruned: "

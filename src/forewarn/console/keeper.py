@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.house import Keeper
 from forewarn.console.room import Room
@@ -10,7 +9,7 @@ from forewarn.console.views import KeepersView, KeeperView
 
 
 async def show_all(room: Room, call: Call) -> KeepersView:
-    call.read_query(body.Nothing)
+    """The VMs that are made of namespaces, and the programs inside them."""
     kept = ((room.store.vm(key), keeper) for key, keeper in sorted(room.house.keepers().items()))
     return KeepersView(keepers=tuple(shown(vm.name, keeper) for vm, keeper in kept if vm is not None))
 

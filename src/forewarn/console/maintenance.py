@@ -12,8 +12,8 @@ from forewarn.core.history import What
 from forewarn.core.request import Ask, Request
 
 
-async def ask(room: Room, call: Call) -> ReceiptView:
-    asked = call.read_body(body.Asking)
+async def ask(room: Room, call: Call, asked: body.Asking) -> ReceiptView:
+    """Ask for maintenance of VMs: of all of them, or none."""
     vms = [room.directory.find(name) for name in asked.vms]
     must_be_told_once(asked.vms, [vm.key for vm in vms])
     receipt = await room.control.requests.ask_for_vms(
@@ -23,15 +23,15 @@ async def ask(room: Room, call: Call) -> ReceiptView:
 
 
 async def perform_maintenance(room: Room, call: Call) -> EventsOnly:
-    call.read_body(body.Nothing)
+    """Take the platform's pending maintenance of a VM now."""
     vm = room.directory.find(call.names["name"])
     receipt = await room.control.requests.perform_maintenance([vm], who=room.who)
     await room.catch_up()
     return EventsOnly(events=Showing(room).events(room.event(event.id) for event in receipt.events))
 
 
-async def degrade(room: Room, call: Call) -> ReceiptView:
-    asked = call.read_body(body.Degrading)
+async def degrade(room: Room, call: Call, asked: body.Degrading) -> ReceiptView:
+    """Predict that a host will fail: its VMs are to leave it."""
     # Two calls about one host would each decide on a health that the other is changing.
     async with room.control.reconciler.driving:
         receipt = await room.control.requests.degrade(
@@ -41,14 +41,14 @@ async def degrade(room: Room, call: Call) -> ReceiptView:
 
 
 async def fail(room: Room, call: Call) -> ReceiptView:
-    call.read_body(body.Nothing)
+    """Let a host fail without warning."""
     async with room.control.reconciler.driving:
         receipt = await room.control.requests.fail(call.names["name"], who=room.who)
     return await _receipt(room, receipt.request)
 
 
 async def repair(room: Room, call: Call) -> HostView:
-    call.read_body(body.Nothing)
+    """Make a host healthy again."""
     async with room.control.reconciler.driving:
         repaired = await room.control.requests.repair(call.names["name"], who=room.who)
     return Showing(room).host(repaired)
@@ -65,6 +65,7 @@ def _replaced(events: list[Event]) -> tuple[str, ...]:
 
 
 async def show_request(room: Room, call: Call) -> RequestStanding:
+    """How far a request is, and what it waits for."""
     request = room.request(call.names["id"])
     events = room.store.events(request_id=request.id)
     planned = room.store.planned(request_id=request.id)

@@ -46,8 +46,8 @@ class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
     replays: tuple[ReplayView, ...]
 
 
-async def start(room: Room, call: Call) -> ReplayView:
-    asked = call.read_body(NewReplay)
+async def start(room: Room, call: Call, asked: NewReplay) -> ReplayView:
+    """Show a recording to the scope of a VM."""
     vm = room.directory.find(asked.vm)
     request = await room.control.replays.start(
         vm, asked.recording, who=room.who, speed=asked.speed, loops=asked.loops, names=asked.map
@@ -57,15 +57,17 @@ async def start(room: Room, call: Call) -> ReplayView:
 
 
 async def show_all(room: Room, call: Call) -> ReplaysView:
-    call.read_query(body.Nothing)
+    """The replays under way, and the recent ones."""
     return ReplaysView(replays=tuple(_view(room, request) for request in room.control.replays.all()))
 
 
 async def show(room: Room, call: Call) -> ReplayView:
+    """One replay."""
     return _view(room, room.control.replays.find(call.names["id"]))
 
 
 async def stop(room: Room, call: Call) -> ReplayView:
+    """End a replay."""
     request = await room.control.replays.stop(call.names["id"], who=room.who)
     return _view(room, request)
 

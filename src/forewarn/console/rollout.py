@@ -13,8 +13,8 @@ from forewarn.core.request import Progress, Request, Rollout
 from forewarn.core.rollout import remaining
 
 
-async def start(room: Room, call: Call) -> RolloutView:
-    asked = call.read_body(body.NewRollout)
+async def start(room: Room, call: Call, asked: body.NewRollout) -> RolloutView:
+    """Start a rollout over hosts or a scope."""
     hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
     must_be_told_once(asked.hosts, list(hosts))
     scope_id = room.scope(asked.scope).id if asked.scope else ""
@@ -27,30 +27,33 @@ async def start(room: Room, call: Call) -> RolloutView:
 
 
 async def show_all(room: Room, call: Call) -> RolloutsView:
-    call.read_query(body.Nothing)
+    """The rollouts under way, and the recent ones."""
     return RolloutsView(rollouts=tuple(_view(room, request.id) for request in room.rollouts()))
 
 
 async def show(room: Room, call: Call) -> RolloutWithEvents:
+    """One rollout, with its events."""
     request = room.rollout(call.names["id"])
     events = Showing(room).events(room.store.events(request_id=request.id))
     return RolloutWithEvents(events=events, **_facts(room, request.id))
 
 
 async def pause(room: Room, call: Call) -> RolloutView:
+    """Pause a rollout: it publishes nothing until it is resumed."""
     return await _steer(room, call, Progress.PAUSED)
 
 
 async def resume(room: Room, call: Call) -> RolloutView:
+    """Go on with a rollout that is paused."""
     return await _steer(room, call, Progress.RUNNING)
 
 
 async def abort(room: Room, call: Call) -> RolloutView:
+    """End a rollout; what has not started is withdrawn."""
     return await _steer(room, call, Progress.ABORTED)
 
 
 async def _steer(room: Room, call: Call, progress: Progress) -> RolloutView:
-    call.read_body(body.Nothing)
     request = room.rollout(call.names["id"])
     await room.control.requests.steer_rollout(request.id, progress, who=room.who)
     await room.catch_up()

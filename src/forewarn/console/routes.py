@@ -3,9 +3,7 @@ of its answer."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from forewarn.console import (
     access,
@@ -20,13 +18,11 @@ from forewarn.console import (
     rollout,
     upkeep,
 )
-from forewarn.console.call import Call
 from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
-from forewarn.console.room import Room
+from forewarn.console.signature import Handler, Signature, signature_of
 from forewarn.core.access import Right
 
 PREFIX = "/forewarn/v1"
-Handler = Callable[[Room, Call], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +33,10 @@ class RouteLine:
     right: Right
     status: int = 200
     over: Over = everything
+
+    @property
+    def signature(self) -> Signature:
+        return signature_of(self.handler)
 
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM

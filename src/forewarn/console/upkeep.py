@@ -13,24 +13,25 @@ from forewarn.errors import Refused, Rejected
 
 
 async def show_service(room: Room, call: Call) -> dict[str, Any]:
-    call.read_query(body.Nothing)
+    """What the service is, and where it listens."""
     return room.house.info()
 
 
 async def show_clock(room: Room, call: Call) -> ClockView:
-    call.read_query(body.Nothing)
+    """The time that documents and the history show."""
     return _clock(room)
 
 
-async def advance(room: Room, call: Call) -> ClockView:
-    by_s = call.read_body(body.Advancing).by_s
+async def advance(room: Room, call: Call, asked: body.Advancing) -> ClockView:
+    """Advance a lab's clock."""
     await room.house.observe()
-    await room.control.labtime.advance(by_s)
+    await room.control.labtime.advance(asked.by_s)
     return _clock(room)
 
 
-async def set_speed(room: Room, call: Call) -> ClockView:
-    await room.control.labtime.set_speed(call.read_body(body.Speed).speed)
+async def set_speed(room: Room, call: Call, asked: body.Speed) -> ClockView:
+    """Let a lab's clock run faster, slower, or stand."""
+    await room.control.labtime.set_speed(asked.speed)
     return _clock(room)
 
 
@@ -39,8 +40,9 @@ def _clock(room: Room) -> ClockView:
     return ClockView(now=now, speed=speed, lab=lab)
 
 
-async def back_up(room: Room, call: Call) -> BackupView:
-    path = Path(call.read_body(body.BackingUp).path)
+async def back_up(room: Room, call: Call, asked: body.BackingUp) -> BackupView:
+    """Copy the database to a file on the service's machine."""
+    path = Path(asked.path)
     if not path.is_absolute() or "\0" in str(path):
         raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /, without odd signs")
     if path.exists():
@@ -52,6 +54,6 @@ async def back_up(room: Room, call: Call) -> BackupView:
 
 
 async def examine(room: Room, call: Call) -> DoctorView:
-    call.read_query(body.Nothing)
+    """Check whether the service has what it needs."""
     found = await room.house.doctor()
     return DoctorView(checks=tuple(CheckView(name=c.name, ok=c.ok, text=c.text, remedy=c.remedy) for c in found))
