@@ -57,7 +57,8 @@ class ExternalIssuer:
 
     async def verify(self, token: str, now: float) -> Claims:
         """Raises BadToken, or Unavailable where the issuer could never be reached."""
-        header = jws.header_of(token, ALGORITHMS)
+        header = jws.header_of(token)
+        jws.must_be_signed_with(ALGORITHMS, header)
         key = await self._key(header, now)
         payload = jws.payload_of(token, key.public, header.alg, _Payload)
         must_hold(payload, issuer=self.url, audiences=self.audiences, now=now)

@@ -93,9 +93,10 @@ class Issuer:
         return spelled(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        header = jws.header_of(token, (ALGORITHM,))
+        header = jws.header_of(token)
         if header.kid != self._key.kid:
             raise BadToken(Reason.UNKNOWN_KEY, "the token names a key that is not this service's: sign in again")
+        jws.must_be_signed_with((ALGORITHM,), header)
         payload = jws.payload_of(token, self._key.public, ALGORITHM, _Payload)
         must_hold(payload, issuer=self.url, audiences=self._audiences, now=now)
         return _claims(payload)
