@@ -21,8 +21,10 @@ from forewarn.control.replays import Replays
 from forewarn.control.requests import Requests
 from forewarn.control.rollouts import Rollouts
 from forewarn.control.storms import Storms
+from forewarn.control.webhooks import Webhooks
 from forewarn.core.policy import Policy
 from forewarn.hypervisor.seam import Hypervisor
+from forewarn.outbox import Outbox
 from forewarn.store.seam import Committed, Polled, Store
 
 
@@ -37,7 +39,10 @@ class Outside:
 
 
 class Control:
-    """The use cases (`requests`, `guests`, `fleets`, `access`, `faults`, `storms`, `labtime`) and the `reconciler`."""
+    """The use cases (`requests`, `guests`, `fleets`, `access`, `webhooks`, `faults`, `storms`, `labtime`), and what goes
+
+    on by itself: the `reconciler`, and the `outbox` that tells webhooks.
+    """
 
     def __init__(
         self,
@@ -73,6 +78,8 @@ class Control:
         self.guests = Guests(self.desk, self.replays)
         self.fleets = Fleets(desk=self.desk, new_id=outside.new_id, lab_addresses=outside.lab_addresses)
         self.access = Access(desk=self.desk, new_id=outside.new_id)
+        self.outbox = Outbox(store, real_time=outside.real_time)
+        self.webhooks = Webhooks(desk=self.desk, new_id=outside.new_id, outbox=self.outbox)
         self.labtime = LabTime(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
         self._unsubscribe = store.subscribe(self._hear)
         if store.scope_ids():

@@ -34,6 +34,7 @@ class What(StrEnum):
     CLOCK = "clock"
     FAULT = "fault"  # set, cleared, run out, or at work
     ACCESS = "access"  # clients and grants come and go
+    WEBHOOK = "webhook"  # somebody outside is told from now on, or no longer
     SERVICE = "service"
     PROGRAM = "program"  # what runs inside a VM began or ended
 

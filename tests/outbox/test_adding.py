@@ -1,0 +1,129 @@
+"""Adding and removing webhooks: what may be asked for, what the history says of it, and what it keeps to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.control.webhooks import Wanted
+from forewarn.core.history import What
+from forewarn.core.request import Ask
+from forewarn.core.webhook import Happening, Schema
+from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.testing.receiver import Receiver
+
+URL = "https://hooks.example.org/path-password/x?code=query-password"
+
+
+def add(post: Any, **wanted: Any) -> Any:
+    return post.world.do(post.world.control.webhooks.add(Wanted(**{"url": URL, **wanted}), who="ann"))
+
+
+def remove(post: Any, webhook_id: str) -> Any:
+    return post.world.do(post.world.control.webhooks.remove(webhook_id, who="bob"))
+
+
+def entries(post: Any) -> list[tuple[str, str]]:
+    return [(entry.who, entry.text) for entry in post.world.store.history() if entry.what is What.WEBHOOK]
+
+
+def test_a_webhook_is_kept_as_asked_for(post: Any) -> None:
+    given = {"schema": Schema.CLOUD_EVENTS, "over": "/subscriptions/sub/", "opted_in_only": True, "secret": "s" * 16}
+    happenings = (Happening.CANCELED, Happening.STARTED, Happening.STARTED)
+    webhook = add(post, happenings=happenings, **given)
+    assert post.world.store.webhooks() == [webhook]
+    assert (webhook.url, webhook.over, webhook.secret) == (URL, "/subscriptions/sub", "s" * 16)
+    assert webhook.happenings == (Happening.STARTED, Happening.CANCELED)
+    assert (webhook.by, webhook.at) == ("ann", post.world.now)
+
+
+def test_who_names_no_happening_is_told_them_all_and_who_gives_no_secret_gets_a_good_one(post: Any) -> None:
+    first, second = add(post), add(post)
+    assert first.happenings == tuple(Happening)
+    assert len(first.secret) == 43
+    assert first.secret != second.secret
+
+
+def test_the_history_says_who_added_and_removed_it_and_nothing_secret(post: Any) -> None:
+    webhook = add(post, over="/subscriptions/sub")
+    assert remove(post, webhook.id) == webhook
+    assert post.world.store.webhooks() == []
+    name = f"webhook {webhook.id} (hooks.example.org)"
+    assert entries(post) == [
+        ("ann", f"{name} is told what happens to /subscriptions/sub from now on"),
+        ("bob", f"{name} was removed and is told nothing more"),
+    ]
+    told = repr(post.world.store.history())
+    assert "password" not in told
+    assert webhook.secret not in told
+
+
+def test_a_new_webhook_is_told_from_now_on_unless_it_wants_the_past(post: Any) -> None:
+    post.restart_of("web")
+    with Receiver() as late, Receiver() as early:
+        add(post, url=late.url)
+        add(post, url=early.url, from_start=True)
+        post.world.ask(Ask.RESTART, "db")
+        post.tell(early, 4)
+        assert [received.status_told for received in late.taken] == ["Scheduled"]
+
+
+BAD_URLS = [
+    ("", "is no URL"),
+    ("example.org/hook", "is no URL"),
+    ("ftp://example.org/", "is no URL"),
+    ("https://", "is no URL"),
+    ("https:///hook", "is no URL"),
+    ("https://example.org:0/", "is no URL"),
+    ("https://example.org:99999/", "is no URL"),
+    ("https://example.org/a b", "is no URL"),
+    ("https://example.org/\r\nX-Other: 1", "is no URL"),
+    ("https://exämple.org/", "is no URL"),
+    ("https://[::1/", "is no URL"),
+    ("https://example.org/" + "x" * 2000, "is no URL"),
+    ("https://ann:password@example.org/", "holds a name or password"),
+    ("https://ann@example.org/", "holds a name or password"),
+    ("https://example.org/#part", "after '#'"),
+]
+
+
+@pytest.mark.parametrize(("url", "why"), BAD_URLS, ids=range(len(BAD_URLS)))
+def test_an_address_that_cannot_be_is_refused_in_a_sentence(post: Any, url: str, why: str) -> None:
+    with pytest.raises(Rejected, match=why) as caught:
+        add(post, url=url)
+    assert "password@" not in str(caught.value)
+    assert post.world.store.webhooks() == []
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "x" * 15, "with a\nline break in it"])
+def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated(post: Any, secret: str) -> None:
+    with pytest.raises(Rejected, match="give 16 characters or more") as caught:
+        add(post, secret=secret)
+    assert secret not in str(caught.value)
+
+
+def test_a_resource_that_cannot_be_is_refused(post: Any) -> None:
+    with pytest.raises(Rejected, match="'/nothing' is no resource"):
+        add(post, over="/nothing")
+
+
+def test_a_receiver_that_must_agree_and_does_not_is_not_added(post: Any, receiver: Receiver) -> None:
+    before = post.world.store.last_seq()
+    with pytest.raises(Refused, match="was not validated"):
+        add(post, url=receiver.url, validate=True)
+    assert post.world.store.webhooks() == []
+    assert post.world.store.last_seq() == before
+
+
+def test_a_webhook_is_found_by_the_beginning_of_its_id(post: Any) -> None:
+    first, second = add(post), add(post)
+    webhooks = post.world.control.webhooks
+    assert webhooks.find(f" {first.id.upper()} ") == first
+    with pytest.raises(Refused, match="is ambiguous, 2 begin so"):
+        webhooks.find(second.id[:8])
+    for name in ("nothing", "000", ""):
+        with pytest.raises(NotFound, match="`forewarn webhook list` lists them"):
+            webhooks.find(name)
+    remove(post, second.id)
+    assert webhooks.find(first.id[:8]) == first
