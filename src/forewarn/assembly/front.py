@@ -6,6 +6,7 @@ import errno
 import socket
 import time
 import uuid
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,10 @@ from forewarn.access.signing import SigningKey
 from forewarn.access.token import Issuer
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.settings import Settings, read_console
+from forewarn.console.app import build
+from forewarn.console.door import Door
+from forewarn.console.house import House
+from forewarn.console.server import serve_tls
 from forewarn.core.access import Client, Grant, Role, client_principal
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry, What
@@ -43,6 +48,11 @@ class Front:
     ca: Path | None  # None: the certificate is the user's own
     sign_in: SignIn
     secret: Path
+
+    def serve(self, house: House) -> AbstractAsyncContextManager[None]:
+        """For whoever signs in, until the block is left."""
+        door = Door(sign_in=self.sign_in, store=house.control.store)
+        return serve_tls(build(house, door.admit), self.sock, self.pair.certificate, self.pair.key)
 
     def shown(self) -> dict[str, Any]:
         """What people and `forewarn env` need to know of it."""
