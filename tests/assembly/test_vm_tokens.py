@@ -1,0 +1,91 @@
+"""Tokens of VMs' managed identities, from a service's own issuer (spec §2.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from forewarn.access.sign_in import SignIn
+from forewarn.access.signing import SigningKey
+from forewarn.access.token import Issuer
+from forewarn.assembly.token import Tokens
+from forewarn.clock import read_real_time
+from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
+from forewarn.testing.process import ServiceProcess, free_port
+
+URL = "https://localhost:8443"
+ARM = "https://management.azure.com"
+IDENTITY = ManagedIdentity(vm="s/rg/web-0", vm_id="ID-1", name="web-0", resource_id="/subscriptions/s/web-0")
+FLEET = '[[hosts]]\nname = "host-0"\n\n[[vms]]\nname = "web-0"\n'
+ASK = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={ARM}"
+
+
+@pytest.fixture(scope="module")
+def sign_in(tmp_path_factory: pytest.TempPathFactory) -> SignIn:
+    key = SigningKey.ready(tmp_path_factory.mktemp("keys") / "token.key")
+    return SignIn(issuer=Issuer(f"{URL}/adfs", key, audiences=[URL]), tenant_id="t")
+
+
+def given(tokens: Tokens, resource: str, identity: ManagedIdentity = IDENTITY) -> Token | WrongResource:
+    return asyncio.run(tokens.token(identity, resource))
+
+
+@pytest.mark.parametrize("resource", [ARM, f"{ARM}/", "https://management.core.windows.net/", URL, f"{URL}/"])
+def test_a_token_says_which_vm_its_bearer_is(sign_in: SignIn, resource: str) -> None:
+    token = given(Tokens(sign_in, URL), resource)
+    assert isinstance(token, Token)
+    claims = asyncio.run(sign_in.verify(token.text, read_real_time()))
+    assert claims.ids == ("vm:id-1",)
+    assert (claims.vm_key, claims.vm_id, claims.tenant) == ("s/rg/web-0", "ID-1", "t")
+    assert (claims.expires_at, token.expires_at - token.not_before) == (token.expires_at, 3600)
+
+
+def test_a_resource_is_signed_for_once_however_it_is_spelled(sign_in: SignIn) -> None:
+    """Signing takes time: nobody who varies the spelling can take more of it."""
+    tokens = Tokens(sign_in, URL)
+    spellings = (ARM, f"{ARM}/", f"{ARM}//", ARM.upper().replace("HTTPS", "https"))
+    assert len({given(tokens, spelling) for spelling in spellings}) == 1
+
+
+def test_no_two_vms_have_one_token(sign_in: SignIn) -> None:
+    """Nor have a VM that was deleted and the one that came back under its name."""
+    back = ManagedIdentity(vm=IDENTITY.vm, vm_id="ID-2", name=IDENTITY.name, resource_id=IDENTITY.resource_id)
+    token, another = given(Tokens(sign_in, URL), ARM), given(Tokens(sign_in, URL), ARM, back)
+    assert isinstance(token, Token)
+    assert isinstance(another, Token)
+    assert token.text != another.text
+    assert asyncio.run(sign_in.verify(another.text, read_real_time())).ids == ("vm:id-2",)
+
+
+@pytest.mark.parametrize("resource", ["https://vault.azure.net", "", "x", f"{URL}0", "https://["])
+def test_nothing_is_signed_for_others(sign_in: SignIn, resource: str) -> None:
+    accepted = (ARM, "https://management.core.windows.net", URL)
+    assert given(Tokens(sign_in, URL), resource) == WrongResource(accepted=accepted)
+
+
+def test_without_a_console_there_is_nobody_to_have_a_token_for() -> None:
+    assert given(Tokens(), ARM) == WrongResource(accepted=())
+
+
+def test_a_lab_gives_no_tokens_on_loopback_and_one_with_the_setting_says_so_at_its_start(tmp_path: Path) -> None:
+    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{free_port()}"}
+    with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
+        assert service.guest("web-0", "GET", ASK).status == 403
+        assert service.api("GET", "/service").json["identity_on_loopback"] is False
+        assert "identity_on_loopback" not in service.log.read_text()
+        service.stop()
+
+    environment |= {"FOREWARN_IDENTITY_ON_LOOPBACK": "true"}
+    with ServiceProcess(data=tmp_path, environment=environment) as service:
+        answer = service.guest("web-0", "GET", ASK)
+        assert (answer.status, answer.json["token_type"], answer.json["resource"]) == (200, "Bearer", ARM)
+        assert service.api("GET", "/service").json["identity_on_loopback"] is True
+        assert "every program of this machine can have the token of any VM" in service.log.read_text()
+        again = service.guest("web-0", "GET", ASK)
+        assert again.json["access_token"] == answer.json["access_token"]
+        assert service.guest("web-0", "GET", f"{ASK}&client_id=other").status == 400
+        assert answer.json["access_token"] not in service.log.read_text()
+        assert answer.json["access_token"] not in service.api("GET", "/history").body.decode()
+        service.stop()
