@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from forewarn.access.sign_in import SignIn
+from forewarn.clock import read_real_time
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 
@@ -43,5 +44,6 @@ class House:
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     sign_in: SignIn | None = None  # None: nobody can sign in, and only the local socket is served
+    real_time: Callable[[], float] = read_real_time  # of tokens, which lab time does not touch
     strict_api_versions: bool = False  # of Azure's API
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now

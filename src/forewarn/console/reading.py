@@ -7,15 +7,16 @@ from starlette.requests import Request
 from forewarn.errors import Rejected
 
 LONGEST_BODY = 16 * 1024 * 1024  # a fleet file is the longest there is
+LONGEST_FORM = 64 * 1024  # of somebody who has not proven yet who they are
 
 
-async def read_whole(request: Request) -> bytes | None:
+async def read_whole(request: Request, longest: int = LONGEST_BODY) -> bytes | None:
     """The body; None if it is too long."""
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():
         length += len(part)
-        if length > LONGEST_BODY:
+        if length > longest:
             return None
         parts.append(part)
     return b"".join(parts)

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from forewarn.console.arm.refusal import answer_for, refusal
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Openly
 from forewarn.console.arm.routes import ROUTES
-from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
+from forewarn.console.reading import LONGEST_BODY, LONGEST_FORM, read_query, read_whole
 from forewarn.console.room import Room
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -51,9 +51,10 @@ async def _answer(enter: Enter, request: Request) -> ArmAnswer:
 async def _call(enter: Enter, request: Request, path: str, route: ArmRoute, names: dict[str, str]) -> ArmAnswer:
     # Who asks is settled first: a stranger learns nothing, not even that the body is too long.
     room = await enter(request) if route.right is not None else None
-    body = await read_whole(request)
+    longest = LONGEST_BODY if room is not None else LONGEST_FORM
+    body = await read_whole(request, longest)
     if body is None:
-        return refusal(413, "RequestEntityTooLarge", f"the body is longer than {LONGEST_BODY} bytes: send less")
+        return refusal(413, "RequestEntityTooLarge", f"the body is longer than {longest} bytes: send less")
     call = ArmCall(
         method=route.method,
         path=path,
@@ -63,6 +64,7 @@ async def _call(enter: Enter, request: Request, path: str, route: ArmRoute, name
         base=f"{request.url.scheme}://{request.url.netloc}",
         resource=route.resource(names),
         fields=_fields(request, body),
+        authorization=request.headers.get("authorization", ""),
     )
     if room is None or route.right is None:
         return await cast(Openly, route.handler)(request.app.state.house, call)

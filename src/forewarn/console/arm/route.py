@@ -20,10 +20,11 @@ class ArmCall:
     path: str
     names: Mapping[str, str] = field(default_factory=dict)  # from the path, as they were typed
     query: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytes = field(default=b"", repr=False)  # sign-in sends secrets, and so below
     base: str = ""  # https://host:port, as the client called us
     resource: str = ""  # the id of what is called: the path in Azure's spelling, without an action at its end
-    fields: Mapping[str, str] = field(default_factory=dict)  # of a form
+    fields: Mapping[str, str] = field(default_factory=dict, repr=False)  # of a form
+    authorization: str = field(default="", repr=False)  # the header, for those that sign in
 
     @property
     def api_version(self) -> str:
