@@ -28,11 +28,13 @@ from forewarn.assembly.chores import (
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.doctor import examine
 from forewarn.assembly.fleet import apply_first_fleet
+from forewarn.assembly.front import Front, open_front
 from forewarn.assembly.hands import open_hypervisor
 from forewarn.assembly.keepers import Door, entry_about
 from forewarn.assembly.mouth import Backing, Mouth
 from forewarn.assembly.settings import Hands, Settings
 from forewarn.assembly.starter import Starter
+from forewarn.assembly.token import Tokens
 from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.console.app import build
 from forewarn.console.house import House
@@ -65,6 +67,7 @@ class Service:
     control: Control
     mouth: Mouth
     keepers: Keepers
+    front: Front | None
     started_at: float
 
     def info(self) -> dict[str, Any]:
@@ -79,7 +82,9 @@ class Service:
             "lab": lab,
             "speed": speed,
             "enablement": self.settings.enablement,
+            "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.mouth.listeners(),
+            "console": self.front.shown() if self.front else None,
             "counts": {
                 "vms": len(store.vms()),
                 "scopes": len(store.scope_ids()),
@@ -121,9 +126,12 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await apply_first_fleet(control, settings)
         await _enable_all(control, settings)
 
+        front = await open_front(settings, directory, store)
+        if front is not None:
+            stack.callback(front.sock.close)
         mouth = Mouth.open(settings, control)
         await _keep(stack, control.reconciler.run())
-        await mouth.start(Backing(control))
+        await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None))
         stack.push_async_callback(mouth.drain, _DRAIN_S)
         stack.push_async_callback(flush, mouth.observations, store)
         stack.push_async_callback(note_faults, mouth.faults, control.faults)
@@ -133,11 +141,18 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await _keep(stack, keep_time(control.labtime))
         await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
         service = Service(
-            settings=settings, control=control, mouth=mouth, keepers=keepers, started_at=control.clock.now()
+            settings=settings,
+            control=control,
+            mouth=mouth,
+            keepers=keepers,
+            front=front,
+            started_at=control.clock.now(),
         )
         await _let_keepers_in(stack, service, directory)
-        app = build(_console_house(service, directory))
-        await stack.enter_async_context(serve_unix(app, directory.socket))
+        house = _console_house(service, directory)
+        await stack.enter_async_context(serve_unix(build(house), directory.socket))
+        if front is not None:
+            await stack.enter_async_context(front.serve(house))
         yield service
         await _say(control, "service stopped")
 
@@ -223,6 +238,8 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         endpoint_of=service.mouth.endpoint_of,
         keepers=lambda: service.keepers.links,
         observe=observe,
+        sign_in=service.front.sign_in if service.front else None,
+        strict_api_versions=service.settings.strict_api_versions,
     )
 
 
