@@ -1,0 +1,106 @@
+"""Long-running operations: what somebody asked for, under the address that they were given to follow it.
+
+Nothing is stored for them. An operation is a request and its events, so it goes on wherever these do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote, urlencode
+
+from forewarn.console.arm.progress import IN_PROGRESS, Course, answer_of, error_of
+from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, listing
+from forewarn.console.maintenance import state_of
+from forewarn.console.room import Room
+from forewarn.core.access import Right
+from forewarn.core.event import Event
+from forewarn.core.fleet import Vm, vm_key
+from forewarn.core.history import What
+from forewarn.core.request import Ask, Planned, Request
+from forewarn.errors import NotFound
+
+_PATH = "/subscriptions/{subscription}/providers/Microsoft.Compute/locations/{location}/operations/{operation}"
+_RETRY = {"Retry-After": "1"}  # whole seconds: some clients take no others, and wait half a minute without it
+_NO_OPERATIONS = frozenset({Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY})
+
+
+def follow(call: ArmCall, vm: Vm, request: Request) -> dict[str, str]:
+    """The headers that lead to the operation. Clients differ in which of the addresses they ask, so both are there."""
+    names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
+    url = call.base + _PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
+    return {
+        "Azure-AsyncOperation": _with(url, call),
+        "Location": _with(url, call, monitor="true"),
+        "x-ms-request-id": request.id,
+        **_RETRY,
+    }
+
+
+def _with(url: str, call: ArmCall, **more: str) -> str:
+    sent = {"api-version": call.api_version} if call.api_version else {}
+    query = urlencode({**sent, **more})
+    return f"{url}?{query}" if query else url
+
+
+async def show(room: Room, call: ArmCall) -> ArmAnswer:
+    course = _course(room, call)
+    under_way = course.status == IN_PROGRESS
+    if call.query.get("monitor", "").casefold() != "true":
+        return ArmAnswer(body=answer_of(room, course), headers=_RETRY if under_way else {})
+    if under_way:
+        here = _with(call.base + quote(call.path), call, monitor="true")
+        return ArmAnswer(status=202, headers={"Location": here, **_RETRY})
+    error = error_of(room, course)
+    # 409 and not 500, after which clients would ask again and again.
+    return ArmAnswer() if error is None else ArmAnswer(status=409, body={"error": error})
+
+
+def _course(room: Room, call: ArmCall) -> Course:
+    name = call.names["operation"]
+    request = room.store.request(name.lower()) if name.isascii() else None
+    if request is None or request.ask in _NO_OPERATIONS:
+        raise _unknown(name)
+    events = _events(room, request)
+    planned = room.store.planned(request_id=request.id)
+    entries = [] if events else room.store.history(request_id=request.id)
+    skipped = tuple(entry.text for entry in entries if entry.what is What.SKIPPED)
+    if not _may_follow(room, call, request, events, planned):
+        raise _unknown(name)
+    if not events and not planned and not skipped:
+        raise NotFound(f"operation {name!r} is over, and what became of it is no longer kept: see `forewarn history`")
+    state = state_of(events, to_come=bool(planned), skipped=bool(skipped))
+    return Course(request=request, state=state, events=events, to_come=len(planned), skipped=skipped)
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"operation {name!r} does not exist in this subscription: ask again for what you wanted done")
+
+
+def _events(room: Room, request: Request) -> list[Event]:
+    """Its own, or those of others that it approved."""
+    if request.ask is not Ask.PERFORM_MAINTENANCE:
+        return room.store.events(request_id=request.id)
+    return [event for event in map(room.store.event, request.approves) if event is not None]
+
+
+def _may_follow(room: Room, call: ArmCall, request: Request, events: list[Event], planned: list[Planned]) -> bool:
+    """Whoever asked, and whoever may read every VM that it hits; under their own subscription alone."""
+    keys = set(_keys((*events, *planned)))
+    subscription = call.names["subscription"].casefold()
+    if any(key.partition("/")[0] != subscription for key in keys):
+        return False
+    if room.sees_everything() or request.who == room.who:
+        return True
+    vms = [room.store.vm(key) for key in keys]
+    return bool(vms) and all(vm is not None and room.sees(vm) for vm in vms)
+
+
+def _keys(things: tuple[Event | Planned, ...]) -> Iterator[str]:
+    for thing in things:
+        subscription, group = thing.scope_id.partition(":")[2].split("/")[:2]
+        yield from (vm_key(subscription, group, name) for name in thing.vms)
+
+
+ROUTES: tuple[ArmRoute, ...] = (
+    ArmRoute("GET", _PATH, show, right=Right.READ, over=listing, summary="says how far an operation is"),
+)
