@@ -74,6 +74,10 @@ GOOD: dict[tuple[str, str], Good] = {
         {"role": "Reader", "to": _client(api), "over": "db"},
     ),
     ("DELETE", "/access/grants/{id}"): lambda api: (f"/access/grants/{_grant(api)}", None),
+    ("GET", "/webhooks"): lambda api: ("/webhooks", None),
+    ("POST", "/webhooks"): lambda api: ("/webhooks", {"url": "https://example.org/hook"}),
+    ("DELETE", "/webhooks/{id}"): lambda api: (f"/webhooks/{_webhook(api)}", None),
+    ("POST", "/webhooks/{id}/test"): lambda api: (f"/webhooks/{_webhook(api)}/test", None),
 }
 NEEDS_A_FILE = {("POST", "/backup")}  # see test_upkeep
 
@@ -113,6 +117,11 @@ def _grant(api: Any) -> str:
     return granted
 
 
+def _webhook(api: Any) -> str:
+    added: str = api.post("/webhooks", {"url": "http://127.0.0.1:1/nobody"})["id"]
+    return added
+
+
 def _paused(api: Any) -> str:
     rollout = _rollout(api)
     api.post(f"/rollouts/{rollout}/pause")
@@ -142,7 +151,10 @@ def test_whoever_may_only_read_changes_nothing() -> None:
     changing = [line for line in ROUTES if line.method != "GET" and line.right is Right.READ]
     assert [line.path for line in changing] == ["/fleet/check"]
     reading = [line for line in ROUTES if line.method == "GET" and line.right is not Right.READ]
-    assert [(line.path, line.right) for line in reading] == [("/access", Right.ADMINISTER)]
+    assert [(line.path, line.right) for line in reading] == [
+        ("/access", Right.ADMINISTER),
+        ("/webhooks", Right.ADMINISTER),
+    ]
 
 
 def test_the_table_of_good_calls_is_whole() -> None:

@@ -17,6 +17,7 @@ from forewarn.console import (
     replay,
     rollout,
     upkeep,
+    webhook,
 )
 from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
 from forewarn.console.signature import Handler, Signature, signature_of
@@ -94,4 +95,8 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("DELETE", "/access/clients/{id}", access.remove_client, ADMINISTER),
     RouteLine("POST", "/access/grants", access.grant, ADMINISTER),
     RouteLine("DELETE", "/access/grants/{id}", access.revoke, ADMINISTER),
+    RouteLine("GET", "/webhooks", webhook.show_all, ADMINISTER),
+    RouteLine("POST", "/webhooks", webhook.add, ADMINISTER),
+    RouteLine("DELETE", "/webhooks/{id}", webhook.remove, ADMINISTER),
+    RouteLine("POST", "/webhooks/{id}/test", webhook.test, ADMINISTER),
 )

@@ -1,0 +1,83 @@
+"""Webhooks over the API: the secret is shown once, an address's password never, and how telling goes in spans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.errors import Unavailable
+from forewarn.testing.receiver import Receiver
+
+NEW = {
+    "url": "https://example.org/hook?code=password",
+    "happenings": ["Completed", "Started"],
+    "over": "/subscriptions/sub",
+}
+
+
+def test_the_secret_is_shown_once_and_never_again(api: Any) -> None:
+    added = api.post("/webhooks", NEW)
+    secret = added.pop("secret")
+    assert len(secret) == 43
+    assert api.get("/webhooks") == {"webhooks": [added]}
+    removed = api.call("DELETE", f"/webhooks/{added['id'][:36]}")
+    assert removed.json == added
+    shown = str(api.get("/webhooks")) + str(api.get("/history")) + str(removed.content)
+    assert secret not in shown
+    assert "password" not in shown
+
+
+def test_a_webhook_is_shown_with_what_it_is_told_and_how_that_goes(api: Any) -> None:
+    api.post("/webhooks", NEW)
+    api.restart_of("db")
+    (shown,) = api.get("/webhooks")["webhooks"]
+    assert shown["url"] == "https://example.org/hook?…"
+    assert (shown["schema"], shown["over"], shown["opted_in_only"]) == ("eventgrid", "/subscriptions/sub", False)
+    assert shown["happenings"] == ["Started", "Completed"]
+    assert (shown["by"], shown["at"]) == ("local user ann", api.world.now)
+    assert (shown["told_ago_s"], shown["failures"], shown["error"], shown["next_try_in_s"]) == (None, 0, "", None)
+    assert (shown["pending"], shown["pending_at_least"]) == (0, False)
+
+
+def test_one_that_is_added_from_the_start_awaits_the_past(api: Any) -> None:
+    api.restart_of("db")
+    added = api.post("/webhooks", {"url": "https://example.org", "from_start": True})
+    assert added["pending"] == 1
+
+
+def test_a_secret_of_ones_own_is_taken(api: Any) -> None:
+    assert api.post("/webhooks", {"url": "https://example.org", "secret": "0123456789abcdef"})["secret"][:4] == "0123"
+    status, code, message = api.refused("POST", "/webhooks", {"url": "https://example.org", "secret": "hunter2"})
+    assert (status, code) == (400, "Rejected")
+    assert "hunter2" not in message
+
+
+def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
+    with Receiver() as receiver:
+        webhook = api.post("/webhooks", {"url": receiver.url})["id"]
+        good = api.post(f"/webhooks/{webhook}/test")
+    assert good == {"id": webhook, "ok": True, "status": 200, "text": "it answered 200"}
+    bad = api.post(f"/webhooks/{webhook}/test")
+    assert bad == {"id": webhook, "ok": False, "status": None, "text": "nobody listens there"}
+
+
+def test_a_receiver_that_does_not_agree_is_not_added(api: Any) -> None:
+    with Receiver() as receiver:
+        status, code, message = api.refused("POST", "/webhooks", {"url": receiver.url, "validate": True})
+    assert (status, code) == (409, "Refused")
+    assert "was not validated" in message
+    assert api.get("/webhooks") == {"webhooks": []}
+
+
+@pytest.mark.parametrize("url", ["example.org", "ftp://example.org", "https://ann:password@example.org"])
+def test_an_address_that_cannot_be_is_refused(api: Any, url: str) -> None:
+    status, code, message = api.refused("POST", "/webhooks", {"url": url})
+    assert (status, code) == (400, "Rejected")
+    assert "password@" not in message
+
+
+def test_a_store_out_of_reach_adds_nothing(api: Any) -> None:
+    api.world.store.fail_next(Unavailable("the disk is full: make room"))
+    assert api.refused("POST", "/webhooks", NEW)[:2] == (503, "Unavailable")
+    assert api.get("/webhooks") == {"webhooks": []}
