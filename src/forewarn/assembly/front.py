@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import socket
-import time
+import ssl
 import uuid
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from forewarn.access.signing import SigningKey
 from forewarn.access.token import Issuer
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.settings import Settings, read_console
+from forewarn.clock import read_real_time
 from forewarn.console.app import build
 from forewarn.console.door import Door
 from forewarn.console.house import House
@@ -32,10 +37,12 @@ from forewarn.core.resource import EVERYTHING
 from forewarn.errors import Rejected
 from forewarn.store.seam import Store
 
+log = logging.getLogger(__name__)
 ADMIN = "admin"
 _TENANT = "tenant"  # under which the store keeps its id
 _ADMIN_MADE = "admin made"
 _BACKLOG = 1024
+_LOOK_AGAIN_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +52,32 @@ class Front:
     sock: socket.socket
     url: str
     pair: Pair
+    certify: Callable[[], Pair]  # looks after the certificate: the same, or a new one where it ends soon
     ca: Path | None  # None: the certificate is the user's own
     sign_in: SignIn
     secret: Path
 
-    def serve(self, house: House) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def serve(self, house: House) -> AsyncIterator[None]:
         """For whoever signs in, until the block is left."""
         door = Door(sign_in=self.sign_in, store=house.control.store)
-        return serve_tls(build(house, door.admit), self.sock, self.pair.certificate, self.pair.key)
+        async with serve_tls(build(house, door.admit), self.sock, self.pair.certificate, self.pair.key) as context:
+            renewing = asyncio.create_task(self._renew(context))
+            try:
+                yield
+            finally:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        """A certificate ends while a service goes on: look every few hours, and show the one that is there by then."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            try:
+                pair = await asyncio.to_thread(self.certify)
+                context.load_cert_chain(pair.certificate, pair.key)
+            except (Rejected, OSError) as error:
+                log.warning("the console goes on with the certificate it has: %s", error)
 
     def shown(self) -> dict[str, Any]:
         """What people and `forewarn env` need to know of it."""
@@ -66,13 +91,19 @@ class Front:
         }
 
 
-async def open_front(settings: Settings, directory: DataDirectory, store: Store) -> Front | None:
-    """None: the settings want no HTTPS port. Rejected where its address or certificate cannot be had."""
+async def open_front(settings: Settings, directory: DataDirectory, store: Store, now: float) -> Front | None:
+    """None: the settings want no HTTPS port. Rejected where its address or certificate cannot be had.
+
+    `now` is for the history, which keeps lab time; certificates and tokens keep real time (spec §12).
+    """
     if not settings.console:
         return None
     sock = _bound(settings.console)
     try:
-        return await _front(settings, directory, store, sock)
+        front = await _front(settings, directory, store, sock)
+        if front.sign_in.external is None:
+            await _first_client(store, directory.admin_secret, now)
+        return front
     except BaseException:
         sock.close()
         raise
@@ -82,7 +113,7 @@ async def _front(settings: Settings, directory: DataDirectory, store: Store, soc
     host, port = read_console(settings.console)[0], int(sock.getsockname()[1])
     url = _url(host, port)
     names = (*settings.console_names, *_names_of(host))
-    pair, ca = _pair(settings, directory, names)
+    certify = partial(_pair, settings, directory, names)
     issuer = Issuer(
         f"{url}/adfs",
         SigningKey.ready(directory.tls / "token.key"),
@@ -90,9 +121,15 @@ async def _front(settings: Settings, directory: DataDirectory, store: Store, soc
         audiences=[f"https://{_spelled(name)}:{port}" for name in ("localhost", "127.0.0.1", "::1", *names)],
     )
     sign_in = SignIn(issuer=issuer, tenant_id=await _tenant(store), external=_external(settings))
-    if sign_in.external is None:
-        await _first_client(store, directory.admin_secret)
-    return Front(sock=sock, url=url, pair=pair, ca=ca, sign_in=sign_in, secret=directory.admin_secret)
+    return Front(
+        sock=sock,
+        url=url,
+        pair=certify(),
+        certify=certify,
+        ca=None if settings.console_certificate else ca_file(directory.tls),
+        sign_in=sign_in,
+        secret=directory.admin_secret,
+    )
 
 
 def _bound(console: str) -> socket.socket:
@@ -113,11 +150,11 @@ def _bound(console: str) -> socket.socket:
     return sock
 
 
-def _pair(settings: Settings, directory: DataDirectory, names: tuple[str, ...]) -> tuple[Pair, Path | None]:
-    now = time.time()
+def _pair(settings: Settings, directory: DataDirectory, names: tuple[str, ...]) -> Pair:
+    now = read_real_time()
     if settings.console_certificate:
-        return own(Path(settings.console_certificate), Path(settings.console_key), now=now), None
-    return Certificates.ready(directory.tls, names, now).server, ca_file(directory.tls)
+        return own(Path(settings.console_certificate), Path(settings.console_key), now=now)
+    return Certificates.ready(directory.tls, names, now).server
 
 
 def _url(host: str, port: int) -> str:
@@ -153,7 +190,7 @@ async def _tenant(store: Store) -> str:
     return tenant_id
 
 
-async def _first_client(store: Store, path: Path) -> None:
+async def _first_client(store: Store, path: Path, now: float) -> None:
     """The local administrator, made once: whoever removes it is not given it again.
 
     The file comes first, so that a crash leaves a secret that nobody knows by hash yet, which is used the next time.
@@ -163,7 +200,7 @@ async def _first_client(store: Store, path: Path) -> None:
     if store.client(ADMIN) is None:
         if not path.exists():
             keep_secret(path, new_secret())
-        await store.commit(_admin(read_secret(path), time.time()))
+        await store.commit(_admin(read_secret(path), now))
     await store.save(_ADMIN_MADE, b"yes")
 
 

@@ -126,7 +126,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await apply_first_fleet(control, settings)
         await _enable_all(control, settings)
 
-        front = await open_front(settings, directory, store)
+        front = await open_front(settings, directory, store, control.clock.now())
         if front is not None:
             stack.callback(front.sock.close)
         mouth = Mouth.open(settings, control)

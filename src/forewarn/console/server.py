@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -38,11 +39,13 @@ async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[None]:
-    """As `serve_unix`, over TLS, on a socket that listens already."""
+async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
+    """As `serve_unix`, over TLS, on a socket that listens already. What is loaded into the context counts from then."""
     config = _config(app, ssl_certfile=certificate, ssl_keyfile=key)
+    config.load()
+    assert config.ssl is not None
     async with _serving(config, sock):
-        yield
+        yield config.ssl
 
 
 @asynccontextmanager

@@ -1,0 +1,129 @@
+"""The console's HTTPS port: its address, its certificate, and the client that is there from the first start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.access.secret import fits
+from forewarn.assembly.directory import DataDirectory
+from forewarn.assembly.front import ADMIN, Front, open_front
+from forewarn.assembly.settings import Settings
+from forewarn.core.access import Role
+from forewarn.core.change import Commit
+from forewarn.errors import Rejected
+from forewarn.store.memory import MemoryStore
+
+NOW = 5000.0
+
+
+def opened(data: Path, store: MemoryStore, look: Callable[[Front], Any] = lambda front: None, **settings: Any) -> Any:
+    """What `look` finds at the front of a service with these settings, which is closed again then."""
+
+    async def story() -> Any:
+        directory = DataDirectory.take(data)
+        try:
+            told = Settings(data=str(data), **{"console": "127.0.0.1:0", **settings})
+            front = await open_front(told, directory, store, NOW)
+            assert front is not None
+            try:
+                found = look(front)
+                return await found if isinstance(found, Awaitable) else found
+            finally:
+                front.sock.close()
+        finally:
+            directory.close()
+
+    return asyncio.run(story())
+
+
+def test_the_first_start_makes_one_client_whose_secret_only_its_owner_can_read(tmp_path: Path) -> None:
+    store = MemoryStore()
+    opened(tmp_path, store)
+    secret = tmp_path / "admin.secret"
+    client = store.client(ADMIN)
+    assert client is not None
+    assert fits(secret.read_text().strip(), client.secret_hash)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    (grant,) = store.grants()
+    assert (grant.role, grant.over, grant.to) == (Role.ADMINISTRATOR, "/", "client:admin")
+    (entry,) = store.history()
+    assert entry.at == NOW
+    assert secret.read_text().strip() not in entry.text
+
+
+def test_a_second_start_keeps_client_tenant_and_certificate(tmp_path: Path) -> None:
+    store = MemoryStore()
+
+    def look(front: Front) -> tuple[str, str]:
+        return front.sign_in.tenant_id, front.pair.facts.fingerprint
+
+    before = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
+    again = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
+    assert before == again
+
+
+def test_a_crash_between_the_secret_and_its_client_is_made_good(tmp_path: Path) -> None:
+    opened(tmp_path, MemoryStore())
+    secret = (tmp_path / "admin.secret").read_text().strip()
+    store = MemoryStore()
+    opened(tmp_path, store)
+    client = store.client(ADMIN)
+    assert client is not None
+    assert fits(secret, client.secret_hash)
+
+
+def test_an_administrator_who_was_removed_stays_removed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    opened(tmp_path, store)
+    asyncio.run(store.commit(Commit(removed_clients=(ADMIN,), removed_grants=("admin",))))
+    opened(tmp_path, store)
+    assert store.clients() == []
+
+
+def test_an_external_issuer_means_no_client_of_our_own(tmp_path: Path) -> None:
+    store = MemoryStore()
+    issuer = {"oidc_issuer": "https://login.example", "oidc_audience": ("api://forewarn",)}
+    shown = opened(tmp_path, store, Front.shown, **issuer)
+    assert store.clients() == []
+    assert shown["issuer"] == "https://login.example"
+
+
+def test_an_address_in_use_is_told_with_the_setting_that_changes_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Rejected, match="another program does; name another address with the setting 'console'"):
+            opened(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
+
+
+def test_names_that_are_asked_for_are_in_the_certificate_and_the_url_is_one_it_has(tmp_path: Path) -> None:
+    names, url = opened(
+        tmp_path,
+        MemoryStore(),
+        lambda front: (front.pair.facts.names, front.url),
+        console_names=("forewarn.example",),
+    )
+    assert {"forewarn.example", "localhost", "127.0.0.1"} <= set(names)
+    assert url.startswith("https://localhost:")
+
+
+def test_a_certificate_of_ones_own_is_shown_and_read_again_when_it_was_renewed(tmp_path: Path) -> None:
+    opened(tmp_path, MemoryStore())
+    certificate, key = tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server.key"
+
+    def look(front: Front) -> tuple[Path, Path | None, str, str]:
+        return front.pair.certificate, front.ca, front.pair.facts.fingerprint, front.certify().facts.fingerprint
+
+    own = {"console_certificate": str(certificate), "console_key": str(key)}
+    shown, ca, one, other = opened(tmp_path, MemoryStore(), look, **own)
+    assert (shown, ca) == (certificate, None)
+    assert one == other
+    context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.pem")
+    assert context.cert_store_stats()["x509_ca"] == 1
