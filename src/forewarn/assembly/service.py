@@ -131,6 +131,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
             stack.callback(front.sock.close)
         mouth = Mouth.open(settings, control)
         await _keep(stack, control.reconciler.run())
+        await _keep(stack, control.outbox.run())
         await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None))
         stack.push_async_callback(mouth.drain, _DRAIN_S)
         stack.push_async_callback(flush, mouth.observations, store)
