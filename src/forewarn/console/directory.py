@@ -42,6 +42,12 @@ class Directory:
         """As `find`, and where there is none now, one that was removed."""
         return self._one(name, self._matching(name, self._keys, sees) or self._matching(name, self._gone, sees), sees)
 
+    def called(self, name: str) -> list[Vm]:
+        """Every VM of that name in any group, present or removed."""
+        wanted = name.casefold()
+        keys = {*self._keys.get(wanted, ()), *self._gone.get(wanted, ())}
+        return [vm for vm in map(self._store.vm, sorted(keys)) if vm is not None]
+
     def commonest_home(self) -> tuple[str, str] | None:
         """The subscription and resource group that most VMs are in."""
         common = self._homes.most_common(1)

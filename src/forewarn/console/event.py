@@ -23,15 +23,16 @@ def _listed(room: Room, query: body.EventsQuery) -> list[Event]:
     vm = room.directory.find_any(query.vm) if query.vm else None
     scope_id = room.scope(query.scope).id if query.scope else None
     request_id = room.rollout(query.rollout).id if query.rollout else None
-    host = room.control.requests.host(query.host).name if query.host else None
+    host = room.host(query.host).name if query.host else None
 
     if vm is not None and scope_id not in (None, vm.scope_id):
         return []
     within = vm.scope_id if vm is not None else scope_id
-    picky = vm is not None or host is not None
+    picky = vm is not None or host is not None or not room.sees_everything()
     events = room.store.events(
         scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else query.limit
     )
+    events = [event for event in events if room.sees_scope(event.scope_id)]
     if vm is not None:
         events = [event for event in events if lists(event, vm.name)]
     if host is not None:

@@ -42,7 +42,7 @@ async def explain(room: Room, call: Call) -> Story:
     # What the name may mean, the likeliest first.
     if (vm := _found(room.directory.find_any, thing)) is not None:
         return await story_with_faults(room, vm, _explain_vm(room, vm))
-    if (host := _found(room.control.requests.host, thing)) is not None:
+    if room.sees_everything() and (host := _found(room.host, thing)) is not None:
         return _explain_host(room, host)
     if (scope := _found(room.scope, thing)) is not None:
         return _explain_scope(room, scope)
@@ -120,7 +120,7 @@ def _scope_of(room: Room, scope_id: str) -> Scope:
 
 def _explain_event(room: Room, event: Event) -> Story:
     scope = _scope_of(room, event.scope_id)
-    asked = room.store.history(request_id=event.request_id)
+    asked = [entry for entry in room.store.history(request_id=event.request_id) if room.visible.entry(entry)]
     known = {entry.seq: entry for entry in (*asked, *_setbacks(room, event))}
     entries = [*known.values(), *_said_by_service(room)]
     sightings = room.store.sightings(event_id=event.id)
@@ -161,7 +161,9 @@ def _record(
 
 def _rollouts(room: Room, events: list[Event]) -> dict[str, str]:
     requests = (room.store.request(request_id) for request_id in {event.request_id for event in events})
-    return {request.id: called(request, request.rollout) for request in requests if request and request.rollout}
+    rollouts = ((request, request.rollout) for request in requests if request is not None)
+    whole = room.sees_everything()  # its hosts and scopes are others' too
+    return {request.id: called(request, of) if whole else "a rollout" for request, of in rollouts if of is not None}
 
 
 def _waits(room: Room, events: list[Event]) -> dict[str, Wait]:

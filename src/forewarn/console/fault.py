@@ -221,7 +221,8 @@ def _entries(room: Room, vm: Vm) -> Iterator[Entry]:
     """Entries about faults of this VM, of its scope, and of everything."""
     own = room.store.history(scope_id=vm.scope_id, vm=vm.name)
     shared = room.store.history(scope_id=vm.scope_id, vm="")
-    everybodys = room.store.history(scope_id="", event_id="", request_id="", vm="")
+    about_nothing = room.store.history(scope_id="", event_id="", request_id="", vm="")
+    everybodys = filter(room.visible.entry, about_nothing)
     for entry in (*own, *shared, *everybodys):
         if entry.what is What.FAULT:
             yield entry

@@ -35,14 +35,15 @@ from forewarn.errors import Refused, Rejected
 async def show(room: Room, call: Call, query: body.FleetQuery) -> FleetView:
     """The hosts, scopes and VMs that the caller may read."""
     await room.house.observe()
-    host = room.control.requests.host(query.host) if query.host else None
+    host = room.host(query.host) if query.host else None
     scope = room.scope(query.scope) if query.scope else None
 
-    everyone = room.store.vms(host=host.name if host else None)
+    everyone = [vm for vm in room.store.vms(host=host.name if host else None) if room.sees(vm)]
     vms = [vm for vm in everyone if scope is None or vm.scope_id == scope.id][: query.limit]
     hosts = [host] if host else room.store.hosts()
-    if scope is not None:
-        hosts = [host for host in hosts if any(vm.host == host.name for vm in vms)]
+    if scope is not None or not room.sees_everything():
+        known = {vm.host for vm in (everyone if scope is None else vms)}
+        hosts = [host for host in hosts if host.name in known]
     return await Showing(room).fleet(hosts, vms, everyone)
 
 

@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.event import lists
@@ -17,14 +19,14 @@ from forewarn.store.seam import Committed
 
 _DAY_S = 86400  # spec §5.2: events that are over are kept this long at least
 _MOST_EVENTS = 100  # of a VM's life, the newest
+_LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all of them
 
 
 async def show(room: Room, call: Call, query: body.HistoryQuery) -> HistoryView:
     """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
     wanted = _wanted(room, query)
-    if query.wait_s:
-        await _until_newer(room, query, wanted)
-    return _page(room, query, wanted)
+    page = _page(room, query, wanted)
+    return await _next_page(room, query, wanted, page) if query.wait_s and not page.entries else page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,26 +58,46 @@ def _read(room: Room, wanted: _Wanted, after: int, limit: int) -> list[Entry]:
         if wanted.like.get("event_id", event_id) == event_id:
             alike = {**wanted.like, "event_id": event_id, "vm": ""}
             found += room.store.history(after=after, limit=limit, **alike)
-    return sorted(found, key=lambda entry: entry.seq)[-limit:] if wanted.shared else found
+    seen = [entry for entry in found if room.visible.entry(entry)]
+    return sorted(seen, key=lambda entry: entry.seq)[-limit:] if wanted.shared else seen
 
 
 def _page(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> HistoryView:
     """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
     seq = room.store.last_seq()
+    if not room.sees_everything() and not wanted.like:
+        return _page_of_some(room, query, seq)
     if query.after is None:
-        entries = _read(room, wanted, 0, query.limit)
-    else:
-        # No more can have been written than there are numbers since.
-        entries = _read(room, wanted, query.after, max(seq - query.after, query.limit))
-        if len(entries) > query.limit:
-            entries = entries[: query.limit]
-            seq = entries[-1].seq
+        return _shown(_read(room, wanted, 0, query.limit), seq)
+    # No more can have been written than there are numbers since.
+    entries = _read(room, wanted, query.after, max(seq - query.after, query.limit))
+    return _cut(entries, query.limit, seq)
+
+
+def _page_of_some(room: Room, query: body.HistoryQuery, seq: int) -> HistoryView:
+    """For who may not see all: whatever was looked through counts as read, so that the next page goes on there."""
+    if query.after is None:
+        newest = room.store.history(limit=_LOOKED_THROUGH)
+        return _shown([entry for entry in newest if room.visible.entry(entry)][-query.limit :], seq)
+    found = room.store.entries_after(query.after, _LOOKED_THROUGH)
+    last = found[-1].seq if len(found) == _LOOKED_THROUGH else seq
+    return _cut([entry for entry in found if room.visible.entry(entry)], query.limit, last)
+
+
+def _cut(entries: list[Entry], limit: int, seq: int) -> HistoryView:
+    return _shown(entries[:limit], entries[limit - 1].seq if len(entries) > limit else seq)
+
+
+def _shown(entries: list[Entry], seq: int) -> HistoryView:
     last = max(seq, entries[-1].seq) if entries else seq
     return HistoryView(entries=tuple(EntryView.of(entry) for entry in entries), seq=last)
 
 
-async def _until_newer(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> None:
-    """Until there is something to show, the time is over (real time, spec §12), or the service stops."""
+async def _next_page(room: Room, query: body.HistoryQuery, wanted: _Wanted, page: HistoryView) -> HistoryView:
+    """Until there is something to show, the time is over (real time, spec §12), or the service stops.
+
+    What was looked at and is nothing for the caller is not looked at again.
+    """
     news = asyncio.Event()
 
     def hear(committed: Committed) -> None:
@@ -86,18 +108,20 @@ async def _until_newer(room: Room, query: body.HistoryQuery, wanted: _Wanted) ->
     closing = asyncio.create_task(room.house.closing.wait())
     try:
         async with asyncio.timeout(query.wait_s):
-            while not room.house.closing.is_set() and not _has_newer(room, query, wanted):
-                news.clear()
-                await _first_of(closing, news)
+            while not page.entries and not room.house.closing.is_set():
+                if page.seq < room.store.last_seq():
+                    await asyncio.sleep(0)  # much to look through: others get their turn
+                else:
+                    news.clear()
+                    await _first_of(closing, news)
+                room.look_again()
+                page = _page(room, replace(query, after=page.seq), wanted)
     except TimeoutError:
         pass
     finally:
         stop()
         closing.cancel()
-
-
-def _has_newer(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> bool:
-    return bool(_read(room, wanted, query.after or 0, 1))
+    return page
 
 
 async def _first_of(closing: asyncio.Task[Any], news: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from forewarn.console.views import KeepersView, KeeperView
 async def show_all(room: Room, call: Call) -> KeepersView:
     """The VMs that are made of namespaces, and the programs inside them."""
     kept = ((room.store.vm(key), keeper) for key, keeper in sorted(room.house.keepers().items()))
-    return KeepersView(keepers=tuple(shown(vm.name, keeper) for vm, keeper in kept if vm is not None))
+    return KeepersView(keepers=tuple(shown(vm.name, keeper) for vm, keeper in kept if vm is not None and room.sees(vm)))
 
 
 def shown(name: str, keeper: Keeper) -> KeeperView:

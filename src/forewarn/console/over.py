@@ -36,11 +36,11 @@ def named_vm(room: Room, call: Call) -> Iterable[str]:
 
 
 def named_event(room: Room, call: Call) -> Iterable[str]:
-    """Every VM that it hits."""
+    """Every VM that it hits; one that has left the scope since is nobody's in particular."""
     event = room.event(call.names["id"])
-    hit = {name.casefold() for name in event.vms}
-    there = room.store.vms(scope_id=event.scope_id, removed=True)
-    return [resource_of(vm) for vm in there if vm.name.casefold() in hit]
+    there = {vm.name.casefold(): vm for vm in room.store.vms(scope_id=event.scope_id, removed=True)}
+    hit = [there.get(name.casefold()) for name in event.vms]
+    return [EVERYTHING if vm is None else resource_of(vm) for vm in hit] or [EVERYTHING]
 
 
 def vms_asked_for(room: Room, call: Call) -> Iterable[str]:

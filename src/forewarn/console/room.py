@@ -7,10 +7,11 @@ import logging
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.register import Listed
+from forewarn.console.visibility import Visibility
 from forewarn.control.control import Control
 from forewarn.core.access import Principal, Right
 from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Host, Vm
 from forewarn.core.request import Request
 from forewarn.core.resource import EVERYTHING, covers, resource_of
 from forewarn.core.scope import Scope
@@ -69,6 +70,11 @@ class Room:
         self.house = house
         self.principal = principal
         self.directory = Outlook(directory, principal)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The fleet may have changed while a call waited."""
+        self.visible = Visibility(self.store, self.directory.whole, self.principal)
 
     @property
     def control(self) -> Control:
@@ -84,16 +90,13 @@ class Room:
         return self.principal.name
 
     def sees(self, vm: Vm) -> bool:
-        return self.directory.sees(vm)
+        return self.visible.vm(vm)
 
     def sees_everything(self) -> bool:
-        return self.principal.may(Right.READ, EVERYTHING)
+        return self.visible.is_whole
 
     def sees_scope(self, scope_id: str) -> bool:
-        """Each member of a scope sees all its events (spec §7.2), so whoever may read one may read them."""
-        if self.sees_everything():
-            return True
-        return any(self.sees(vm) for vm in self.store.vms(scope_id=scope_id, removed=True))
+        return self.visible.scope(scope_id)
 
     def must(self, right: Right, resource: str) -> None:
         if not self.principal.may(right, resource):
@@ -119,7 +122,7 @@ class Room:
     def event(self, name: str) -> Event:
         """The event by its id in any case, or by a prefix that no other has."""
         wanted = name.strip().upper()
-        if (event := self.store.event(wanted)) is not None:
+        if (event := self.store.event(wanted)) is not None and self.sees_scope(event.scope_id):
             return event
         if len(wanted) < SHORTEST_PREFIX:
             raise NotFound(f"{name!r} is too short for an event's id: give at least {SHORTEST_PREFIX} characters of it")
@@ -135,12 +138,14 @@ class Room:
     def _by_prefix(self, wanted: str) -> dict[str, Event]:
         live = self.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
         recent = self.store.events(limit=_RECENT)
-        return {event.id: event for event in (*live, *recent) if event.id.startswith(wanted)}
+        alike = {event.id: event for event in (*live, *recent) if event.id.startswith(wanted)}
+        return {event_id: event for event_id, event in alike.items() if self.sees_scope(event.scope_id)}
 
     def scope(self, name: str) -> Scope:
         """The scope by its id, by the name of its set or service, or by a VM of it."""
         wanted = name.strip().casefold()
-        if (scope := self.store.scope(wanted) or self._scope_of_set(name, wanted)) is not None:
+        exact = self.store.scope(wanted) if self.sees_scope(wanted) else None
+        if (scope := exact or self._scope_of_set(name, wanted)) is not None:
             return scope
         try:
             vm = self.directory.find_any(name)
@@ -149,29 +154,40 @@ class Room:
         return self.control.desk.scope(vm.scope_id)
 
     def _scope_of_set(self, name: str, wanted: str) -> Scope | None:
-        ids = [scope_id for scope_id in self.store.scope_ids() if _is_called(scope_id, wanted)]
+        alike = (scope_id for scope_id in self.store.scope_ids() if _is_called(scope_id, wanted))
+        ids = [scope_id for scope_id in alike if self.sees_scope(scope_id)]
         if len(ids) > 1:
             raise Refused(f"scope {name!r} is ambiguous: say {' or '.join(ids[:4])}")
         return self.store.scope(ids[0]) if ids else None
 
     def request(self, name: str) -> Request:
         request = self.store.request(name.strip().lower())
-        if request is None:
+        if request is None or not self.visible.request(request):
             raise NotFound(f"request {name!r} does not exist: `forewarn history` shows what was asked for")
         return request
 
     def rollouts(self) -> list[Request]:
-        """All that are under way, and the recent ones; oldest first."""
+        """All that are under way, and the recent ones; oldest first. Only who sees everything sees any."""
+        if not self.sees_everything():
+            return []
         known = {r.id: r for r in (*self.store.requests(open_only=True), *self.store.requests(limit=_RECENT))}
         return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
 
     def rollout(self, name: str) -> Request:
         wanted = name.strip().lower()
-        exact = self.store.request(wanted)
+        exact = self.store.request(wanted) if self.sees_everything() else None
         found = [exact] if exact else [request for request in self.rollouts() if request.id.startswith(wanted)]
         if len(found) > 1:
             raise Refused(f"rollout {name!r} is ambiguous, {len(found)} begin so: give more of the id")
-        return self.control.requests.rollout(found[0].id if found else name)
+        if not found:
+            raise NotFound(f"rollout {name!r} does not exist: `forewarn rollout show` lists them")
+        return self.control.requests.rollout(found[0].id)
+
+    def host(self, name: str) -> Host:
+        found = self.control.requests.host(name)
+        if not self.visible.host(found.name):
+            raise NotFound(f"host {name!r} does not exist: `forewarn fleet show` lists the hosts")
+        return found
 
 
 def _is_called(scope_id: str, wanted: str) -> bool:

@@ -68,7 +68,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("POST", "/rollouts/{id}/resume", rollout.resume, PLATFORM),
     RouteLine("POST", "/rollouts/{id}/abort", rollout.abort, PLATFORM),
     RouteLine("GET", "/events", event.show_all, READ, over=listing),
-    RouteLine("GET", "/events/{id}", event.show, READ, over=named_event),
+    RouteLine("GET", "/events/{id}", event.show, READ, over=listing),
     RouteLine("POST", "/events/{id}/approve", event.approve, APPROVE, over=named_event),
     RouteLine("POST", "/events/{id}/withdraw", event.withdraw, PLATFORM),
     RouteLine("GET", "/history", history.show, READ, over=listing),

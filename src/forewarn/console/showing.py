@@ -81,8 +81,15 @@ class Showing:
             return None
         wait = waits_for(scope, event, self._around)
         if wait is not None and wait.reason is Reason.GATE:
-            return gate_wait(event, self._unready(event.gate_id))
+            return self._gate_wait(event)
         return wait
+
+    def _gate_wait(self, event: Event) -> Wait:
+        """Who keeps it closed, unless that is somebody whose VMs the caller may not know of."""
+        unready = self._unready(event.gate_id)
+        if all(self._room.sees_scope(other.scope_id) for other in unready):
+            return gate_wait(event, unready)
+        return Wait(reason=Reason.GATE, text="another scope on the same host, which is not ready yet")
 
     def _unready(self, gate_id: str) -> list[Event]:
         """The events behind a gate that could not start now."""

@@ -11,10 +11,13 @@ from forewarn.console.room import Room
 from forewarn.console.views import BackupView, CheckView, ClockView, DoctorView
 from forewarn.errors import Refused, Rejected
 
+_FOR_ALL = ("version", "now", "lab", "speed", "enablement")  # the rest tells of the machine, and of everybody's VMs
+
 
 async def show_service(room: Room, call: Call) -> dict[str, Any]:
     """What the service is, and where it listens."""
-    return room.house.info()
+    info = room.house.info()
+    return info if room.sees_everything() else {name: info[name] for name in _FOR_ALL if name in info}
 
 
 async def show_clock(room: Room, call: Call) -> ClockView:
