@@ -31,8 +31,9 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Answer on this socket until the block is left; then finish what is being answered."""
+    sock = bind_unix(path)  # what is in the way is somebody else's, and stays
     try:
-        async with _serving(_config(app), bind_unix(path)):
+        async with _serving(_config(app), sock):
             yield
     finally:
         path.unlink(missing_ok=True)
