@@ -9,7 +9,7 @@ from forewarn.core import lifecycle
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import EvictionPolicy, Priority
-from forewarn.core.projection import document_for, facts_for, resource_id_of
+from forewarn.core.projection import document_for, facts_for
 from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
 from forewarn.testing.world import a_vm
@@ -144,4 +144,4 @@ def test_only_a_spot_vm_speaks_of_priority_and_eviction(priority: Priority, show
 )
 def test_a_resource_id_is_the_vendors(facts: dict[str, str], tail: str) -> None:
     head = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/"
-    assert resource_id_of(a_vm("web_7", **facts)) == head + tail
+    assert facts_for(a_vm("web_7", **facts)).resource_id == head + tail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Priority, Vm
+from forewarn.core.resource import resource_of
 from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
 from forewarn.protocol.instance import InstanceFacts
@@ -40,7 +41,7 @@ def facts_for(vm: Vm) -> InstanceFacts:
     return InstanceFacts(
         name=vm.name,
         vm_id=vm.vm_id,
-        resource_id=resource_id_of(vm),
+        resource_id=resource_of(vm),
         location=vm.location,
         subscription_id=vm.subscription_id,
         resource_group=vm.resource_group,
@@ -58,11 +59,3 @@ def facts_for(vm: Vm) -> InstanceFacts:
         address=vm.address or vm.lab_address,
         mac="00-0D-3A-" + "-".join(vm.vm_id.replace("-", "")[i : i + 2] for i in (0, 2, 4)),
     )
-
-
-def resource_id_of(vm: Vm) -> str:
-    group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}/providers/Microsoft.Compute"
-    if vm.scale_set:
-        instance = vm.name.rpartition("_")[2]
-        return f"{group}/virtualMachineScaleSets/{vm.scale_set}/virtualMachines/{instance}"
-    return f"{group}/virtualMachines/{vm.name}"

@@ -1,0 +1,102 @@
+"""Who may do what, and what a resource is called."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.core.access import RIGHTS, Grant, Principal, Right, Role, client_principal, owner, vm_principal
+from forewarn.core.resource import (
+    EVERYTHING,
+    availability_set_resource,
+    covers,
+    instance_id,
+    read_resource,
+    resource_of,
+    scale_set_resource,
+)
+from forewarn.errors import Rejected
+from forewarn.testing.world import a_vm
+
+GROUP = "/subscriptions/sub/resourceGroups/lab"
+VMS = f"{GROUP}/providers/Microsoft.Compute/virtualMachines"
+SETS = f"{GROUP}/providers/Microsoft.Compute/virtualMachineScaleSets"
+
+
+def somebody(role: Role, over: str) -> Principal:
+    return Principal(id="client:x", name="client x", grants=(Grant(id="g", role=role, to="client:x", over=over),))
+
+
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [
+        (Role.READER, "read"),
+        (Role.OPERATOR, "read operate"),
+        (Role.SCHEDULED_EVENT_CONTRIBUTOR, "read approve"),
+        (Role.PLATFORM, "read platform"),
+        (Role.ADMINISTRATOR, "read operate approve platform administer"),
+    ],
+)
+def test_a_role_holds_these_rights_and_no_others(role: Role, rights: str) -> None:
+    principal = somebody(role, EVERYTHING)
+    assert {right for right in Right if principal.may(right, VMS)} == set(rights.split())
+    assert set(RIGHTS) == set(Role)
+
+
+@pytest.mark.parametrize(
+    ("over", "resource", "is_covered"),
+    [
+        (EVERYTHING, EVERYTHING, True),
+        (EVERYTHING, f"{VMS}/web", True),
+        ("/subscriptions/sub", EVERYTHING, False),
+        ("/subscriptions/sub", GROUP, True),
+        ("/subscriptions/su", GROUP, False),
+        ("/SUBSCRIPTIONS/Sub/resourcegroups/LAB", f"{VMS}/web", True),
+        (GROUP, f"{GROUP}-2/providers/Microsoft.Compute/virtualMachines/web", False),
+        (f"{VMS}/web", f"{VMS}/web-1", False),
+        (f"{VMS}/web", GROUP, False),
+        (f"{SETS}/pool", f"{SETS}/pool/virtualMachines/0", True),
+        (f"{SETS}/pool/virtualMachines/0", f"{SETS}/pool", False),
+    ],
+)
+def test_what_is_granted_over_a_resource_reaches_all_within_and_nothing_beside(
+    over: str, resource: str, is_covered: bool
+) -> None:
+    assert covers(over, resource) is is_covered
+    assert somebody(Role.READER, over).may(Right.READ, resource) is is_covered
+
+
+def test_without_a_grant_nothing_is_allowed() -> None:
+    nobody = Principal(id="vm:1", name="VM web")
+    assert not any(nobody.may(right, f"{VMS}/web") for right in Right)
+    assert not nobody.may_somewhere(Right.READ)
+    assert all(owner("ann").may(right, EVERYTHING) for right in Right)
+
+
+def test_principals_are_told_apart_without_case() -> None:
+    assert client_principal("CI") == client_principal("ci") != vm_principal("ci")
+
+
+def test_vms_are_called_as_azure_calls_them() -> None:
+    assert resource_of(a_vm("web-0", availability_set="web")) == f"{VMS}/web-0"
+    assert availability_set_resource(a_vm("web-0", availability_set="Web")).endswith("/availabilitySets/Web")
+    pool = a_vm("Pool_3", scale_set="pool", placement_group="pg")
+    assert resource_of(pool) == f"{SETS}/pool/virtualMachines/3"
+    assert scale_set_resource(pool) == f"{SETS}/pool"
+    role = a_vm("Front_IN_0", cloud_service="shop")
+    assert resource_of(role).endswith("/cloudServices/shop/roleInstances/Front_IN_0")
+
+
+@pytest.mark.parametrize(("name", "instance"), [("pool_0", "0"), ("pool_a_b", "a_b"), ("pool_", "pool_"), ("x", "x")])
+def test_an_instance_is_known_by_what_its_set_did_not_name(name: str, instance: str) -> None:
+    assert instance_id(a_vm(name, scale_set="pool")) == instance
+
+
+@pytest.mark.parametrize("text", ["/", "/subscriptions/s", f"{GROUP}/", f"{VMS}/web", f"{SETS}/pool/virtualMachines/0"])
+def test_a_resource_can_be_typed(text: str) -> None:
+    assert read_resource(f" {text} ") == (text.rstrip("/") or EVERYTHING)
+
+
+@pytest.mark.parametrize("text", ["", "web-0", "/subscriptions", "/subscriptions//x", f"{VMS}/", f"{VMS}/web/disks/0"])
+def test_what_is_no_resource_is_refused(text: str) -> None:
+    with pytest.raises(Rejected, match="no resource that roles can be granted over"):
+        read_resource(text)
