@@ -8,6 +8,7 @@ import click
 
 from forewarn.cli.extra import server_extra
 from forewarn.cli.invocation import Invocation, here, served
+from forewarn.errors import Rejected
 
 _LONG_S = 3600.0
 
@@ -16,13 +17,26 @@ _LONG_S = 3600.0
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @served
 def backup(call: Invocation, file: Path) -> None:
-    """Copy the running service's store to a new file."""
-    answer = call.api.post("backup", body={"path": str(file.expanduser().absolute())}, patience_s=_LONG_S)
+    """Copy the running service's store to a new file, on the machine where it runs."""
+    answer = call.api.post("backup", body={"path": _path(call, file)}, patience_s=_LONG_S)
     if call.screen.as_json:
         call.screen.document(answer)
     else:
-        call.screen.say(f"{answer['path']} holds the whole store, {answer['bytes']:,} bytes.")
-        call.screen.hints([(f"forewarn restore {file}", "put it back, while the service is stopped")])
+        there = f" on {call.elsewhere.server}" if call.elsewhere else ""
+        call.screen.say(f"{answer['path']}{there} holds the whole store, {answer['bytes']:,} bytes.")
+        if not call.elsewhere:
+            call.screen.hints([(f"forewarn restore {file}", "put it back, while the service is stopped")])
+
+
+def _path(call: Invocation, file: Path) -> str:
+    """The service writes it, so a path is its own."""
+    if call.elsewhere is None:
+        return str(file.expanduser().absolute())
+    if not file.is_absolute():
+        raise Rejected(
+            f"the service {call.api.where} writes the backup over there: give a path from / on, not {str(file)!r}"
+        )
+    return str(file)
 
 
 @click.command()

@@ -32,6 +32,7 @@ class Invocation:
         self.given_data: str | None = None
         self.given_server = ""
         self.given_profile = ""
+        self._is_here = False
 
     @property
     def data(self) -> Path:
@@ -52,6 +53,8 @@ class Invocation:
     def named(self) -> Named:
         """The service elsewhere that flags or the environment name; falsy for the one on this machine."""
         flags = Named(server=self.given_server, profile=self.given_profile)
+        if self._is_here:
+            return flags
         return named_service(flags, self.given_data, os.environ)
 
     @property
@@ -67,7 +70,9 @@ class Invocation:
     def api(self) -> Api:
         return Api(Local(self.data) if self.elsewhere is None else Remote(self.elsewhere))
 
-    def must_be_here(self, command: str) -> None:
+    def stay_here(self, command: str) -> None:
+        """This command is for this machine: what the environment names elsewhere is for others, a flag is refused."""
+        self._is_here = True
         if self.given_server or self.given_profile:
             flag = "--server" if self.given_server else "--profile"
             raise Rejected(f"`{command}` works on this machine only: leave {flag} out, or run it where the service is")
@@ -135,7 +140,7 @@ def _given(function: Function, *, is_here: bool) -> Function:
         context = click.get_current_context()
         call = context.ensure_object(Invocation)
         if is_here:
-            call.must_be_here(context.command_path)
+            call.stay_here(context.command_path)
         return function(call, *args, **kwargs)
 
     return json_option(given)
@@ -149,6 +154,11 @@ def shown(function: Function) -> Function:
 def here(function: Function) -> Function:
     """A command for the service on this machine: it knows --data too."""
     return data_option(shown(function))
+
+
+def shown_elsewhere(function: Function) -> Function:
+    """A command about services elsewhere themselves."""
+    return elsewhere_options(_given(function, is_here=False))
 
 
 def served(function: Function) -> Function:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from forewarn.access import file
-from forewarn.access.secret import read_secret
 from forewarn.cli.place import Named, config_directory
+from forewarn.cli.private import read_private, read_secret, write_private
 from forewarn.cli.server import read_server
 from forewarn.errors import NotFound, Rejected, Unauthenticated
 
@@ -50,7 +49,7 @@ class ProfileBook:
         if not self.path.exists():
             return {}
         try:
-            tables = tomllib.loads(file.read_private(self.path).decode())
+            tables = tomllib.loads(read_private(self.path))
             return {name: _profile(table) for name, table in tables.items()}
         except (ValueError, TypeError):
             # Not `from` the cause: what a parser quotes may be a secret.
@@ -74,8 +73,7 @@ class ProfileBook:
         return gone
 
     def _write(self, profiles: Mapping[str, Profile]) -> None:
-        file.make_directory(self.path.parent)
-        file.write_private(self.path, "\n".join(_table(name, profiles[name]) for name in profiles).encode())
+        write_private(self.path, "\n".join(_table(name, profile) for name, profile in profiles.items()))
 
 
 def must_be_name(name: str) -> str:

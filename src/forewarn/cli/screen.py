@@ -134,7 +134,7 @@ class Screen:
             self.say("  ", strong(f"{command:<{width}}"), "  ", faint(use))
 
     def _spelled(self, command: str) -> str:
-        return re.sub(r"^forewarn\b", lambda _: self._program, command)
+        return re.sub(r"(^|(?<=\$\())forewarn\b", lambda _: self._program, command)
 
 
 def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:

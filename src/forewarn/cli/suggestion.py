@@ -52,10 +52,23 @@ def _fault_kinds(api: Api) -> list[tuple[str, str]]:
     return [(kind["kind"], kind["seen"]) for kind in api.get("faults", patience_s=_PATIENCE_S)["kinds"]]
 
 
+def _webhooks(api: Api) -> list[tuple[str, str]]:
+    return [(webhook["id"], webhook["url"]) for webhook in api.get("webhooks", patience_s=_PATIENCE_S)["webhooks"]]
+
+
 def _things(api: Api) -> list[tuple[str, str]]:
     fleet = api.get("fleet", patience_s=_PATIENCE_S)
     named = [*((vm["name"], "VM") for vm in fleet["vms"]), *((host["name"], "host") for host in fleet["hosts"])]
     return [*_events(api), *_rollouts(api), *named, *((scope["id"], scope["title"]) for scope in fleet["scopes"])]
+
+
+def _clients(api: Api) -> list[tuple[str, str]]:
+    return [(client["id"], client["name"]) for client in api.get("access", patience_s=_PATIENCE_S)["clients"]]
+
+
+def _grants(api: Api) -> list[tuple[str, str]]:
+    listed = api.get("access", patience_s=_PATIENCE_S)["grants"]
+    return [(grant["id"], f"{grant['role']} of {grant['to_name']}") for grant in listed]
 
 
 vm_names = _suggest(lambda api: [(vm["name"], vm["title_of_scope"]) for vm in _fleet(api, "vms")])
@@ -65,4 +78,7 @@ event_ids = _suggest(_events)
 rollout_ids = _suggest(_rollouts)
 fault_ids = _suggest(_faults)
 fault_kinds = _suggest(_fault_kinds)
+client_ids = _suggest(_clients)
+grant_ids = _suggest(_grants)
+webhook_ids = _suggest(_webhooks)
 things = _suggest(_things)

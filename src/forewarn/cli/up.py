@@ -17,6 +17,7 @@ from forewarn.cli.wording import counted
 _ENABLEMENT = click.Choice(["on-request", "always"])
 _MOST_VMS = 16
 _PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+_AZURE = (('eval "$(forewarn env)"', "then az and Azure's SDKs talk to this one, in that shell"),)
 
 
 def _settings(function: Function) -> Function:
@@ -97,6 +98,7 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -
             ("fleet", ", ".join(fleet)),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
             *(("VMs call", _listener(at)) for at in info["listeners"][:4]),
+            *([("console", info["console"]["url"])] if info["console"] else []),
             ("data", info["data"]),
         ]
     )
@@ -109,7 +111,7 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -
         if counts["vms"] > len(seats):
             screen.say(faint(f"  and {counts['vms'] - len(seats)} more"))
     if screen.is_terminal:
-        screen.hints(_hints(seats))
+        screen.hints([*_hints(seats), *(_AZURE if info["console"] else ())])
         screen.say()
         screen.say(faint("Ctrl-C stops it; everything is kept."))
 

@@ -32,6 +32,11 @@ def noun(verb: str) -> str:
     return "eviction" if verb == "evict" else verb
 
 
+def over(resource: str) -> str:
+    """What a role is granted over."""
+    return "everything" if resource == "/" else resource
+
+
 def what(event: View) -> str:
     """The kind that documents show; what is done, where none shows it."""
     return str(event["kind"] or event["verb"])
