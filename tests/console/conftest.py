@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from forewarn.console.app import build
 from forewarn.console.house import House
+from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.fleet import Priority, Vm
 from forewarn.core.policy import Policy
+from forewarn.errors import Unauthenticated
 from forewarn.testing.world import LAB, World, a_host, a_vm
 
 PREFIX = "/forewarn/v1"
@@ -43,6 +48,27 @@ class Api:
             endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
         )
         self.app = build(self.house)
+
+    def holding(self, role: str, *over: str, name: str = "client ci") -> Api:
+        """The same, called by somebody with this role over these resources; over none, without any role."""
+        grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
+        principal = Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants))
+
+        async def admit(request: Request) -> Principal:
+            return principal
+
+        return self._with(build(self.house, admit))
+
+    def without_token(self) -> Api:
+        async def admit(request: Request) -> Principal:
+            raise Unauthenticated("nobody knows you: sign in")
+
+        return self._with(build(self.house, admit))
+
+    def _with(self, app: Starlette) -> Api:
+        other = copy(self)
+        other.app = app
+        return other
 
     async def _doctor(self) -> list[Any]:
         return [SimpleNamespace(name="disk", ok=False, text="1 MiB free", remedy="make room")]

@@ -1,0 +1,264 @@
+"""Whoever may read some VMs is shown these, and nothing of the others: those do not exist to them (spec §7.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+DB = f"{COMPUTE}/virtualMachines/db"
+WEB_1 = f"{COMPUTE}/virtualMachines/web-1"
+POOL = f"{COMPUTE}/virtualMachineScaleSets/pool"
+OTHER_GROUP = "/subscriptions/sub/resourceGroups/other"
+
+
+def texts(page: Any) -> list[str]:
+    return [entry["text"] for entry in page["entries"]]
+
+
+def whole(api: Any, target: str) -> str:
+    """An answer as it went over the wire, to look for what must not be in it."""
+    answer = api.call("GET", target)
+    assert answer.status == 200, answer.content
+    text: str = answer.content.decode()
+    return text
+
+
+def test_the_fleet_shows_the_vms_that_one_may_read_and_their_hosts(api: Any) -> None:
+    shown = api.holding("Reader", DB).get("/fleet")
+    assert [vm["name"] for vm in shown["vms"]] == ["db"]
+    assert [(host["name"], host["vms"]) for host in shown["hosts"]] == [("h1", ["db"])]
+    assert [scope["id"] for scope in shown["scopes"]] == ["vm:sub/lab/db"]
+    assert len(api.get("/fleet")["vms"]) == 7
+
+
+def test_a_scale_set_shows_its_instances(api: Any) -> None:
+    shown = api.holding("Operator", POOL).get("/fleet")
+    assert [vm["name"] for vm in shown["vms"]] == ["pool_0", "pool_1"]
+
+
+NOT_THERE = [
+    "/vms/web-0",
+    "/fleet?host=h2",
+    "/fleet?scope=web",
+    "/fleet?scope=set:sub/lab/web",
+    "/events?vm=web-0",
+    "/events?host=h2",
+    "/events?scope=web",
+    "/history?vm=web-0",
+    "/history?scope=web",
+    "/explain/web-0",
+    "/explain/web",
+    "/explain/h2",
+    "/explain/h1",
+]
+
+
+@pytest.mark.parametrize("target", NOT_THERE)
+def test_what_one_may_not_see_is_refused_just_like_what_does_not_exist(api: Any, target: str) -> None:
+    name = target.rpartition("/")[2] if "=" not in target else target.rpartition("=")[2].rpartition("/")[2]
+    nobody = target.replace(name, "nothing")
+    of_other, of_nothing = (api.holding("Reader", DB).refused("GET", one) for one in (target, nobody))
+    assert of_other[:2] == (404, "NotFound")
+    assert of_other[2].replace(name, "nothing") == of_nothing[2]
+
+
+def test_an_event_or_request_of_others_does_not_exist(api: Any) -> None:
+    (event,) = api.restart_of("web-0")
+    reader = api.holding("Reader", DB)
+    for path in ("/events/{}", "/explain/{}", "/history?event={}", "/events/{}/approve"):
+        method = "POST" if path.endswith("approve") else "GET"
+        for known in (event["id"], event["id"].lower()):
+            assert reader.refused(method, path.format(known))[:2] == (404, "NotFound")
+    for path in ("/requests/{}", "/explain/{}", "/history?request={}"):
+        assert reader.refused("GET", path.format(event["request_id"]))[:2] == (404, "NotFound")
+
+
+def test_of_ids_that_begin_alike_only_ones_own_count(api: Any) -> None:
+    (own,) = api.restart_of("db")
+    api.restart_of("web-0")
+    assert api.refused("GET", f"/events/{own['id'][:8]}")[1] == "Refused"
+    assert api.holding("Reader", DB).get(f"/events/{own['id'][:8]}")["id"] == own["id"]
+
+
+def test_each_member_of_a_scope_sees_all_its_events_but_may_not_approve_for_others(api: Any) -> None:
+    """Spec §7.2."""
+    (event,) = api.restart_of("web-0")
+    api.restart_of("db")
+    member = api.holding("ScheduledEventContributor", WEB_1)
+    assert [e["id"] for e in member.get("/events")["events"]] == [event["id"]]
+    assert member.get(f"/events/{event['id']}")["vms"] == ["web-0"]
+    assert member.refused("POST", f"/events/{event['id']}/approve")[:2] == (403, "Forbidden")
+
+
+def test_names_that_others_have_too_are_not_ambiguous_to_one_who_sees_a_single_one(api: Any) -> None:
+    api.post("/fleet/vms", {"name": "db", "resource_group": "other"})
+    assert api.refused("GET", "/vms/db")[1] == "Refused"
+    assert api.holding("Reader", DB).get("/vms/db")["resource_group"] == "lab"
+
+
+def test_a_name_close_to_that_of_anothers_vm_is_not_suggested(api: Any) -> None:
+    assert "did you mean 'web-0'" in api.refused("GET", "/vms/web-00")[2]
+    assert "did you mean" not in api.holding("Reader", DB).refused("GET", "/vms/web-00")[2]
+
+
+def test_a_request_is_shown_to_who_may_read_all_its_vms(api: Any) -> None:
+    both = api.restart_of("db", "web-1")[0]["request_id"]
+    assert api.holding("Reader", DB).refused("GET", f"/requests/{both}")[:2] == (404, "NotFound")
+    assert api.holding("Reader", DB, WEB_1).get(f"/requests/{both}")["state"] == "waiting"
+
+
+def test_a_request_is_shown_to_the_client_that_asked_for_it(api: Any) -> None:
+    asked = api.holding("Operator", DB, WEB_1).restart_of("db", "web-1")[0]["request_id"]
+    assert api.holding("Reader", DB).get(f"/requests/{asked}")["state"] == "waiting"
+    assert api.holding("Reader", DB, name="client other").refused("GET", f"/requests/{asked}")[0] == 404
+
+
+def test_a_rollout_belongs_to_no_owner_of_vms(api: Any) -> None:
+    rollout = api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})["id"]
+    reader = api.holding("Reader", DB, WEB_1, POOL)
+    for target in (f"/explain/{rollout}", f"/requests/{rollout}", f"/events?rollout={rollout}"):
+        assert reader.refused("GET", target)[:2] == (404, "NotFound")
+
+
+def test_who_keeps_a_gate_closed_is_not_told_to_those_who_may_not_see_them(api: Any) -> None:
+    """Spec §6.2 and §7.2."""
+    rollout = api.post("/rollouts", {"impact": "reboot", "hosts": ["h1"]})["id"]
+    (event,) = api.get("/events?vm=db")["events"]
+    api.post(f"/events/{event['id']}/approve")
+    reader = api.holding("Reader", DB)
+    shown = reader.get(f"/events/{event['id']}")
+    assert shown["waits_for"]["text"] == "another scope on the same host, which is not ready yet"
+    for target in ("/vms/db", "/events", "/explain/db", f"/explain/{event['id']}", "/history", "/fleet"):
+        told = whole(reader, target)
+        assert not any(name in told for name in ("web-0", "pool_0", "local user ann asked for rollout"))
+    told = reader.get(f"/explain/{event['id']}")
+    assert "as part of a rollout;" in told["lines"][0]["text"]
+    assert rollout not in str(told)
+    seeing = api.holding("Reader", DB, f"{COMPUTE}/virtualMachines/web-0", POOL)
+    assert "web-0, pool_0, pool_1 on host h1" in seeing.get(f"/events/{event['id']}")["waits_for"]["text"]
+
+
+def test_the_history_tells_of_ones_own_vms_only(api: Any) -> None:
+    api.restart_of("db")
+    api.restart_of("web-0")
+    api.restart_of("spot", "web-1")
+    api.post("/fleet/vms", {"name": "cache"})
+    api.post("/access/clients", {"id": "bot"})
+    said = Entry(at=api.world.now, what=What.SERVICE, text="service started")
+    api.world.do(api.world.store.commit(Commit(entries=(said,))))
+    about_db = [
+        "scheduled events enabled by the service",
+        "local user ann asked for restart of db",
+        "Reboot of db scheduled",
+    ]
+    reader = api.holding("Reader", DB)
+    assert texts(reader.get("/history")) == about_db
+    assert texts(reader.get("/history?vm=db")) == about_db[1:]
+    assert texts(reader.get("/history?limit=1")) == about_db[-1:]
+    assert "service started" in texts(api.get("/history"))
+
+
+def test_an_entry_with_a_name_alone_is_shown_to_who_may_read_every_vm_of_that_name(api: Any) -> None:
+    api.post("/fleet/vms", {"name": "cache", "resource_group": "lab"})
+    reader = api.holding("Reader", f"{COMPUTE}/virtualMachines/cache")
+    assert "VM cache added" in texts(reader.get("/history"))
+    api.post("/fleet/vms", {"name": "cache", "resource_group": "other"})
+    assert "VM cache added" not in texts(reader.get("/history"))
+    api.delete("/fleet/vms/other%2Fcache")
+    assert "VM cache removed" not in texts(reader.get("/history"))
+
+
+def test_whoever_follows_some_of_the_history_misses_nothing_of_it(api: Any) -> None:
+    reader = api.holding("Reader", DB)
+    seq = reader.get("/history")["seq"]
+    for _ in range(3):
+        for name in ("web-0", "db"):
+            (event,) = api.restart_of(name)
+            api.post(f"/events/{event['id']}/withdraw", {"reason": "enough"})
+    followed: list[str] = []
+    for _ in range(10):
+        page = reader.get(f"/history?after={seq}&limit=1")
+        followed += texts(page)
+        seq = page["seq"]
+    about_db = ["local user ann asked for restart of db", "Reboot of db scheduled", "Reboot of db withdrawn: enough"]
+    assert followed == about_db * 3
+    assert seq == api.world.store.last_seq()
+
+
+def test_ones_own_entry_is_found_behind_very_many_of_others(api: Any) -> None:
+    reader = api.holding("Reader", DB)
+    seq = api.world.store.last_seq()
+    said = Entry(at=api.world.now, what=What.CLOCK, text="tick")
+    api.world.do(api.world.store.commit(Commit(entries=(said,) * 45_000)))
+    api.restart_of("db")
+    page = reader.get(f"/history?after={seq}")
+    assert (page["entries"], page["seq"] - seq) == ([], 20_000)
+    page = reader.get(f"/history?after={seq}&wait_s=60")
+    assert texts(page) == ["local user ann asked for restart of db", "Reboot of db scheduled"]
+    assert page["seq"] == api.world.store.last_seq()
+
+
+def test_whoever_waits_is_not_woken_by_what_they_may_not_see(api: Any) -> None:
+    """Spec §12: how long a request is held is real time; nothing here waits that long."""
+    reader = api.holding("Reader", DB)
+
+    async def scenario() -> Any:
+        seq = api.world.store.last_seq()
+        held = asyncio.create_task(reader.calling("GET", f"/history?after={seq}&wait_s=60"))
+        await asyncio.sleep(0)
+        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not held.done()
+        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        return (await held).json
+
+    assert "local user ann asked for restart of db" in texts(api.world.do(scenario()))
+
+
+def test_whoever_waits_hears_of_a_vm_that_comes_meanwhile(api: Any) -> None:
+    reader = api.holding("Reader", DB, OTHER_GROUP)
+
+    async def scenario() -> Any:
+        seq = api.world.store.last_seq()
+        held = asyncio.create_task(reader.calling("GET", f"/history?after={seq}&wait_s=60"))
+        await asyncio.sleep(0)
+        await api.calling("POST", "/fleet/vms", {"name": "new", "resource_group": "other"})
+        return (await held).json
+
+    assert "VM new added" in texts(api.world.do(scenario()))
+
+
+def test_keepers_are_shown_of_ones_own_vms(api: Any) -> None:
+    keeper = SimpleNamespace(pid=7, state="running", boot_id="b", program=("sleep",))
+    api.house = replace(api.house, keepers=lambda: {api.world.vm(name).key: keeper for name in ("db", "web-0")})
+    assert [one["vm"] for one in api.holding("Reader", DB).get("/keepers")["keepers"]] == ["db"]
+
+
+def test_of_the_service_others_learn_what_it_is_and_not_where(api: Any) -> None:
+    assert api.holding("Reader", DB).get("/service") == {"version": "0.1.0", "lab": True}
+    assert api.get("/service")["pid"] == 1
+
+
+def test_a_fault_that_is_on_for_everything_is_told_without_what_others_did(api: Any) -> None:
+    api.post("/faults", {"kind": "gone", "all": True})
+    api.post("/faults/storm", {"seed": 7, "for_s": 60})
+    story = str(api.holding("Reader", DB).get("/explain/db"))
+    assert "is on for every VM" in story
+    assert "storm" not in story
+
+
+def test_whoever_has_no_role_is_told_so_and_still_who_they_are(api: Any) -> None:
+    nobody = api.holding("Reader")
+    status, code, message = nobody.refused("GET", "/fleet")
+    assert (status, code) == (403, "Forbidden")
+    assert message.startswith("client ci has no role anywhere: ask an administrator")
+    assert nobody.get("/access/me") == {"id": "client:ci", "name": "client ci", "grants": []}
