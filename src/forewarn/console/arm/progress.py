@@ -13,6 +13,7 @@ from forewarn.core.event import Act, Ending, Event, Status
 from forewarn.core.history import What
 from forewarn.core.release import Reason, Wait
 from forewarn.core.request import Request
+from forewarn.core.scope import Scope
 from forewarn.protocol.date import http_date, iso_date
 
 IN_PROGRESS = "InProgress"
@@ -88,6 +89,11 @@ def _names(event: Event) -> str:
     return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
 
 
+def _anyone_of(scope: Scope) -> str:
+    title = title_of_scope(scope)
+    return title if scope.id.startswith("vm:") else f"any VM of {title}"
+
+
 class Telling:
     """What the events of an operation are told as, to somebody who may know only some of the fleet."""
 
@@ -128,7 +134,7 @@ class Telling:
         scope = self._showing.scope_of(event.scope_id)
         given = {sighting.vm for sighting in self._room.store.sightings(event_id=event.id)}
         return {
-            "by": f"any VM of {title_of_scope(scope)}" if scope else "nobody",
+            "by": _anyone_of(scope) if scope else "nobody",
             "givenTo": self._seen(given),
             "lastPolls": self._polls(event.scope_id),
         }

@@ -1,0 +1,158 @@
+"""Approval from outside the VM through Azure's API: whose events, by whom, one or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Role
+from forewarn.core.event import Event, Status
+from forewarn.core.history import What
+from forewarn.core.request import Ask
+from forewarn.testing.world import a_vm
+
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+DB, POOL = f"{COMPUTE}/virtualMachines/db", f"{COMPUTE}/virtualMachineScaleSets/pool"
+WEB_SET, WEB_2 = f"{COMPUTE}/availabilitySets/web", f"{COMPUTE}/virtualMachines/web-2"
+EVENTS = "providers/Microsoft.Maintenance/scheduledevents"
+VERSION = "api-version=2025-11-01"
+APPROVED = {"value": "Successfully Approved"}
+
+
+def acknowledge(over: str, event: Event) -> str:
+    return f"{over}/{EVENTS}/{event.id.lower()}/acknowledge?{VERSION}"
+
+
+def restart(arm: Any, *names: str) -> list[Event]:
+    events: list[Event] = arm.world.ask(Ask.RESTART, *names)
+    return events
+
+
+def status(arm: Any, event: Event) -> Status:
+    found: Status = arm.world.store.event(event.id).status
+    return found
+
+
+def test_an_approved_event_starts_and_the_history_names_who_approved_it(arm: Any) -> None:
+    (event,) = restart(arm, "db")
+    answer = arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, DB).call("POST", acknowledge(DB, event))
+    assert (answer.status, answer.json) == (200, APPROVED)
+    assert status(arm, event) is Status.STARTED
+    (entry,) = [entry for entry in arm.world.store.history(event_id=event.id) if entry.what is What.APPROVED]
+    assert (entry.who, entry.text) == ("client ci", "client ci approved Reboot of db")
+
+
+def test_the_address_is_found_whatever_its_case(arm: Any) -> None:
+    (event,) = restart(arm, "db")
+    target = f"{DB}/providers/microsoft.maintenance/scheduledEvents/{event.id}/ACKNOWLEDGE"
+    assert arm.call("POST", target.replace("resourceGroups", "resourcegroups")).json == APPROVED
+
+
+@pytest.mark.parametrize("over", [WEB_2, WEB_SET], ids=["another VM of the set", "the set"])
+def test_every_member_of_a_scope_may_approve_its_events(arm: Any, over: str) -> None:
+    (event,) = restart(arm, "web-0")
+    assert arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, over).call("POST", acknowledge(over, event)).status == 200
+    assert status(arm, event) is Status.STARTED
+
+
+def test_an_approval_again_changes_nothing_and_succeeds(arm: Any) -> None:
+    (event,) = restart(arm, "db")
+    arm.call("POST", acknowledge(DB, event))
+    before = arm.stored()
+    assert arm.call("POST", acknowledge(DB, event)).json == APPROVED
+    assert arm.stored() == before
+
+    arm.world.advance(60)
+    assert status(arm, event) is Status.OVER
+    before = arm.stored()
+    assert arm.call("POST", acknowledge(DB, event)).json == APPROVED
+    assert arm.stored() == before
+
+
+def test_an_event_that_is_over_and_was_never_approved_is_refused(arm: Any) -> None:
+    (event,) = restart(arm, "db")
+    arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
+    assert arm.refused("POST", acknowledge(DB, event)) == (
+        409,
+        "OperationNotAllowed",
+        f"event {event.id} is over (withdrawn): there is nothing to approve",
+    )
+
+
+@pytest.mark.parametrize("over", [DB, POOL, f"{COMPUTE}/availabilitySets/other", f"{COMPUTE}/virtualMachines/nobody"])
+def test_an_event_of_another_resource_is_not_found(arm: Any, over: str) -> None:
+    (event,) = restart(arm, "web-0")
+    assert arm.refused("POST", acknowledge(over, event))[:2] == (404, "ResourceNotFound")
+    assert arm.refused("POST", f"{over}/{EVENTS}", {"value": [event.id]})[:2] == (404, "ResourceNotFound")
+
+
+def test_what_no_document_ever_showed_is_not_found(arm: Any) -> None:
+    (unlisted,) = arm.world.ask(Ask.POWER_OFF, "db")
+    assert arm.refused("POST", acknowledge(DB, unlisted))[0] == 404
+
+
+@pytest.mark.parametrize("role", [Role.READER, Role.OPERATOR, Role.PLATFORM])
+def test_it_needs_the_role_for_it(arm: Any, role: Role) -> None:
+    (event,) = restart(arm, "db")
+    somebody = arm.holding(role, "/")
+    assert somebody.refused("POST", acknowledge(DB, event))[:2] == (403, "AuthorizationFailed")
+    assert somebody.refused("POST", f"{DB}/{EVENTS}", {"value": [event.id]})[:2] == (403, "AuthorizationFailed")
+
+
+def test_the_role_over_one_vm_does_not_reach_its_set_or_its_neighbours(arm: Any) -> None:
+    (event,) = restart(arm, "web-0")
+    somebody = arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, WEB_2)
+    for over in (WEB_SET, f"{COMPUTE}/virtualMachines/web-0", COMPUTE + "/virtualMachines/web-22"):
+        assert somebody.refused("POST", acknowledge(over, event))[0] == 403
+
+
+def test_a_list_is_approved_across_the_placement_groups_of_a_set(arm: Any) -> None:
+    more = (a_vm("pool_2", scale_set="pool", placement_group="pg-1", host="h1"),)
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=more, text="a second group"), who="test"))
+    events = restart(arm, "pool_0", "pool_1", "pool_2")
+    ids = [event.id.lower() for event in events]
+    answer = arm.call("POST", f"{POOL}/{EVENTS}?{VERSION}", {"value": [*ids, ids[0].upper()]})
+    assert (answer.status, answer.json) == (200, APPROVED)
+    assert {status(arm, event) for event in events} == {Status.STARTED}
+    assert len({event.scope_id for event in events}) == 2
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "", "ß", "00000000-0000-4000-8000-FFFFFFFFFFFF"])
+def test_one_wrong_id_in_a_list_leaves_all_as_they_were(arm: Any, wrong: str) -> None:
+    events = restart(arm, "pool_0", "pool_1")
+    (other,) = restart(arm, "db")
+    for stranger in (wrong, other.id):
+        ids = {"value": [events[0].id, stranger, events[1].id]}
+        assert arm.refused("POST", f"{POOL}/{EVENTS}", ids)[:2] == (404, "ResourceNotFound")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (None, "missing required field 'value'"),
+        ({"value": []}, "value: Expected 'array' of length >= 1"),
+        ({"value": "x"}, "value: Expected 'array', got 'str'"),
+        ({"value": [1]}, "value[0]: Expected 'str', got 'int'"),
+        ({"value": ["x"], "more": 1}, "unknown field 'more'"),
+        (b"{", "the body is not JSON"),
+    ],
+)
+def test_a_list_that_is_not_understood_is_refused_in_one_sentence(arm: Any, body: Any, said: str) -> None:
+    code, _, message = arm.refused("POST", f"{POOL}/{EVENTS}", body)
+    assert code == 400
+    assert said in message
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.text(max_size=5) | st.integers(),
+        lambda inner: st.lists(inner) | st.fixed_dictionaries({"value": inner}),
+    )
+)
+def test_whatever_the_list_it_changes_nothing_unless_it_names_events(arm: Any, body: Any) -> None:
+    assert arm.refused("POST", f"{DB}/{EVENTS}", body)[0] in (400, 404)

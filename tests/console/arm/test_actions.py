@@ -1,0 +1,232 @@
+"""User operations through Azure's API: what each asks for, of which VMs, and what is refused whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Role
+from forewarn.core.event import Status
+from forewarn.core.fleet import Power
+from forewarn.core.request import Ask
+from forewarn.testing.world import World, a_vm
+
+BASE = "https://localhost:8443"
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+DB, SPOT = f"{COMPUTE}/virtualMachines/db", f"{COMPUTE}/virtualMachines/spot"
+POOL = f"{COMPUTE}/virtualMachineScaleSets/pool"
+VERSION = "api-version=2024-07-01"
+
+
+def asked(arm: Any) -> list[tuple[str, tuple[str, ...], str]]:
+    """What was asked for so far, of whom and by whom."""
+    return [(request.ask, request.targets, request.who) for request in arm.world.store.requests()]
+
+
+def test_a_restart_becomes_an_event_and_an_operation_that_can_be_followed(arm: Any) -> None:
+    answer = arm.call("POST", f"{DB}/restart?{VERSION}")
+    (event,) = arm.world.store.events()
+    (request,) = arm.world.store.requests()
+    operation = f"{BASE}/subscriptions/sub/providers/Microsoft.Compute/locations/westeurope/operations/{request.id}"
+
+    assert (answer.status, answer.content) == (202, b"")
+    assert answer.headers["azure-asyncoperation"] == f"{operation}?{VERSION}"
+    assert answer.headers["location"] == f"{operation}?{VERSION}&monitor=true"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers["x-ms-request-id"] == request.id
+    assert (event.row.kind, event.row.source, event.vms) == ("Reboot", "User", ("db",))
+    assert event.status is Status.SCHEDULED
+    assert asked(arm) == [("restart", ("db",), "local user ann")]
+
+
+@pytest.mark.parametrize(
+    ("action", "ask"),
+    [
+        ("restart", Ask.RESTART),
+        ("redeploy", Ask.REDEPLOY),
+        ("reapply", Ask.REAPPLY),
+        ("powerOff?skipShutdown=true", Ask.POWER_OFF),
+        ("deallocate?hibernate=false", Ask.DEALLOCATE),
+        ("reimage", Ask.REIMAGE),
+        ("RESTART", Ask.RESTART),
+    ],
+)
+def test_each_action_asks_for_its_own(arm: Any, action: str, ask: Ask) -> None:
+    assert arm.call("POST", f"{DB}/{action}").status == 202
+    assert asked(arm) == [(ask, ("db",), "local user ann")]
+
+
+def test_without_an_api_version_the_addresses_have_none(arm: Any) -> None:
+    headers = arm.call("POST", f"{DB}/restart").headers
+    assert "?" not in headers["azure-asyncoperation"]
+    assert headers["location"].endswith("?monitor=true")
+
+
+def test_a_vm_that_was_powered_off_is_started(arm: Any) -> None:
+    arm.call("POST", f"{DB}/powerOff")
+    arm.world.advance(60)
+    assert arm.world.vm("db").power is Power.STOPPED
+    assert arm.call("POST", f"{DB}/start").status == 202
+    arm.world.advance(60)
+    assert arm.world.vm("db").power is Power.RUNNING
+
+
+def test_pending_maintenance_is_performed(arm: Any) -> None:
+    world: World = arm.world
+    world.do(world.control.requests.degrade("h1", who="operator", notice_s=86400))
+    world.settle()
+    assert arm.call("POST", f"{DB}/performMaintenance").status == 202
+    started = {name for event in world.events(Status.STARTED) for name in event.vms}
+    assert started == {"db"}
+    assert asked(arm)[-1] == ("perform-maintenance", ("db",), "local user ann")
+
+
+def test_without_pending_maintenance_there_is_nothing_to_perform(arm: Any) -> None:
+    assert arm.refused("POST", f"{DB}/performMaintenance") == (
+        409,
+        "OperationNotAllowed",
+        "VM 'db' has no pending maintenance: there is nothing to perform",
+    )
+
+
+def test_an_eviction_is_answered_at_once_and_for_spot_vms_only(arm: Any) -> None:
+    answer = arm.call("POST", f"{SPOT}/simulateEviction")
+    assert (answer.status, answer.content) == (204, b"")
+    assert "azure-asyncoperation" not in answer.headers
+    assert [event.row.kind for event in arm.world.store.events()] == ["Preempt"]
+
+    status, code, message = arm.refused("POST", f"{DB}/simulateEviction")
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert message.startswith("VM 'db' is not a Spot VM")
+
+
+def test_hibernation_is_refused_in_words(arm: Any) -> None:
+    status, code, message = arm.refused("POST", f"{DB}/deallocate?hibernate=True")
+    assert (status, code) == (400, "InvalidParameter")
+    assert message.startswith("hibernate=true cannot be")
+
+
+def test_a_delete_without_terminate_notification_is_done_at_once(arm: Any) -> None:
+    assert arm.call("DELETE", f"{DB}?forceDeletion=true").status == 202
+    arm.world.advance(60)
+    assert arm.world.store.vm("sub/lab/db").removed_at is not None
+
+
+@pytest.mark.parametrize("force", ["", "?forceDeletion=true"])
+def test_a_delete_gives_the_notice_that_its_owner_wanted(arm: Any, force: str) -> None:
+    assert arm.call("DELETE", f"{POOL}/virtualMachines/0{force}").status == 202
+    (event,) = arm.world.store.events()
+    assert (event.row.kind, event.row.source, event.vms) == ("Terminate", "User", ("pool_0",))
+    assert event.not_before == arm.world.now + 300
+
+
+@pytest.mark.parametrize(
+    "gone", [f"{COMPUTE}/virtualMachines/nobody", f"{POOL}/virtualMachines/9", f"{COMPUTE}/virtualMachineScaleSets/x"]
+)
+def test_a_delete_of_what_does_not_exist_is_done(arm: Any, gone: str) -> None:
+    before = arm.stored()
+    answer = arm.call("DELETE", gone)
+    assert (answer.status, answer.content) == (204, b"")
+    assert arm.stored() == before
+
+
+def test_a_second_delete_after_the_first_is_done_too(arm: Any) -> None:
+    arm.call("DELETE", DB)
+    arm.world.advance(60)
+    assert arm.call("DELETE", DB).status == 204
+
+
+def test_the_right_is_asked_for_before_anything_is_looked_for(arm: Any) -> None:
+    reader = arm.holding(Role.READER, "/subscriptions/sub")
+    for method, target in (
+        ("POST", f"{DB}/restart"),
+        ("POST", f"{COMPUTE}/virtualMachines/nobody/restart"),
+        ("DELETE", DB),
+        ("DELETE", f"{COMPUTE}/virtualMachines/nobody"),
+        ("POST", f"{POOL}/restart"),
+        ("POST", f"{SPOT}/simulateEviction"),
+    ):
+        assert reader.refused(method, target)[:2] == (403, "AuthorizationFailed")
+
+
+def test_an_operator_of_one_vm_operates_that_one(arm: Any) -> None:
+    operator = arm.holding(Role.OPERATOR, DB.upper())
+    assert operator.call("POST", f"{DB}/restart").status == 202
+    assert operator.refused("POST", f"{SPOT}/restart")[0] == 403
+    assert asked(arm) == [("restart", ("db",), "client ci")]
+
+
+def test_a_vm_that_does_not_exist_is_not_found(arm: Any) -> None:
+    assert arm.refused("POST", f"{COMPUTE}/virtualMachines/nobody/restart") == (
+        404,
+        "ResourceNotFound",
+        "VM 'nobody' does not exist in resource group 'lab': `az vm list -g lab` lists the VMs",
+    )
+
+
+@pytest.mark.parametrize(("method", "action"), [("POST", "/restart"), ("DELETE", "")])
+def test_an_instance_is_not_found_among_the_vms_and_whoever_asks_is_told_where_it_is(
+    arm: Any, method: str, action: str
+) -> None:
+    status, _, message = arm.refused(method, f"{COMPUTE}/virtualMachines/pool_1{action}")
+    assert status == 404
+    assert message.endswith(f"call {POOL}/virtualMachines/1")
+
+
+def test_whoever_may_not_read_an_instance_is_not_told_where_it_is(arm: Any) -> None:
+    there = f"{COMPUTE}/virtualMachines/pool_1"
+    _, _, message = arm.holding(Role.OPERATOR, there).refused("POST", f"{there}/restart")
+    assert message.startswith("VM 'pool_1' does not exist")
+
+
+def test_a_second_operation_on_a_vm_that_has_one_pending_is_refused(arm: Any) -> None:
+    arm.call("POST", f"{DB}/restart")
+    (event,) = arm.world.store.events()
+    status, code, message = arm.refused("POST", f"{DB}/restart")
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert message == f"the user restart of VM 'db' is pending: approve or withdraw event {event.id} first"
+
+
+def test_one_user_operation_more_than_a_scope_may_have_is_refused(arm: Any) -> None:
+    """Spec §8.4: the 101st."""
+    crowd = tuple(a_vm(f"crowd-{n}", availability_set="crowd", host="h1") for n in range(101))
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    for number in range(100):
+        assert arm.call("POST", f"{COMPUTE}/virtualMachines/crowd-{number}/restart").status == 202
+    status, code, message = arm.refused("POST", f"{COMPUTE}/virtualMachines/crowd-100/restart")
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert "at most 100 user operations" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"[]", "Expected 'object', got 'array'"),
+        (b'{"colour": 1}', "unknown field 'colour'"),
+        (b'{"tempDisk": "yes"}', "tempDisk: Expected 'bool | null', got 'str'"),
+        (b'{"osProfile": {"a": ' + b"[" * 30_000 + b"]" * 30_000 + b"}}", "nested too deeply"),
+    ],
+    ids=["no JSON", "no object", "unknown member", "wrong type", "deep"],
+)
+def test_a_body_that_is_not_understood_is_refused_in_one_sentence(arm: Any, body: bytes, said: str) -> None:
+    status, code, message = arm.refused("POST", f"{DB}/reimage", body)
+    assert (status, code) == (400, "InvalidParameter")
+    assert said in message
+
+
+def test_what_a_reimage_says_of_its_image_is_accepted(arm: Any) -> None:
+    image = {"tempDisk": True, "exactVersion": "1.0", "osProfile": {"adminPassword": "x"}}
+    assert arm.call("POST", f"{DB}/reimage", image).status == 202
+
+
+def test_what_only_a_reimage_may_say_is_refused_elsewhere(arm: Any) -> None:
+    assert "unknown field 'tempDisk'" in arm.refused("POST", f"{DB}/restart", {"tempDisk": True})[2]
+
+
+def test_a_role_instance_of_a_cloud_service_is_no_vm_here(arm: Any) -> None:
+    role = a_vm("worker_IN_0", cloud_service="shop", host="h1")
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=(role,), text="a service"), who="test"))
+    assert arm.refused("POST", f"{COMPUTE}/virtualMachines/worker_IN_0/restart")[0] == 404

@@ -1,0 +1,288 @@
+"""Long-running operations: in progress until the event has started and finished, and what they wait for (spec §9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Role
+from forewarn.core.event import Event, Status
+from forewarn.core.history import Sighting
+from forewarn.core.policy import Policy
+from forewarn.core.request import Ask, Impact, Rollout
+from forewarn.hypervisor.behaviour import Behaviour, Fail
+from forewarn.store.seam import Polled
+from forewarn.testing.world import a_vm
+
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+VMS, POOL = f"{COMPUTE}/virtualMachines", f"{COMPUTE}/virtualMachineScaleSets/pool"
+OPERATIONS = "/subscriptions/sub/providers/Microsoft.Compute/locations/westeurope/operations"
+DAY_S = 86_400
+
+
+class Followed:
+    """An operation by the addresses that its caller was given."""
+
+    def __init__(self, caller: Any, method: str, target: str, body: Any = None) -> None:
+        answer = caller.call(method, f"{target}?api-version=2024-07-01", body)
+        assert answer.status == 202, answer.content
+        self.caller = caller
+        self.id: str = answer.headers["x-ms-request-id"]
+        self.url, self.monitor = answer.headers["azure-asyncoperation"], answer.headers["location"]
+
+    def show(self, caller: Any = None) -> Any:
+        return (caller or self.caller).get(self.url)
+
+    @property
+    def status(self) -> str:
+        status: str = self.show()["status"]
+        return status
+
+    def watch(self) -> Any:
+        return self.caller.call("GET", self.monitor)
+
+
+def the_event(arm: Any) -> Event:
+    event: Event = arm.world.store.events()[-1]
+    return event
+
+
+def again(arm: Any) -> Any:
+    """The same service after it died and came back."""
+    arm.world.restart()
+    return type(arm)(type(arm.api)(arm.world))
+
+
+def test_an_operation_says_what_it_waits_for_until_its_event_is_over(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    event = the_event(arm)
+    answer = arm.call("GET", followed.url)
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json == {
+        "name": followed.id,
+        "status": "InProgress",
+        "startTime": "2026-01-05T12:00:00Z",
+        "properties": {
+            "request": "restart",
+            "requestedBy": "local user ann",
+            "toCome": 0,
+            "events": [
+                {
+                    "eventId": event.id,
+                    "eventType": "Reboot",
+                    "eventStatus": "Scheduled",
+                    "resources": ["db"],
+                    "notBefore": "Mon, 05 Jan 2026 12:15:00 GMT",
+                    "notBeforeTime": "2026-01-05T12:15:00Z",
+                    "waitsFor": "an approval, or the end of its notice",
+                    "approval": {"by": "VM db", "givenTo": [], "lastPolls": {}},
+                }
+            ],
+        },
+    }
+
+    arm.world.approve("db", event.id)
+    started = followed.show()
+    assert started["status"] == "InProgress"
+    assert started["properties"]["events"][0]["eventStatus"] == "Started"
+    assert started["properties"]["events"][0]["approvedBy"] == "db"
+
+    arm.world.advance(60)
+    over = arm.call("GET", followed.url)
+    assert "retry-after" not in over.headers
+    assert over.json["status"] == "Succeeded"
+    assert over.json["startTime"] < over.json["endTime"] <= "2026-01-05T12:01:00Z"
+    assert over.json["properties"]["events"][0]["eventStatus"] == "Completed"
+    assert "error" not in over.json
+
+
+def test_it_ends_without_an_approval_when_the_notice_is_over(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/redeploy")
+    arm.world.advance(9 * 60)
+    assert followed.status == "InProgress"
+    arm.world.advance(10 * 60)
+    assert followed.status == "Succeeded"
+
+
+def test_it_tells_who_was_given_the_event_and_who_polls(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/web-0/restart")
+    event, world = the_event(arm), arm.world
+    key, scope_id = world.vm("web-1").key, event.scope_id
+    polled = Polled(vm=key, scope_id=scope_id, at=world.now, version="2020-07-01")
+    seen = Sighting(
+        event_id=event.id, scope_id=scope_id, vm=key, status="Scheduled", version="", incarnation=1, at=world.now
+    )
+    world.do(world.store.observe([polled], [seen]))
+    assert followed.show()["properties"]["events"][0]["approval"] == {
+        "by": "any VM of availability set web",
+        "givenTo": ["web-1"],
+        "lastPolls": {"web-1": "2026-01-05T12:00:00Z"},
+    }
+
+
+def test_the_other_address_answers_with_its_status_alone(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    waiting = followed.watch()
+    assert (waiting.status, waiting.content, waiting.headers["retry-after"]) == (202, b"", "1")
+    assert waiting.headers["location"] == followed.monitor
+    arm.world.advance(16 * 60)
+    done = followed.watch()
+    assert (done.status, done.content) == (200, b"")
+
+
+def test_an_act_that_fails_ends_it_as_failed_with_the_reason_of_each_vm(arm: Any) -> None:
+    arm.world.hypervisor.set_behaviour(Behaviour((Fail(vm="pool_1", note="the disk did not come back"),)))
+    followed = Followed(arm, "POST", f"{POOL}/restart")
+    arm.world.advance(16 * 60)
+    shown = followed.show()
+    assert shown["status"] == "Failed"
+    assert shown["error"] == {
+        "code": "OperationFailed",
+        "message": "reboot of pool_1 failed: the disk did not come back",
+        "details": [
+            {
+                "code": "OperationFailed",
+                "target": "pool_1",
+                "message": "reboot of pool_1 failed: the disk did not come back",
+            }
+        ],
+    }
+    assert followed.watch().error == (409, "OperationFailed", shown["error"]["message"])
+
+
+def test_a_withdrawn_event_ends_it_as_cancelled_and_says_by_whom_and_why(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    arm.world.do(arm.world.control.requests.withdraw(the_event(arm).id, who="bob", reason="not today"))
+    shown = followed.show()
+    assert shown["status"] == "Canceled"
+    assert shown["error"]["code"] == "OperationCanceled"
+    assert shown["error"]["message"] == "Reboot of db was withdrawn by bob: not today"
+    assert followed.watch().error[:2] == (409, "OperationCanceled")
+
+
+@pytest.mark.parametrize(
+    ("method", "action", "by"), [("POST", "/redeploy", "user redeploy"), ("DELETE", "", "user delete")]
+)
+def test_what_another_operation_took_the_place_of_is_cancelled(arm: Any, method: str, action: str, by: str) -> None:
+    first = Followed(arm, "POST", f"{VMS}/db/restart")
+    second = Followed(arm, method, f"{VMS}/db{action}")
+    assert first.status == "Canceled"
+    assert first.show()["error"]["message"] == f"Reboot of db was withdrawn by local user ann: replaced by {by}"
+    arm.world.advance(20 * 60)
+    assert second.status == "Succeeded"
+
+
+def test_what_is_carried_out_at_once_is_over_as_soon_as_it_is_performed(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/powerOff")
+    arm.world.advance(60)
+    shown = followed.show()
+    assert shown["status"] == "Succeeded"
+    assert shown["properties"]["events"][0]["eventType"] is None
+    assert shown["properties"]["events"][0]["note"] == "a power off gives no event"
+
+
+def test_in_a_scope_that_is_disabled_a_restart_waits_for_nobody(arm_of: Callable[..., Any]) -> None:
+    arm = arm_of(Policy())
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    arm.world.advance(60)
+    shown = followed.show()
+    assert shown["status"] == "Succeeded"
+    assert "disabled" in shown["properties"]["events"][0]["note"]
+
+
+def test_performing_maintenance_lasts_as_long_as_the_events_that_it_approved(arm: Any) -> None:
+    world = arm.world
+    world.do(world.control.requests.degrade("h1", who="operator", notice_s=DAY_S))
+    world.settle()
+    followed = Followed(arm, "POST", f"{VMS}/db/performMaintenance")
+    shown = followed.show()
+    assert (shown["status"], shown["properties"]["request"]) == ("InProgress", "perform-maintenance")
+    assert [event["resources"] for event in shown["properties"]["events"]] == [["db"]]
+    world.advance(10 * 60)
+    assert followed.status == "Succeeded"
+
+
+def test_whoever_performs_maintenance_of_a_shared_host_does_not_learn_who_else_is_on_it(arm: Any) -> None:
+    world = arm.world
+    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1",))
+    world.do(world.control.requests.start_rollout(rollout, who="operator"))
+    world.settle()
+    operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
+    followed = Followed(operator, "POST", f"{VMS}/db/performMaintenance")
+    (told,) = followed.show()["properties"]["events"]
+    assert told["waitsFor"] == "other VMs on the same host, which are not ready yet"
+    assert "web-0" in followed.show(arm)["properties"]["events"][0]["waitsFor"]
+
+
+def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{POOL}/restart")
+    reborn = again(arm)
+    assert followed.show(reborn)["status"] == "InProgress"
+    for event in reborn.world.events(Status.SCHEDULED):
+        reborn.world.approve("pool_0", event.id)
+    reborn = again(reborn)
+    reborn.world.advance(60)
+    assert followed.show(again(reborn))["status"] == "Succeeded"
+
+
+def test_part_of_a_request_that_is_still_to_come_keeps_it_in_progress(arm: Any) -> None:
+    vms = tuple(a_vm(f"big_{n}", scale_set="big", placement_group=f"pg-{n}", host="h1") for n in range(2))
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two groups"), who="test"))
+    receipt = arm.world.do(arm.world.control.requests.ask_for_vms(Ask.RESTART, vms, who="ann"))
+    shown = arm.get(f"{OPERATIONS}/{receipt.request.id}")
+    assert (shown["status"], shown["properties"]["toCome"], shown["properties"]["events"]) == ("InProgress", 2, [])
+
+
+def test_an_operation_is_found_whatever_the_case_of_its_id_and_address(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    assert arm.get(f"{OPERATIONS.upper()}/{followed.id.upper()}")["name"] == followed.id
+
+
+def test_an_operation_is_not_found_under_another_subscription(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    status, code, message = arm.refused("GET", f"{OPERATIONS.replace('sub/', 'other/')}/{followed.id}")
+    assert (status, code) == (404, "ResourceNotFound")
+    assert followed.id in message
+
+
+@pytest.mark.parametrize("name", ["nothing", "%C3%9F", "00000000-0000-4000-8000-000000000001"])
+def test_an_operation_that_never_was_is_not_found(arm: Any, name: str) -> None:
+    assert arm.refused("GET", f"{OPERATIONS}/{name}")[:2] == (404, "ResourceNotFound")
+
+
+def test_a_rollout_is_no_operation(arm: Any) -> None:
+    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1",))
+    request = arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
+    assert arm.refused("GET", f"{OPERATIONS}/{request.id}")[0] == 404
+
+
+def test_an_operation_whose_events_are_forgotten_is_not_found_and_says_so(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{VMS}/db/restart")
+    arm.world.advance(DAY_S)
+    arm.world.do(arm.world.store.prune(arm.world.now))
+    status, _, message = arm.refused("GET", followed.url)
+    assert status == 404
+    assert "no longer kept" in message
+
+
+def test_only_who_asked_or_may_read_every_vm_of_it_finds_it(arm: Any) -> None:
+    followed = Followed(arm.holding(Role.OPERATOR, POOL, name="client asker"), "POST", f"{POOL}/restart")
+    strangers = [arm.holding(Role.READER, *over) for over in ((), (f"{VMS}/db",), (f"{POOL}/virtualMachines/0",))]
+    for stranger in strangers:
+        assert stranger.call("GET", followed.url).error[0] == 404
+    readers = [
+        arm.holding(Role.READER, POOL),
+        arm.holding(Role.READER, f"{POOL}/virtualMachines/0", f"{POOL}/virtualMachines/1"),
+        arm.holding(Role.READER, name="client asker"),
+    ]
+    for reader in readers:
+        assert reader.get(followed.url)["status"] == "InProgress"
+
+
+def test_it_can_be_read_of_vms_that_it_deleted(arm: Any) -> None:
+    followed = Followed(arm, "DELETE", f"{VMS}/db")
+    arm.world.advance(60)
+    assert arm.holding(Role.READER, f"{VMS}/db").get(followed.url)["status"] == "Succeeded"

@@ -1,0 +1,189 @@
+"""User operations on scale sets through Azure's API: on all instances, on some, on one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Role
+from forewarn.core.event import Status
+from forewarn.core.fleet import Power, Priority
+from forewarn.core.request import Ask
+from forewarn.testing.world import a_vm
+
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+SETS = f"{COMPUTE}/virtualMachineScaleSets"
+POOL, BIG = f"{SETS}/pool", f"{SETS}/big"
+
+
+@pytest.fixture
+def big(arm: Any) -> Any:
+    """With a scale set of three instances in two placement groups, one of them Spot, beside the fleet of this room."""
+    groups = ("pg-0", "pg-0", "pg-1")
+    priorities = (Priority.REGULAR, Priority.REGULAR, Priority.SPOT)
+    vms = tuple(
+        a_vm(f"big_{n}", scale_set="big", placement_group=groups[n], priority=priorities[n], host="h1")
+        for n in range(3)
+    )
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="a big set"), who="test"))
+    return arm
+
+
+def asked(arm: Any) -> list[tuple[str, tuple[str, ...]]]:
+    return [(request.ask, request.targets) for request in arm.world.store.requests()]
+
+
+def hit(arm: Any) -> list[str]:
+    return sorted(name for event in arm.world.store.events() for name in event.vms)
+
+
+@pytest.mark.parametrize("body", [None, {}, {"instanceIds": ["*"]}, {"instanceIds": None}], ids=repr)
+def test_without_ids_every_instance_is_meant_in_all_placement_groups(big: Any, body: Any) -> None:
+    assert big.call("POST", f"{BIG}/restart", body).status == 202
+    assert asked(big) == [("restart", ("big_0", "big_1", "big_2"))]
+    assert hit(big) == ["big_0", "big_1", "big_2"]
+    assert len({event.scope_id for event in big.world.store.events()}) == 2
+
+
+def test_with_ids_those_are_meant_each_once(big: Any) -> None:
+    assert big.call("POST", f"{BIG}/redeploy", {"instanceIds": ["2", "0", "2"]}).status == 202
+    assert asked(big) == [("redeploy", ("big_2", "big_0"))]
+
+
+@pytest.mark.parametrize(
+    ("action", "ask"),
+    [
+        ("restart", Ask.RESTART),
+        ("redeploy", Ask.REDEPLOY),
+        ("reapply", Ask.REAPPLY),
+        ("poweroff?skipShutdown=false", Ask.POWER_OFF),
+        ("deallocate", Ask.DEALLOCATE),
+        ("reimage", Ask.REIMAGE),
+        ("reimageall", Ask.REIMAGE),
+        ("delete", Ask.DELETE),
+    ],
+)
+def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: Ask) -> None:
+    assert big.call("POST", f"{BIG}/{action}", {"instanceIds": ["1"]}).status == 202
+    assert asked(big) == [(ask, ("big_1",))]
+
+
+@pytest.mark.parametrize(
+    ("action", "ask"),
+    [
+        ("restart", Ask.RESTART),
+        ("redeploy", Ask.REDEPLOY),
+        ("powerOff", Ask.POWER_OFF),
+        ("deallocate", Ask.DEALLOCATE),
+        ("reimage", Ask.REIMAGE),
+        ("reimageall", Ask.REIMAGE),
+    ],
+)
+def test_each_action_of_an_instance_asks_for_its_own(big: Any, action: str, ask: Ask) -> None:
+    assert big.call("POST", f"{BIG}/virtualMachines/1/{action}").status == 202
+    assert asked(big) == [(ask, ("big_1",))]
+
+
+def test_a_spot_instance_is_evicted(big: Any) -> None:
+    assert big.call("POST", f"{BIG}/virtualMachines/2/simulateEviction").status == 204
+    assert hit(big) == ["big_2"]
+    assert big.refused("POST", f"{BIG}/virtualMachines/0/simulateEviction")[0] == 409
+
+
+def test_a_start_of_the_whole_set_is_meant_for_those_that_do_not_run(big: Any) -> None:
+    big.call("POST", f"{BIG}/poweroff", {"instanceIds": ["1"]})
+    big.world.advance(60)
+    assert big.call("POST", f"{BIG}/start").status == 202
+    assert asked(big)[-1] == ("start", ("big_1",))
+    big.world.advance(60)
+    assert big.world.vm("big_1").power is Power.RUNNING
+    assert big.refused("POST", f"{BIG}/start")[2].startswith("VM 'big_0' is running already")
+
+
+def test_maintenance_of_the_whole_set_is_performed_where_it_is_pending(big: Any) -> None:
+    world = big.world
+    world.do(world.control.requests.degrade("h1", who="operator", notice_s=86400))
+    world.settle()
+    assert big.call("POST", f"{BIG}/performMaintenance").status == 202
+    started = {name for event in world.events(Status.STARTED) for name in event.vms}
+    assert started <= {"big_0", "big_1", "big_2"}
+    assert len(world.store.requests()[-1].approves) == 3
+
+
+def test_deleting_the_set_deletes_every_instance(big: Any) -> None:
+    assert big.call("DELETE", BIG).status == 202
+    assert asked(big) == [("delete", ("big_0", "big_1", "big_2"))]
+    big.world.advance(60)
+    assert big.call("DELETE", BIG).status == 204
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "status", "said"),
+    [
+        ("restart", {"instanceIds": ["0", "7"]}, 404, "has no instance '7'"),
+        ("restart", {"instanceIds": ["big_0"]}, 404, "has no instance 'big_0'"),
+        ("restart", {"instanceIds": []}, 400, "instanceIds is empty"),
+        ("restart", {"instanceIds": ["*", "0"]}, 400, "'*' beside other ids"),
+        ("restart", {"instanceIds": "0"}, 400, "instanceIds: Expected"),
+        ("restart", {"instanceIds": [0]}, 400, "instanceIds[0]: Expected 'str'"),
+        ("restart", {"instances": ["0"]}, 400, "unknown field 'instances'"),
+        ("restart", {"tempDisk": True}, 400, "unknown field 'tempDisk'"),
+        ("delete", None, 400, "missing required field 'instanceIds'"),
+        ("delete", {"instanceIds": None}, 400, "instanceIds: Expected"),
+        ("deallocate?hibernate=true", None, 400, "hibernate=true cannot be"),
+    ],
+)
+def test_what_is_not_understood_refuses_the_whole_call(
+    big: Any, action: str, body: Any, status: int, said: str
+) -> None:
+    refused = big.refused("POST", f"{BIG}/{action}", body)
+    assert refused[0] == status
+    assert said in refused[2]
+
+
+def test_one_instance_that_is_busy_refuses_the_whole_call(big: Any) -> None:
+    big.call("POST", f"{BIG}/virtualMachines/2/restart")
+    assert big.refused("POST", f"{BIG}/restart")[:2] == (409, "OperationNotAllowed")
+
+
+def test_a_set_or_an_instance_that_does_not_exist_is_not_found(big: Any) -> None:
+    for target in (f"{SETS}/none/restart", f"{SETS}/none/virtualMachines/0/restart", f"{BIG}/virtualMachines/3/start"):
+        assert big.refused("POST", target)[:2] == (404, "ResourceNotFound")
+
+
+def test_the_right_over_the_instances_that_are_named_is_enough(big: Any) -> None:
+    operator = big.holding(Role.OPERATOR, f"{BIG}/virtualMachines/0", f"{BIG}/virtualMachines/2")
+    for body in (None, {"instanceIds": ["*"]}, {"instanceIds": ["0", "1"]}, {"instanceIds": []}, b"{"):
+        assert operator.refused("POST", f"{BIG}/restart", body)[:2] == (403, "AuthorizationFailed")
+    assert operator.call("POST", f"{BIG}/restart", {"instanceIds": ["0", "2"]}).status == 202
+    assert operator.refused("DELETE", BIG)[0] == 403
+    assert operator.call("POST", f"{BIG}/delete", {"instanceIds": ["2"]}).status == 202
+
+
+_ids = st.one_of(st.sampled_from(["0", "1", "2", "9", "*", "big_0", "", "0/..", "Ⅸ"]), st.text(max_size=3))
+_values = st.recursive(st.none() | st.booleans() | st.integers() | _ids, st.lists, max_leaves=5)
+_bodies = (
+    st.dictionaries(st.sampled_from(["instanceIds", "tempDisk", "osProfile", "InstanceIds", "x"]), _values) | _values
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200, deadline=None)
+@given(
+    action=st.sampled_from(["restart", "reimageall", "delete", "start", "performMaintenance"]),
+    body=_bodies.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=20),
+    over=st.sampled_from([BIG, f"{BIG}/virtualMachines/0", POOL]),
+)
+def test_whatever_the_body_it_is_accepted_or_refused_and_then_nothing_changes(
+    big: Any, action: str, body: bytes, over: str
+) -> None:
+    before = big.stored()
+    answer = big.holding(Role.OPERATOR, over).call("POST", f"{BIG}/{action}", body)
+    assert answer.status in (202, 400, 403, 404, 409)
+    if answer.status != 202:
+        assert answer.error[2]
+        assert big.stored() == before
