@@ -169,7 +169,7 @@ def a_fleet() -> list[Vm]:
 
 def make_world(policy: Policy = LAB, **options: Any) -> World:
     hosts = [a_host("h1"), a_host("h2"), a_host("h3")]
-    return World(vms=a_fleet(), hosts=hosts, policy=policy, **options)
+    return World(policy=policy, **{"vms": a_fleet(), "hosts": hosts, **options})
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from forewarn.console.register import Listed, Register
@@ -56,9 +56,13 @@ class Directory:
     def subscriptions(self) -> set[str]:
         return {subscription for (subscription, _), count in self._homes.items() if count}
 
-    def within(self, resource: str) -> list[Listed]:
+    def within(self, resource: str) -> Sequence[Listed]:
         """The present VMs of a subscription, resource group, scale set or availability set, in the order of lists."""
         return self._register.within(resource)
+
+    def holds(self, resource: str) -> bool:
+        """Whether any VM lies within: what none lies within does not exist."""
+        return self._register.holds(resource)
 
     def sets_within(self, resource: str) -> list[str]:
         """The ids of the sets of both sorts that a subscription or resource group has."""

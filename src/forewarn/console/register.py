@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from sys import intern
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.resource import availability_set_resource, group_resource, resource_of, scale_set_resource
 
 _DIGITS = re.compile(r"([0-9]+)")
+Place = tuple[list[str | int], str]  # in a list
 
 
 class Listed(NamedTuple):
@@ -24,6 +26,7 @@ class Listed(NamedTuple):
 class Register:
     def __init__(self) -> None:
         self._within: dict[str, dict[str, Listed]] = defaultdict(dict)  # resource → VMs in it, by their keys
+        self._sorted: dict[str, list[Listed]] = {}  # of those resources that were listed, until they change
         self._above: dict[str, tuple[str, ...]] = {}  # key → the resources that the VM is in, as declared
         self._sets: dict[str, dict[str, str]] = defaultdict(dict)  # subscription or group → its sets
         self._groups: dict[str, str] = {}
@@ -39,14 +42,23 @@ class Register:
         self._above[vm.key] = above
         self._groups.setdefault(group.casefold(), group)
         listed = Listed(vm.key, resource_of(vm), not (vm.scale_set or vm.cloud_service))
-        for resource in above:
-            self._within[resource.casefold()][vm.key] = listed
+        for resource in map(str.casefold, above):
+            self._within[resource][vm.key] = listed
+            self._sorted.pop(resource, None)
         for one in sets:
             for place in (subscription, group):
                 self._sets[place.casefold()].setdefault(one.casefold(), one)
 
-    def within(self, resource: str) -> list[Listed]:
-        return sorted(self._within.get(resource.casefold(), {}).values(), key=lambda listed: in_order(listed.key))
+    def within(self, resource: str) -> Sequence[Listed]:
+        wanted = resource.casefold()
+        if wanted not in self._within:
+            return []
+        if wanted not in self._sorted:
+            self._sorted[wanted] = sorted(self._within[wanted].values(), key=lambda listed: in_order(listed.key))
+        return self._sorted[wanted]
+
+    def holds(self, resource: str) -> bool:
+        return resource.casefold() in self._within
 
     def sets_within(self, resource: str) -> list[str]:
         return sorted(self._sets.get(resource.casefold(), {}).values(), key=in_order)
@@ -57,11 +69,12 @@ class Register:
     def _forget(self, key: str) -> None:
         """What nothing lies in any more does not exist any more."""
         above = self._above.pop(key, ())
-        for resource in above:
-            del self._within[resource.casefold()][key]
-        for resource in above:
-            if not self._within[resource.casefold()]:
-                self._drop(resource.casefold(), above)
+        for resource in map(str.casefold, above):
+            del self._within[resource][key]
+            self._sorted.pop(resource, None)
+        for resource in map(str.casefold, above):
+            if not self._within[resource]:
+                self._drop(resource, above)
 
     def _drop(self, resource: str, above: tuple[str, ...]) -> None:
         del self._within[resource]
@@ -71,7 +84,7 @@ class Register:
             self._sets.get(place.casefold(), {}).pop(resource, None)
 
 
-def in_order(text: str) -> tuple[list[str | int], str]:
+def in_order(text: str) -> Place:
     """What lists are sorted by: without case, and `pool_2` before `pool_10`. No two texts are at one place."""
     parts = _DIGITS.split(text.casefold())
     return [int(part) if number % 2 else part for number, part in enumerate(parts)], text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
@@ -43,7 +44,7 @@ class Outlook:
     def find_any(self, name: str) -> Vm:
         return self.whole.find_any(name, self.sees)
 
-    def within(self, resource: str) -> list[Listed]:
+    def within(self, resource: str) -> Sequence[Listed]:
         every = self.whole.within(resource)
         # VMs of an availability set are in it, but not under its id: who may read the one may not read the others.
         if self._reads(resource) and all(covers(resource, one.resource) for one in every[:1]):

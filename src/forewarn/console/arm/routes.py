@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from forewarn.console.arm import acknowledgement, action, operation
+from forewarn.console.arm import acknowledgement, action, discovery, operation, reading, sign_in
 from forewarn.console.arm.route import ArmRoute
 
 ROUTES: tuple[ArmRoute, ...] = (
+    *discovery.ROUTES,
+    *sign_in.ROUTES,
+    *reading.ROUTES,
     *action.ROUTES,
     *operation.ROUTES,
     *acknowledgement.ROUTES,
