@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.routes import PREFIX, ROUTES
+from forewarn.console.route import PREFIX
+from forewarn.console.routes import ROUTES
 from forewarn.core.access import Right
 from forewarn.errors import Conflict, Unavailable
 
@@ -19,6 +20,7 @@ RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers":
 
 Good = Callable[[Any], tuple[str, Any]]
 GOOD: dict[tuple[str, str], Good] = {
+    ("GET", "/openapi.json"): lambda api: ("/openapi.json", None),
     ("GET", "/service"): lambda api: ("/service", None),
     ("GET", "/fleet"): lambda api: ("/fleet", None),
     ("POST", "/fleet/check"): lambda api: ("/fleet/check", {"text": FILE, "source": "f.toml"}),

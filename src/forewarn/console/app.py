@@ -19,7 +19,9 @@ from forewarn.console.house import House
 from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
 from forewarn.console.room import Room
-from forewarn.console.routes import PREFIX, ROUTES, RouteLine
+from forewarn.console.route import PREFIX, RouteLine
+from forewarn.console.routes import ROUTES
+from forewarn.console.signature import Signature
 from forewarn.core.access import Principal, owner
 
 Admit = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told
@@ -57,16 +59,16 @@ Enter = Callable[[Request], Awaitable[Room]]
 
 
 def _route(enter: Enter, path: str, lines: Iterable[RouteLine]) -> Route:
-    by_method = {line.method: line for line in lines}
+    by_method = {line.method: (line, line.signature) for line in lines}
 
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        return await _answer(enter, by_method[method], request)
+        return await _answer(enter, *by_method[method], request)
 
     return Route(path, endpoint, methods=list(by_method))
 
 
-async def _answer(enter: Enter, line: RouteLine, request: Request) -> Response:
+async def _answer(enter: Enter, line: RouteLine, signature: Signature, request: Request) -> Response:
     try:
         room = await enter(request)
         body = await read_whole(request)
@@ -75,7 +77,7 @@ async def _answer(enter: Enter, line: RouteLine, request: Request) -> Response:
         call = Call(names=request.path_params, query=read_query(request), body=body)
         for resource in line.over(room, call):
             room.must(line.right, resource)
-        answer = msgspec.json.encode(await line.handler(room, call, **line.signature.read(call)))
+        answer = msgspec.json.encode(await line.handler(room, call, **signature.read(call)))
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is left to read it
     except Exception as error:

@@ -29,6 +29,10 @@ class ErrorView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     problems: tuple[Problem, ...] = ()
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorView
+
+
 # The first that fits counts.
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "NotFound"),
@@ -56,7 +60,7 @@ def response_for(error: Exception) -> Response:
 def said(
     status: int, code: str, message: str, *, problems: tuple[Problem, ...] = (), headers: dict[str, str] | None = None
 ) -> Response:
-    body = msgspec.json.encode({"error": ErrorView(code=code, message=message, problems=problems)})
+    body = msgspec.json.encode(Refusal(error=ErrorView(code=code, message=message, problems=problems)))
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 

@@ -3,7 +3,8 @@ of its answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from forewarn.console import (
     access,
@@ -19,32 +20,30 @@ from forewarn.console import (
     upkeep,
     webhook,
 )
-from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
-from forewarn.console.signature import Handler, Signature, signature_of
+from forewarn.console.call import Call
+from forewarn.console.openapi import document
+from forewarn.console.over import listing, named_event, named_vm, signed_in, vms_asked_for
+from forewarn.console.room import Room
+from forewarn.console.route import RouteLine
 from forewarn.core.access import Right
-
-PREFIX = "/forewarn/v1"
-
-
-@dataclass(frozen=True, slots=True)
-class RouteLine:
-    method: str
-    path: str
-    handler: Handler
-    right: Right
-    status: int = 200
-    over: Over = everything
-
-    @property
-    def signature(self) -> Signature:
-        return signature_of(self.handler)
-
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
 
+
+async def show_openapi(room: Room, call: Call) -> dict[str, Any]:
+    """This API, described in OpenAPI 3.1."""
+    return _described()
+
+
+@cache
+def _described() -> dict[str, Any]:
+    return document(ROUTES)
+
+
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
 ROUTES: tuple[RouteLine, ...] = (
+    RouteLine("GET", "/openapi.json", show_openapi, READ, over=signed_in),
     RouteLine("GET", "/service", upkeep.show_service, READ, over=listing),
     RouteLine("GET", "/fleet", fleet.show, READ, over=listing),
     RouteLine("POST", "/fleet/check", fleet.check, READ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from forewarn.core.fleet import AutoApproval
@@ -150,8 +152,8 @@ class FleetView(View, frozen=True, kw_only=True):
 
 class FieldView(View, frozen=True, kw_only=True):
     field: str
-    old: object
-    new: object
+    old: Any
+    new: Any
 
 
 class ChangeView(View, frozen=True, kw_only=True):

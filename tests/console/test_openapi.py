@@ -1,0 +1,82 @@
+"""The API describes itself, and the page about it is drawn from the same table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from forewarn.console.openapi import document, plain
+from forewarn.console.over import everything
+from forewarn.console.reference import routes_markdown
+from forewarn.console.room import Room
+from forewarn.console.route import RouteLine
+from forewarn.console.routes import ROUTES
+from forewarn.console.signature import signature_of
+from forewarn.core.access import Right
+
+PAGE = Path(__file__).parents[2] / "docs" / "api.md"
+DESCRIBED: dict[str, Any] = json.loads(msgspec.json.encode(document(ROUTES)))
+
+
+def operations() -> dict[tuple[str, str], Any]:
+    return {(m.upper(), path): told for path, methods in DESCRIBED["paths"].items() for m, told in methods.items()}
+
+
+def test_the_page_about_the_api_is_up_to_date() -> None:
+    assert PAGE.read_text() == routes_markdown(), "run `make docs`"
+
+
+def test_every_route_is_described_with_its_right() -> None:
+    told = {key: one["x-forewarn-right"] for key, one in operations().items()}
+    assert told == {(line.method, plain(line.path)): line.right for line in ROUTES}
+    assert all(one["summary"].endswith(".") and one["description"] for one in operations().values())
+
+
+def test_every_operation_has_an_id_of_its_own() -> None:
+    ids = [one["operationId"] for one in operations().values()]
+    assert len(set(ids)) == len(ids) == len(ROUTES)
+
+
+def test_every_name_of_a_path_is_a_parameter_and_every_reference_leads_somewhere() -> None:
+    for (_, path), one in operations().items():
+        named = [told["name"] for told in one["parameters"] if told["in"] == "path"]
+        assert re.findall(r"\{(\w+)\}", path) == named
+    references = set(re.findall(r"'#/components/(\w+)/(\w+)'", str(DESCRIBED)))
+    assert references
+    assert all(name in DESCRIBED["components"][sort] for sort, name in references)
+
+
+def test_what_is_read_and_shown_is_taken_from_the_handlers_signature() -> None:
+    asking = operations()["POST", "/requests"]
+    assert asking["requestBody"] == {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Asking"}}},
+    }
+    shown = asking["responses"]["202"]["content"]["application/json"]["schema"]
+    assert shown == {"$ref": "#/components/schemas/ReceiptView"}
+    history = {told["name"]: told["schema"] for told in operations()["GET", "/history"]["parameters"]}
+    assert history["after"] == {"type": "integer", "minimum": 0, "maximum": 2**62}
+    assert history["limit"]["default"] == 1000
+
+
+def test_a_bearer_token_is_asked_for() -> None:
+    assert DESCRIBED["security"] == [{"bearer": []}]
+    assert DESCRIBED["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+
+
+def test_it_is_served_to_whoever_is_signed_in(api: Any) -> None:
+    assert api.holding("Reader").get("/openapi.json") == DESCRIBED
+    assert api.without_token().refused("GET", "/openapi.json")[:2] == (401, "Unauthenticated")
+
+
+def test_a_handler_that_takes_anything_else_is_found_when_the_app_is_built() -> None:
+    async def handler(room: Room, thing: str) -> None: ...
+
+    with pytest.raises(TypeError, match="a handler takes room, call, and asked or query"):
+        signature_of(handler)
+    assert RouteLine("GET", "/x", handler, Right.READ).over is everything
