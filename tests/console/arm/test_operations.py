@@ -213,7 +213,7 @@ def test_whoever_performs_maintenance_of_a_shared_host_does_not_learn_who_else_i
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
     followed = Followed(operator, "POST", f"{VMS}/db/performMaintenance")
     (told,) = followed.show()["properties"]["events"]
-    assert told["waitsFor"] == "other VMs on the same host, which are not ready yet"
+    assert told["waitsFor"] == "another scope on the same host, which is not ready yet"
     assert "web-0" in followed.show(arm)["properties"]["events"][0]["waitsFor"]
 
 
@@ -280,6 +280,18 @@ def test_only_who_asked_or_may_read_every_vm_of_it_finds_it(arm: Any) -> None:
     ]
     for reader in readers:
         assert reader.get(followed.url)["status"] == "InProgress"
+
+
+def test_maintenance_that_is_performed_can_be_followed_by_all_who_see_the_scope(arm: Any) -> None:
+    """Spec §7.2: each of them sees its events."""
+    vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two on one host"), who="test"))
+    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1",))
+    arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
+    arm.world.settle()
+    followed = Followed(arm, "POST", f"{VMS}/app-0/performMaintenance")
+    reader = arm.holding(Role.READER, f"{VMS}/app-0")
+    assert followed.show(reader)["properties"]["events"][0]["resources"] == ["app-0", "app-1"]
 
 
 def test_it_can_be_read_of_vms_that_it_deleted(arm: Any) -> None:

@@ -5,7 +5,7 @@ Nothing is stored for them. An operation is a request and its events, so it goes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
 from forewarn.console.arm.progress import IN_PROGRESS, Course, answer_of, error_of
@@ -14,7 +14,7 @@ from forewarn.console.maintenance import state_of
 from forewarn.console.room import Room
 from forewarn.core.access import Right
 from forewarn.core.event import Event
-from forewarn.core.fleet import Vm, vm_key
+from forewarn.core.fleet import Vm
 from forewarn.core.history import What
 from forewarn.core.request import Ask, Planned, Request
 from forewarn.errors import NotFound
@@ -64,7 +64,7 @@ def _course(room: Room, call: ArmCall) -> Course:
     planned = room.store.planned(request_id=request.id)
     entries = [] if events else room.store.history(request_id=request.id)
     skipped = tuple(entry.text for entry in entries if entry.what is What.SKIPPED)
-    if not _may_follow(room, call, request, events, planned):
+    if not _may_follow(room, call, request, (*events, *planned)):
         raise _unknown(name)
     if not events and not planned and not skipped:
         raise NotFound(f"operation {name!r} is over, and what became of it is no longer kept: see `forewarn history`")
@@ -83,22 +83,13 @@ def _events(room: Room, request: Request) -> list[Event]:
     return [event for event in map(room.store.event, request.approves) if event is not None]
 
 
-def _may_follow(room: Room, call: ArmCall, request: Request, events: list[Event], planned: list[Planned]) -> bool:
-    """Whoever asked, and whoever may read every VM that it hits; under their own subscription alone."""
-    keys = set(_keys((*events, *planned)))
-    subscription = call.names["subscription"].casefold()
-    if any(key.partition("/")[0] != subscription for key in keys):
+def _may_follow(room: Room, call: ArmCall, request: Request, parts: Sequence[Event | Planned]) -> bool:
+    """As with any request, but under its own subscription alone. Who sees a scope sees what was approved there."""
+    here = call.names["subscription"].casefold()
+    if any(part.scope_id.partition(":")[2].partition("/")[0] != here for part in parts):
         return False
-    if room.sees_everything() or request.who == room.who:
-        return True
-    vms = [room.store.vm(key) for key in keys]
-    return bool(vms) and all(vm is not None and room.sees(vm) for vm in vms)
-
-
-def _keys(things: tuple[Event | Planned, ...]) -> Iterator[str]:
-    for thing in things:
-        subscription, group = thing.scope_id.partition(":")[2].split("/")[:2]
-        yield from (vm_key(subscription, group, name) for name in thing.vms)
+    is_shared = bool(request.approves and parts) and all(room.sees_scope(part.scope_id) for part in parts)
+    return is_shared or room.visible.request(request)
 
 
 ROUTES: tuple[ArmRoute, ...] = (

@@ -11,7 +11,7 @@ from forewarn.console.showing import Showing, title_of_scope
 from forewarn.core.cause import noun
 from forewarn.core.event import Act, Ending, Event, Status
 from forewarn.core.history import What
-from forewarn.core.release import Reason, Wait
+from forewarn.core.release import Reason
 from forewarn.core.request import Request
 from forewarn.core.scope import Scope
 from forewarn.protocol.date import http_date, iso_date
@@ -119,15 +119,10 @@ class Telling:
         if event.approved_by:
             told["approvedBy"] = event.approved_by
         if (wait := self._showing.wait(event)) is not None:
-            told["waitsFor"] = self._sentence(wait)
+            told["waitsFor"] = wait.text
         if wait is not None and wait.reason is Reason.NOTICE:
             told["approval"] = self._approval(event)
         return told
-
-    def _sentence(self, wait: Wait) -> str:
-        if wait.reason is Reason.GATE and not self._room.sees_everything():
-            return "other VMs on the same host, which are not ready yet"  # spec §7.4: not whose
-        return wait.text
 
     def _approval(self, event: Event) -> dict[str, Any]:
         """Who could approve it, and whether anybody knows of it."""
