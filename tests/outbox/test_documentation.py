@@ -1,0 +1,48 @@
+"""What docs/webhooks.md tells receivers to do works on what they are sent."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.core.request import Ask
+from forewarn.testing.receiver import Receiver
+
+PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
+
+
+@pytest.fixture
+def is_from_forewarn() -> Any:
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, str(PAGE), "exec"), names)  # noqa: S102 (our own page)
+    return names["is_from_forewarn"]
+
+
+def test_the_check_of_the_page_takes_what_is_sent_and_nothing_else(
+    post: Any, receiver: Receiver, is_from_forewarn: Any
+) -> None:
+    post.real_now = time.time()
+    webhook = post.hook(receiver)
+    post.world.ask(Ask.RESTART, "web")
+    (received,) = post.tell(receiver, 1)
+    headers = {name.title(): value for name, value in received.headers.items()}
+    assert is_from_forewarn(headers, received.body, webhook.secret)
+    assert not is_from_forewarn(headers, received.body, "another secret, as long as it may be")
+    assert not is_from_forewarn(headers, received.body + b" ", webhook.secret)
+    assert not is_from_forewarn({}, received.body, webhook.secret)
+    later = {**headers, "X-Forewarn-Timestamp": str(int(post.real_now) + 1)}
+    assert not is_from_forewarn(later, received.body, webhook.secret)
+
+
+def test_what_is_old_is_refused(post: Any, receiver: Receiver, is_from_forewarn: Any) -> None:
+    post.real_now = time.time() - 400
+    webhook = post.hook(receiver)
+    post.world.ask(Ask.RESTART, "web")
+    (received,) = post.tell(receiver, 1)
+    headers = {name.title(): value for name, value in received.headers.items()}
+    assert not is_from_forewarn(headers, received.body, webhook.secret)

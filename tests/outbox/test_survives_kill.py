@@ -1,0 +1,99 @@
+"""`kill -9` of the real service while it tells a receiver that has its own troubles: everything arrives at least once,
+in order, and what arrives twice has the same id.
+"""
+
+from __future__ import annotations
+
+import http.client
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from forewarn.testing.process import ServiceProcess
+from forewarn.testing.receiver import Received, Receiver
+
+FLEET = """
+[defaults]
+location = "westeurope"
+resource_group = "crash"
+
+[[hosts]]
+name = "host-{n}"
+count = 3
+
+[[vms]]
+name = "solo-{n}"
+count = 12
+"""
+VMS = [f"solo-{n}" for n in range(12)]
+MEANING = {"published": "Scheduled", "started": "Started", "finished": "Completed", "withdrawn": "Canceled"}
+
+
+def work(service: ServiceProcess, chance: random.Random, stop: threading.Event) -> None:
+    """Restarts that are approved, and some that are withdrawn; a dead service is no reason to give up."""
+    while not stop.is_set():
+        try:
+            answer = service.api("POST", "/requests", {"ask": "restart", "vms": [chance.choice(VMS)]})
+            if answer.status == 202:
+                way = chance.choice(["approve", "approve", "withdraw"])
+                for event in answer.json["events"]:
+                    service.api("POST", f"/events/{event['id']}/{way}", {})
+        except (OSError, http.client.HTTPException, ValueError):
+            time.sleep(0.02)
+
+
+def told(received: Received) -> tuple[str, str]:
+    properties = received.event["data"]["resourceInfo"]["properties"]
+    return properties["EventId"].upper(), properties["EventStatus"]
+
+
+def written(service: ServiceProcess) -> list[tuple[str, str]]:
+    """What the history says that must have been told."""
+    entries = service.api("GET", "/history?after=0&limit=100000").json["entries"]
+    listed = {e["id"] for e in service.api("GET", "/events?all=true&limit=100000").json["events"] if e["listed"]}
+    return [(e["event_id"], MEANING[e["what"]]) for e in entries if e["what"] in MEANING and e["event_id"] in listed]
+
+
+def wait_until_told(service: ServiceProcess) -> None:
+    deadline = time.monotonic() + 60
+    while (hook := service.api("GET", "/webhooks").json["webhooks"][0])["pending"] or hook["failures"]:
+        assert time.monotonic() < deadline, hook
+        time.sleep(0.05)
+
+
+def without_repeats(received: list[Received]) -> list[Any]:
+    return list({one.event["id"]: one for one in received}.values())
+
+
+def test_everything_arrives_at_least_once_and_in_order_whoever_dies(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    with Receiver() as receiver, ServiceProcess(data=tmp_path / "d", fleet=FLEET) as service:
+        assert service.api("POST", "/clock/speed", {"speed": 300}).status == 200
+        secret = service.api("POST", "/webhooks", {"url": receiver.url}).json["secret"]
+        for number in range(4):
+            stop = threading.Event()
+            client = threading.Thread(target=work, args=(service, chance, stop))
+            client.start()
+            receiver.wait_for(len(receiver.taken) + 20)
+            if number == 1:
+                receiver.answer(500)
+                receiver.wait_for(len(receiver.taken) + 5)
+            if number == 2:
+                receiver.stop()
+                receiver.start()
+            service.kill()
+            stop.set()
+            client.join()
+            service.start()
+        service.advance(3600)
+        wait_until_told(service)
+
+        first_seen = without_repeats(receiver.taken)
+        assert [told(one) for one in first_seen] == written(service)
+        assert len(first_seen) > 80
+        bodies: dict[str, bytes] = {one.event["id"]: one.body for one in first_seen}
+        assert all(bodies[one.event["id"]] == one.body for one in receiver.received)
+        assert service.stop() == 0
+    assert secret not in (tmp_path / "d" / "service.log").read_text()
