@@ -5,23 +5,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from forewarn.testing.keeping import Keeping
-
-_PROBE = "from forewarn.vm import kernel; kernel.unshare(kernel.NEW_USER | kernel.NEW_NET | kernel.NEW_PID)"
+from forewarn.testing.namespace import why_not
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@cache
-def why_not() -> str:
-    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    return probe.stderr.strip().rpartition("\n")[2]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
