@@ -1,0 +1,133 @@
+"""What the tests with Azure's own clients share: one lab with a console over TLS, and VMs that no other test uses.
+
+Tests of the libraries run in an environment that has them (`make test-azure`), and are not even read elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+import pytest
+
+from forewarn.testing.console import SUBSCRIPTION, Console, open_console
+from forewarn.testing.namespace import why_not
+
+collect_ignore_glob = [] if find_spec("azure") else ["test_sdk_*.py"]
+
+SETS = ("pair", "whole", "lone", "gone", "profile", "policy", "approved", "az-pair", "az-profile", "az-whole", "more")
+FLEET = """
+[defaults]
+resource_group = "shop"
+location = "westeurope"
+
+[[hosts]]
+name = "host-{n}"
+count = 8
+
+[[vms]]
+name = "web-{n}"
+count = 40
+
+[[hosts]]
+name = "north-{n}"
+count = 2
+location = "northeurope"
+
+[[vms]]
+name = "north"
+location = "northeurope"
+
+[[vms]]
+name = "spot-{n}"
+count = 4
+priority = "Spot"
+
+[[vms]]
+name = "many-{n}"
+count = 110
+resource_group = "many"
+
+[[vms]]
+name = "easy-{n}"
+count = 6
+auto_approve = ["restart", "redeploy"]
+""" + "".join(f'\n[[scale_sets]]\nname = "{name}"\ncount = 3\n' for name in SETS)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("namespaces") and (reason := why_not()):
+        pytest.skip(f"this machine forbids namespaces: {reason}")
+
+
+@pytest.fixture(scope="session")
+def fleet() -> str:
+    return FLEET
+
+
+@pytest.fixture(scope="session")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    with open_console(tmp_path_factory.mktemp("console"), fleet=FLEET) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def names() -> dict[str, Iterator[int]]:
+    return {"web": count(), "spot": count(), "easy": count()}
+
+
+@pytest.fixture
+def vm(names: dict[str, Iterator[int]]) -> str:
+    """One that no other test touches."""
+    return f"web-{next(names['web'])}"
+
+
+@pytest.fixture
+def spot_vm(names: dict[str, Iterator[int]]) -> str:
+    return f"spot-{next(names['spot'])}"
+
+
+@pytest.fixture
+def easy_vm(names: dict[str, Iterator[int]]) -> str:
+    """One whose restarts and redeploys need no approval."""
+    return f"easy-{next(names['easy'])}"
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Give this process the variables of a shell."""
+
+    def given(shell: dict[str, str]) -> None:
+        for name in set(os.environ) - set(shell):
+            monkeypatch.delenv(name)
+        for name, text in shell.items():
+            monkeypatch.setenv(name, text)
+
+    return given
+
+
+@pytest.fixture
+def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[..., Any]]:
+    """The library's client of a console, signed in as its administrator unless another credential is given."""
+    from azure.identity import ClientSecretCredential
+    from azure.mgmt.compute import ComputeManagementClient
+
+    with ExitStack() as stack:
+
+        def given(console: Console, credential: Any = None) -> Any:
+            if credential is None:
+                enter(console.shell)
+                credential = ClientSecretCredential("adfs", *console.admin, authority=console.base)
+            known = stack.enter_context(credential)
+            return stack.enter_context(ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base))
+
+        yield given
+
+
+@pytest.fixture
+def compute(console: Console, compute_of: Callable[..., Any]) -> Any:
+    return compute_of(console)

@@ -1,0 +1,183 @@
+"""The az command line, as it is typed: registered or not, against a console over TLS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.console import SUBSCRIPTION, Console, open_console
+
+AZ = Path(__file__).parents[2] / ".venv-az" / "bin" / "az"
+pytestmark = [pytest.mark.az, pytest.mark.skipif(not AZ.exists(), reason="az was not fetched: `make test-az` does")]
+Az = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def typed(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(AZ), *words], capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+
+def must(answer: subprocess.CompletedProcess[str]) -> Any:
+    """What az printed, as JSON where there is any."""
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout) if answer.stdout.strip() else None
+
+
+@pytest.fixture(scope="session")
+def registered(console: Console, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A shell where the cloud was registered and somebody signed in, by hand."""
+    client_id, secret = console.admin
+    shell = console.shell | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
+    must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base))
+    must(typed(shell, "cloud", "set", "-n", "Local"))
+    login = ("login", "--service-principal", "-u", client_id, "-p", secret, "--tenant", console.shown["tenant_id"])
+    assert [found["id"] for found in must(typed(shell, *login))] == [SUBSCRIPTION]
+    return shell
+
+
+@pytest.fixture
+def az(registered: dict[str, str]) -> Az:
+    return lambda *words: typed(registered, *words)
+
+
+@contextmanager
+def meanwhile(console: Console, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
+    """While az waits, a program in the VM approves, and lab time passes."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(answer)
+        console.carry_out(vm, waiting.done, within_s=90)
+        yield waiting.result()
+
+
+def done(console: Console, vm: str, az: Az, *words: str) -> Any:
+    with meanwhile(console, vm, lambda: az(*words)) as answer:
+        return must(answer)
+
+
+def history(console: Console, vm: str) -> str:
+    told = console.service.forewarn("history", "--vm", vm)
+    assert told.returncode == 0, told.stderr
+    return told.stdout
+
+
+def test_vms_are_listed_with_their_state(az: Az) -> None:
+    answer = az("vm", "list", "-d", "-g", "shop", "-o", "table")
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stdout.splitlines()
+    assert any(line.startswith("easy-5 ") and "VM running" in line and "westeurope" in line for line in lines)
+
+
+def test_a_vm_is_shown_with_its_state(az: Az) -> None:
+    shown = must(az("vm", "show", "-d", "-g", "shop", "-n", "easy-5"))
+    assert (shown["name"], shown["powerState"]) == ("easy-5", "VM running")
+
+
+@pytest.mark.parametrize(("command", "kind"), [("restart", "Reboot"), ("redeploy", "Redeploy")])
+def test_a_command_lasts_until_its_event_was_approved_and_carried_out(
+    console: Console, az: Az, vm: str, command: str, kind: str
+) -> None:
+    done(console, vm, az, "vm", command, "-g", "shop", "-n", vm)
+    assert f"{kind} of {vm}" in history(console, vm)
+
+
+def test_a_restart_that_nobody_waits_for_is_an_event(console: Console, az: Az, vm: str) -> None:
+    must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
+    assert [(e["EventType"], e["EventSource"]) for e in console.events(vm)] == [("Reboot", "User")]
+
+
+def test_an_eviction_is_simulated(console: Console, az: Az, spot_vm: str) -> None:
+    must(az("vm", "simulate-eviction", "-g", "shop", "-n", spot_vm))
+    assert [event["EventType"] for event in console.events(spot_vm)] == ["Preempt"]
+
+
+def test_a_vm_is_deleted(console: Console, az: Az, vm: str) -> None:
+    done(console, "easy-5", az, "vm", "delete", "--yes", "-g", "shop", "-n", vm)
+    answer = az("vm", "show", "-g", "shop", "-n", vm)
+    assert answer.returncode == 3
+    assert "ResourceNotFound" in answer.stderr
+
+
+def test_instances_of_a_scale_set_are_listed_and_restarted(console: Console, az: Az) -> None:
+    listed = must(az("vmss", "list-instances", "-g", "shop", "-n", "az-pair"))
+    assert [instance["instanceId"] for instance in listed] == ["0", "1", "2"]
+    done(console, "az-pair_2", az, "vmss", "restart", "-g", "shop", "-n", "az-pair", "--instance-ids", "0", "1")
+    assert "Reboot" in history(console, "az-pair_0")
+    assert "Reboot" not in history(console, "az-pair_2")
+
+
+def test_a_scale_set_is_redeployed_by_a_call_that_az_has_no_command_for(console: Console, az: Az) -> None:
+    group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/shop/providers/Microsoft.Compute"
+    url = f"{group}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
+    must(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
+    assert [(e["EventType"], e["Resources"]) for e in console.events("az-whole_0")] == [("Redeploy", ["az-whole_1"])]
+
+
+def test_a_scale_set_is_told_to_announce_its_deletes(console: Console, az: Az) -> None:
+    words = ("--enable-terminate-notification", "true", "--terminate-notification-time", "10")
+    must(az("vmss", "update", "-g", "shop", "-n", "az-profile", *words))
+    shown = must(az("vmss", "show", "-g", "shop", "-n", "az-profile"))
+    profile = shown["virtualMachineProfile"]["scheduledEventsProfile"]["terminateNotificationProfile"]
+    assert profile == {"enable": True, "notBeforeTimeout": "PT10M"}
+
+
+def test_a_tag_is_set(az: Az, vm: str) -> None:
+    must(az("vm", "update", "-g", "shop", "-n", vm, "--set", "tags.owner=ann"))
+    assert must(az("vm", "show", "-g", "shop", "-n", vm))["tags"]["owner"] == "ann"
+
+
+def test_restarts_of_a_vm_are_made_to_need_no_approval(console: Console, az: Az, vm: str) -> None:
+    must(az("vm", "update", "-g", "shop", "-n", vm, "--enable-user-reboot-scheduled-events", "true"))
+    must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
+    assert console.scheduled(vm) == []
+
+
+def test_a_vm_that_is_not_there_is_said_to_be_not_there(az: Az) -> None:
+    answer = az("vm", "restart", "-g", "shop", "-n", "nobody")
+    assert answer.returncode == 3
+    assert "(ResourceNotFound)" in answer.stderr
+
+
+def test_nothing_but_what_forewarn_env_says_is_needed(console: Console, easy_vm: str) -> None:
+    shell = console.environment()
+    secret = f"@{console.shown['admin_secret']}"  # as forewarn env says it: in no list of processes
+    login = ("login", "--service-principal", "-u", "admin", "-p", secret, "--tenant", console.shown["tenant_id"])
+    must(typed(shell, *login))
+    assert easy_vm in {found["name"] for found in must(typed(shell, "vm", "list"))}
+    must(typed(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
+    clouds = must(typed(shell, "cloud", "list"))
+    assert [cloud["endpoints"]["resourceManager"] for cloud in clouds] == [console.base]
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(shutil.which("pasta") is None, reason="without pasta a VM does not reach the console of its host")
+def test_a_vm_signs_in_by_its_own_identity(tmp_path: Path, fleet: str) -> None:
+    """Inside `forewarn vm run` the metadata address is the VM's own, so that nobody else can have its identity."""
+    with open_console(tmp_path / "data", fleet=fleet) as console:
+        console.grant("Reader", to="web-0", over="web-1")
+        shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path / "az")}
+        script = f"{AZ} login --identity >/dev/null && {AZ} vm list --query [].name -o tsv"
+        line = [
+            sys.executable,
+            "-m",
+            "forewarn",
+            "--data",
+            str(tmp_path / "data"),
+            "vm",
+            "run",
+            "web-0",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]
+        answer = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False, env=shell)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.split() == ["web-1"]

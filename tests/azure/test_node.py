@@ -1,0 +1,49 @@
+"""Azure's library for JavaScript, in node: nothing but the certificate and the address is told to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.console import SUBSCRIPTION, Console
+from forewarn.testing.process import eventually
+
+PACKAGES = Path(__file__).parents[2] / ".venv-azure" / "node" / "node_modules"
+PROGRAM = Path(__file__).with_name("restarting.cjs")
+pytestmark = [
+    pytest.mark.azure,
+    pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),
+    pytest.mark.skipif(not PACKAGES.is_dir(), reason="Azure's library for JavaScript was not fetched"),
+]
+
+
+@pytest.fixture
+def program(console: Console, vm: str) -> Iterator[subprocess.Popen[str]]:
+    client_id, secret = console.admin
+    known = {"NODE_PATH": str(PACKAGES), "AZURE_CLIENT_ID": client_id, "AZURE_CLIENT_SECRET": secret}
+    line = ["node", str(PROGRAM), console.base, SUBSCRIPTION, "shop", vm]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=console.shell | known) as child:
+        yield child
+        child.kill()
+
+
+def said(program: subprocess.Popen[str]) -> Any:
+    assert program.stdout is not None
+    return json.loads(program.stdout.readline())
+
+
+def test_vms_are_listed_and_a_restart_is_awaited(console: Console, vm: str, program: subprocess.Popen[str]) -> None:
+    assert vm in said(program)["listed"]
+    eventually(lambda: console.scheduled(vm))
+    assert program.poll() is None
+
+    console.approve_all(vm)
+    console.service.advance(300)
+    assert said(program) == {"restarted": vm}
+    assert program.wait(timeout=30) == 0

@@ -1,0 +1,80 @@
+"""Approval from outside the VM by the library for maintenance, and the role that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.identity import ClientSecretCredential
+from azure.mgmt.maintenance import MaintenanceManagementClient
+from azure.mgmt.maintenance.models import ScheduledEventsIdList
+
+from forewarn.testing.console import SUBSCRIPTION, Console
+
+pytestmark = pytest.mark.azure
+GROUP = "shop"
+
+
+@pytest.fixture
+def maintenance_of(
+    console: Console, enter: Callable[[dict[str, str]], None]
+) -> Callable[..., MaintenanceManagementClient]:
+    """The library's client, signed in as a client that has one role over everything."""
+
+    def given(role: str) -> MaintenanceManagementClient:
+        enter(console.shell)
+        credential = ClientSecretCredential("adfs", *console.new_client(role), authority=console.base)
+        return MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base)
+
+    return given
+
+
+def test_an_event_is_approved_from_outside_by_a_client_with_the_role_for_it(
+    console: Console, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient]
+) -> None:
+    poller = compute.virtual_machines.begin_restart(GROUP, vm)
+    (event_id,) = console.scheduled(vm)
+    with maintenance_of("ScheduledEventContributor") as maintenance:
+        said = maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
+    assert said.value == "Successfully Approved"
+    assert console.scheduled(vm) == []
+    console.service.advance(300)
+    poller.result(timeout=30)
+
+
+def test_events_of_a_scale_set_are_approved_as_a_list(
+    console: Console, compute: Any, maintenance_of: Callable[..., MaintenanceManagementClient]
+) -> None:
+    poller = compute.virtual_machine_scale_sets.begin_restart(GROUP, "approved")
+    listed = ScheduledEventsIdList(value=console.scheduled("approved_0"))
+    with maintenance_of("ScheduledEventContributor") as maintenance:
+        said = maintenance.scheduled_events.acknowledge_list(GROUP, "virtualMachineScaleSets", "approved", listed)
+    assert said.value == "Successfully Approved"
+    assert not set(listed.value) & set(console.scheduled("approved_0"))
+    console.carry_out("approved_0", poller.done)
+
+
+@pytest.mark.parametrize("role", ["Reader", "Operator", "Platform"])
+def test_a_client_without_the_role_may_not_approve(
+    console: Console, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient], role: str
+) -> None:
+    compute.virtual_machines.begin_restart(GROUP, vm)
+    (event_id,) = console.scheduled(vm)
+    with maintenance_of(role) as maintenance, pytest.raises(HttpResponseError, match="AuthorizationFailed") as refused:
+        maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
+    assert refused.value.status_code == 403
+    assert console.scheduled(vm) == [event_id]
+
+
+def test_who_may_only_read_may_not_restart(
+    console: Console, enter: Callable[[dict[str, str]], None], compute_of: Callable[..., Any], vm: str
+) -> None:
+    enter(console.shell)
+    reader = ClientSecretCredential("adfs", *console.new_client("Reader"), authority=console.base)
+    compute = compute_of(console, reader)
+    assert compute.virtual_machines.get(GROUP, vm).name == vm
+    with pytest.raises(HttpResponseError, match="AuthorizationFailed"):
+        compute.virtual_machines.begin_restart(GROUP, vm)
+    assert console.events(vm) == []

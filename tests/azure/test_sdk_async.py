@@ -1,0 +1,54 @@
+"""The asynchronous library for Python does the same: a restart, approved from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from azure.identity.aio import ClientSecretCredential
+from azure.mgmt.compute.aio import ComputeManagementClient
+from azure.mgmt.maintenance.aio import MaintenanceManagementClient
+
+from forewarn.testing.console import SUBSCRIPTION, Console
+
+pytestmark = pytest.mark.azure
+GROUP = "shop"
+
+
+def test_a_restart_is_asked_for_and_approved_from_outside(
+    console: Console, enter: Callable[[dict[str, str]], None], vm: str
+) -> None:
+    enter(console.shell)
+    asyncio.run(asyncio.wait_for(_restart(console, vm), 60))
+
+
+async def _restart(console: Console, vm: str) -> None:
+    async with (
+        ClientSecretCredential("adfs", *console.admin, authority=console.base) as credential,
+        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base) as compute,
+        MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base) as maintenance,
+    ):
+        poller = await compute.virtual_machines.begin_restart(GROUP, vm)
+        ending = asyncio.create_task(poller.result())
+        (event_id,) = await asyncio.to_thread(console.scheduled, vm)
+        assert not poller.done()
+
+        said = await maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
+        assert said.value == "Successfully Approved"
+        await asyncio.to_thread(console.service.advance, 300)
+        await ending
+        assert poller.status() == "Succeeded"
+
+
+def test_every_vm_is_listed(console: Console, enter: Callable[[dict[str, str]], None]) -> None:
+    enter(console.shell)
+    assert "easy-0" in asyncio.run(asyncio.wait_for(_list(console), 60))
+
+
+async def _list(console: Console) -> list[str]:
+    async with (
+        ClientSecretCredential("adfs", *console.admin, authority=console.base) as credential,
+        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base) as compute,
+    ):
+        return [vm.name async for vm in compute.virtual_machines.list(GROUP)]

@@ -1,0 +1,96 @@
+"""How the library for Python signs in: every credential that Azure's own documentation shows for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
+from azure.identity import ClientSecretCredential, DefaultAzureCredential, ManagedIdentityCredential
+
+from forewarn.testing.console import Console, open_console
+
+pytestmark = pytest.mark.azure
+GROUP = "shop"
+Enter = Callable[[dict[str, str]], None]
+ComputeOf = Callable[..., Any]
+
+
+def names(compute: Any) -> set[str]:
+    return {vm.name for vm in compute.virtual_machines.list(GROUP)}
+
+
+def inside(console: Console, vm: str) -> dict[str, str]:
+    """A shell that calls the metadata address of this VM."""
+    at = console.service.endpoint(vm)
+    return console.shell | {"AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{at.address}:{at.port}"}
+
+
+@pytest.fixture(scope="module")
+def trusting(tmp_path_factory: pytest.TempPathFactory, fleet: str) -> Iterator[Console]:
+    """A lab where whoever calls a VM's loopback address may have its identity."""
+    data = tmp_path_factory.mktemp("trusting")
+    with open_console(data, fleet=fleet, identity_on_loopback="true") as running:
+        yield running
+
+
+def test_a_client_signs_in_with_its_secret_at_an_authority_that_ends_in_adfs(compute: Any) -> None:
+    assert "web-0" in names(compute)
+
+
+def test_a_client_signs_in_with_its_secret_and_a_tenant(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
+    enter(console.shell)
+    known = {"authority": console.base, "disable_instance_discovery": True}
+    credential = ClientSecretCredential(console.shown["tenant_id"], *console.admin, **known)
+    assert "web-0" in names(compute_of(console, credential))
+
+
+def test_the_default_credential_signs_in_by_what_forewarn_env_says(
+    console: Console, enter: Enter, compute_of: ComputeOf
+) -> None:
+    enter(console.environment("--with-secret"))
+    assert "web-0" in names(compute_of(console, DefaultAzureCredential()))
+
+
+def test_a_wrong_secret_is_refused_in_words(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
+    enter(console.shell)
+    client_id, _ = console.admin
+    credential = ClientSecretCredential("adfs", client_id, "guessed", authority=console.base)
+    with pytest.raises(ClientAuthenticationError, match="AADSTS7000215"):
+        names(compute_of(console, credential))
+
+
+def test_a_managed_identity_may_do_nothing_until_it_is_granted_a_role(
+    trusting: Console, enter: Enter, compute_of: ComputeOf
+) -> None:
+    enter(inside(trusting, "web-0"))
+    compute = compute_of(trusting, ManagedIdentityCredential())
+    with pytest.raises(HttpResponseError, match="AuthorizationFailed") as refused:
+        compute.virtual_machines.begin_restart(GROUP, "web-1")
+    assert refused.value.status_code == 403
+
+    trusting.grant("Operator", to="web-0", over="web-1")
+    poller = compute.virtual_machines.begin_restart(GROUP, "web-1")
+    trusting.carry_out("web-1", poller.done)
+    assert poller.status() == "Succeeded"
+    with pytest.raises(HttpResponseError, match="AuthorizationFailed"):
+        compute.virtual_machines.begin_restart(GROUP, "web-2")
+
+
+def test_the_default_credential_finds_the_identity_of_the_vm_it_runs_in(
+    trusting: Console, enter: Enter, compute_of: ComputeOf
+) -> None:
+    trusting.grant("Reader", to="web-5", over="web-6")
+    enter(inside(trusting, "web-5"))
+    compute = compute_of(trusting, DefaultAzureCredential())
+    assert names(compute) == {"web-6"}
+
+
+def test_an_identity_is_refused_on_loopback_unless_the_service_was_told_otherwise(
+    console: Console, enter: Enter
+) -> None:
+    enter(inside(console, "web-0"))
+    with ManagedIdentityCredential() as credential, pytest.raises(ClientAuthenticationError) as refused:
+        credential.get_token("https://management.azure.com/.default")
+    assert "identity_on_loopback" in str(refused.value)
