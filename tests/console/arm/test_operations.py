@@ -163,6 +163,18 @@ def test_a_withdrawn_event_ends_it_as_cancelled_and_says_by_whom_and_why(arm: An
     assert followed.watch().error[:2] == (409, "OperationCanceled")
 
 
+def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any) -> None:
+    crowd = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
+    for event in arm.world.events(Status.SCHEDULED):
+        arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
+    error = followed.show()["error"]
+    assert error["message"].startswith("Reboot of crowd_0 was withdrawn: taken back by bob; Reboot of crowd_1 was")
+    assert error["message"].endswith("; and 2 more")
+    assert len(error["details"]) == 22
+
+
 @pytest.mark.parametrize(
     ("method", "action", "by"), [("POST", "/redeploy", "user redeploy"), ("DELETE", "", "user delete")]
 )

@@ -64,7 +64,9 @@ def error_of(room: Room, course: Course) -> dict[str, Any] | None:
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure(act)} for act in acts]
         return _error("OperationFailed", [*course.skipped, *map(_failure, acts)], details)
     if course.state == "withdrawn":
-        return _error("OperationCanceled", [_withdrawal(room, event) for event in course.events], [])
+        details = [{"code": "OperationCanceled", "target": e.id, "message": e.reason} for e in course.events]
+        told = [_withdrawal(room, event) for event in course.events[:_NAMED]]
+        return _error("OperationCanceled", [*told, *(e.reason for e in course.events[_NAMED:])], details)
     return None
 
 
