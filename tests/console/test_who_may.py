@@ -1,0 +1,109 @@
+"""Who may call what: every route, by everybody. What is expected follows from the route's right and `over`, which are
+written down here once more, so that none changes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.console.test_every_route import NEEDS_A_FILE, good_call
+
+from forewarn.console.route import RouteLine
+from forewarn.console.routes import ROUTES
+from forewarn.core.access import RIGHTS, Right, Role
+
+OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
+PLACES = (OWN, OTHER, EVERYTHING)
+
+WHO_MAY = {
+    ("read", "signed_in"): "GET /openapi.json, GET /access/me",
+    ("read", "listing"): """GET /service, GET /fleet, GET /keepers, GET /requests/{id}, GET /events, GET /events/{id},
+        GET /history, GET /explain/{thing:path}, GET /clock""",
+    ("read", "named_vm"): "GET /vms/{name:path}",
+    ("read", "everything"): """POST /fleet/check, GET /rollouts, GET /rollouts/{id}, GET /replays, GET /replays/{id},
+        GET /faults, GET /doctor""",
+    ("operate", "named_vm"): "POST /vms/{name:path}/perform-maintenance",
+    ("operate", "vms_asked_for"): "POST /requests",
+    ("approve", "named_event"): "POST /events/{id}/approve",
+    ("platform", "everything"): """POST /fleet/apply, POST /fleet/vms, DELETE /fleet/vms/{name:path},
+        POST /fleet/hosts, DELETE /fleet/hosts/{name}, POST /hosts/{name}/degrade, POST /hosts/{name}/fail,
+        POST /hosts/{name}/repair, POST /rollouts, POST /rollouts/{id}/pause, POST /rollouts/{id}/resume,
+        POST /rollouts/{id}/abort, POST /events/{id}/withdraw, POST /history/prune, POST /replays,
+        DELETE /replays/{id}, POST /faults, POST /faults/clear, POST /faults/storm, DELETE /faults/{id},
+        POST /clock/advance, POST /clock/speed, POST /backup""",
+    ("administer", "everything"): """GET /access, POST /access/clients, POST /access/clients/{id}/secret,
+        DELETE /access/clients/{id}, POST /access/grants, DELETE /access/grants/{id}, GET /webhooks, POST /webhooks,
+        DELETE /webhooks/{id}, POST /webhooks/{id}/test""",
+}
+DONE, STRANGE, FORBIDDEN, NOT_THERE = "done", "401 Unauthenticated", "403 Forbidden", "404 NotFound"
+
+
+def _everything(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
+    return DONE if place == EVERYTHING and right in RIGHTS[role] else FORBIDDEN
+
+
+def _own(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
+    """Every role may read; what it does not reach does not exist."""
+    if place == OTHER:
+        return NOT_THERE
+    return DONE if right in RIGHTS[role] else FORBIDDEN
+
+
+def _listing(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
+    return NOT_THERE if names_a_thing and place == OTHER else DONE
+
+
+def _signed_in(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
+    return DONE
+
+
+EXPECTED: dict[str, Callable[[Right, Role, str, bool], str]] = {
+    "everything": _everything,
+    "listing": _listing,
+    "signed_in": _signed_in,
+    "named_vm": _own,
+    "named_event": _own,
+    "vms_asked_for": _own,
+}
+WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DONE}  # else nothing exists
+
+
+def expected(line: RouteLine) -> dict[str, str]:
+    over = line.over.__name__
+    told = {
+        f"{role} over {place}": EXPECTED[over](line.right, role, place, "{" in line.path)
+        for role in Role
+        for place in PLACES
+    }
+    return {"no token": STRANGE, "no role": WITHOUT_A_ROLE.get(over, NOT_THERE), **told}
+
+
+def outcome(api: Any, who: Callable[[Any], Any], line: RouteLine) -> str:
+    target, body = good_call(api, line)
+    before = api.stored()
+    answer = who(api).call(line.method, target, body)
+    if answer.status == line.status or ((line.method, line.path) in NEEDS_A_FILE and answer.status == 409):
+        return DONE
+    assert api.stored() == before
+    return f"{answer.status} {answer.json['error']['code']}"
+
+
+def everybody() -> dict[str, Callable[[Any], Any]]:
+    def holding(role: Role, place: str) -> Callable[[Any], Any]:
+        return lambda api: api.holding(role, place)
+
+    roles = {f"{role} over {place}": holding(role, place) for role in Role for place in PLACES}
+    return {"no token": lambda api: api.without_token(), "no role": lambda api: api.holding(Role.READER), **roles}
+
+
+def test_every_route_is_written_down_with_its_right() -> None:
+    told = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
+    assert told == {f"{line.method} {line.path}": (line.right, line.over.__name__) for line in ROUTES}
+
+
+@pytest.mark.parametrize("line", ROUTES, ids=lambda line: f"{line.method} {line.path}")
+def test_a_route_is_for_those_who_have_its_right(api_of: Callable[..., Any], line: RouteLine) -> None:
+    found = {called: outcome(api_of(), who, line) for called, who in everybody().items()}
+    assert found == expected(line)
