@@ -1,5 +1,5 @@
-"""An HTTP server that says what a script tells it, on loopback or on a unix socket: for tests of whoever must cope
-with the answers. It remembers what it was asked.
+"""An HTTP server that says what a script tells it, on loopback, with or without TLS, or on a unix socket: for tests of
+whoever must cope with the answers. It remembers what it was asked.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import http.server
 import json
 import socket
 import socketserver
+import ssl
 import struct
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from forewarn.protocol.message import Request
+
+_HANDSHAKE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +38,18 @@ def says(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] =
 class Scripted:
     """Gives the replies in their order, the last one for ever. Use it as a context manager."""
 
-    def __init__(self, *replies: Reply, path: Path | None = None) -> None:
+    def __init__(self, *replies: Reply, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
         self._replies: Sequence[Reply] = replies
         self._lock = threading.Lock()
-        self._server = _unix_server(self, path) if path else _tcp_server(self)
+        self._scheme = "https" if tls else "http"
+        self._server = _unix_server(self, path) if path else _tcp_server(self, tls)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     @property
     def url(self) -> str:
         address: Any = self._server.server_address
-        return f"http://{address[0]}:{address[1]}"
+        return f"{self._scheme}://{address[0]}:{address[1]}"
 
     def answer(self, request: Request) -> Reply:
         with self._lock:
@@ -98,6 +102,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 class _TcpServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
+    tls: ssl.SSLContext | None = None
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """The handshake is made here, in the request's own thread; whoever breaks it off is let go."""
+        if self.tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(_HANDSHAKE_S)
+        try:
+            with self.tls.wrap_socket(request, server_side=True) as secured:
+                super().finish_request(secured, client_address)
+        except OSError:
+            pass
 
     def shutdown_request(self, request: Any) -> None:
         self.close_request(request)  # no goodbye, so that a reset is one
@@ -107,8 +124,10 @@ class _UnixServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
 
-def _tcp_server(script: Scripted) -> socketserver.BaseServer:
-    return _TcpServer(("127.0.0.1", 0), _handler(script))
+def _tcp_server(script: Scripted, tls: ssl.SSLContext | None) -> socketserver.BaseServer:
+    server = _TcpServer(("127.0.0.1", 0), _handler(script))
+    server.tls = tls
+    return server
 
 
 def _unix_server(script: Scripted, path: Path) -> socketserver.BaseServer:
