@@ -5,26 +5,34 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from click.testing import CliRunner, Result
 
+from forewarn.access import Certificates, keep_secret
 from forewarn.cli.connection import Api
 from forewarn.cli.local import Local
 from forewarn.cli.place import SOCKET
 from forewarn.cli.program import forewarn
+from forewarn.clock import read_real_time
 from forewarn.console.app import build
 from forewarn.console.house import House
 from forewarn.console.server import serve_unix
 from forewarn.core.fleet import AutoApproval, Priority
+from forewarn.protocol.message import Request
+from forewarn.testing.scripted import Reply, Scripted, says
 from forewarn.testing.world import World, a_host, a_vm
 
+SECRET = "it's-a-$ecret-of-the-administrator"
+TENANT = "11111111-2222-3333-4444-555555555555"
 HOSTS = [a_host("h1"), a_host("h2"), a_host("h3")]
 VMS = [
     a_vm("web", address="127.0.1.1"),
@@ -33,6 +41,7 @@ VMS = [
     a_vm("spot", host="h2", priority=Priority.SPOT),
     a_vm("quick", host="h3", auto_approve=AutoApproval(restart=True)),
 ]
+ELSEWHERE = ("FOREWARN_SERVER", "FOREWARN_PROFILE", "FOREWARN_CA", "FOREWARN_CLIENT_ID", "FOREWARN_SECRET_FILE")
 
 
 @pytest.fixture
@@ -50,6 +59,8 @@ class Command:
         self.data = data
         self.env: dict[str, str | None] = {
             "FOREWARN_DATA": str(data),
+            "XDG_CONFIG_HOME": str(data / "config"),
+            **dict.fromkeys(ELSEWHERE),
             "NO_COLOR": None,
             "COLUMNS": "120",
             "TERM": "xterm",
@@ -69,9 +80,9 @@ class Command:
         """The one document that --json gives."""
         return json.loads(self.good(*words, "--json"))
 
-    def refused(self, *words: str, code: int = 2) -> str:
+    def refused(self, *words: str, code: int = 2, **env: str) -> str:
         """The sentence of a command that fails; nothing of it on stdout."""
-        result = self(*words)
+        result = self(*words, **env)
         assert result.exit_code == code, result.output
         assert result.stdout == ""
         return result.stderr.rstrip("\n")
@@ -137,20 +148,28 @@ class _Serving:
     async def _serve(self, world: World) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         loop = asyncio.create_task(world.control.reconciler.run())
-        async with serve_unix(build(_house(world)), self._data / SOCKET):
+        async with serve_unix(build(_house(world, self._data)), self._data / SOCKET):
             self._ready.set()
             await self._stop.wait()
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
 
 
-def _house(world: World) -> House:
+def _house(world: World, data: Path) -> House:
+    def info() -> dict[str, Any]:
+        tls, secret = data / "tls", data / "admin.secret"
+        made = Certificates.ready(tls, (), read_real_time())
+        keep_secret(secret, SECRET)
+        facts = {"url": "https://localhost:8443", "tenant_id": TENANT, "client_id": "admin", "issuer": ""}
+        console = {**facts, "ca": str(made.ca.certificate), "admin_secret": str(secret)}
+        return {"version": "0.1.0", "console": console, "identity_on_loopback": False}
+
     async def doctor() -> list[Any]:
         return [SimpleNamespace(name="disk", ok=True, text="plenty of room", remedy="")]
 
     return House(
         control=world.control,
-        info=lambda: {"version": "0.1.0"},
+        info=info,
         doctor=doctor,
         who="local user ann",
         endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
@@ -163,3 +182,86 @@ def lab(data: Path) -> Iterator[Lab]:
     serving.start()
     yield Lab(data)
     serving.stop()
+
+
+class Elsewhere(Scripted):
+    """A service over TLS at which the client `ci` signs in with SECRET; what its API then says is scripted."""
+
+    def __init__(self, tls: ssl.SSLContext, *replies: Reply) -> None:
+        super().__init__(*replies, tls=tls)
+        self.sign_ins: list[dict[str, str]] = []  # the forms that were sent
+        self.lifetime_s: object = 3600
+        self.good_for = 1_000_000  # questions with one token
+        self.issuer = ""  # that of somebody else
+        self.uses: dict[str, int] = {}  # of each token
+
+    def will_say(self, *replies: Reply) -> None:
+        self._replies = replies
+
+    def answer(self, request: Request) -> Reply:
+        path = request.target.partition("?")[0]
+        if path == "/metadata/endpoints":
+            known = {"loginEndpoint": self.issuer or f"{self.url}/adfs", "audiences": [f"{self.url}/"]}
+            return says({"name": "Local", "authentication": known})
+        if path == "/adfs/.well-known/openid-configuration":
+            return says({"token_endpoint": f"{self.url}/adfs/oauth2/token"})
+        if path == "/adfs/oauth2/token":
+            return self._sign_in(dict(parse_qsl(request.body.decode())))
+        return super().answer(request) if self._admits(request) else refusal("Unauthenticated", 401)
+
+    def _sign_in(self, form: dict[str, str]) -> Reply:
+        self.sign_ins.append(form)
+        if (form["client_id"], form["client_secret"]) != ("ci", SECRET):
+            return says({"error": "invalid_client", "error_description": "the secret is wrong."}, status=401)
+        token = f"token-{len(self.sign_ins)}"
+        self.uses[token] = 0
+        return says({"access_token": token, "expires_in": self.lifetime_s})
+
+    def _admits(self, request: Request) -> bool:
+        token = dict(request.headers).get("authorization", "").removeprefix("Bearer ")
+        self.uses[token] = self.uses.get(token, self.good_for) + 1
+        return self.uses[token] <= self.good_for
+
+
+def refusal(code: str, status: int) -> Reply:
+    return says({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
+
+
+ME = {"id": "client:ci", "name": "client ci", "grants": [{"id": "g", "role": "Reader", "over": "/"}]}
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.ready(tmp_path_factory.mktemp("tls"), (), read_real_time())
+
+
+@pytest.fixture
+def tls(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server.certificate, certificates.server.key)
+    return context
+
+
+@pytest.fixture
+def elsewhere(tls: ssl.SSLContext) -> Iterator[Elsewhere]:
+    """It says who one is, whatever it is asked."""
+    with Elsewhere(tls, says(ME)) as server:
+        yield server
+
+
+class Signed(Command):
+    """With a profile `lab` for the service elsewhere, and nothing on this machine."""
+
+    def __init__(self, data: Path, server: str, ca: Path) -> None:
+        super().__init__(data)
+        words = ["login", "--server", server, "--ca", str(ca), "--client-id", "ci", "--profile", "lab"]
+        result = self(*words, typed=SECRET)
+        assert result.exit_code == 0, result.output
+
+
+@pytest.fixture
+def signed(data: Path, elsewhere: Elsewhere, certificates: Certificates) -> Signed:
+    command = Signed(data, elsewhere.url, certificates.ca.certificate)
+    elsewhere.sign_ins.clear()
+    elsewhere.requests.clear()
+    return command

@@ -51,15 +51,27 @@ ASKING = {
     "fault set": "fault set stale age=30s --vm web --count 3",
     "fault clear": "fault clear --all",
     "fault storm": "fault storm --seed 7 --vm web --for 2m",
+    "webhook add": "webhook add https://example.org/hook --schema cloudevents --happening started",
+    "webhook list": "webhook list",
+    "webhook remove": "webhook remove WEBHOOK",
     "clock show": "clock show",
     "clock advance": "clock advance 15m",
     "clock speed": "clock speed 60",
     "backup": "backup BACKUP",
     "doctor": "doctor",
+    "env": "env",
+    "whoami": "whoami",
+    "access show": "access show",
+    "access client add": "access client add ci --name CI",
+    "access client renew": "access client renew CLIENT",
+    "access client remove": "access client remove CLIENT",
+    "access grant": "access grant Operator --to CLIENT --over-group LAB",
+    "access revoke": "access revoke GRANT",
 }
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
 _ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
-_ELSEWHERE |= {"vm run", "vm shell", "record"}
+_ELSEWHERE |= {"vm run", "vm shell", "record", "webhook test"}
+_ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
 
 
 def names(group: click.Group, before: str = "") -> Iterator[str]:
@@ -68,9 +80,9 @@ def names(group: click.Group, before: str = "") -> Iterator[str]:
         command = group.get_command(context, name)
         assert command is not None
         if isinstance(command, click.Group) and not command.invoke_without_command:
-            yield from names(command, f"{name} ")
+            yield from names(command, f"{before}{name} ")
         elif isinstance(command, click.Group):
-            yield from (f"{before}{name}", *names(command, f"{name} "))
+            yield from (f"{before}{name}", *names(command, f"{before}{name} "))
         else:
             yield f"{before}{name}"
 
@@ -84,7 +96,8 @@ def words_for(lab: Any, name: str, tmp_path: Path) -> list[str]:
     words = ASKING[name].split()
     made = {"FILE": lambda: _file(tmp_path), "BACKUP": lambda: str(tmp_path / "b.db"), "EVENT": lambda: _event(lab)}
     made |= {"RECORDING": lambda: _recording(tmp_path)}
-    made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab)}
+    made |= {"CLIENT": lambda: _client(lab), "GRANT": lambda: _grant(lab)}
+    made |= {"ROLLOUT": lambda: _rollout(lab), "PAUSED": lambda: _paused(lab), "WEBHOOK": lambda: _webhook(lab)}
     if name in ("fleet remove-host", "repair"):
         lab.good("fleet", "add-host", "h9", "--location", "westeurope")
     if name == "perform-maintenance":
@@ -114,6 +127,18 @@ def _event(lab: Any) -> str:
 
 def _rollout(lab: Any) -> str:
     return str(lab.json("rollout", "start", "--host", "h1", "--no-wait")["id"])
+
+
+def _webhook(lab: Any) -> str:
+    return str(lab.json("webhook", "add", "https://example.org/hook")["id"])
+
+
+def _client(lab: Any) -> str:
+    return str(lab.json("access", "client", "add")["id"])
+
+
+def _grant(lab: Any) -> str:
+    return str(lab.json("access", "grant", "reader", "--to", _client(lab), "--everything")["id"])
 
 
 def _paused(lab: Any) -> str:

@@ -34,7 +34,8 @@ def _path(call: Invocation, file: Path) -> str:
         return str(file.expanduser().absolute())
     if not file.is_absolute():
         raise Rejected(
-            f"the service {call.api.where} writes the backup over there: give a path from / on, not {str(file)!r}"
+            f"the service {call.api.where} writes the backup where it runs, so {str(file)!r} could be anywhere: "
+            "give an absolute path"
         )
     return str(file)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from forewarn.errors import Rejected
+
+_HOST = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,6 @@ def _no_server(text: str) -> Rejected:
 
 
 def _example(text: str) -> str:
-    """What was typed without the scheme, if that is all that was missing."""
-    bare = text.removeprefix("http://").rstrip("/")
-    return bare if bare and all(char.isalnum() or char in ".-:" for char in bare) else "vmhost.example.org:8443"
+    """What was typed, if nothing but the scheme is wrong."""
+    bare = text.strip().removeprefix("http://").rstrip("/")
+    return bare if _HOST.fullmatch(bare) else "vmhost.example.org:8443"
