@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.requests import Request
 
+from forewarn.access.signing import SigningKey
 from forewarn.console.app import Admit, build
+from forewarn.console.door import Door
 from forewarn.core.access import Grant, Principal, Role, owner
 from forewarn.testing.world import World
 
@@ -72,6 +76,10 @@ class Arm(Caller):
         self.world: World = api.world
         self.app = build(api.house, admit or _whoever_is_told)
 
+    def behind(self, door: Door) -> Arm:
+        """The same, where whoever calls is told by the token that they show."""
+        return Arm(self.api, door.admit)
+
     def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
         """Somebody with this role over these resources; over none, somebody without any role."""
         grants = tuple(Grant(id=f"g{n}", role=role, to="client:ci", over=resource) for n, resource in enumerate(over))
@@ -122,12 +130,20 @@ async def _whoever_is_told(request: Request) -> Principal:
 
 @pytest.fixture
 def arm_of(api_of: Callable[..., Any]) -> Callable[..., Arm]:
-    """Azure's API of a world with another policy or store."""
+    """Azure's API of a world with another policy, store or fleet; or of a house where people sign in."""
 
-    def make(*args: Any, admit: Admit | None = None, **options: Any) -> Arm:
-        return Arm(api_of(*args, **options), admit)
+    def make(*args: Any, **options: Any) -> Arm:
+        house = {name: options.pop(name) for name in ("sign_in", "real_time") if name in options}
+        api = api_of(*args, **options)
+        api.house = replace(api.house, **house)
+        return Arm(api)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def signing_key() -> SigningKey:
+    return SigningKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""What Azure's clients ask before they know anything: where things are, and where to sign in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.sign_in import SignIn
+from forewarn.access.token import Issuer
+
+BASE = "https://localhost:8443"
+OTHER = {"host": "console.example.org"}
+
+
+@pytest.fixture
+def issuer(signing_key: Any) -> Issuer:
+    return Issuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
+
+
+@pytest.fixture
+def open_arm(arm_of: Any, issuer: Issuer) -> Any:
+    """A console where clients sign in."""
+    return arm_of(sign_in=SignIn(issuer=issuer, tenant_id="t-1"))
+
+
+def test_one_object_has_what_clients_of_2022_and_of_2015_look_for(open_arm: Any) -> None:
+    assert open_arm.get("/metadata/endpoints?api-version=2022-09-01") == {
+        "name": "forewarn",
+        "resourceManager": BASE,
+        "authentication": {
+            "loginEndpoint": f"{BASE}/adfs",
+            "audiences": [f"{BASE}/", "https://management.azure.com/", "https://management.core.windows.net/"],
+            "tenant": "t-1",
+            "identityProvider": "ADFS",
+        },
+        "suffixes": {},
+        **dict.fromkeys(("portal", "graph", "graphAudience", "gallery"), f"{BASE}/"),
+        **dict.fromkeys(("portalEndpoint", "graphEndpoint", "galleryEndpoint"), f"{BASE}/"),
+    }
+
+
+def test_the_same_is_there_as_a_list(open_arm: Any) -> None:
+    assert open_arm.get("/metadata/endpoints-list") == [open_arm.get("/metadata/endpoints?api-version=2015-01-01")]
+
+
+@pytest.mark.parametrize("path", ["//metadata/endpoints", "/metadata/endpoints/", "/Metadata/Endpoints"])
+def test_endpoints_are_found_however_the_path_is_written(open_arm: Any, path: str) -> None:
+    assert open_arm.get(path)["resourceManager"] == BASE
+
+
+def test_addresses_are_those_that_the_client_called(open_arm: Any) -> None:
+    cloud = open_arm.call("GET", "/metadata/endpoints", headers=OTHER).json
+    assert cloud["resourceManager"] == "https://console.example.org"
+    assert cloud["authentication"]["loginEndpoint"] == "https://console.example.org/adfs"
+    # A token for a name that the service does not have would be worth nothing.
+    assert cloud["authentication"]["audiences"][0] == "https://management.azure.com/"
+
+
+@pytest.mark.parametrize(
+    ("path", "token_endpoint"),
+    [
+        ("/adfs", "adfs/oauth2/token"),
+        ("/11111111-2222-3333-4444-555555555555/v2.0", "11111111-2222-3333-4444-555555555555/oauth2/v2.0/token"),
+        ("/adfs/shop.example.org/v2.0", "adfs/oauth2/token"),
+    ],
+)
+def test_where_to_sign_in_is_told_for_both_sorts_of_authority(open_arm: Any, path: str, token_endpoint: str) -> None:
+    told = open_arm.get(f"{path}/.well-known/openid-configuration")
+    assert told["token_endpoint"] == f"{BASE}/{token_endpoint}"
+    assert told["issuer"] == f"{BASE}/adfs"
+    assert told["jwks_uri"] == f"{BASE}/adfs/discovery/keys"
+    assert told["authorization_endpoint"].startswith(BASE)
+
+
+def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, issuer: Issuer) -> None:
+    (key,) = open_arm.get("/adfs/discovery/keys")["keys"]
+    assert key == issuer.jwks()["keys"][0]
+    assert set(key) == {"kty", "n", "e", "kid", "use", "alg"}
+
+
+@pytest.mark.parametrize(
+    ("url", "login"),
+    [
+        ("https://login.example.org/0b5c/v2.0", "https://login.example.org"),
+        ("https://issuer.example.org/realms/shop", "https://issuer.example.org/realms/shop"),
+    ],
+)
+def test_with_an_issuer_outside_clients_are_sent_there(arm_of: Any, issuer: Issuer, url: str, login: str) -> None:
+    external = ExternalIssuer(url, ["api://forewarn", "api://other"])
+    arm = arm_of(sign_in=SignIn(issuer=issuer, tenant_id="t-1", external=external))
+    told = arm.get("/metadata/endpoints")["authentication"]
+    assert (told["loginEndpoint"], told["audiences"]) == (login, ["api://forewarn", "api://other"])
+
+
+@pytest.mark.parametrize("path", ["/metadata/endpoints", "/adfs/.well-known/openid-configuration"])
+def test_a_service_without_its_https_port_says_so(arm: Any, path: str) -> None:
+    status, code, message = arm.refused("GET", path)
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert "the setting 'console'" in message
+
+
+def test_nothing_of_the_fleet_is_told_before_somebody_signs_in(open_arm: Any) -> None:
+    told = str([open_arm.call("GET", path).json for path in ("/metadata/endpoints", "/adfs/discovery/keys")])
+    for vm in open_arm.world.store.vms():
+        assert vm.name not in told
+        assert vm.vm_id not in told

@@ -1,0 +1,333 @@
+"""Signing in with a client's secret, and what a token is then worth: exactly what is granted at that moment."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote_plus, urlencode
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.secret import hashed
+from forewarn.access.sign_in import SignIn
+from forewarn.access.token import Issuer, Subject
+from forewarn.console.door import Door
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Client, Grant, Role, client_principal, vm_principal
+from forewarn.core.change import Commit
+from forewarn.core.request import Ask
+from forewarn.core.resource import EVERYTHING
+from forewarn.testing.oidc import OidcIssuer
+from forewarn.testing.world import a_vm
+
+BASE = "https://localhost:8443"
+NOW = 1_790_000_000.0
+SECRET = "s3cret+/ of ci"
+VMS = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines"
+FORM = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}
+GOOD = {
+    "grant_type": "client_credentials",
+    "client_id": "ci",
+    "client_secret": SECRET,
+    "scope": "https://management.azure.com/.default",
+}
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Desk:
+    """A console behind its door, with a client that may do nothing yet."""
+
+    def __init__(self, arm_of: Callable[..., Any], issuer: Issuer, external: ExternalIssuer | None = None) -> None:
+        self.time = Time()
+        self.sign_in = SignIn(issuer=issuer, tenant_id="t-1", external=external)
+        inside = arm_of(sign_in=self.sign_in, real_time=self.time)
+        self.world = inside.world
+        self.arm = inside.behind(Door(sign_in=self.sign_in, store=self.world.store, real_time=self.time))
+        self.commit(clients=(Client(id="ci", secret_hash=hashed(SECRET), name="the pipeline"),))
+
+    def commit(self, **parts: Any) -> None:
+        self.world.do(self.world.store.commit(Commit(**parts)))
+
+    def grant(self, role: Role, over: str, to: str = client_principal("ci")) -> None:
+        self.commit(grants=(Grant(id=f"{role} {to}", role=role, to=to, over=over),))
+
+    def ask(self, path: str = "/adfs/oauth2/token", headers: dict[str, str] | None = None, **fields: str | None) -> Any:
+        """Ask for a token, with these fields changed; None leaves one out."""
+        form = {name: text for name, text in (GOOD | fields).items() if text is not None}
+        return self.arm.call("POST", path, urlencode(form).encode(), FORM | (headers or {}))
+
+    def token(self) -> str:
+        answer = self.ask()
+        assert answer.status == 200, answer.content
+        token: str = answer.json["access_token"]
+        return token
+
+    def get(self, token: str, path: str = "/subscriptions", scheme: str = "Bearer") -> Any:
+        return self.arm.call("GET", path, headers={"authorization": f"{scheme} {token}"})
+
+
+@pytest.fixture
+def issuer(signing_key: Any) -> Issuer:
+    return Issuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
+
+
+@pytest.fixture
+def desk(arm_of: Callable[..., Any], issuer: Issuer) -> Desk:
+    return Desk(arm_of, issuer)
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as outside:
+        yield outside
+
+
+def basic(client_id: str, secret: str) -> dict[str, str]:
+    both = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+    return {"authorization": f"Basic {base64.b64encode(both.encode()).decode()}"}
+
+
+def refusal(answer: Any) -> tuple[int, str, int]:
+    """Status, error and the vendor's number. A refusal of ours holds no secret, and nobody keeps it."""
+    told = answer.json
+    (number,) = told["error_codes"]
+    assert told["error_description"].startswith(f"AADSTS{number}: ")
+    assert SECRET not in answer.content.decode()
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.status, told["error"], number
+
+
+@pytest.mark.parametrize("path", ["/adfs/oauth2/token", "/t-1/oauth2/v2.0/token", "/common/oauth2/v2.0/token"])
+def test_a_client_gets_a_token_for_its_secret(desk: Desk, path: str) -> None:
+    answer = desk.ask(path, client_info="1")
+    assert answer.status == 200
+    assert answer.headers["cache-control"] == "no-store"
+    told = answer.json
+    assert {name: told[name] for name in told if name != "access_token"} == {
+        "token_type": "Bearer",
+        "expires_in": 3600,
+        "ext_expires_in": 3600,
+    }
+    claims = desk.world.do(desk.sign_in.verify(told["access_token"], NOW))
+    assert (claims.who, claims.tenant, claims.expires_at) == ("client:ci", "t-1", NOW + 3600)
+
+
+def test_a_client_may_send_its_secret_in_a_header(desk: Desk) -> None:
+    assert desk.ask(headers=basic("ci", SECRET), client_id=None, client_secret=None).status == 200
+    wrong = desk.ask(headers=basic("ci", "guessed"), client_id=None, client_secret=None)
+    assert refusal(wrong) == (401, "invalid_client", 7000215)
+    assert wrong.headers["www-authenticate"].startswith("Basic ")
+    garbage = desk.ask(headers={"authorization": "Basic ???"}, client_id=None, client_secret=None)
+    assert refusal(garbage)[:2] == (400, "invalid_request")
+
+
+def test_a_clients_id_is_found_in_any_case(desk: Desk) -> None:
+    assert desk.ask(client_id="CI").status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"client_secret": "guessed"}, (401, "invalid_client", 7000215)),
+        ({"client_secret": SECRET.upper()}, (401, "invalid_client", 7000215)),
+        ({"client_id": "nobody"}, (401, "invalid_client", 7000215)),
+        ({"client_id": "\x00\ud7ff" + "x" * 9000}, (401, "invalid_client", 7000215)),
+        ({"client_secret": None}, (401, "invalid_client", 7000218)),
+        ({"client_secret": ""}, (401, "invalid_client", 7000218)),
+        ({"client_id": None}, (400, "invalid_request", 900144)),
+        ({"grant_type": None}, (400, "invalid_request", 900144)),
+        ({"grant_type": "password"}, (400, "unsupported_grant_type", 70003)),
+        ({"grant_type": "refresh_token"}, (400, "unsupported_grant_type", 70003)),
+        ({"scope": "https://vault.azure.net/.default"}, (400, "invalid_scope", 70011)),
+        ({"scope": "openid"}, (400, "invalid_scope", 70011)),
+        ({"scope": "https://[/.default"}, (400, "invalid_scope", 70011)),
+        ({"scope": None, "resource": "https://vault.azure.net"}, (400, "invalid_resource", 500011)),
+    ],
+)
+def test_a_sign_in_is_refused_as_oauth_says_it(desk: Desk, fields: Any, refused: tuple[int, str, int]) -> None:
+    assert refusal(desk.ask(**fields)) == refused
+
+
+def test_an_unknown_client_and_a_wrong_secret_look_the_same(desk: Desk) -> None:
+    unknown, wrong = desk.ask(client_id="xx"), desk.ask(client_secret="guessed")
+    assert unknown.status == wrong.status == 401
+    assert unknown.content.replace(b"'xx'", b"'ci'") == wrong.content
+    assert unknown.headers == wrong.headers
+
+
+def test_whoever_has_no_secret_does_not_learn_what_tokens_are_for(desk: Desk) -> None:
+    assert refusal(desk.ask(client_secret="guessed", scope="https://vault.azure.net/.default"))[0] == 401
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scope": "https://management.azure.com//.default"},
+        {"scope": "https://management.core.windows.net/.default"},
+        {"scope": f"{BASE}/.default"},
+        {"scope": f"{BASE}//.default"},
+        {"scope": None, "resource": f"{BASE}/"},
+        {"scope": None},
+    ],
+)
+def test_a_token_is_for_any_of_the_names_that_clients_have_for_us(desk: Desk, fields: Any) -> None:
+    answer = desk.ask(**fields)
+    assert answer.status == 200, answer.content
+    assert desk.get(answer.json["access_token"]).status == 200
+
+
+def test_a_body_that_is_no_form_is_refused(desk: Desk) -> None:
+    for body in (b"", b"\xff\xfe", b"{}", b"&&&=", b"grant_type"):
+        answer = desk.arm.call("POST", "/adfs/oauth2/token", body, FORM)
+        assert refusal(answer)[:2] == (400, "invalid_request"), body
+    assert refusal(desk.arm.call("POST", "/adfs/oauth2/token", dict(GOOD)))[:2] == (400, "invalid_request")
+    assert desk.arm.call("POST", "/adfs/oauth2/token", b"x" * 70_000, FORM).status == 413
+
+
+def test_neither_secrets_nor_tokens_are_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        token = desk.token()
+        desk.ask(client_secret="almost the secret")
+        desk.get(token)
+        desk.get(token + "x")
+    assert "'ci'" in caplog.text
+    assert not any(secret in caplog.text for secret in (SECRET, "almost the secret", token))
+
+
+def test_a_token_is_worth_what_is_granted_when_it_is_shown(desk: Desk) -> None:
+    token = desk.token()
+    assert desk.get(token, f"{VMS}/db").error[:2] == (403, "AuthorizationFailed")
+    assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci does not have the right to read over")
+    desk.grant(Role.READER, VMS.rpartition("/providers")[0])
+    assert desk.get(token, f"{VMS}/db").json["name"] == "db"
+    assert [one["tenantId"] for one in desk.get(token).json["value"]] == ["t-1"]
+    assert desk.get(token, "/tenants").json["value"][0]["tenantId"] == "t-1"
+    desk.commit(removed_grants=(f"{Role.READER} client:ci",))
+    assert desk.get(token, f"{VMS}/db").status == 403
+
+
+def test_the_token_of_a_client_that_was_removed_is_worth_nothing(desk: Desk) -> None:
+    token = desk.token()
+    desk.grant(Role.ADMINISTRATOR, EVERYTHING)
+    desk.commit(removed_clients=("ci",))
+    assert desk.get(token).error == (401, "AuthenticationFailed", "client 'ci' was removed: sign in as another")
+    assert refusal(desk.ask()) == (401, "invalid_client", 7000215)
+
+
+def test_another_secret_ends_the_old_one(desk: Desk) -> None:
+    desk.commit(clients=(Client(id="ci", secret_hash=hashed("another")),))
+    assert desk.ask().status == 401
+    assert desk.ask(client_secret="another").status == 200
+
+
+def test_a_token_ends(desk: Desk) -> None:
+    token = desk.token()
+    desk.time.now += 3599
+    assert desk.get(token).status == 200
+    desk.time.now += 1
+    status, code, message = desk.get(token).error
+    assert (status, code) == (401, "AuthenticationFailed")
+    assert message.startswith("the token expired at 2026-")
+    assert desk.get(desk.token()).status == 200
+
+
+def test_lab_time_does_not_end_a_token(desk: Desk) -> None:
+    token = desk.token()
+    desk.world.advance(86_400)
+    assert desk.get(token).status == 200
+
+
+@pytest.mark.parametrize("path", ["/subscriptions", f"{VMS}/db", f"{VMS}/none", "/forewarn/v1/events"])
+def test_without_a_token_a_caller_is_told_where_to_sign_in(desk: Desk, path: str) -> None:
+    answer = desk.arm.call("GET", path)
+    assert answer.status == 401
+    assert answer.headers["www-authenticate"] == f'Bearer authorization_uri="{BASE}/adfs", error="invalid_token"'
+    assert "no Authorization header" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("token", ["", "x", "a.b.c", "..", "é.é.é", "x" * 40_000])
+def test_what_is_no_token_opens_nothing(desk: Desk, token: str) -> None:
+    status, code, message = desk.get(token).error
+    assert (status, code) == (401, "AuthenticationFailed")
+    assert not token.strip("x") or token not in message
+
+
+def test_only_bearers_are_let_in(desk: Desk) -> None:
+    token = desk.token()
+    assert desk.get(token, scheme="bearer").status == 200
+    for scheme in ("Basic", "Token", "Bearer,", ""):
+        assert desk.get(token, scheme=scheme).status == 401, scheme
+
+
+def test_a_forged_token_opens_nothing(desk: Desk, issuer: Issuer) -> None:
+    header, payload, signature = desk.token().split(".")
+    for forged in (f"{header}.{payload}.", f"{header}.{payload[:-2]}AA.{signature}", f"{header}.{payload}.AAAA"):
+        assert desk.get(forged).status == 401
+    strange = issuer.issue(Subject(client_id="ci", object_id="o", tenant="t-1"), "https://elsewhere.example.org", NOW)
+    assert "not for this service" in desk.get(strange).error[2]
+
+
+def test_a_vm_acts_under_its_own_name(desk: Desk) -> None:
+    vm = desk.world.vm("web-0")
+    token = desk.sign_in.issuer.issue(desk.sign_in.identity_of(vm), BASE, NOW)
+    assert desk.get(token, f"{VMS}/db").error[2].startswith("VM web-0 does not have the right")
+    desk.grant(Role.READER, f"{VMS}/db", to=vm_principal(vm.vm_id))
+    assert desk.get(token, f"{VMS}/db").status == 200
+    assert desk.get(token, f"{VMS}/spot").status == 403
+
+
+def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes_by_its_name(desk: Desk) -> None:
+    vm = desk.world.vm("db")
+    token = desk.sign_in.issuer.issue(desk.sign_in.identity_of(vm), BASE, NOW)
+    desk.grant(Role.READER, EVERYTHING, to=vm_principal(vm.vm_id))
+    assert desk.get(token).status == 200
+    desk.world.ask(Ask.DELETE, "db")
+    desk.world.advance(60)
+    assert desk.get(token).error[2].startswith("VM 'db', which the token was given to, is gone")
+    desk.world.do(desk.world.control.fleets.change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
+    assert desk.world.vm("db").vm_id != vm.vm_id
+    assert desk.get(token).status == 401
+
+
+def test_with_an_issuer_outside_its_tokens_count_and_ours_are_not_given(
+    arm_of: Callable[..., Any], issuer: Issuer, elsewhere: OidcIssuer
+) -> None:
+    desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    refused = desk.ask()
+    assert refusal(refused) == (400, "unauthorized_client", 700016)
+    assert elsewhere.url in refused.json["error_description"]
+    answer = desk.arm.call("GET", "/subscriptions")
+    assert answer.headers["www-authenticate"].startswith(f'Bearer authorization_uri="{elsewhere.url}"')
+
+    told = {"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1", "preferred_username": "client ci"}
+    token = elsewhere.token(told)
+    assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci (oidc) does not have the right")
+    desk.grant(Role.READER, EVERYTHING, to="oidc:ann-1")
+    assert desk.get(token, f"{VMS}/db").status == 200
+    assert desk.get(elsewhere.token(told | {"exp": NOW}), f"{VMS}/db").status == 401
+    elsewhere.add("curve", ec.generate_private_key(ec.SECP256R1()))
+    desk.time.now += 31  # how long an issuer is not asked again for keys
+    assert desk.get(elsewhere.token(told, "curve", "ES256"), f"{VMS}/db").status == 200
+    own = desk.sign_in.for_client(Client(id="ci", secret_hash=b""), BASE, NOW).token
+    assert desk.get(own).status == 401
+
+
+def test_an_issuer_that_cannot_be_reached_is_no_reason_to_be_let_in(
+    arm_of: Callable[..., Any], issuer: Issuer, elsewhere: OidcIssuer
+) -> None:
+    elsewhere.down = True
+    desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
+    answer = desk.get(elsewhere.token({"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1"}))
+    assert answer.error[:2] == (503, "ServiceUnavailable")
+    assert answer.headers["retry-after"] == "1"
