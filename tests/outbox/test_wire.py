@@ -12,6 +12,7 @@ from pathlib import Path
 from time import time
 
 import pytest
+import uvloop
 
 from forewarn.access.certificate import Certificates, ca_file
 from forewarn.outbox.seam import Letter, Reply, Unreached
@@ -19,15 +20,26 @@ from forewarn.outbox.wire import Wire
 from forewarn.testing.receiver import Answer, Receiver
 
 
-def send(url: str) -> Reply:
-    letter = Letter(url=url, headers={"X-Some": "thing"}, body=b"[1]")
-    return asyncio.run(Wire(patience_s=2.0, body_patience_s=0.2).send(letter))
+class Sender:
+    """Sends one letter, on the loop that tests use or on the one that the service does."""
+
+    def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._loop_factory = loop_factory
+
+    def send(self, url: str) -> Reply:
+        letter = Letter(url=url, headers={"X-Some": "thing"}, body=b"[1]")
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            return runner.run(Wire(patience_s=2.0, body_patience_s=0.2).send(letter))
+
+    def unreached(self, url: str) -> str:
+        with pytest.raises(Unreached) as caught:
+            self.send(url)
+        return str(caught.value)
 
 
-def unreached(url: str) -> str:
-    with pytest.raises(Unreached) as caught:
-        send(url)
-    return str(caught.value)
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def sender(request: pytest.FixtureRequest) -> Sender:
+    return Sender(request.param)
 
 
 @contextmanager
@@ -52,8 +64,8 @@ def raw(*parts: bytes, stays: bool = False) -> Iterator[str]:
         thread.join(30)
 
 
-def test_a_letter_arrives_as_it_was_written(receiver: Receiver) -> None:
-    reply = send(f"{receiver.url}/a%20b?code=x%26y")
+def test_a_letter_arrives_as_it_was_written(sender: Sender, receiver: Receiver) -> None:
+    reply = sender.send(f"{receiver.url}/a%20b?code=x%26y")
     (received,) = receiver.received
     assert (received.method, received.target, received.body) == ("POST", "/hook/a%20b?code=x%26y", b"[1]")
     assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
@@ -61,33 +73,35 @@ def test_a_letter_arrives_as_it_was_written(receiver: Receiver) -> None:
     assert reply.is_good
 
 
-def test_an_address_without_a_path_is_asked_for_its_root(receiver: Receiver) -> None:
-    send(f"http://127.0.0.1:{receiver.port}?a=1")
+def test_an_address_without_a_path_is_asked_for_its_root(sender: Sender, receiver: Receiver) -> None:
+    sender.send(f"http://127.0.0.1:{receiver.port}?a=1")
     assert receiver.received[0].target == "/?a=1"
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
-def test_2xx_is_good(receiver: Receiver, status: int) -> None:
+def test_2xx_is_good(sender: Sender, receiver: Receiver, status: int) -> None:
     receiver.answer(status)
-    assert send(receiver.url).is_good
+    assert sender.send(receiver.url).is_good
 
 
-def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
+def test_a_redirect_is_not_followed(sender: Sender, receiver: Receiver) -> None:
     with Receiver(lambda method, body: Answer(status=307, headers={"Location": receiver.url})) as other:
-        reply = send(other.url)
+        reply = sender.send(other.url)
     assert (reply.status, reply.is_good) == (307, False)
     assert receiver.received == []
 
 
-def test_proxies_of_the_environment_are_not_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_not_used(
+    sender: Sender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert send(receiver.url).status == 200
+    assert sender.send(receiver.url).status == 200
 
 
-def test_little_of_an_answer_is_read() -> None:
+def test_little_of_an_answer_is_read(sender: Sender) -> None:
     with Receiver(lambda method, body: Answer(body=b"x" * 1_000_000)) as receiver:
-        assert send(receiver.url).body == b"x" * 4096
+        assert sender.send(receiver.url).body == b"x" * 4096
 
 
 @pytest.mark.parametrize(
@@ -98,14 +112,14 @@ def test_little_of_an_answer_is_read() -> None:
         pytest.param([b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 Fine\r\n\r\n"], id="after another"),
     ],
 )
-def test_a_good_status_counts_whatever_follows(parts: list[bytes]) -> None:
+def test_a_good_status_counts_whatever_follows(sender: Sender, parts: list[bytes]) -> None:
     with raw(*parts) as url:
-        assert send(url).is_good
+        assert sender.send(url).is_good
 
 
-def test_a_body_that_never_ends_holds_up_nothing() -> None:
+def test_a_body_that_never_ends_holds_up_nothing(sender: Sender) -> None:
     with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf", stays=True) as url:
-        assert send(url).body == b"half"
+        assert sender.send(url).body == b"half"
 
 
 REASONS = [
@@ -118,19 +132,19 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("parts", "stays", "why"), REASONS)
-def test_no_answer_is_told_in_words(parts: list[bytes], stays: bool, why: str) -> None:
+def test_no_answer_is_told_in_words(sender: Sender, parts: list[bytes], stays: bool, why: str) -> None:
     with raw(*parts, stays=stays) as url:
-        assert unreached(url) == why
+        assert sender.unreached(url) == why
 
 
-def test_nobody_there_is_told_in_words(receiver: Receiver) -> None:
+def test_nobody_there_is_told_in_words(sender: Sender, receiver: Receiver) -> None:
     receiver.stop()
-    assert unreached(receiver.url) == "nobody listens there"
+    assert sender.unreached(receiver.url) == "nobody listens there"
 
 
 @pytest.mark.parametrize("host", ["x" * 64 + ".invalid", "a..b"])
-def test_a_name_that_nobody_can_have_is_told_in_words(host: str) -> None:
-    assert unreached(f"http://{host}/").startswith("its name cannot be resolved")
+def test_a_name_that_nobody_can_have_is_told_in_words(sender: Sender, host: str) -> None:
+    assert sender.unreached(f"http://{host}/").startswith("its name cannot be resolved")
 
 
 def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
@@ -141,14 +155,14 @@ def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
 
 
 def test_tls_is_checked_against_the_file_that_the_environment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Receiver(wrap=secure(tmp_path)) as receiver:
-        assert "its certificate is not trusted (" in unreached(receiver.url)
+        assert "its certificate is not trusted (" in sender.unreached(receiver.url)
         assert receiver.received == []
         monkeypatch.setenv("SSL_CERT_FILE", str(ca_file(tmp_path)))
-        assert send(receiver.url).is_good
+        assert sender.send(receiver.url).is_good
 
 
-def test_a_receiver_that_speaks_no_tls_is_told_in_words(receiver: Receiver) -> None:
-    assert unreached(receiver.url.replace("http://", "https://")).startswith("TLS failed (")
+def test_a_receiver_that_speaks_no_tls_is_told_in_words(sender: Sender, receiver: Receiver) -> None:
+    assert sender.unreached(receiver.url.replace("http://", "https://")).startswith("TLS failed (")
