@@ -1,0 +1,103 @@
+"""Who may do what, from the command line."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.cli.access import ROLES
+from forewarn.core.access import Role
+
+GROUP = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/lab"
+
+
+def grants(lab: Any) -> list[tuple[str, str, str]]:
+    return [(grant["role"], grant["to"], grant["over"]) for grant in lab.json("access", "show")["grants"]]
+
+
+def test_the_roles_that_can_be_granted_are_those_that_there_are() -> None:
+    assert set(ROLES) == {role.value for role in Role}
+
+
+def test_a_client_is_made_with_a_secret_that_is_shown_once(lab: Any) -> None:
+    made = lab.json("access", "client", "add", "ci", "--name", "the builds")
+    assert (made["id"], made["name"]) == ("ci", "the builds")
+    assert len(made["secret"]) == 43
+    shown = lab.good("access", "show")
+    assert "the builds" in shown
+    assert made["secret"] not in shown + lab.good("history", "--json")
+    told = lab.good("access", "client", "renew", "ci")
+    assert "Keep it now: nobody can show it again." in told
+    assert made["secret"] not in told
+    assert lab.good("access", "client", "remove", "ci") == "Client ci is removed.\n"
+
+
+def test_a_secret_can_go_into_a_file_instead(lab: Any, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    made = lab.json("access", "client", "add", "ci", "--secret-file", str(file))
+    assert "secret" not in made
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    first = file.read_text()
+    assert len(first) == 44
+    assert first.strip() not in lab.good("access", "client", "renew", "ci", "--secret-file", str(file))
+    assert file.read_text() != first
+    assert "is not overwritten" in lab.refused("access", "client", "add", "cd", "--secret-file", str(file))
+    lost = str(tmp_path / "no" / "secret")
+    assert "lies in no directory" in lab.refused("access", "client", "add", "cd", "--secret-file", lost)
+    assert [client["id"] for client in lab.json("access", "show")["clients"]] == ["ci"]
+
+
+@pytest.mark.parametrize(
+    ("words", "over"),
+    [
+        (["--everything"], "/"),
+        (["--over-group", "LAB"], "/resourceGroups/lab"),
+        (["--over-vm", "web"], "/virtualMachines/web"),
+        (["--over", f"{GROUP}/"], "/resourceGroups/lab"),
+    ],
+    ids=["everything", "group", "vm", "resource"],
+)
+def test_a_role_is_granted_over_what_is_named(lab: Any, words: list[str], over: str) -> None:
+    lab.good("access", "client", "add", "ci")
+    granted = lab.json("access", "grant", "operator", "--to", "ci", *words)
+    assert (granted["role"], granted["to"]) == ("Operator", "client:ci")
+    assert granted["over"].endswith(over)
+    assert len(grants(lab)) == 1
+    told = lab.good("access", "revoke", granted["id"][:8])
+    assert told.startswith("client ci no longer has the role Operator over ")
+    assert grants(lab) == []
+
+
+def test_a_role_is_granted_to_a_vm_or_to_somebody_outside(lab: Any) -> None:
+    assert lab.json("access", "grant", "Reader", "--to-vm", "web", "--over-vm", "web")["to"].startswith("vm:")
+    granted = lab.json("access", "grant", "Reader", "--to-external", "ann@example.org", "--everything")
+    assert granted["to"] == "oidc:ann@example.org"
+
+
+def test_what_goes_with_a_client_is_told(lab: Any) -> None:
+    lab.good("access", "client", "add", "ci")
+    lab.good("access", "grant", "Reader", "--to", "ci", "--everything")
+    assert lab.good("access", "client", "remove", "ci") == "Client ci is removed, and 1 grant with it.\n"
+
+
+def test_a_grant_needs_one_principal_and_one_resource(lab: Any) -> None:
+    lab.good("access", "client", "add", "ci")
+    assert lab.refused("access", "grant", "Reader", "--everything").startswith("say to whom: one of --to CLIENT")
+    both = lab.refused("access", "grant", "Reader", "--to", "ci", "--over-vm", "web", "--everything")
+    assert both.startswith("say over what: one of --over RESOURCE")
+    assert "no VM is in a resource group 'x'" in lab.refused(
+        "access", "grant", "Reader", "--to", "ci", "--over-group", "x"
+    )
+    assert "is no client" in lab.refused("access", "grant", "Reader", "--to", "nobody", "--everything")
+    assert "'King' is not one of" in lab.refused("access", "grant", "King", "--to", "ci", "--everything")
+
+
+def test_a_tab_offers_clients_and_grants(lab: Any) -> None:
+    lab.good("access", "client", "add", "ci")
+    granted = lab.json("access", "grant", "Reader", "--to", "ci", "--everything")["id"]
+    for typed, offered in ((("client", "remove", "c"), "ci"), (("revoke", granted[:3]), granted)):
+        words = ["forewarn", "access", *typed]
+        env = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        shown = lab("", _FOREWARN_COMPLETE="bash_complete", **env).stdout
+        assert shown.split() == [f"plain,{offered}"]

@@ -1,0 +1,60 @@
+"""The CA, for whoever is to trust it: shown and exported whether a service runs or not."""
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.access import Certificates
+from forewarn.clock import read_real_time
+
+
+@pytest.fixture
+def made(command: Any) -> Certificates:
+    return Certificates.ready(command.data / "tls", ("lab.localhost",), read_real_time())
+
+
+def test_the_ca_is_shown_with_its_fingerprint_and_the_names_it_vouches_for(command: Any, made: Certificates) -> None:
+    shown = command.good("ca")
+    assert str(command.data / "tls" / "ca.pem") in shown
+    assert made.ca.facts.fingerprint in shown
+    assert "localhost, lab.localhost, 127.0.0.1" in shown
+    view = command.json("ca")
+    assert view["fingerprint"] == made.ca.facts.fingerprint
+    assert view["not_after"] == made.ca.facts.not_after
+
+
+def test_the_ca_is_exported_to_a_file_or_to_standard_output(command: Any, made: Certificates, tmp_path: Path) -> None:
+    pem = made.ca.certificate.read_text()
+    assert command.good("ca", "export") == command.good("ca", "export", "-") == pem
+    file = tmp_path / "out.pem"
+    assert "holds the CA: no secret" in command.good("ca", "export", str(file))
+    assert file.read_text() == pem
+    ssl.create_default_context(cafile=str(file))
+    assert command.json("ca", "export")["pem"] == pem
+    assert "PRIVATE" not in pem
+
+
+def test_a_file_that_holds_something_else_is_not_overwritten(command: Any, made: Certificates, tmp_path: Path) -> None:
+    file = tmp_path / "out.pem"
+    file.write_text("mine")
+    assert command.refused("ca", "export", str(file)) == (
+        f"{str(file)!r} exists already and is not overwritten: give another file"
+    )
+    assert file.read_text() == "mine"
+    file.write_text(made.ca.certificate.read_text())
+    assert command.good("ca", "export", str(file))
+    assert "cannot be written" in command.refused("ca", "export", str(tmp_path / "no" / "such"))
+
+
+def test_where_there_is_no_ca_the_command_says_what_makes_one(command: Any) -> None:
+    for words in (["ca"], ["ca", "export"]):
+        assert command.refused(*words).startswith(f"there is no CA in {command.data}: a service makes one when")
+
+
+def test_a_ca_that_is_broken_is_told(command: Any, made: Certificates) -> None:
+    made.ca.certificate.write_bytes(b"\xff\xfe")
+    assert "cannot be read" in command.refused("ca", "export")
+    made.ca.certificate.write_text("junk")
+    assert "is no certificate in PEM" in command.refused("ca")

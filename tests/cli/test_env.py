@@ -1,0 +1,156 @@
+"""What a shell evaluates so that the vendor's clients talk to the lab: every shell gets exactly the values meant."""
+
+import json
+import os
+import re
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forewarn.cli.place import SOCKET
+from forewarn.cli.shell import SHELLS, remark
+from forewarn.testing.scripted import Scripted, says
+
+SECRET = "it's-a-$ecret-of-the-administrator"
+AWKWARD = [
+    "",
+    "plain",
+    "with space",
+    "it's",
+    'say "hi"',
+    "$HOME `id` $(id)",
+    "back\\slash\\",
+    "a\nb",
+    "ünïcødé’s",
+    "; #x",
+]
+
+
+def evaluated(text: str, names: list[str]) -> dict[str, str]:
+    """The variables of a real bash that evaluated this."""
+    script = f'set -eu\neval "$TEXT"\nfor name in {" ".join(names)}; do printf "%s\\0" "${{!name}}"; done'
+    env = {"PATH": os.environ["PATH"], "TEXT": text}
+    result = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
+    assert result.stderr == ""
+    return dict(zip(names, result.stdout.split("\0"), strict=False))
+
+
+def read_fish(line: str) -> tuple[str, str]:
+    """As fish reads single quotes: only \\' and \\\\ are escapes (its manual, Quotes)."""
+    match = re.fullmatch(r"set -gx (\w+) '((?:[^'\\]|\\.)*)'", line, re.DOTALL)
+    assert match, line
+    return match[1], re.sub(r"\\(['\\])", r"\1", match[2])
+
+
+def read_powershell(line: str) -> tuple[str, str]:
+    """As PowerShell reads single quotes: any of five ends the string unless there are two (about_Quoting_Rules)."""
+    quote = "['\u2018\u2019\u201a\u201b]"
+    match = re.fullmatch(rf"\$env:(\w+) = '((?:{quote}{{2}}|(?!{quote}).)*)'", line, re.DOTALL)
+    assert match, line
+    return match[1], re.sub(rf"({quote}){quote}", r"\1", match[2])
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+def test_bash_gets_exactly_the_value(value: str) -> None:
+    assert evaluated(SHELLS["bash"].variable("NAME", value), ["NAME"]) == {"NAME": value}
+
+
+@given(st.text())
+def test_fish_and_powershell_get_exactly_the_value(value: str) -> None:
+    assert read_fish(SHELLS["fish"].variable("NAME", value)) == ("NAME", value)
+    assert read_powershell(SHELLS["powershell"].variable("NAME", value)) == ("NAME", value)
+
+
+@given(st.text())
+def test_a_remark_is_one_line_whatever_it_holds(text: str) -> None:
+    assert remark(text).startswith("# ")
+    assert len(remark(text).splitlines()) == 1
+
+
+def variables(lab: Any, *words: str) -> dict[str, str]:
+    found: dict[str, str] = lab.json("env", *words)["variables"]
+    return found
+
+
+def test_a_shell_that_evaluates_it_trusts_the_lab_and_can_reach_no_other_cloud(lab: Any) -> None:
+    expected = variables(lab)
+    shell = evaluated(lab.good("env"), list(expected))
+    assert shell == expected
+    tls = lab.data / "tls"
+    assert shell["REQUESTS_CA_BUNDLE"] == shell["SSL_CERT_FILE"] == str(tls / "ca-bundle.pem")
+    assert shell["NODE_EXTRA_CA_CERTS"] == str(tls / "ca.pem")
+    assert shell["AZURE_CONFIG_DIR"] == str(lab.data / "azure")
+    assert shell["ARM_CLOUD_METADATA_URL"] == "https://localhost:8443/metadata/endpoints-list"
+    assert shell["AZURE_CORE_COLLECT_TELEMETRY"] == "0"
+    context = ssl.create_default_context(cafile=shell["SSL_CERT_FILE"])
+    ours = ssl.PEM_cert_to_DER_cert((tls / "ca.pem").read_text())
+    assert ours in context.get_ca_certs(binary_form=True)
+
+
+@pytest.mark.parametrize(("shell", "read"), [("fish", read_fish), ("powershell", read_powershell)])
+def test_other_shells_get_the_same_variables(lab: Any, shell: str, read: Any) -> None:
+    lines = lab.good("env", "--shell", shell, "--with-secret").splitlines()
+    settings = dict(read(line) for line in lines if not line.startswith("# "))
+    assert settings == variables(lab, "--with-secret")
+
+
+def test_the_secret_is_told_only_to_whoever_asks_for_it(lab: Any) -> None:
+    assert SECRET not in lab.good("env") + lab.good("env", "--json")
+    shell = evaluated(lab.good("env", "--with-secret"), list(variables(lab, "--with-secret")))
+    assert shell["AZURE_AUTHORITY_HOST"] == "https://localhost:8443"
+    assert (shell["AZURE_TENANT_ID"], shell["AZURE_CLIENT_ID"]) == ("adfs", "admin")
+    assert shell["AZURE_CLIENT_SECRET"] == SECRET
+
+
+def test_a_remark_says_how_az_signs_in(lab: Any) -> None:
+    tenant = "11111111-2222-3333-4444-555555555555"
+    line = f"# az login --service-principal -u admin -p @{lab.data}/admin.secret --tenant {tenant}"
+    assert line in lab.good("env").splitlines()
+
+
+def test_managed_identities_are_offered_only_where_they_are_given_out(lab: Any) -> None:
+    assert "# AZURE_POD_IDENTITY_AUTHORITY_HOST is not set: managed identities are not given out" in lab.good("env")
+    assert "any program could pose as a VM" in lab.refused("env", "--vm", "web")
+
+
+def test_a_vm_is_chosen_whose_identity_to_have(command: Any) -> None:
+    console = {"url": "https://localhost:1", "ca": "", "admin_secret": "/s", "client_id": "admin", "tenant_id": "t"}
+    service = says({"console": console, "identity_on_loopback": True})
+    fleet = says({"vms": [{"url": None}, {"url": "http://127.0.0.1:8254"}]})
+    with Scripted(service, fleet, path=command.data / SOCKET):
+        shown = command.json("env")
+    assert shown["variables"]["AZURE_POD_IDENTITY_AUTHORITY_HOST"] == "http://127.0.0.1:8254"
+    with Scripted(service, says({"url": "http://127.0.0.3:8254"}), path=_fresh(command)) as server:
+        told = command.good("env", "--vm", "db-0")
+        assert server.requests[-1].target == "/forewarn/v1/vms/db-0"
+    assert "export AZURE_POD_IDENTITY_AUTHORITY_HOST=http://127.0.0.3:8254\n" in told
+    with Scripted(service, says({"url": None}), path=_fresh(command)):
+        assert "has no address on this machine" in command.refused("env", "--vm", "db-0")
+
+
+def _fresh(command: Any) -> Path:
+    path: Path = command.data / SOCKET
+    path.unlink()
+    return path
+
+
+def test_a_certificate_of_the_users_own_and_an_issuer_of_their_own_are_left_to_them(command: Any) -> None:
+    facts = {"url": "https://localhost:1", "ca": "", "admin_secret": "", "client_id": "", "tenant_id": "t"}
+    view = says({"console": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
+    with Scripted(view, path=command.data / SOCKET):
+        shown = command.json("env")
+        assert "has no secret to give: leave --with-secret out" in command.refused("env", "--with-secret")
+    assert "REQUESTS_CA_BUNDLE" not in shown["variables"]
+    assert "Sign in with a client of https://issuer.example.org." in shown["remarks"]
+    assert "its CA must be trusted already" in shown["remarks"][0]
+
+
+def test_a_service_without_a_console_says_so(command: Any) -> None:
+    with Scripted(says({"console": None}), path=command.data / SOCKET):
+        assert "has no console over TLS: give it one with the setting 'console'" in command.refused("env")
+        assert json.loads(command.refused("env", "--json"))["error"]["code"] == "Refused"
