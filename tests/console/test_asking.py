@@ -213,3 +213,6 @@ def test_a_user_takes_pending_maintenance_now(api: Any) -> None:
     api.post("/rollouts", {"impact": "migrate", "scope": "web"})
     (event,) = api.post("/vms/lab%2Fweb-0/perform-maintenance")["events"]
     assert (event["status"], event["approved_by"]) == ("started", "local user ann")
+    (request,) = [request for request in api.world.store.requests() if request.approves == (event["id"],)]
+    standing = api.get(f"/requests/{request.id}")
+    assert (standing["state"], [one["id"] for one in standing["events"]]) == ("started", [event["id"]])

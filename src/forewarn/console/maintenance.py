@@ -67,7 +67,7 @@ def _replaced(events: list[Event]) -> tuple[str, ...]:
 async def show_request(room: Room, call: Call) -> RequestStanding:
     """How far a request is, and what it waits for."""
     request = room.request(call.names["id"])
-    events = room.store.events(request_id=request.id)
+    events = events_of_request(room, request)
     planned = room.store.planned(request_id=request.id)
     skipped = any(e.what is What.SKIPPED for e in room.store.history(request_id=request.id)) if not events else False
     showing = Showing(room)
@@ -78,6 +78,13 @@ async def show_request(room: Room, call: Call) -> RequestStanding:
         replaced=_replaced(events),
         waits_for=_waits(showing, events),
     )
+
+
+def events_of_request(room: Room, request: Request) -> list[Event]:
+    """Its own, or those of others that it approved."""
+    if request.ask is not Ask.PERFORM_MAINTENANCE:
+        return room.store.events(request_id=request.id)
+    return [event for event in map(room.store.event, request.approves) if event is not None]
 
 
 def state_of(events: list[Event], *, to_come: bool, skipped: bool) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from forewarn.console.arm.progress import IN_PROGRESS, Course, answer_of, error_of
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, listing
-from forewarn.console.maintenance import state_of
+from forewarn.console.maintenance import events_of_request, state_of
 from forewarn.console.room import Room
 from forewarn.core.access import Right
 from forewarn.core.event import Event
@@ -60,7 +60,7 @@ def _course(room: Room, call: ArmCall) -> Course:
     request = room.store.request(name.lower()) if name.isascii() else None
     if request is None or request.ask in _NO_OPERATIONS:
         raise _unknown(name)
-    events = _events(room, request)
+    events = events_of_request(room, request)
     planned = room.store.planned(request_id=request.id)
     entries = [] if events else room.store.history(request_id=request.id)
     skipped = tuple(entry.text for entry in entries if entry.what is What.SKIPPED)
@@ -74,13 +74,6 @@ def _course(room: Room, call: ArmCall) -> Course:
 
 def _unknown(name: str) -> NotFound:
     return NotFound(f"operation {name!r} does not exist in this subscription: ask again for what you wanted done")
-
-
-def _events(room: Room, request: Request) -> list[Event]:
-    """Its own, or those of others that it approved."""
-    if request.ask is not Ask.PERFORM_MAINTENANCE:
-        return room.store.events(request_id=request.id)
-    return [event for event in map(room.store.event, request.approves) if event is not None]
 
 
 def _may_follow(room: Room, call: ArmCall, request: Request, parts: Sequence[Event | Planned]) -> bool:
