@@ -22,7 +22,9 @@ from forewarn.testing.process import ServiceProcess, eventually, free_port
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # the one of fleet files that name none
 STEP_S = 60.0  # of lab time: longer than most acts take
 _TRUST = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# Clients look for newer versions of themselves: over TLS nothing but this machine is to be reached.
+_NOWHERE = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "localhost,127.0.0.1"}
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,14 @@ class Console:
     @property
     def shell(self) -> dict[str, str]:
         """The variables of a shell that trusts the console's certificate, and in which nobody has signed in."""
-        plain = {name: text for name, text in os.environ.items() if not _is_foreign(name)}
-        return plain | dict.fromkeys(_TRUST, self.shown["ca"]) | {"AZURE_CORE_COLLECT_TELEMETRY": "0"}
+        return _plain() | dict.fromkeys(_TRUST, self.shown["ca"]) | {"AZURE_CORE_COLLECT_TELEMETRY": "0"}
 
     def environment(self, *words: str) -> dict[str, str]:
         """The variables of a shell that did what `forewarn env WORDS` says."""
         said = self.service.forewarn("env", *words)
         assert said.returncode == 0, said.stderr
-        plain = {name: text for name, text in os.environ.items() if not _is_foreign(name)}
         line = ["sh", "-c", f"{said.stdout}\nenv -0"]
-        told = subprocess.run(line, capture_output=True, text=True, check=True, timeout=30, env=plain).stdout
+        told = subprocess.run(line, capture_output=True, text=True, check=True, timeout=30, env=_plain()).stdout
         return dict(variable.split("=", 1) for variable in told.split("\0") if variable)
 
     def new_client(self, role: str, over: str = "/") -> tuple[str, str]:
@@ -112,6 +112,10 @@ def _listens(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
+def _plain() -> dict[str, str]:
+    """Without what whoever runs the tests may have set for such clients."""
+    return {name: text for name, text in os.environ.items() if not _is_foreign(name)} | _NOWHERE
+
+
 def _is_foreign(name: str) -> bool:
-    """Of the clients whose settings whoever runs the tests may have, and of proxies."""
     return name.startswith(("AZURE_", "ARM_", "FOREWARN_")) or name.upper() in (*_TRUST, *_PROXIES)
