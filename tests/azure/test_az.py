@@ -17,6 +17,7 @@ import pytest
 from forewarn.testing.console import SUBSCRIPTION, Console, open_console
 
 AZ = Path(__file__).parents[2] / ".venv-az" / "bin" / "az"
+COMPUTE = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/shop/providers/Microsoft.Compute"
 pytestmark = [pytest.mark.az, pytest.mark.skipif(not AZ.exists(), reason="az was not fetched: `make test-az` does")]
 Az = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -31,15 +32,18 @@ def must(answer: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(answer.stdout) if answer.stdout.strip() else None
 
 
+def login(console: Console, client_id: str, secret: str) -> tuple[str, ...]:
+    tenant = console.shown["tenant_id"]
+    return ("login", "--service-principal", "-u", client_id, "-p", secret, "--tenant", tenant)
+
+
 @pytest.fixture(scope="session")
 def registered(console: Console, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A shell where the cloud was registered and somebody signed in, by hand."""
-    client_id, secret = console.admin
     shell = console.shell | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
     must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base))
     must(typed(shell, "cloud", "set", "-n", "Local"))
-    login = ("login", "--service-principal", "-u", client_id, "-p", secret, "--tenant", console.shown["tenant_id"])
-    assert [found["id"] for found in must(typed(shell, *login))] == [SUBSCRIPTION]
+    assert [found["id"] for found in must(typed(shell, *login(console, *console.admin)))] == [SUBSCRIPTION]
     return shell
 
 
@@ -114,8 +118,7 @@ def test_instances_of_a_scale_set_are_listed_and_restarted(console: Console, az:
 
 
 def test_a_scale_set_is_redeployed_by_a_call_that_az_has_no_command_for(console: Console, az: Az) -> None:
-    group = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/shop/providers/Microsoft.Compute"
-    url = f"{group}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
+    url = f"{COMPUTE}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
     must(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
     assert [(e["EventType"], e["Resources"]) for e in console.events("az-whole_0")] == [("Redeploy", ["az-whole_1"])]
 
@@ -145,11 +148,39 @@ def test_a_vm_that_is_not_there_is_said_to_be_not_there(az: Az) -> None:
     assert "(ResourceNotFound)" in answer.stderr
 
 
+def test_several_vms_are_restarted_by_their_ids(console: Console, az: Az, names: dict[str, Iterator[int]]) -> None:
+    chosen = [f"web-{next(names['web'])}" for _ in range(2)]
+    ids = [f"{COMPUTE}/virtualMachines/{name}" for name in chosen]
+    must(az("vm", "restart", "--no-wait", "--ids", *ids))
+    assert [len(console.scheduled(name)) for name in chosen] == [1, 1]
+
+
+def test_groups_and_scale_sets_are_listed(az: Az) -> None:
+    assert {"shop", "many"} <= {group["name"] for group in must(az("group", "list"))}
+    assert "az-pair" in {found["name"] for found in must(az("vmss", "list"))}
+
+
+def test_who_may_only_read_is_told_so(console: Console, tmp_path: Path, vm: str) -> None:
+    client_id, secret = console.new_client("Reader")
+    shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
+    must(typed(shell, *login(console, client_id, secret)))
+    answer = typed(shell, "vm", "restart", "-g", "shop", "-n", vm)
+    assert answer.returncode == 1
+    assert "(AuthorizationFailed)" in answer.stderr
+    assert console.events(vm) == []
+
+
+def test_a_wrong_secret_is_refused_in_words(console: Console, tmp_path: Path) -> None:
+    shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
+    answer = typed(shell, *login(console, "admin", "guessed"))
+    assert answer.returncode == 1
+    assert "AADSTS7000215" in answer.stderr
+
+
 def test_nothing_but_what_forewarn_env_says_is_needed(console: Console, easy_vm: str) -> None:
     shell = console.environment()
     secret = f"@{console.shown['admin_secret']}"  # as forewarn env says it: in no list of processes
-    login = ("login", "--service-principal", "-u", "admin", "-p", secret, "--tenant", console.shown["tenant_id"])
-    must(typed(shell, *login))
+    must(typed(shell, *login(console, "admin", secret)))
     assert easy_vm in {found["name"] for found in must(typed(shell, "vm", "list"))}
     must(typed(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
     clouds = must(typed(shell, "cloud", "list"))

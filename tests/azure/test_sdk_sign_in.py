@@ -94,3 +94,18 @@ def test_an_identity_is_refused_on_loopback_unless_the_service_was_told_otherwis
     with ManagedIdentityCredential() as credential, pytest.raises(ClientAuthenticationError) as refused:
         credential.get_token("https://management.azure.com/.default")
     assert "identity_on_loopback" in str(refused.value)
+
+
+def test_no_secret_and_no_token_is_written_anywhere(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
+    enter(console.shell)
+    client_id, secret = console.new_client("Reader")
+    credential = ClientSecretCredential("adfs", client_id, secret, authority=console.base)
+    names(compute_of(console, credential))
+    token = credential.get_token("https://management.azure.com/.default").token
+
+    kept = [path for path in console.service.data.rglob("*") if path.is_file()]
+    assert console.service.data / "service.log" in kept
+    for path in kept:
+        written = path.read_bytes()
+        assert secret.encode() not in written, path
+        assert token.encode() not in written, path
