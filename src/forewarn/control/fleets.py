@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from forewarn.control.desk import Desk, by_scope
 from forewarn.core.agenda import stamped, turn
+from forewarn.core.amendment import Amendment, amended_scope, told
 from forewarn.core.change import Commit, difference, together
 from forewarn.core.enablement import enable
 from forewarn.core.event import Status
@@ -52,6 +53,18 @@ class Fleets:
                 self._desk.placement.give_back(self._store.vms())
                 raise
         raise Conflict("the fleet changed too often while it was being changed: ask again")
+
+    async def amend(self, vms: Sequence[Vm], amendment: Amendment, *, called: str, who: str) -> None:
+        """Settings of VMs, of all of them or of none; `called` is what the history calls them together."""
+        if amendment.is_empty:
+            return
+        for _ in range(_TRIES):
+            try:
+                await self._store.commit(self._amending(vms, amendment, f"{who} set {told(amendment, called)}", who))
+                return
+            except Conflict:
+                continue
+        raise Conflict(f"{called} changed too often while its settings were being changed: ask again")
 
     def find_vm(self, name: str) -> Vm:
         """The VM by its name, `group/name`, or `subscription/group/name`, wherever that is unambiguous."""
@@ -103,6 +116,18 @@ class Fleets:
         if around.policy.enablement is Enablement.ALWAYS:
             scope = enable(scope, by="the service", now=around.now)
         return difference(old, stamped(turn(scope, around), around))
+
+    def _amending(self, vms: Sequence[Vm], amendment: Amendment, text: str, who: str) -> Commit:
+        around = self._desk.around()
+        commits = []
+        for scope_id, members in by_scope(list(vms), lambda vm: vm.scope_id).items():
+            old = self._desk.scope(scope_id)
+            new = amended_scope(old, {vm.key for vm in members}, amendment)
+            commits.append(difference(old, stamped(new, around)))
+        # One entry for all: whoever may read a set may read each of its scopes, and so finds it.
+        vm = vms[0].name if len(vms) == 1 else ""
+        entry = Entry(at=around.now, what=What.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
+        return together(*commits, Commit(entries=(entry,)))
 
     def _must_be_empty(self, change: FleetChange) -> None:
         """A host may go only when nothing is on it, or on its way to it, after the change."""
