@@ -38,7 +38,12 @@ class Call:
 
 def _sentence(error: msgspec.ValidationError) -> str:
     """The member first, then what is wrong with it."""
+    where, what = fault_in(error)
+    return f"{where}: {what}" if where else what
+
+
+def fault_in(error: msgspec.ValidationError) -> tuple[str, str]:
+    """The member that cannot be taken, "" for the whole, and what is wrong with it."""
     match = _PATH.match(str(error))
     assert match is not None
-    what, where = match["what"].replace("`", "'"), match["where"]
-    return f"{where}: {what}" if where else what
+    return match["where"] or "", match["what"].replace("`", "'")

@@ -28,14 +28,14 @@ _HEADERS: dict[int, Mapping[str, str]] = {503: {"Retry-After": "1"}, 401: {"WWW-
 class Coded(Rejected):
     """A refusal for which Azure has a code of its own."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
-        self.status, self.code = status, code
+    def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
+        self.status, self.code, self.target = status, code, target
         super().__init__(message)
 
 
 def answer_for(error: Exception) -> ArmAnswer:
     if isinstance(error, Coded):
-        return refusal(error.status, error.code, str(error))
+        return refusal(error.status, error.code, str(error), error.target)
     for of, status, code in _CODES:
         if isinstance(error, of):
             answer = refusal(status, code, str(error))
@@ -46,6 +46,8 @@ def answer_for(error: Exception) -> ArmAnswer:
     return refusal(500, "InternalServerError", inside)
 
 
-def refusal(status: int, code: str, message: str) -> ArmAnswer:
-    body = {"error": {"code": code, "message": message}}
+def refusal(status: int, code: str, message: str, target: str = "") -> ArmAnswer:
+    """`target` is the member that is refused, where it is one."""
+    told = {"code": code, "message": message} | ({"target": target} if target else {})
+    body = {"error": told}
     return ArmAnswer(status=status, body=body, headers=_HEADERS.get(status, {}))
