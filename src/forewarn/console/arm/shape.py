@@ -68,6 +68,7 @@ def scale_set_json(vms: Sequence[Vm]) -> Json:
 def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> Json:
     """An availability set, by all its VMs; it names those that the caller may read."""
     first = vms[0]
+    policy = scheduled_events_policy(first)
     return {
         "id": availability_set_resource(first),
         "name": first.availability_set,
@@ -79,6 +80,7 @@ def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> Json:
             "platformUpdateDomainCount": 1 + max(vm.update_domain for vm in vms),
             "platformFaultDomainCount": 1 + max(vm.fault_domain for vm in vms),
             "virtualMachines": [{"id": resource_of(vm)} for vm in seen],
+            **({"scheduledEventsPolicy": policy} if policy else {}),
         },
     }
 
