@@ -15,6 +15,7 @@ from starlette.routing import Route
 from forewarn.console.arm.refusal import answer_for, refusal
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Openly
 from forewarn.console.arm.routes import ROUTES
+from forewarn.console.arm.version import must_be_known
 from forewarn.console.reading import LONGEST_BODY, LONGEST_FORM, read_query, read_whole
 from forewarn.console.room import Room
 
@@ -68,6 +69,8 @@ async def _call(enter: Enter, request: Request, path: str, route: ArmRoute, name
     )
     if room is None or route.right is None:
         return await cast(Openly, route.handler)(request.app.state.house, call)
+    if room.house.strict_api_versions:
+        must_be_known(call.api_version, path)
     route.over(room, call, route.right)
     return await cast(Handler, route.handler)(room, call)
 

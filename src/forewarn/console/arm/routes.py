@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.console.arm import acknowledgement, action, discovery, operation, reading, sign_in
+from forewarn.console.arm import acknowledgement, action, discovery, operation, reading, sign_in, update
 from forewarn.console.arm.route import ArmRoute
 
 ROUTES: tuple[ArmRoute, ...] = (
@@ -10,6 +10,7 @@ ROUTES: tuple[ArmRoute, ...] = (
     *sign_in.ROUTES,
     *reading.ROUTES,
     *action.ROUTES,
+    *update.ROUTES,
     *operation.ROUTES,
     *acknowledgement.ROUTES,
 )

@@ -1,0 +1,492 @@
+"""PUT and PATCH: what they change, what they leave, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Role
+from forewarn.core.fleet import Priority, Vm
+from forewarn.core.history import What
+from forewarn.core.request import Ask
+from forewarn.errors import Conflict, Unavailable
+from forewarn.testing.world import a_vm
+
+COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
+DB = f"{COMPUTE}/virtualMachines/db"
+SPOT = f"{COMPUTE}/virtualMachines/spot"
+WEB_0 = f"{COMPUTE}/virtualMachines/web-0"
+POOL = f"{COMPUTE}/virtualMachineScaleSets/pool"
+POOL_1 = f"{POOL}/virtualMachines/1"
+WEB = f"{COMPUTE}/availabilitySets/web"
+EVERY = (DB, SPOT, WEB_0, POOL, POOL_1, WEB)
+
+AUTOMATIC = {
+    "userInitiatedReboot": {"automaticallyApprove": True},
+    "userInitiatedRedeploy": {"automaticallyApprove": True},
+    "scheduledEventsAdditionalPublishingTargets": {"eventGridAndResourceGraph": {"enable": True}},
+}
+
+
+def noticed(timeout: Any = "PT10M", **more: Any) -> dict[str, Any]:
+    return {"scheduledEventsProfile": {"terminateNotificationProfile": {"notBeforeTimeout": timeout, **more}}}
+
+
+def of_vm(**properties: Any) -> dict[str, Any]:
+    return {"properties": properties}
+
+
+def of_set(**profile: Any) -> dict[str, Any]:
+    return {"properties": {"virtualMachineProfile": profile}}
+
+
+def done(arm: Any, method: str, target: str, body: Any) -> Any:
+    """The answer to an update; it is what a GET shows then."""
+    answer = arm.call(method, target, body)
+    assert answer.status == 200, answer.content
+    assert answer.json == arm.get(target)
+    return answer.json
+
+
+def said(arm: Any) -> list[str]:
+    return [entry.text for entry in arm.world.store.history() if entry.what is What.FLEET][1:]
+
+
+@pytest.mark.parametrize("target", EVERY)
+def test_what_a_get_shows_can_be_put_back_and_changes_nothing(arm: Any, target: str) -> None:
+    before = arm.stored()
+    assert done(arm, "PUT", target, arm.get(target)) == arm.get(target)
+    assert arm.stored() == before
+
+
+@pytest.mark.parametrize("target", EVERY)
+def test_a_client_may_drop_what_it_does_not_know_and_send_null_for_what_it_does(arm: Any, target: str) -> None:
+    whole = arm.get(target)
+    kept = {name: whole[name] for name in ("location", "tags")}
+    nulls = {"identity": None, "plan": None, "zones": None, "extendedLocation": {}, "resources": []}
+    properties = {
+        name: whole["properties"][name]
+        for name in ("virtualMachineProfile", "scheduledEventsProfile", "scheduledEventsPolicy")
+        if name in whole["properties"]
+    }
+    before = arm.stored()
+    done(arm, "PUT", target, {**kept, **nulls, "properties": {**properties, "userData": None, "licenseType": None}})
+    assert arm.stored() == before
+
+
+def test_an_instance_view_that_is_sent_back_means_nothing(arm: Any) -> None:
+    whole = arm.get(f"{DB}?$expand=instanceView")
+    whole["properties"]["instanceView"]["statuses"] = []
+    before = arm.stored()
+    done(arm, "PUT", DB, whole)
+    assert arm.stored() == before
+
+
+def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
+    shown = done(arm.holding(Role.OPERATOR, DB), "PATCH", DB, of_vm(**noticed(enable=True)))
+    profile = {"enable": True, "notBeforeTimeout": "PT10M"}
+    assert shown["properties"]["scheduledEventsProfile"] == {"terminateNotificationProfile": profile}
+    assert arm.world.vm("db").terminate_notice_min == 10
+    assert said(arm) == ["client ci set the terminate notice of db to 10 min"]
+
+    (event,) = arm.world.ask(Ask.DELETE, "db")
+    assert event.not_before - arm.world.now == 600
+
+
+@pytest.mark.parametrize(
+    ("profile", "minutes"),
+    [
+        ({"enable": True}, 5),
+        ({"enable": True, "notBeforeTimeout": "PT5M"}, 5),
+        ({"enable": True, "notBeforeTimeout": "PT15M"}, 15),
+        ({"enable": True, "notBeforeTimeout": "PT900S"}, 15),
+        ({"enable": True, "notBeforeTimeout": "PT0H6M0S"}, 6),
+        ({"enable": True, "notBeforeTimeout": "P0DT7M"}, 7),
+        ({"notBeforeTimeout": "PT8M"}, 8),
+        ({"enable": False, "notBeforeTimeout": "PT8M"}, 0),
+        ({"enable": False}, 0),
+        ({"enable": None, "notBeforeTimeout": None}, 0),
+        ({}, 0),
+        (None, 0),
+    ],
+    ids=str,
+)
+def test_a_notice_may_be_written_in_many_ways(arm: Any, profile: Any, minutes: int) -> None:
+    whole = arm.get(DB)
+    whole["properties"]["scheduledEventsProfile"] = {"terminateNotificationProfile": profile}
+    done(arm, "PUT", DB, whole)
+    assert arm.world.vm("db").terminate_notice_min == minutes
+
+
+@pytest.mark.parametrize(
+    "timeout",
+    ["PT4M", "PT16M", "PT5M30S", "PT1H", "10", "", "P", "PT", "PT-5M", "5M", "PT5.5M", "PT٥M", "PT" + "9" * 5000 + "M"],
+)
+@pytest.mark.parametrize("enable", [True, False])
+def test_another_duration_is_refused_with_the_allowed_ones(arm: Any, timeout: str, enable: bool) -> None:
+    status, code, message = arm.refused("PATCH", DB, of_vm(**noticed(timeout, enable=enable)))
+    assert (status, code) == (400, "InvalidParameter")
+    where = "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"
+    assert message.startswith(f'{where} is "{timeout[:20]}')
+    assert message.endswith("give PT5M to PT15M, in whole minutes")
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (of_vm(scheduledEventsProfile=5), "properties.scheduledEventsProfile"),
+        (of_vm(scheduledEventsProfile=[]), "properties.scheduledEventsProfile"),
+        (of_vm(**noticed(enable="yes")), "properties.scheduledEventsProfile.terminateNotificationProfile.enable"),
+        (of_vm(**noticed(10)), "properties.scheduledEventsProfile.terminateNotificationProfile.notBeforeTimeout"),
+        (of_vm(**noticed(soon=1)), "properties.scheduledEventsProfile.terminateNotificationProfile"),
+        (of_vm(scheduledEventsPolicy={"userInitiatedReboot": 5}), "properties.scheduledEventsPolicy.userInitiatedReb"),
+        (of_vm(scheduledEventsPolicy={"userInitiatedFreeze": {"x": 1}}), "properties.scheduledEventsPolicy"),
+        ({"tags": []}, "tags"),
+        ({"tags": {"team": 5}}, "tags"),
+        ({"tags": {"": "x"}}, "tags."),
+        ({"tags": {"a" * 513: "x"}}, "tags." + "a" * 70),
+        ({"tags": {"a": "x" * 257}}, "tags.a"),
+        ({"tags": {f"t{n}": "" for n in range(51)}}, "tags"),
+        ({"tags": {"Team": "a", "team": "b"}}, "tags"),
+        ({"properties": 5}, "properties"),
+        ({"properties": {"userData": "aGk="}}, "properties.userData"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_taken_is_refused_by_its_member(arm: Any, body: Any, where: str) -> None:
+    answer = arm.call("PATCH", DB, body)
+    assert answer.error[:2] == (400, "InvalidParameter")
+    assert answer.error[2].startswith(where)
+    assert answer.json["error"]["target"].startswith(where)
+    arm.refused("PATCH", DB, body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"5", b"null", b"\xff", b'{"a":' * 100_000, b'"\\ud800"'], ids=lambda b: b[:9]
+)
+def test_a_body_that_is_no_object_is_refused(arm: Any, body: bytes) -> None:
+    for method in ("PUT", "PATCH"):
+        assert arm.refused(method, DB, body)[:2] == (400, "InvalidParameter")
+
+
+def test_a_patch_leaves_what_it_leaves_out(arm: Any) -> None:
+    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"osImageNotificationProfile": {"enable": True}}))
+    vm = arm.world.vm("db")
+    assert (vm.terminate_notice_min, vm.os_image_notice_min) == (10, 15)
+    assert (vm.auto_approve.restart, vm.auto_approve.redeploy, vm.publish_outside) == (True, True, True)
+    assert vm.tags == {"team": "shop"}
+
+    done(arm, "PATCH", DB, {})
+    done(arm, "PATCH", DB, None)
+    done(arm, "PATCH", DB, {"properties": None})
+    assert arm.world.vm("db") == vm
+
+
+def test_a_patch_takes_away_what_is_null(arm: Any) -> None:
+    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    fewer = {"userInitiatedReboot": None, "scheduledEventsAdditionalPublishingTargets": None}
+    done(arm, "PATCH", DB, of_vm(scheduledEventsPolicy=fewer))
+    assert arm.world.vm("db").auto_approve.redeploy
+    assert not arm.world.vm("db").auto_approve.restart
+    shown = done(arm, "PATCH", DB, {"tags": None, **of_vm(scheduledEventsProfile=None, scheduledEventsPolicy=None)})
+    assert not {"scheduledEventsProfile", "scheduledEventsPolicy"} & shown["properties"].keys()
+    assert shown["tags"] == {}
+
+
+def test_a_patch_that_enables_keeps_the_time_that_was_set(arm: Any) -> None:
+    done(arm, "PATCH", DB, of_vm(**noticed("PT12M")))
+    done(arm, "PATCH", DB, of_vm(scheduledEventsProfile={"terminateNotificationProfile": {"enable": True}}))
+    assert arm.world.vm("db").terminate_notice_min == 12
+
+
+def test_a_put_removes_what_it_leaves_out(arm: Any) -> None:
+    done(arm, "PATCH", DB, {"tags": {"team": "shop"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    shown = done(arm, "PUT", DB, {"location": "West Europe"})
+    assert not {"scheduledEventsProfile", "scheduledEventsPolicy"} & shown["properties"].keys()
+    assert shown["tags"] == {}
+    assert said(arm)[-1] == (
+        "local user ann set the terminate notice of db to none, the automatic approval of restarts to off, "
+        "the automatic approval of redeploys to off, the publishing of events outside to off, the tags to none"
+    )
+
+
+def test_a_put_without_a_location_is_refused_so_that_half_an_object_takes_nothing_away(arm: Any) -> None:
+    for body in ({}, {"location": None, "tags": {}}, None):
+        assert arm.refused("PUT", DB, body)[:2] == (400, "LocationRequired")
+
+
+def test_tags_are_replaced_as_a_whole(arm: Any) -> None:
+    done(arm, "PATCH", DB, {"tags": {"team": "shop", "stage": "test"}})
+    assert done(arm, "PATCH", DB, {"tags": {"team": "bank", "gone": None}})["tags"] == {"team": "bank"}
+    assert said(arm) == [
+        "local user ann set the tags of db to team=shop stage=test",
+        "local user ann set the tags of db to team=bank",
+    ]
+
+
+def test_the_policy_of_a_vm_makes_its_restarts_start_at_once(arm: Any) -> None:
+    done(
+        arm, "PATCH", DB, of_vm(scheduledEventsPolicy={**AUTOMATIC, "allInstancesDown": {"automaticallyApprove": True}})
+    )
+    (event,) = arm.world.ask(Ask.RESTART, "db")
+    assert event.status == "started"
+    assert arm.world.vm("db").publish_outside
+
+
+def test_a_setting_leaves_what_is_pending_alone(arm: Any) -> None:
+    (event,) = arm.world.ask(Ask.RESTART, "db")
+    document = arm.world.document("db")
+    done(arm, "PATCH", DB, {"tags": {"a": "b"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
+    assert arm.world.store.event(event.id) == event
+    assert arm.world.document("db") == document
+
+
+def test_a_scale_set_s_profile_and_policy_are_those_of_all_its_instances(arm: Any) -> None:
+    policy = {"scheduledEventsPolicy": AUTOMATIC}
+    body = {"properties": {"virtualMachineProfile": noticed("PT12M", enable=True), **policy}}
+    shown = done(arm.holding(Role.OPERATOR, POOL), "PATCH", POOL, body)
+    profile = shown["properties"]["virtualMachineProfile"]["scheduledEventsProfile"]
+    assert profile == {"terminateNotificationProfile": {"enable": True, "notBeforeTimeout": "PT12M"}}
+    for name in ("pool_0", "pool_1"):
+        vm = arm.world.vm(name)
+        assert (vm.terminate_notice_min, vm.auto_approve.restart, vm.publish_outside) == (12, True, True)
+    (text,) = said(arm)
+    assert text.startswith("client ci set the terminate notice of pool to 12 min, the automatic approval of restarts")
+
+
+def test_the_history_shows_a_change_to_whoever_made_it(arm: Any) -> None:
+    ci = arm.holding(Role.OPERATOR, POOL)
+    done(ci, "PATCH", POOL, {"tags": {"a": "b"}})
+    entries = ci.get("/forewarn/v1/history")["entries"]
+    assert [entry["text"] for entry in entries if entry["what"] == "fleet"] == ["client ci set the tags of pool to a=b"]
+
+
+def test_what_az_puts_for_a_scale_set_is_taken(arm: Any) -> None:
+    whole = arm.get(POOL)
+    for told in ("id", "name", "type"):
+        del whole[told]
+    del whole["properties"]["provisioningState"], whole["properties"]["uniqueId"]
+    profile = whole["properties"]["virtualMachineProfile"]
+    profile["scheduledEventsProfile"] = {
+        "terminateNotificationProfile": {"enable": True, "notBeforeTimeout": "PT10M"},
+        "osImageNotificationProfile": {"enable": True},
+    }
+    done(arm, "PUT", POOL, whole)
+    assert {(vm.terminate_notice_min, vm.os_image_notice_min) for vm in map(arm.world.vm, ("pool_0", "pool_1"))} == {
+        (10, 15)
+    }
+
+
+def test_another_os_image_notice_than_15_min_is_refused(arm: Any) -> None:
+    profile = {"osImageNotificationProfile": {"enable": True, "notBeforeTimeout": "PT10M"}}
+    message = arm.refused("PATCH", DB, of_vm(scheduledEventsProfile=profile))[2]
+    assert message.endswith('is "PT10M": give PT15M')
+
+
+def test_tags_of_a_set_are_those_that_its_vms_share(arm: Any) -> None:
+    done(arm, "PUT", POOL_1, {**arm.get(POOL_1), "tags": {"number": "1"}})
+    assert arm.get(POOL)["tags"] == {}
+    assert done(arm, "PATCH", POOL, {"tags": {"team": "shop"}})["tags"] == {"team": "shop"}
+    assert arm.world.vm("pool_0").tags == {"team": "shop"}
+    assert arm.world.vm("pool_1").tags == {"number": "1", "team": "shop"}
+    assert done(arm, "PATCH", POOL, {"tags": {"stage": "test"}})["tags"] == {"stage": "test"}
+    assert arm.world.vm("pool_1").tags == {"number": "1", "stage": "test"}
+
+
+def test_an_availability_set_has_tags_and_a_policy_for_all_its_vms(arm: Any) -> None:
+    shown = done(arm, "PATCH", WEB, {"tags": {"team": "shop"}, **of_vm(scheduledEventsPolicy=AUTOMATIC)})
+    assert shown["properties"]["scheduledEventsPolicy"] == AUTOMATIC
+    for name in ("web-0", "web-1", "web-2"):
+        assert arm.world.vm(name).auto_approve.restart
+        assert arm.world.vm(name).tags == {"team": "shop"}
+
+
+def test_a_vm_of_a_set_has_no_policy_of_its_own(arm: Any) -> None:
+    status, code, message = arm.refused("PATCH", WEB_0, of_vm(scheduledEventsPolicy=AUTOMATIC))
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change that of the set"
+    done(arm, "PATCH", WEB_0, {"tags": {"a": "b"}, **of_vm(**noticed())})
+    assert arm.world.vm("web-0").terminate_notice_min == 10
+
+
+def test_an_instance_has_tags_and_no_profile_of_its_own(arm: Any) -> None:
+    whole = arm.get(POOL_1)
+    whole["properties"] |= noticed()
+    assert arm.refused("PUT", POOL_1, whole)[:2] == (400, "InvalidParameter")
+    assert arm.call("PATCH", POOL_1, {}).status == 405
+
+
+def test_a_spot_vm_gets_no_terminate_notification(arm_of: Callable[..., Any]) -> None:
+    """Spec §6.3."""
+    arm = arm_of()
+    status, code, message = arm.refused("PATCH", SPOT, of_vm(**noticed()))
+    assert (status, code) == (409, "OperationNotAllowed")
+    assert message.startswith("VM 'spot' is Spot and gets no terminate notification")
+    done(arm, "PATCH", SPOT, of_vm(**noticed(enable=False)))
+    done(arm, "PUT", SPOT, {**arm.get(SPOT), "tags": {"a": "b"}})
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "value", "instead"),
+    [
+        (DB, "location", "northeurope", "fleet file"),
+        (DB, "name", "other", "fleet file"),
+        (DB, "properties.hardwareProfile.vmSize", "Standard_D4s_v5", "fleet file"),
+        (DB, "properties.priority", "Spot", "fleet file"),
+        (DB, "properties.networkProfile.networkInterfaces", [{"id": "/x"}], "fleet file"),
+        (POOL, "sku.capacity", 1, "az vmss delete-instances"),
+        (POOL, "sku.capacity", 3, "forewarn fleet add"),
+        (POOL, "sku.capacity", "3", "fleet file"),
+        (POOL, "properties.singlePlacementGroup", 1, "fleet file"),
+        (POOL, "properties.upgradePolicy.mode", "Manual", "fleet file"),
+        (POOL, "properties.virtualMachineProfile.priority", "Spot", "fleet file"),
+        (POOL_1, "instanceId", "7", "fleet file"),
+        (WEB, "properties.platformUpdateDomainCount", 9, "fleet file"),
+        (WEB, "properties.virtualMachines", [], "fleet file"),
+    ],
+)
+def test_what_the_fleet_file_says_is_not_changed_here(
+    arm: Any, target: str, path: str, value: Any, instead: str
+) -> None:
+    whole = copy.deepcopy(arm.get(target))
+    *above, name = path.split(".")
+    place = whole
+    for one in above:
+        place = place[one]
+    place[name] = value
+    status, code, message = arm.refused("PUT", target, {**whole, "tags": {"never": "set"}})
+    assert (status, code) == (409, "PropertyChangeNotAllowed")
+    assert message.startswith(f"{path} is ")
+    assert instead in message
+    assert arm.call("PUT", target, whole).json["error"]["target"] == path
+
+
+def test_names_and_sizes_are_compared_without_case(arm: Any) -> None:
+    whole = arm.get(DB)
+    whole |= {"id": whole["id"].upper(), "name": "DB", "location": "West Europe"}
+    whole["properties"]["hardwareProfile"]["vmSize"] = "STANDARD_d2s_V5"
+    done(arm, "PUT", DB.replace("virtualMachines", "virtualmachines"), whole)
+
+
+@pytest.mark.parametrize(
+    ("target", "what"),
+    [
+        (f"{COMPUTE}/virtualMachines/new", "VM 'new' does not exist"),
+        (f"{COMPUTE}/virtualMachineScaleSets/new", "scale set 'new' does not exist"),
+        (f"{POOL}/virtualMachines/9", "scale set 'pool' has no instance '9'"),
+        (f"{COMPUTE}/availabilitySets/new", "availability set 'new' does not exist"),
+        (f"{COMPUTE}/virtualMachines/pool_1", "VM 'pool_1' is an instance of scale set 'pool'"),
+    ],
+)
+def test_nothing_is_made_by_a_put(arm: Any, target: str, what: str) -> None:
+    status, code, message = arm.refused("PUT", target, {"location": "westeurope"})
+    assert (status, code) == (404, "ResourceNotFound")
+    assert message.startswith(what)
+    if "instance of" not in what:
+        assert "forewarn fleet add" in message
+
+
+def test_a_reader_changes_nothing(arm: Any) -> None:
+    for target in EVERY:
+        assert arm.holding(Role.READER, "/").refused("PUT", target, {})[:2] == (403, "AuthorizationFailed")
+
+
+def test_who_may_change_an_availability_set_must_be_allowed_each_of_its_vms(arm: Any) -> None:
+    alone = arm.holding(Role.OPERATOR, WEB, WEB_0)
+    status, code, message = alone.refused("PATCH", WEB, {"tags": {"a": "b"}})
+    assert (status, code) == (403, "AuthorizationFailed")
+    assert "web-1" not in message
+    vms = [f"{COMPUTE}/virtualMachines/web-{n}" for n in range(3)]
+    done(arm.holding(Role.OPERATOR, WEB, *vms), "PATCH", WEB, {"tags": {"a": "b"}})
+
+
+def test_instances_in_several_placement_groups_change_together_or_not_at_all(arm: Any) -> None:
+    add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-1", priority=Priority.SPOT))
+    assert arm.refused("PATCH", POOL, of_set(**noticed()))[:2] == (409, "OperationNotAllowed")
+    add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-1"))
+    done(arm, "PATCH", POOL, {"tags": {"a": "b"}, **of_set(**noticed())})
+    assert {arm.world.vm(f"pool_{n}").terminate_notice_min for n in range(3)} == {10}
+    assert len(said(arm)) == 3
+
+
+def test_a_put_of_other_tags_evens_out_nothing_where_instances_differ(arm: Any) -> None:
+    add(arm, a_vm("pool_2", scale_set="pool", placement_group="pg-0", terminate_notice_min=15))
+    done(arm, "PUT", POOL, {**arm.get(POOL), "tags": {"a": "b"}})
+    assert arm.world.vm("pool_2").terminate_notice_min == 15
+    done(arm, "PATCH", POOL, of_set(**noticed("PT5M")))
+    assert arm.world.vm("pool_2").terminate_notice_min == 5
+
+
+def add(arm: Any, vm: Vm) -> None:
+    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=(vm,)), who="test"))
+
+
+def test_somebody_who_is_quicker_does_not_lose_their_change(arm: Any) -> None:
+    arm.world.store.fail_next(Conflict("somebody was quicker"))
+    done(arm, "PATCH", DB, {"tags": {"a": "b"}})
+    assert said(arm) == ["local user ann set the tags of db to a=b"]
+
+
+def test_a_store_out_of_reach_changes_nothing_and_says_when_to_try_again(arm: Any) -> None:
+    arm.world.store.fail_next(Unavailable("the disk is full: make room"))
+    assert arm.refused("PATCH", DB, {"tags": {"a": "b"}})[:2] == (503, "ServiceUnavailable")
+
+
+@pytest.fixture
+def strict(arm_of: Callable[..., Any], api_of: Callable[..., Any]) -> Any:
+    """A service that is told to be strict about api-versions."""
+    api = api_of()
+    api.house = replace(api.house, strict_api_versions=True)
+    return type(arm_of())(api)
+
+
+def test_any_api_version_will_do_and_none_too(arm: Any) -> None:
+    for version in ("", "?api-version=", "?api-version=1999-01-01", "?api-version=nonsense"):
+        done(arm, "PATCH", f"{DB}{version}", of_vm(**noticed()))
+
+
+@pytest.mark.parametrize(
+    ("target", "version"),
+    [
+        (DB, "2026-04-01"),
+        (POOL, "2022-11-01"),
+        (f"{COMPUTE}/virtualMachines", "2024-07-01"),
+        ("/subscriptions", "2022-12-01"),
+        ("/subscriptions/sub/resourceGroups", "2024-11-01"),
+    ],
+)
+def test_a_strict_service_knows_the_versions_that_clients_send(strict: Any, target: str, version: str) -> None:
+    strict.get(f"{target}?api-version={version}")
+    assert strict.refused("GET", target)[:2] == (400, "MissingApiVersionParameter")
+    status, code, message = strict.refused("GET", f"{target}?api-version=2020-02-30")
+    assert (status, code) == (400, "InvalidApiVersionParameter")
+    assert "2024-11-01" in message
+
+
+def test_a_strict_service_has_versions_for_each_provider(strict: Any) -> None:
+    approve = f"{DB}/providers/Microsoft.Maintenance/scheduledevents/x/acknowledge"
+    assert strict.refused("POST", f"{approve}?api-version=2025-11-01")[1] == "ResourceNotFound"
+    assert strict.refused("POST", f"{approve}?api-version=2024-07-01")[1] == "InvalidApiVersionParameter"
+
+
+def test_a_strict_service_refuses_members_that_are_younger_than_the_version(strict: Any) -> None:
+    status, code, message = strict.refused("PATCH", f"{POOL}?api-version=2018-10-01", of_set(**noticed()))
+    assert (status, code) == (400, "BadRequest")
+    assert message.startswith(
+        "Could not find member 'scheduledEventsProfile' on object of type 'VirtualMachineProfile'"
+    )
+    done(strict, "PATCH", f"{POOL}?api-version=2019-03-01", of_set(**noticed()))
+    policy = of_vm(scheduledEventsPolicy=AUTOMATIC)
+    assert strict.refused("PATCH", f"{DB}?api-version=2023-09-01", policy)[:2] == (400, "BadRequest")
+    done(strict, "PATCH", f"{DB}?api-version=2024-03-01", policy)
+
+
+def test_our_own_api_has_no_api_version_also_where_the_service_is_strict(strict: Any) -> None:
+    strict.get("/forewarn/v1/fleet")
