@@ -38,6 +38,7 @@ def test_a_secret_from_standard_input_is_kept_where_nobody_else_can_read(
     result = command(*words(elsewhere, certificates), typed=f"{SECRET}\n")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"Signed in at {elsewhere.url} as client ci; kept as profile default.\n")
+    assert "forewarn --profile default fleet show" in result.stdout
     assert SECRET not in result.output
     assert (mode(kept(command)), mode(kept(command).parent)) == (0o600, 0o700)
     assert tomllib.loads(kept(command).read_text())["default"]["secret"] == SECRET

@@ -49,6 +49,7 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
     )
     me = _try(profile)
     call.profiles.keep(name, profile)
+    call.given_server, call.given_profile = "", name  # as whoever reads the hints would go on
     _tell(call.screen, name, profile, me)
 
 
@@ -82,7 +83,7 @@ def _tell(screen: Screen, name: str, profile: Profile, me: View) -> None:
         screen.say(faint("It has no role there yet: `forewarn access grant` gives it one."))
     screen.hints(
         [
-            (f"forewarn --profile {name} fleet show", "what there is"),
+            ("forewarn fleet show", "what there is"),
             (f"export FOREWARN_PROFILE={name}", "to mean it in this shell from now on"),
         ]
     )
