@@ -32,18 +32,21 @@ class Register:
         self._groups: dict[str, str] = {}
 
     def meet(self, vm: Vm) -> None:
-        above = _above(vm) if vm.removed_at is None else ()
-        if above == self._above.get(vm.key, ()):
+        above = _above(vm)
+        listed = Listed(vm.key, resource_of(vm), not (vm.scale_set or vm.cloud_service))
+        is_known = self._above.get(vm.key) == above and self._within[above[0].casefold()][vm.key] == listed
+        if is_known and vm.removed_at is None:
             return
         self._forget(vm.key)
-        if not above:
-            return
+        if vm.removed_at is None:
+            self._add(listed, above)
+
+    def _add(self, listed: Listed, above: tuple[str, ...]) -> None:
         subscription, group, *sets = above
-        self._above[vm.key] = above
+        self._above[listed.key] = above
         self._groups.setdefault(group.casefold(), group)
-        listed = Listed(vm.key, resource_of(vm), not (vm.scale_set or vm.cloud_service))
         for resource in map(str.casefold, above):
-            self._within[resource][vm.key] = listed
+            self._within[resource][listed.key] = listed
             self._sorted.pop(resource, None)
         for one in sets:
             for place in (subscription, group):
