@@ -38,6 +38,7 @@ BAD = [
     ("/backup", {"path": "/nowhere/at/all/backup.db"}, 400),
     ("/backup", {"path": "/"}, 409),
     ("/backup", {"path": ""}, 400),
+    ("/backup", {"path": f"/{'x' * 300}"}, 400),
     ("/backup", {"path": "/tmp/a\x00b"}, 400),
 ]
 

@@ -48,12 +48,19 @@ async def back_up(room: Room, call: Call, asked: body.BackingUp) -> BackupView:
     path = Path(asked.path)
     if not path.is_absolute() or "\0" in str(path):
         raise Rejected(f"the backup {str(path)!r} is no absolute path: give one that begins with /, without odd signs")
+    try:
+        _must_be_new(path)
+    except OSError as error:
+        raise Rejected(f"the backup {str(path)!r} cannot be made: {error.strerror}; give another path") from error
+    await room.store.back_up(path)
+    return BackupView(path=str(path), bytes=path.stat().st_size)
+
+
+def _must_be_new(path: Path) -> None:
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     if not path.parent.is_dir():
         raise Rejected(f"there is no directory {str(path.parent)!r} for the backup: make it, or give another path")
-    await room.store.back_up(path)
-    return BackupView(path=str(path), bytes=path.stat().st_size)
 
 
 async def examine(room: Room, call: Call) -> DoctorView:
