@@ -47,6 +47,8 @@ lint: $(STAMP) ## ruff, mypy --strict and the import contracts
 docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.core.diagram import lifecycle_markdown as page; print(page(), end="")' > docs/lifecycle.md
 	$(BIN)/python -c 'from forewarn.console.reference import routes_markdown as page; print(page(), end="")' > docs/api.md
+	$(BIN)/python -c 'from forewarn.console.arm import page, routes; print(page.azure_api_markdown(routes.ROUTES), end="")' > docs/azure-api.md
+	$(BIN)/python -c 'from forewarn.console.arm import powershell, routes; print(powershell.powershell_markdown(routes.ROUTES), end="")' > docs/powershell.md
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

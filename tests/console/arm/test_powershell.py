@@ -1,0 +1,243 @@
+"""The page docs/powershell.md, read and run as PowerShell would: each call is answered as the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from msgspec.structs import replace as changed
+
+from forewarn.access.sign_in import SignIn
+from forewarn.access.token import Issuer
+from forewarn.assembly.fleet import sample_fleet
+from forewarn.console.arm.page import section_of, statuses
+from forewarn.console.arm.powershell import powershell_markdown
+from forewarn.console.arm.route import ArmRoute
+from forewarn.console.arm.routes import ROUTES
+from forewarn.console.door import Door
+from forewarn.core.access import Role
+from forewarn.core.fleet import Priority, Vm
+from forewarn.core.proposal import read_fleet
+from forewarn.core.request import Ask
+from forewarn.testing.powershell import Shell, Thrown, run
+
+BASE = "https://localhost:8443"
+PAGE = powershell_markdown(ROUTES)  # docs/powershell.md is the same, see test_pages.py
+BLOCK = re.compile(r"^```powershell\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CALLING = ("Invoke-RestMethod", "Invoke-WebRequest", "Invoke-AzRestMethod")
+CLOSED = [route for route in ROUTES if route.right is not None]
+
+
+def blocks(title: str) -> list[str]:
+    """The PowerShell under a heading of the second rank."""
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return BLOCK.findall(section)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a cmdlet would send."""
+
+    cmdlet: str
+    method: str
+    target: str
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def route(self) -> ArmRoute:
+        path = urlsplit(self.target).path
+        (found,) = [one for one in ROUTES if one.method == self.method and one.names_in(path) is not None]
+        return found
+
+
+def sent(cmdlet: str, given: dict[str, Any]) -> Request:
+    """By the rules of these cmdlets: a table as the body is a form, and Az adds address, type and token by itself."""
+    method = str(given.get("Method", "Get")).upper()
+    if cmdlet == "Invoke-AzRestMethod":
+        body = given.get("Payload", "").encode()
+        return Request(cmdlet, method, given["Path"], body, {"authorization": "Bearer of Az"})
+    headers = {name.lower(): value for name, value in given.get("Headers", {}).items()}
+    body = given.get("Body", "")
+    if isinstance(body, dict):
+        headers["content-type"], body = "application/x-www-form-urlencoded", urlencode(body)
+    elif body:
+        headers["content-type"] = given["ContentType"]
+    assert given["Uri"].startswith(f"{BASE}/")
+    return Request(cmdlet, method, given["Uri"].removeprefix(BASE), body.encode(), headers)
+
+
+def shell_for(ask: Callable[[Request], Any], **cmdlets: Any) -> Shell:
+    """One in which the page was read up to its calls; signing in gives a token that is worth nothing."""
+    calling = {name: lambda given, _, name=name: ask(sent(name, given)) for name in CALLING}
+    nothing = dict.fromkeys(("Import-Certificate", "Add-AzEnvironment", "Connect-AzAccount"), lambda given, _: None)
+    named = {name.replace("_", "-"): cmdlet for name, cmdlet in cmdlets.items()}
+    shell = Shell({"Get-Content": lambda given, _: "the secret", **calling, **nothing, **named})
+    shell.set("base", BASE)
+    shell.set("headers", {"Authorization": "Bearer T"})
+    (names,) = blocks("Names")
+    run(names, shell)
+    return shell
+
+
+def asked_by(text: str) -> list[Request]:
+    """What the lines of a block would send, if every answer had tags."""
+    asked: list[Request] = []
+
+    def ask(request: Request) -> Any:
+        asked.append(request)
+        return {"tags": {}}
+
+    run(text, shell_for(ask))
+    return asked
+
+
+def test_every_route_that_needs_a_right_is_called_in_both_ways() -> None:
+    asked = [request for block in blocks("Calls") for request in asked_by(block)]
+    called = {(request.cmdlet, request.route.method, request.route.path) for request in asked}
+    wanted = {
+        (name, route.method, route.path) for route in CLOSED for name in ("Invoke-RestMethod", "Invoke-AzRestMethod")
+    }
+    assert called == wanted, "docs/powershell.md does not call every route: run `make docs`"
+
+
+def a_fleet(route: ArmRoute) -> dict[str, Any]:
+    """The sample fleet, of Spot VMs where one is evicted."""
+    proposal = read_fleet(sample_fleet())
+    vms: Sequence[Vm] = proposal.vms
+    if route.path.endswith("/simulateEviction"):
+        vms = [changed(vm, priority=Priority.SPOT, terminate_notice_min=0) for vm in vms]
+    return {"hosts": proposal.hosts, "vms": vms}
+
+
+def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
+    """A strict service with the sample fleet, in which what the route is for can be done."""
+    arm = arm_of(**a_fleet(route))
+    arm.api.house = replace(arm.api.house, strict_api_versions=True)
+    arm = type(arm)(arm.api)
+    world = arm.world
+    names = {"VMs": ["web-0"], "Availability sets": ["db-0"], "Operations": ["web-0"]}
+    of = names.get(section_of(route), ["workers_0", "workers_1"])
+    if route.path.endswith("/start"):
+        world.ask(Ask.POWER_OFF, *of)
+        world.advance(60)
+    elif route.path.endswith("/performMaintenance"):
+        for host in sorted({world.vm(name).host for name in of}):
+            world.do(world.control.requests.degrade(host, who="operator", notice_s=86400))
+        world.settle()
+    elif "/scheduledevents" in route.path or "/operations/" in route.path:
+        world.ask(Ask.REDEPLOY, of[0])
+    return arm
+
+
+def ids_in(arm: Any) -> dict[str, str]:
+    """What a user would look up first. Ids count up in a world, so they are the same in the next one."""
+    events, requests = arm.world.store.events(), arm.world.store.requests()
+    return {"eventId": events[0].id if events else "", "operationId": requests[0].id if requests else ""}
+
+
+@pytest.mark.parametrize("block", blocks("Calls"), ids=lambda block: re.findall(r'"(\S+)\?', block)[-1])
+def test_a_call_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: str) -> None:
+    """Each in a world of its own, since a second restart of a VM would be refused."""
+    route = asked_by(block)[-1].route
+    answered: list[tuple[str, int]] = []
+
+    def ask(request: Request) -> Any:
+        arm = an_arm(arm_of, request.route)
+        answer = arm.call(request.method, request.target, request.body, request.headers)
+        answered.append((request.cmdlet, answer.status))
+        assert answer.status in statuses(request.route), answer.content
+        assert request.headers["authorization"].startswith("Bearer ")
+        return json.loads(answer.content) if answer.content else None
+
+    shell = shell_for(ask)
+    for name, value in ids_in(an_arm(arm_of, route)).items():
+        shell.set(name, value)
+    run(block, shell)
+
+    usual = statuses(route)[0]
+    assert answered[-2:] == [("Invoke-RestMethod", usual), ("Invoke-AzRestMethod", usual)]
+    assert f"({usual}):\n\n```powershell\n{block}" in PAGE
+
+
+def test_the_sign_in_gives_a_token_by_which_the_calls_are_let_in(arm_of: Any, signing_key: Any) -> None:
+    sign_in = SignIn(issuer=Issuer(f"{BASE}/adfs", signing_key), tenant_id="t")
+    arm = arm_of(sign_in=sign_in, **a_fleet(CLOSED[0]))
+    made = arm.api.post("/access/clients", {"id": "scripts"})
+    for role in (Role.OPERATOR, Role.SCHEDULED_EVENT_CONTRIBUTOR):
+        over = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/lab"
+        arm.api.post("/access/grants", {"role": role, "to": "scripts", "over": over})
+    behind = arm.behind(Door(sign_in=sign_in, store=arm.world.store))
+    statuses_seen: list[int] = []
+
+    def ask(request: Request) -> Any:
+        answer = behind.call(request.method, request.target, request.body, request.headers)
+        statuses_seen.append(answer.status)
+        return json.loads(answer.content) if answer.content else None
+
+    shell = shell_for(ask, Get_Content=lambda given, _: made["secret"])
+    (lines,) = blocks("Sign in")
+    run(lines, shell)
+    run('Invoke-RestMethod -Method Post -Uri "$base$vmId/restart?$version" -Headers $headers', shell)
+    assert statuses_seen == [200, 202]
+
+
+class Waiting:
+    """Answers the page's loop, and lets time pass while it sleeps."""
+
+    def __init__(self, arm: Any, advances: bool = True) -> None:
+        self._arm, self._advances = arm, advances
+        self.slept_s = 0
+
+    def ask(self, request: Request) -> Any:
+        answer = self._arm.call(request.method, request.target, request.body, request.headers)
+        assert answer.status < 300, answer.content
+        if request.cmdlet == "Invoke-WebRequest":
+            return {"Headers": {name: [value] for name, value in answer.headers.items()}}
+        return answer.json
+
+    def sleep(self, given: dict[str, Any], _: Any) -> None:
+        self.slept_s += given["Seconds"]
+        if self._advances:
+            self._arm.world.advance(given["Seconds"])
+
+    def run(self) -> None:
+        (lines,) = blocks("Wait for an operation")
+        run(lines, shell_for(self.ask, Start_Sleep=self.sleep))
+
+
+def test_the_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
+    waiting = Waiting(arm_of(**a_fleet(CLOSED[0])))
+    waiting.run()
+    assert 900 <= waiting.slept_s < 1000  # spec §6: a restart has a quarter of an hour's notice
+
+
+def test_the_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:
+    waiting = Waiting(arm_of(**a_fleet(CLOSED[0])), advances=False)
+    with pytest.raises(Thrown, match="it is InProgress"):
+        waiting.run()
+    assert waiting.slept_s == 1800
+
+
+def test_what_is_untested_can_at_least_be_read() -> None:
+    shell = shell_for(
+        lambda request: {"access_token": "T"},
+        ConvertTo_SecureString=lambda given, _: given["String"],
+        New_Object=lambda given, _: given["ArgumentList"],
+    )
+    for title in ("Trust", "Sign in", "Az"):
+        (lines,) = blocks(title)
+        run(lines, shell)
+    assert shell.get("credential") == ["scripts", "the secret"]
+
+
+def test_every_block_of_powershell_is_read_by_one_of_these_tests() -> None:
+    read = [block for title in ("Trust", "Sign in", "Az", "Names", "Wait for an operation") for block in blocks(title)]
+    assert len(read) == 5
+    assert [*read, *blocks("Calls")] == BLOCK.findall(PAGE)
+    assert PAGE.count("```powershell") == len(read) + len(CLOSED)
