@@ -17,7 +17,10 @@ _LONG_S = 3600.0
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @served
 def backup(call: Invocation, file: Path) -> None:
-    """Copy the running service's store to a new file, on the machine where it runs."""
+    """Copy the running service's store to a new file.
+
+    The service writes it, on the machine where it runs.
+    """
     answer = call.api.post("backup", body={"path": _path(call, file)}, patience_s=_LONG_S)
     if call.screen.as_json:
         call.screen.document(answer)

@@ -55,9 +55,16 @@ _SECTIONS = {
     "Stories": {"record": "record", "replay": "replay", "replays": "replay"},
     "Bad days": {"fault": "fault"},
     "Telling others": {"webhook": "webhook"},
-    "Who may": {"access": "access", "ca": "ca", "env": "env"},
-    "Services elsewhere": {"login": "login", "logout": "login", "profiles": "login", "whoami": "login"},
-    "Elsewhere": {"guest": "guest", "completion": "completion"},
+    "Who may": {
+        "access": "access",
+        "whoami": "login",
+        "login": "login",
+        "logout": "login",
+        "profiles": "login",
+        "ca": "ca",
+    },
+    "Inside a VM": {"guest": "guest"},
+    "Shells": {"env": "env", "completion": "completion"},
 }
 _NOUNS = {name: noun for section in _SECTIONS.values() for name, noun in section.items()}
 
