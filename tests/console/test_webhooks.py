@@ -46,6 +46,28 @@ def test_one_that_is_added_from_the_start_awaits_the_past(api: Any) -> None:
     assert added["pending"] == 1
 
 
+OVER = [
+    ("db", "virtualMachines/db"),
+    ("lab/web-0", "virtualMachines/web-0"),
+    ("web", "availabilitySets/web"),
+    ("pool_1", "virtualMachineScaleSets/pool/virtualMachines/1"),
+    ("pool", "virtualMachineScaleSets/pool"),
+]
+
+
+@pytest.mark.parametrize(("name", "resource"), OVER)
+def test_what_it_is_told_about_may_be_called_by_its_name(api: Any, name: str, resource: str) -> None:
+    added = api.post("/webhooks", {"url": "https://example.org", "over": name})
+    assert added["over"] == f"/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/{resource}"
+
+
+@pytest.mark.parametrize(("name", "status"), [("nothing", 404), ("/nothing", 400)])
+def test_what_there_is_not_is_refused(api: Any, name: str, status: int) -> None:
+    told = api.refused("POST", "/webhooks", {"url": "https://example.org", "over": name})
+    assert told[0] == status
+    assert repr(name) in told[2]
+
+
 def test_a_secret_of_ones_own_is_taken(api: Any) -> None:
     assert api.post("/webhooks", {"url": "https://example.org", "secret": "0123456789abcdef"})["secret"][:4] == "0123"
     status, code, message = api.refused("POST", "/webhooks", {"url": "https://example.org", "secret": "hunter2"})

@@ -304,6 +304,22 @@ def test_entries_of_no_interest_are_passed_in_few_writes(post: Any, receiver: Re
     assert commits[-1].seq > 2500
 
 
+def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: Receiver) -> None:
+    fill(post, 3000)
+    post.world.ask(Ask.RESTART, "web")
+    post.hook(receiver, cursor=0)
+
+    async def story() -> int:
+        rounds = 0
+        async with post.running():
+            while post.cursor() < 3000:
+                await asyncio.sleep(0)
+                rounds += 1
+        return rounds
+
+    assert post.world.do(story()) > 10
+
+
 def test_history_that_was_pruned_below_the_cursor_is_no_trouble(post: Any, receiver: Receiver) -> None:
     post.hook(receiver, cursor=0)
     post.restart_of("web")

@@ -29,7 +29,7 @@ def webhook() -> None:
 @webhook.command("add")
 @click.argument("url", metavar="URL")
 @click.option("--schema", type=click.Choice(_SCHEMAS), default="eventgrid", show_default=True, help="Form of the body.")
-@click.option("--over", metavar="RESOURCE", default="/", help="Only what happens to VMs within this resource id.")
+@click.option("--over", metavar="RESOURCE", default="/", help="Only VMs within this: a resource id, a VM or a set.")
 @click.option(
     "--happening",
     "happenings",

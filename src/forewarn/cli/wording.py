@@ -12,7 +12,7 @@ from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
 
 MANY = 5
 _BY_SOMEBODY = frozenset(
-    {"requested", "approved", "withdrawn", "paused", "resumed", "stopped", "fleet", "host", "clock", "fault"}
+    {"requested", "approved", "withdrawn", "paused", "resumed", "stopped", "fleet", "host", "clock", "fault", "webhook"}
 )
 
 

@@ -13,14 +13,16 @@ from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.views import View
 from forewarn.control.webhooks import Wanted
-from forewarn.core.resource import EVERYTHING
+from forewarn.core.notification import resource_above
+from forewarn.core.resource import EVERYTHING, resource_of
 from forewarn.core.webhook import Happening, Schema, Webhook
+from forewarn.errors import NotFound, Refused
 
 
 class NewWebhook(body.Strict, frozen=True, kw_only=True):
     url: body.Text
     schema: Schema = Schema.EVENT_GRID
-    over: body.Text = EVERYTHING  # a resource id
+    over: body.Text = EVERYTHING  # a resource id, or the name of a VM, a set or a cloud service
     happenings: Annotated[tuple[Happening, ...], Meta(max_length=20)] = ()  # none: all
     opted_in_only: bool = False  # only VMs whose policy publishes outside
     secret: Annotated[str, Meta(max_length=500)] = ""  # "": one is made
@@ -67,7 +69,7 @@ async def show_all(room: Room, call: Call) -> WebhooksView:
 
 async def add(room: Room, call: Call, asked: NewWebhook) -> WebhookWithSecret:
     """Add a webhook, and show its secret: now or never."""
-    wanted = Wanted(**msgspec.structs.asdict(asked))
+    wanted = Wanted(**{**msgspec.structs.asdict(asked), "over": _resource(room, asked.over)})
     webhook = await room.control.webhooks.add(wanted, who=room.who)
     return WebhookWithSecret(secret=webhook.secret, **_facts(room, webhook))
 
@@ -84,6 +86,18 @@ async def test(room: Room, call: Call) -> TriedView:
     webhook = room.control.webhooks.find(call.names["id"])
     verdict = await room.control.outbox.trial.test(webhook)
     return TriedView(id=webhook.id, ok=verdict.ok, status=verdict.status, text=verdict.text)
+
+
+def _resource(room: Room, text: str) -> str:
+    if text.strip().startswith("/"):
+        return text
+    try:
+        return resource_of(room.directory.find(text))
+    except NotFound:
+        scope = room.scope(text)
+    if not scope.present:
+        raise Refused(f"scope {text!r} has no VMs: give a resource id, such as /subscriptions/ID/resourceGroups/NAME")
+    return resource_above(scope.present[0])
 
 
 def _facts(room: Room, webhook: Webhook) -> dict[str, Any]:

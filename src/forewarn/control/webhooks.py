@@ -49,7 +49,7 @@ class Webhooks:
             url=read_url(wanted.url),
             secret=_read_secret(wanted.secret) if wanted.secret else new_secret(),
             schema=wanted.schema,
-            over=read_resource(wanted.over),
+            over=_read_over(wanted.over),
             happenings=_in_order(wanted.happenings),
             opted_in_only=wanted.opted_in_only,
             by=who,
@@ -110,6 +110,16 @@ def _split(text: str) -> SplitResult | None:
         return url if url.port != 0 else None
     except ValueError:
         return None
+
+
+def _read_over(text: str) -> str:
+    try:
+        return read_resource(text)
+    except Rejected:
+        raise Rejected(
+            f"{text!r} is no resource that events happen to: give / for everything, /subscriptions/ID, "
+            "/subscriptions/ID/resourceGroups/NAME, or the id of a VM or set within one"
+        ) from None
 
 
 def _read_secret(text: str) -> str:

@@ -59,6 +59,11 @@ def vm_keys(event: Event) -> tuple[str, ...]:
     return tuple(vm_key(subscription, group, name) for name in event.vms)
 
 
+def tells(entry: Entry) -> bool:
+    """Whether it is of the sort that may be told outside."""
+    return entry.what in _MEANING
+
+
 def notification_for(entry: Entry, event: Event, vms: Sequence[Vm]) -> Notification | None:
     """What this entry says of its event; None where it says nothing that is told outside."""
     happening = _MEANING.get(entry.what)
@@ -70,7 +75,7 @@ def notification_for(entry: Entry, event: Event, vms: Sequence[Vm]) -> Notificat
         happening=happening,
         at=entry.at,
         event=event,
-        resource=_resource_above(vm),
+        resource=resource_above(vm),
         subscription_id=vm.subscription_id,
         location=vm.location,
     )
@@ -170,7 +175,8 @@ def _properties(notification: Notification) -> dict[str, Any]:
     }
 
 
-def _resource_above(vm: Vm) -> str:
+def resource_above(vm: Vm) -> str:
+    """What this VM's scope is in Azure's API."""
     if vm.cloud_service:
         return resource_of(vm).rpartition("/roleInstances/")[0]
     if vm.scale_set:

@@ -15,7 +15,7 @@ import msgspec
 
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry
-from forewarn.core.notification import Notification, is_wanted, message_of, notification_for, vm_keys
+from forewarn.core.notification import Notification, is_wanted, message_of, notification_for, tells, vm_keys
 from forewarn.core.webhook import Cursor, Webhook
 from forewarn.errors import ForewarnError
 from forewarn.outbox.letter import letter_for
@@ -70,6 +70,8 @@ class Courier:
                 await self._news.wait()
             elif wait:
                 await self._means.sleep(wait)
+            else:
+                await asyncio.sleep(0)  # a long history is nobody else's trouble
 
     async def turn(self) -> float | None:
         """Tell a piece of the history. How long to wait before the next turn; None: until there is news."""
@@ -101,7 +103,7 @@ class Courier:
 
     def _wanted(self, entry: Entry) -> Notification | None:
         record = self._means.record
-        event = record.event(entry.event_id) if entry.event_id else None
+        event = record.event(entry.event_id) if tells(entry) else None
         if event is None:
             return None
         vms = [vm for vm in map(record.vm, vm_keys(event)) if vm is not None]
