@@ -1,0 +1,136 @@
+"""Who may call what of Azure's API: every route, by everybody. What is expected follows from the route's right and
+`over`; those that need no token are listed here, and change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from tests.console.arm.conftest import Arm
+
+from forewarn.console.arm.route import ArmRoute
+from forewarn.console.arm.routes import ROUTES
+from forewarn.core.access import RIGHTS, Principal, Right, Role
+from forewarn.core.request import Ask
+from forewarn.errors import Unauthenticated
+
+OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
+PLACES = (OWN, OTHER, EVERYTHING)
+LET_IN, STRANGE, FORBIDDEN = "let in", "401 AuthenticationFailed", "403 AuthorizationFailed"
+
+# Discovery and sign-in: what a client asks before it has a token.
+FOR_ANYBODY = {
+    "GET /metadata/endpoints",
+    "GET /metadata/endpoints-list",
+    "GET /adfs/.well-known/openid-configuration",
+    "GET /{tenant}/v2.0/.well-known/openid-configuration",
+    "GET /adfs/{tenant}/v2.0/.well-known/openid-configuration",
+    "GET /adfs/discovery/keys",
+    "POST /adfs/oauth2/token",
+    "POST /{tenant}/oauth2/v2.0/token",
+}
+OVER_WHAT_IS_CALLED = {"own", "instances", "over_its_vms"}
+
+
+def label(route: ArmRoute) -> str:
+    return f"{route.method} {route.path}"
+
+
+GUARDED = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is not None]
+OPEN = [pytest.param(route, id=label(route)) for route in ROUTES if route.right is None]
+
+
+def target(arm: Any, route: ArmRoute) -> str:
+    """A path of this route that names what there is."""
+    (event,) = arm.world.ask(Ask.RESTART, "db")
+    names = {
+        "subscription": "sub",
+        "group": "lab",
+        "vm": "db",
+        "set": "web" if "availabilitySets" in route.path else "pool",
+        "instance": "1",
+        "location": "westeurope",
+        "operation": event.request_id,
+        "event": event.id,
+        "tenant": "tenant",
+    }
+    return route.path.format_map(names)
+
+
+def expected(route: ArmRoute) -> dict[str, str]:
+    assert route.right is not None
+    if route.over.__name__ == "listing":
+        told = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
+        return {"no token": STRANGE, "no role": LET_IN, **told}
+    assert route.over.__name__ in OVER_WHAT_IS_CALLED, f"{label(route)} is over {route.over.__name__}: expect what?"
+    told = {
+        f"{role} over {place}": LET_IN if place != OTHER and route.right in RIGHTS[role] else FORBIDDEN
+        for role in Role
+        for place in PLACES
+    }
+    return {"no token": STRANGE, "no role": FORBIDDEN, **told}
+
+
+def everybody(arm: Any) -> dict[str, Any]:
+    roles = {f"{role} over {place}": arm.holding(role, place) for role in Role for place in PLACES}
+    return {"no token": without_token(arm), "no role": arm.holding(Role.READER), **roles}
+
+
+def without_token(arm: Any) -> Arm:
+    async def admit(request: Request) -> Principal:
+        raise Unauthenticated("nobody knows you: sign in")
+
+    return Arm(arm.api, admit)
+
+
+def outcome(arm: Any, caller: Any, route: ArmRoute, where: str) -> str:
+    before = arm.stored()
+    answer = caller.call(route.method, where)
+    if answer.status not in (401, 403):
+        return LET_IN
+    assert arm.stored() == before
+    return f"{answer.status} {answer.json['error']['code']}"
+
+
+def test_only_discovery_and_sign_in_need_no_token() -> None:
+    assert {label(route) for route in ROUTES if route.right is None} == FOR_ANYBODY
+
+
+def test_what_changes_something_needs_more_than_reading() -> None:
+    changing = [route for route in ROUTES if route.method != "GET" and route.right is not None]
+    assert {route.right for route in changing} == {Right.OPERATE, Right.APPROVE}
+    assert all(route.over.__name__ in OVER_WHAT_IS_CALLED for route in changing)
+    approving = {label(route) for route in changing if route.right is Right.APPROVE}
+    assert approving == {label(route) for route in changing if "scheduledevents" in route.path}
+    reading = [route for route in ROUTES if route.method == "GET" and route.right is not None]
+    assert {route.right for route in reading} == {Right.READ}
+
+
+@pytest.mark.parametrize("route", OPEN)
+def test_what_needs_no_token_changes_nothing(arm: Any, route: ArmRoute) -> None:
+    where = target(arm, route)
+    before = arm.stored()
+    for body in (None, b"grant_type=client_credentials&client_id=bot&client_secret=x", {"grant_type": "x"}):
+        assert without_token(arm).call(route.method, where, body).status < 500
+    assert arm.stored() == before
+
+
+@pytest.mark.parametrize("route", GUARDED)
+def test_a_route_is_for_those_who_have_its_right(arm: Any, route: ArmRoute) -> None:
+    where = target(arm, route)
+    found = {called: outcome(arm, caller, route, where) for called, caller in everybody(arm).items()}
+    assert found == expected(route)
+
+
+LISTING = [param for param in GUARDED if param.values[0].over.__name__ == "listing"]
+
+
+@pytest.mark.parametrize("route", LISTING)
+def test_a_list_names_nothing_of_others(arm: Any, route: ArmRoute) -> None:
+    where = target(arm, route)
+    for caller in (arm.holding(Role.OPERATOR, OTHER), arm.holding(Role.READER)):
+        told = caller.call("GET", where).content.decode()
+        named = [name for name in ("db", "web-", "pool_", "resourceGroups/lab", "spot") if name in told]
+        assert named == []
