@@ -1,0 +1,51 @@
+"""The receiver of `forewarn.testing`: it keeps what it was sent, and answers as it is told to."""
+
+from __future__ import annotations
+
+import http.client
+
+import pytest
+
+from forewarn.testing.receiver import Receiver
+
+
+def post(receiver: Receiver, body: str = "[{}]") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=5)
+    try:
+        connection.request("POST", "/hook", body, {"X-Some": "Thing"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_it_answers_in_the_order_it_was_told_to_and_well_afterwards(receiver: Receiver) -> None:
+    receiver.answer(500, 202)
+    assert [post(receiver) for _ in range(3)] == [500, 202, 200]
+    assert [received.status for received in receiver.taken] == [202, 200]
+
+
+def test_it_keeps_what_it_was_sent(receiver: Receiver) -> None:
+    post(receiver, '[{"id": 1}]')
+    (received,) = receiver.wait_for(1)
+    assert (received.method, received.target, received.headers["x-some"]) == ("POST", "/hook", "Thing")
+    assert received.event == {"id": 1}
+
+
+def test_it_can_be_away_and_come_back_on_the_same_port(receiver: Receiver) -> None:
+    url = receiver.url
+    receiver.stop()
+    with pytest.raises(ConnectionRefusedError):
+        post(receiver)
+    receiver.start()
+    assert (receiver.url, post(receiver)) == (url, 200)
+
+
+def test_one_that_hangs_answers_nobody(receiver: Receiver) -> None:
+    receiver.hang()
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=0.2)
+    connection.request("POST", "/hook", "[{}]")
+    with pytest.raises(TimeoutError):
+        connection.getresponse()
+    connection.close()
+    assert len(receiver.wait_for_requests(1)) == 1
+    assert receiver.taken == []
