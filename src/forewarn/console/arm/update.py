@@ -167,7 +167,7 @@ def _tagging(sent: Json, old: dict[str, str], is_whole: bool) -> dict[str, Any]:
     return {} if tags == old else {"tags": tags, "untagged": tuple(old)}
 
 
-def _and_its_vms(room: Room, call: ArmCall, right: Right) -> None:
+def over_its_vms(room: Room, call: ArmCall, right: Right) -> None:
     """Over the set and over each VM of it: these do not lie under the id of their availability set."""
     own(room, call, right)
     if not room.principal.may_all(right, map(resource_of, vms_in(room, call.resource))):
@@ -183,5 +183,5 @@ ROUTES: Routes = (
     *_routes(VM, Sort(find=_vm, profile=_PROFILE, policy=_POLICY), "a VM"),
     *_routes(SCALE_SET, Sort(find=_scale_set, profile=_SET_PROFILE, policy=_POLICY), "a scale set"),
     *_routes(INSTANCE, Sort(find=_instance), "an instance", methods=("PUT",)),
-    *_routes(_AVAILABILITY_SET, Sort(find=_availability_set, policy=_POLICY), "an availability set", _and_its_vms),
+    *_routes(_AVAILABILITY_SET, Sort(find=_availability_set, policy=_POLICY), "an availability set", over_its_vms),
 )
