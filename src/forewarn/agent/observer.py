@@ -1,0 +1,42 @@
+"""Who watches the agent at work, for metrics: called on the loop, at once, and never allowed to fail the agent."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from forewarn.agent.value import Event, Outcome, Phase, Step
+
+
+class Observer(Protocol):
+    def polled(self, lag_s: float) -> None:
+        """The endpoint answered; `lag_s` since the answer before, beyond what was held on our behalf."""
+
+    def failed(self, why: str) -> None:
+        """The endpoint gave no usable answer."""
+
+    def noticed(self, event: Event, notice_s: float | None) -> None:
+        """An event is new to the journal, with so much time left; None: it has started."""
+
+    def missed(self, event: Event) -> None:
+        """An event was first seen started, or with its NotBefore passed."""
+
+    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None: ...
+
+    def step_cut(self, step: Step, event: Event) -> None: ...
+
+    def approved(self, event: Event) -> None: ...
+
+    def gone(self, event: Event, outcome: str) -> None: ...
+
+
+class Unobserved:
+    """Nobody watches."""
+
+    def polled(self, lag_s: float) -> None: ...
+    def failed(self, why: str) -> None: ...
+    def noticed(self, event: Event, notice_s: float | None) -> None: ...
+    def missed(self, event: Event) -> None: ...
+    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None: ...
+    def step_cut(self, step: Step, event: Event) -> None: ...
+    def approved(self, event: Event) -> None: ...
+    def gone(self, event: Event, outcome: str) -> None: ...
