@@ -40,6 +40,7 @@ class ReceivedEvent:
     source: str = ""
     duration_s: int | None = None  # None: this version does not say
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
+    raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the whole, as it came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ def _received(event: dict[str, object]) -> ReceivedEvent:
         source=_spelled(Source, event.get("EventSource")),
         duration_s=_whole_number(event.get("DurationInSeconds")),
         extra={name: value for name, value in event.items() if name not in _KNOWN},
+        raw=event,
     )
 
 
