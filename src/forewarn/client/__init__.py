@@ -5,7 +5,23 @@ The exchange is pure, so that several drivers can share it; a driver only moves 
 only. Never here: reactions to events, proxies from the environment, anything of the host's side.
 """
 
+from forewarn.client.change import Change, Gone, Outcome, Scheduled, Started
 from forewarn.client.driver import Client, Unreachable
+from forewarn.client.event import Event, lists
 from forewarn.protocol.codec import Received, ReceivedEvent
+from forewarn.protocol.document import Kind
 
-__all__ = ["Client", "Received", "ReceivedEvent", "Unreachable"]
+__all__ = [
+    "Change",
+    "Client",
+    "Event",
+    "Gone",
+    "Kind",
+    "Outcome",
+    "Received",
+    "ReceivedEvent",
+    "Scheduled",
+    "Started",
+    "Unreachable",
+    "lists",
+]
