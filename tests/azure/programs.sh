@@ -30,8 +30,10 @@ sdk)
     if command -v npm >/dev/null; then
         mkdir -p "$directory/node"
         # shellcheck disable=SC2086
-        timeout "$limit_s" npm install --prefix "$directory/node" --silent --no-audit --no-fund --no-save $node ||
-            echo "no node packages: $node could not be fetched; the tests that need them are skipped"
+        timeout "$limit_s" npm install --prefix "$directory/node" --silent --no-audit --no-fund --no-save $node || {
+            rm -rf "$directory/node"
+            echo "no library for JavaScript: $node could not be fetched; the tests that need it are skipped"
+        }
     else
         echo "no node here: the tests of the JavaScript library are skipped"
     fi
@@ -39,6 +41,7 @@ sdk)
 az)
     echo "fetching the az command line into $directory (once; about three minutes, 730 MB)"
     fetch "$az" || {
+        rm -rf "$directory"
         echo "no az: $az could not be fetched within $limit_s s; the tests that need it are skipped"
         exit 0
     }
