@@ -15,7 +15,8 @@ node="@azure/arm-compute@24.1.0 @azure/identity@4.13.1"
 az="azure-cli==2.91.0"
 
 stamp=$directory/.fetched
-test "$stamp" -nt "$0" && test "$stamp" -nt pyproject.toml && exit
+newer() { test "$stamp" -nt "$1"; }
+newer "$0" && { test "$client" = az || newer pyproject.toml; } && exit
 test -x "$directory/bin/python" || "$python" -m venv "$directory"
 
 fetch() {
