@@ -66,7 +66,7 @@ class Command:
             "TERM": "xterm",
         }
 
-    def __call__(self, *words: str, typed: str = "", **env: str) -> Result:
+    def __call__(self, *words: str, typed: str | bytes = "", **env: str) -> Result:
         runner = CliRunner(env={**self.env, **env})
         return runner.invoke(forewarn, words, input=typed, prog_name="forewarn", catch_exceptions=False)
 

@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from forewarn.cli.profile import Profile
 from forewarn.cli.remote import Remote
 from forewarn.cli.signin import Token
 from forewarn.clock import read_real_time
+from forewarn.protocol.message import Request
 from forewarn.testing.scripted import Reply, Scripted, says
 
 SECRET = "it's-a-$ecret-of-the-administrator"
 REPLY = says({"name": "client ci", "id": "client:ci", "grants": []})
+KNOWN = says({"authentication": {"loginEndpoint": "ISSUER/adfs", "audiences": ["x"]}})
 CLOCK = {"now": 1.0, "speed": 1.0, "lab": True}
 
 
@@ -39,7 +42,10 @@ def test_a_command_asks_the_service_that_a_profile_or_a_url_names(signed: Any, e
 
 
 def test_a_service_elsewhere_is_never_meant_by_itself(signed: Any) -> None:
-    assert "no forewarn service answers in" in signed.refused("events", code=3)
+    assert signed.refused("events", code=3) == (
+        f"no forewarn service answers in {signed.data}: start one with `forewarn up`, "
+        "or name one elsewhere with --profile"
+    )
 
 
 def test_a_flag_counts_more_than_the_environment(signed: Any, elsewhere: Any) -> None:
@@ -99,6 +105,8 @@ def test_a_script_may_sign_in_with_what_its_environment_names(
     env = {"FOREWARN_CLIENT_ID": "ci", "FOREWARN_SECRET_FILE": str(secret)}
     env |= {"FOREWARN_SERVER": elsewhere.url, "FOREWARN_CA": str(certificates.ca.certificate)}
     assert "client ci" in command.good("whoami", **env)
+    half = env | {"FOREWARN_SECRET_FILE": ""}
+    assert "belong together: give both or neither" in command.refused("whoami", **half)
 
 
 def test_one_sign_in_serves_a_whole_command(signed: Any, elsewhere: Any) -> None:
@@ -215,6 +223,43 @@ def test_a_server_that_is_no_forewarn_is_told(command: Any, tls: ssl.SSLContext,
         words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
         assert "answers 404, so this is no forewarn service or issuer" in command(*words, typed=SECRET).stderr
         assert "does not say where to sign in, so it is no forewarn service" in command(*words, typed=SECRET).stderr
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [says([])],
+        [says({"authentication": 5})],
+        [says({"authentication": {"loginEndpoint": 5, "audiences": {}}})],
+        [says({"authentication": {"loginEndpoint": "https://[", "audiences": 5}})],
+        [says({"authentication": {"loginEndpoint": "https://a..b", "audiences": []}})],
+        [KNOWN, Reply(body=b"<html>")],
+        [KNOWN, says({"token_endpoint": 5})],
+        [KNOWN, says({"token_endpoint": "nowhere"})],
+        [KNOWN, says({"token_endpoint": "ISSUER/a b"})],
+        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": None, "expires_in": 1})],
+        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": "a\r\nb", "expires_in": 1})],
+        [KNOWN, says({"token_endpoint": "ISSUER/t"}), Reply(status=503)],
+        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": "x"}), Reply(status=302)],
+    ],
+)
+def test_a_server_that_says_nonsense_is_told_in_a_sentence(
+    command: Any, tls: ssl.SSLContext, certificates: Any, replies: list[Reply]
+) -> None:
+    with Nonsense(*replies, tls=tls) as server:
+        words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
+        result = command(*words, typed=SECRET)
+    assert result.exit_code in (1, 2, 3)
+    assert len(result.stderr.splitlines()) == 1
+    assert SECRET not in result.output
+
+
+class Nonsense(Scripted):
+    """Its replies may name the server itself as ISSUER."""
+
+    def answer(self, request: Request) -> Reply:
+        reply = super().answer(request)
+        return replace(reply, body=reply.body.replace(b"ISSUER", self.url.encode()))
 
 
 def test_a_server_that_is_away_exits_with_3(signed: Any, elsewhere: Any) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import ssl
 import stat
 import subprocess
 import sys
@@ -121,6 +122,26 @@ def test_profiles_are_listed_without_their_secrets(signed: Any, elsewhere: Any) 
     listed = signed.json("profiles")["profiles"]
     assert [(profile["name"], profile["used"]) for profile in listed] == [("lab", False)]
     assert SECRET not in shown + str(listed)
+
+
+def test_profiles_are_listed_also_where_the_environment_names_another(signed: Any) -> None:
+    assert "None is used" in signed.good("profiles", FOREWARN_PROFILE="gone")
+
+
+def test_a_profile_that_was_for_another_server_is_replaced_and_that_is_said(
+    signed: Any, tls: ssl.SSLContext, elsewhere: Any, certificates: Any
+) -> None:
+    with type(elsewhere)(tls, says({"name": "client ci", "id": "client:ci", "grants": []})) as other:
+        result = signed(*words(other, certificates, "--profile", "lab"), typed=SECRET)
+        assert result.exit_code == 0
+        assert result.stderr == f"profile lab was for {elsewhere.url} until now\n"
+        assert other.url in signed.good("whoami", "--profile", "lab")
+
+
+def test_what_is_no_text_is_told(command: Any, elsewhere: Any, certificates: Any) -> None:
+    assert "standard input is no text" in command(*words(elsewhere, certificates), typed=b"\xff\xfe").stderr
+    bad = command(*words(elsewhere, certificates), "--client-id", "c\nd", typed=SECRET)
+    assert "is no client id: give it as it was told you" in bad.stderr
 
 
 def test_a_profile_that_is_forgotten_is_gone_from_the_file(signed: Any, elsewhere: Any) -> None:

@@ -1,5 +1,5 @@
-"""THE COMMAND. `forewarn`, one file per noun: reads what was typed, asks the service over its unix socket or the
-endpoint of a VM, and shows the answer to people or, with --json, to programs.
+"""THE COMMAND. `forewarn`, one file per noun: reads what was typed, asks the service over its unix socket or
+HTTPS, or the endpoint of a VM, and shows the answer to people or, with --json, to programs.
 
 Never here: the database, a decision about maintenance, a name resolved by guessing. This file imports nothing but
 the standard library, so that it can say what is missing.

@@ -68,7 +68,10 @@ class Invocation:
 
     @cached_property
     def api(self) -> Api:
-        return Api(Local(self.data) if self.elsewhere is None else Remote(self.elsewhere))
+        if self.elsewhere is not None:
+            return Api(Remote(self.elsewhere))
+        is_signed_in = self.profiles.path.exists() and not self._is_here
+        return Api(Local(self.data, ", or name one elsewhere with --profile" if is_signed_in else ""))
 
     def stay_here(self, command: str) -> None:
         """This command is for this machine: what the environment names elsewhere is for others, a flag is refused."""

@@ -12,21 +12,22 @@ from forewarn.errors import Rejected
 
 
 class Local:
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, or_else: str = "") -> None:
         self._data = data
+        self._or_else = or_else  # what may help besides starting one
 
     @property
     def where(self) -> str:
         return f"in {self._data}"
 
     def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
-        return exchange(_UnixConnection(self._data, patience_s), method, target, payload, {})
+        return exchange(_UnixConnection(self._data, self._or_else, patience_s), method, target, payload, {})
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, data: Path, patience_s: float) -> None:
+    def __init__(self, data: Path, or_else: str, patience_s: float) -> None:
         super().__init__("localhost", timeout=patience_s)
-        self._data = data
+        self._data, self._or_else = data, or_else
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -42,4 +43,6 @@ class _UnixConnection(http.client.HTTPConnection):
         except OSError as error:
             if "too long" in str(error):
                 raise Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data") from error
-            raise NotRunning(f"no forewarn service answers in {self._data}: start one with `forewarn up`") from error
+            raise NotRunning(
+                f"no forewarn service answers in {self._data}: start one with `forewarn up`{self._or_else}"
+            ) from error

@@ -10,8 +10,9 @@ import click
 
 from forewarn.cli.connection import Api, View
 from forewarn.cli.invocation import Invocation, served, shown_elsewhere
+from forewarn.cli.place import Named
 from forewarn.cli.private import must_be_secret, read_secret
-from forewarn.cli.profile import USUAL, Profile, must_be_name
+from forewarn.cli.profile import USUAL, Profile, must_be_name, must_be_text
 from forewarn.cli.remote import Remote
 from forewarn.cli.screen import Cell, Screen, faint, strong
 from forewarn.cli.server import read_server
@@ -40,7 +41,7 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
         raise Rejected("no server is named: give its URL with --server https://HOST:PORT")
     profile = Profile(
         server=str(read_server(call.named.server)),
-        client_id=client_id,
+        client_id=must_be_text(client_id, "client id"),
         secret="" if secret_file else _asked_for(client_id),
         secret_file=_whole(secret_file),
         ca=_whole(ca) or _whole(os.environ.get("FOREWARN_CA")),
@@ -48,9 +49,12 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
         scope=scope,
     )
     me = _try(profile)
+    before = call.profiles.all().get(name)
     call.profiles.keep(name, profile)
     call.given_server, call.given_profile = "", name  # as whoever reads the hints would go on
     _tell(call.screen, name, profile, me)
+    if before is not None and before.server != profile.server:
+        call.screen.note(f"profile {name} was for {before.server} until now")
 
 
 def _whole(path: Path | str | None) -> str:
@@ -61,7 +65,10 @@ def _asked_for(client_id: str) -> str:
     """Never as an argument: others can read those."""
     if sys.stdin.isatty():
         return must_be_secret(click.prompt(f"Secret of {client_id}", hide_input=True, err=True), "what was typed")
-    return must_be_secret(sys.stdin.read(), "standard input")
+    try:
+        return must_be_secret(sys.stdin.buffer.read().decode(), "standard input")
+    except UnicodeDecodeError:
+        raise Rejected("standard input is no text: give the secret there, or with --secret-file") from None
 
 
 def _try(profile: Profile) -> View:
@@ -109,30 +116,33 @@ def logout(call: Invocation) -> None:
 def profiles(call: Invocation) -> None:
     """Show the services at which `forewarn login` signed in."""
     known = call.profiles.all()
-    used = call.elsewhere
+    used = {name for name in known if _is_meant(call.named, name, known[name])}
     if call.screen.as_json:
-        call.screen.document({"profiles": [_document(name, known[name], used) for name in known]})
+        call.screen.document({"profiles": [_document(name, known[name], name in used) for name in known]})
     elif known:
-        call.screen.table(("profile", "server", "client", "secret", "used"), [_row(n, known[n], used) for n in known])
-        if used is None:
+        rows = [_row(name, known[name], name in used) for name in known]
+        call.screen.table(("profile", "server", "client", "secret", "used"), rows)
+        if not used:
             call.screen.say(faint("None is used unless --profile or FOREWARN_PROFILE names it."))
     else:
         call.screen.say("There is no profile. `forewarn login --server URL --client-id ID` makes one.")
 
 
-def _document(name: str, profile: Profile, used: Profile | None) -> View:
+def _is_meant(named: Named, name: str, profile: Profile) -> bool:
+    """Whether a command would use this profile now."""
+    if named.profile:
+        return named.profile == name
+    return bool(named.server) and str(read_server(named.server)) == profile.server
+
+
+def _document(name: str, profile: Profile, is_used: bool) -> View:
     facts = {"server": profile.server, "client_id": profile.client_id, "ca": profile.ca or None}
-    return {"name": name, **facts, "secret_file": profile.secret_file or None, "used": profile == used}
+    return {"name": name, **facts, "secret_file": profile.secret_file or None, "used": is_used}
 
 
-def _row(name: str, profile: Profile, used: Profile | None) -> tuple[Cell, ...]:
-    return (
-        strong(name),
-        profile.server,
-        profile.client_id,
-        profile.secret_file or "kept",
-        "yes" if profile == used else "",
-    )
+def _row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]:
+    secret = profile.secret_file or "kept"
+    return strong(name), profile.server, profile.client_id, secret, "yes" if is_used else ""
 
 
 @click.command()

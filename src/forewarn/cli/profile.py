@@ -76,6 +76,13 @@ class ProfileBook:
         write_private(self.path, "\n".join(_table(name, profile) for name, profile in profiles.items()))
 
 
+def must_be_text(text: str, what: str) -> str:
+    """Fit for a form and a file: no line breaks, and no bytes that are no text."""
+    if not text.isprintable() or not text.strip():
+        raise Rejected(f"{text!r} is no {what}: give it as it was told you")
+    return text
+
+
 def must_be_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise Rejected(f"{name!r} is no name for a profile: use letters, digits, dots, dashes and underscores")
@@ -98,6 +105,8 @@ def profile_of(named: Named, book: ProfileBook, environ: Mapping[str, str]) -> P
 def _for_server(server: str, book: ProfileBook, environ: Mapping[str, str]) -> Profile:
     """The client that the environment names, else the one profile for this server."""
     client_id, secret_file = environ.get("FOREWARN_CLIENT_ID"), environ.get("FOREWARN_SECRET_FILE")
+    if bool(client_id) != bool(secret_file):
+        raise Rejected("FOREWARN_CLIENT_ID and FOREWARN_SECRET_FILE belong together: give both or neither")
     if client_id and secret_file:
         return Profile(server=server, client_id=client_id, secret_file=secret_file)
     found = {name: profile for name, profile in book.all().items() if profile.server == server}

@@ -82,14 +82,14 @@ class _TlsConnection(http.client.HTTPSConnection):
             raise Rejected(_distrust(self._server, error)) from error
         except ssl.SSLError as error:
             raise Rejected(f"{self._server} does not speak TLS as we do ({error.reason}): check its port") from error
-        except socket.gaierror as error:
-            raise Unavailable(f"host {self._server.host!r} is not known ({error.strerror}): check its name") from error
+        except (socket.gaierror, UnicodeError) as error:
+            raise Unavailable(f"host {self._server.host!r} is not known: check its name") from error
         except TimeoutError:
             raise
         except OSError as error:
             raise Unavailable(
-                f"no forewarn service answers at {self._server} ({error.strerror}): see whether it runs there, "
-                "with the setting 'console'"
+                f"no forewarn service answers at {self._server} ({error.strerror or error}): see whether it runs, "
+                "and with which setting 'console'"
             ) from error
 
 

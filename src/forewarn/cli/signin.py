@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ Connect = Callable[[Server], http.client.HTTPConnection]
 _METADATA = "/metadata/endpoints?api-version=2022-09-01"
 _WELL_KNOWN = ".well-known/openid-configuration"
 _FORM = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # what a header can carry
 _EARLY_S = 60.0
 
 
@@ -51,8 +53,9 @@ def _issuer(profile: Profile, metadata: dict[str, Any]) -> str:
 
 
 def _scope(profile: Profile, metadata: dict[str, Any]) -> str:
-    audiences = _authentication(profile, metadata).get("audiences") or [profile.server]
-    return f"{str(audiences[0]).rstrip('/')}/.default"
+    audiences = _authentication(profile, metadata).get("audiences")
+    audience = audiences[0] if isinstance(audiences, list) and audiences else profile.server
+    return f"{str(audience).rstrip('/')}/.default"
 
 
 def _authentication(profile: Profile, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def _token(profile: Profile, endpoint: str, scope: str, connect: Connect, now: f
     }
     status, answer = _ask("POST", endpoint, urlencode(form).encode(), connect)
     text = answer.get("access_token")
-    if status >= 400 or not isinstance(text, str):
+    if status >= 400 or not isinstance(text, str) or not _TOKEN.fullmatch(text):
         raise _refusal(profile, endpoint, status, answer)
     return Token(text=text, issued_at=now, lifetime_s=_seconds(answer.get("expires_in")))
 
