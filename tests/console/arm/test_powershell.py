@@ -1,4 +1,4 @@
-"""The page docs/powershell.md, read and run as PowerShell would: each call is answered as the page says."""
+"""The page docs/powershell.md, read and run without PowerShell: each call is answered as the page says."""
 
 from __future__ import annotations
 

@@ -57,10 +57,11 @@ _PAGE = """\
 
 *Generated from `src/forewarn/console/arm/` by `make docs`; change the routes there, not this page.*
 
-**No PowerShell was at hand when this was written, and none has run it.** A test reads every line below as PowerShell
-would, with the parameters that its cmdlets have, and makes each call of `Invoke-RestMethod`, `Invoke-WebRequest` and
-`Invoke-AzRestMethod` to forewarn's API, so paths, methods, bodies and answers are as they say. Whether the Az modules
-sign in as written under [Az](#az) is not known. What the calls do is in [azure-api.md](azure-api.md).
+**No PowerShell was at hand when this was written, and none has run it.** A test reads every line below with a small
+reader of forewarn's own, which knows the parameters that these cmdlets are documented to have, and makes each call of
+`Invoke-RestMethod`, `Invoke-WebRequest` and `Invoke-AzRestMethod` to forewarn's API: paths, methods, bodies and answers
+are tried. How to trust the CA, and whether the Az modules sign in as written under [Az](#az), is not. What the calls do
+is in [azure-api.md](azure-api.md).
 
 The lines are for PowerShell 7. In its strings a `?` belongs to the name before it, so it is `"${{vmId}}?…"`.
 
@@ -111,7 +112,7 @@ is the one that `forewarn env` prints.
 ```
 
 Then `Invoke-AzRestMethod` sends the token. It returns a refusal as it returns any other answer: look at `StatusCode`
-and `Content`. With `-WaitForCompletion` it waits for operations.
+and `Content`. With `-WaitForCompletion` it is documented to wait for operations.
 
 ## Names
 
