@@ -80,12 +80,12 @@ def invalid(path: Path, what: str) -> Coded:
 
 
 def where_is(path: Path) -> str:
-    return _short(".".join(path))
+    return short(".".join(path))
 
 
 def text_of(value: Any) -> str:
     """As it was written, cut short."""
-    return _short(msgspec.json.encode(value).decode())
+    return short(msgspec.json.encode(value).decode())
 
 
 def _alike(sent: Any, shown: Any, name: str) -> bool:
@@ -117,5 +117,6 @@ def _instead(path: Path, sent: Any, shown: Any) -> str:
     return "delete the instances that shall go (`az vmss delete-instances`, `forewarn delete --scale-in`)"
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """What a stranger wrote, cut."""
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.console.arm.member import Path, invalid, says_nothing, text_of
+from forewarn.console.arm.member import Path, invalid, says_nothing, short, text_of
 from forewarn.console.call import fault_in
 from forewarn.core.amendment import LONGEST_TERMINATE_MIN, OS_IMAGE_MIN, SHORTEST_TERMINATE_MIN, Amendment
 
@@ -123,7 +123,7 @@ def _read(said: Any, shape: type[T], path: Path) -> T:
 
 def _wrong(error: msgspec.ValidationError, path: Path) -> Exception:
     where, what = fault_in(error)
-    return invalid((*path, where) if where else path, f"cannot be taken: {what}")
+    return invalid((*path, where) if where else path, f"cannot be taken: {short(what)}")
 
 
 def _spoken(value: Any) -> Any:

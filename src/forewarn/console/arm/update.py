@@ -5,8 +5,7 @@ Both are answered when it is done, with what a GET shows then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,9 +17,19 @@ from forewarn.console.arm.profile import read_policy, read_profile, read_tags
 from forewarn.console.arm.refusal import Coded
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Over, own
 from forewarn.console.arm.scale_set import vms_in
-from forewarn.console.arm.shape import Json, availability_set_json, instance_json, scale_set_json, vm_json
-from forewarn.console.arm.target import Absent, instance_called, vm_called
+from forewarn.console.arm.shape import Json
+from forewarn.console.arm.subject import (
+    A_SCALE_SET,
+    A_VM,
+    AN_AVAILABILITY_SET,
+    AN_INSTANCE,
+    TAGS,
+    Sort,
+    Subject,
+    found,
+)
 from forewarn.console.arm.version import must_know
+from forewarn.console.call import fault_in
 from forewarn.console.room import Room
 from forewarn.core.access import Right
 from forewarn.core.amendment import Amendment, settings_of
@@ -29,70 +38,12 @@ from forewarn.core.resource import resource_of
 from forewarn.errors import Forbidden, Rejected
 
 _AVAILABILITY_SET = VM.replace("/virtualMachines/{vm}", "/availabilitySets/{set}")
-_TAGS: Path = ("tags",)
-_PROFILE: Path = ("properties", "scheduledEventsProfile")
-_SET_PROFILE: Path = ("properties", "virtualMachineProfile", "scheduledEventsProfile")
-_POLICY: Path = ("properties", "scheduledEventsPolicy")
-
 Routes = tuple[ArmRoute, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is updated: the VMs it consists of, and what a GET shows of it."""
-
-    vms: Sequence[Vm]
-    shown: Json
-    called: str  # by the history
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sort:
-    """A sort of resource: how it is found, and where it has what can be changed."""
-
-    find: Callable[[Room, ArmCall], Subject]
-    profile: Path | None = None
-    policy: Path | None = None
-
-    @property
-    def changeable(self) -> frozenset[Path]:
-        return frozenset(path for path in (_TAGS, self.profile, self.policy) if path is not None)
-
-
-def _vm(room: Room, call: ArmCall) -> Subject:
-    vm = vm_called(room, call)
-    return Subject(vms=[vm], shown=vm_json(vm), called=vm.name)
-
-
-def _instance(room: Room, call: ArmCall) -> Subject:
-    vm = instance_called(room, call)
-    return Subject(vms=[vm], shown=instance_json(vm), called=vm.name)
-
-
-def _scale_set(room: Room, call: ArmCall) -> Subject:
-    vms = vms_in(room, call.resource)
-    if not vms:
-        raise _absent(call, "scale set")
-    return Subject(vms=vms, shown=scale_set_json(vms), called=vms[0].scale_set)
-
-
-def _availability_set(room: Room, call: ArmCall) -> Subject:
-    vms = vms_in(room, call.resource)
-    if not vms:
-        raise _absent(call, "availability set")
-    shown = availability_set_json(vms, [vm for vm in vms if room.sees(vm)])
-    return Subject(vms=vms, shown=shown, called=vms[0].availability_set)
-
-
-def _absent(call: ArmCall, what: str) -> Absent:
-    group = call.names["group"]
-    listed = f"`az {'vmss' if what == 'scale set' else 'vm availability-set'} list -g {group}` lists them"
-    return Absent(f"{what} {call.names['set']!r} does not exist in resource group {group!r}: {listed}")
 
 
 def _updates(sort: Sort) -> Handler:
     async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        subject = _found(sort, room, call)
+        subject = found(sort, room, call)
         try:
             amendment = _amendment(sort, subject, call, room.house.strict_api_versions)
         except RecursionError as error:
@@ -101,16 +52,6 @@ def _updates(sort: Sort) -> Handler:
         return ArmAnswer(body=sort.find(room, call).shown)
 
     return handler
-
-
-def _found(sort: Sort, room: Room, call: ArmCall) -> Subject:
-    try:
-        return sort.find(room, call)
-    except Absent as error:
-        if call.method != "PUT":
-            raise
-        made = "what is new comes with a fleet file (`forewarn fleet apply`) or with `forewarn fleet add`"
-        raise Absent(f"{str(error).partition(': `')[0]}, and a PUT does not make it: {made}") from error
 
 
 def _amendment(sort: Sort, subject: Subject, call: ArmCall, strict: bool) -> Amendment:
@@ -134,7 +75,7 @@ def _read(call: ArmCall) -> Json:
     try:
         return msgspec.json.decode(call.body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:
-        raise Rejected("the body is not an object: send one such as {}") from error
+        raise Rejected(f"the body cannot be taken: {fault_in(error)[1]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
@@ -160,10 +101,10 @@ def _moving(new: Amendment, vms: Sequence[Vm]) -> dict[str, Any]:
 
 def _tagging(sent: Json, old: dict[str, str], is_whole: bool) -> dict[str, Any]:
     """Tags come as a whole, in a PATCH too."""
-    new = member(sent, _TAGS)
+    new = member(sent, TAGS)
     if new == old or (new is MISSING and not is_whole):
         return {}
-    tags = read_tags(None if new is MISSING else new, _TAGS)
+    tags = read_tags(None if new is MISSING else new, TAGS)
     return {} if tags == old else {"tags": tags, "untagged": tuple(old)}
 
 
@@ -180,8 +121,8 @@ def _routes(path: str, sort: Sort, what: str, over: Over = own, methods: Sequenc
 
 
 ROUTES: Routes = (
-    *_routes(VM, Sort(find=_vm, profile=_PROFILE, policy=_POLICY), "a VM"),
-    *_routes(SCALE_SET, Sort(find=_scale_set, profile=_SET_PROFILE, policy=_POLICY), "a scale set"),
-    *_routes(INSTANCE, Sort(find=_instance), "an instance", methods=("PUT",)),
-    *_routes(_AVAILABILITY_SET, Sort(find=_availability_set, policy=_POLICY), "an availability set", over_its_vms),
+    *_routes(VM, A_VM, "a VM"),
+    *_routes(SCALE_SET, A_SCALE_SET, "a scale set"),
+    *_routes(INSTANCE, AN_INSTANCE, "an instance", methods=("PUT",)),
+    *_routes(_AVAILABILITY_SET, AN_AVAILABILITY_SET, "an availability set", over_its_vms),
 )
