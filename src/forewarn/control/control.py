@@ -39,9 +39,9 @@ class Outside:
 
 
 class Control:
-    """The use cases (`requests`, `guests`, `fleets`, `access`, `webhooks`, `faults`, `storms`, `labtime`), and what goes
+    """The use cases (`requests`, `guests`, `fleets`, `access`, `webhooks`, `faults`, `storms`, `labtime`), and what
 
-    on by itself: the `reconciler`, and the `outbox` that tells webhooks.
+    goes on by itself: the `reconciler`, and the `outbox` that tells webhooks.
     """
 
     def __init__(
