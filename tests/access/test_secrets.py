@@ -13,9 +13,9 @@ from forewarn.errors import NotFound, Rejected
 
 
 def test_a_secret_is_43_characters_that_need_no_quoting() -> None:
-    made = {new_secret() for _ in range(100)}
-    assert len(made) == 100
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", secret) for secret in made)
+    made = {new_secret() for _ in range(1000)}
+    assert len(made) == 1000
+    assert all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{42}", secret) for secret in made)
 
 
 def test_a_secret_fits_its_own_hash_only() -> None:

@@ -15,8 +15,10 @@ _SALT = 16
 
 
 def new_secret() -> str:
-    """256 bits, as 43 characters that need no quoting anywhere."""
-    return secrets.token_urlsafe(_BYTES)
+    """256 bits, as 43 characters that need no quoting anywhere, and that no command takes for an option."""
+    while (secret := secrets.token_urlsafe(_BYTES)).startswith("-"):
+        pass
+    return secret
 
 
 def hashed(secret: str) -> bytes:
