@@ -37,7 +37,7 @@ def env(call: Invocation, shell_name: str, vm: str | None, with_secret: bool) ->
         raise Refused(f"the service {call.api.where} has no console over TLS: give it one with the setting 'console'")
     shell = SHELLS[shell_name]
     identity = _identity(call, info, vm)
-    variables = {**_trust(console), **_azure(call.data, console), **identity}
+    variables = {**_trust(console), **_azure(call.data, console), **_sign_in(console), **identity}
     variables |= _credentials(console) if with_secret else {}
     remarks = [*_remarks(console, shell), *(() if identity else _why_no_identity(info))]
     if call.screen.as_json:
@@ -69,6 +69,17 @@ def _azure(data: Path, console: View) -> Variables:
         "AZURE_CONFIG_DIR": str(data / "azure"),
         "ARM_CLOUD_METADATA_URL": f"{console['url']}/metadata/endpoints-list",
         "AZURE_CORE_COLLECT_TELEMETRY": "0",
+    }
+
+
+def _sign_in(console: View) -> Variables:
+    """What `az login` is given, so that nobody copies ids about; the secret itself stays in its file."""
+    if console.get("issuer"):
+        return {}
+    return {
+        "FOREWARN_TENANT_ID": console["tenant_id"],
+        "FOREWARN_CLIENT_ID": console["client_id"],
+        "FOREWARN_SECRET_FILE": console["admin_secret"],
     }
 
 

@@ -97,7 +97,7 @@ class Console:
 
 
 @contextmanager
-def open_console(data: Path, *, fleet: str, arguments: tuple[str, ...] = (), **settings: str) -> Iterator[Console]:
+def open_console(data: Path, *, fleet: str = "", arguments: tuple[str, ...] = (), **settings: str) -> Iterator[Console]:
     """A lab with a console on a port of its own; `settings` by their names."""
     port = free_port()
     environment = {f"FOREWARN_{name.upper()}": text for name, text in settings.items()}
