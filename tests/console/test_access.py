@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forewarn.access.secret import fits
+from forewarn.store.sqlite import SqliteStore
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
@@ -67,6 +70,34 @@ def test_an_id_is_taken_once(api: Any) -> None:
     status, code, message = api.refused("POST", "/access/clients", {"id": "BOT"})
     assert (status, code) == (409, "Refused")
     assert message.startswith("client 'bot' exists already")
+
+
+def test_a_name_that_cannot_be_shown_is_refused(api: Any) -> None:
+    assert api.refused("POST", "/access/clients", {"name": "a\nb"})[:2] == (400, "Rejected")
+
+
+def test_of_two_who_add_a_client_at_once_one_is_refused(api_of: Any, tmp_path: Path) -> None:
+    api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
+
+    async def both() -> list[int]:
+        calls = (api.calling("POST", "/access/clients", {"id": "bot"}) for _ in range(2))
+        return [answer.status for answer in await asyncio.gather(*calls)]
+
+    assert sorted(api.world.do(both())) == [200, 409]
+
+
+def test_a_client_that_goes_while_it_is_granted_a_role_leaves_none_behind(api_of: Any, tmp_path: Path) -> None:
+    """Another client of the same id must not inherit it."""
+    api = api_of(store=SqliteStore.open(tmp_path / "forewarn.db"))
+    api.post("/access/clients", {"id": "bot"})
+
+    async def both() -> list[int]:
+        asked = {"role": "Administrator", "to": "bot", "over": "/"}
+        calls = (api.calling("DELETE", "/access/clients/bot"), api.calling("POST", "/access/grants", asked))
+        return [answer.status for answer in await asyncio.gather(*calls)]
+
+    assert api.world.do(both()) == [200, 404]
+    assert api.get("/access") == {"clients": [], "grants": []}
 
 
 OVER = [

@@ -11,6 +11,8 @@ from forewarn.console.showing import Showing
 from forewarn.console.views import EventsView, EventView
 from forewarn.core.event import Event, Status
 
+_LOOKED_THROUGH = 20_000  # events, for somebody who may not see all of them
+
 
 async def show_all(room: Room, call: Call, query: body.EventsQuery) -> EventsView:
     """The events under way, or all of them."""
@@ -28,9 +30,10 @@ def _listed(room: Room, query: body.EventsQuery) -> list[Event]:
     if vm is not None and scope_id not in (None, vm.scope_id):
         return []
     within = vm.scope_id if vm is not None else scope_id
-    picky = vm is not None or host is not None or not room.sees_everything()
+    picky = vm is not None or host is not None
+    looked_through = query.limit if room.sees_everything() else max(query.limit, _LOOKED_THROUGH)
     events = room.store.events(
-        scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else query.limit
+        scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else looked_through
     )
     events = [event for event in events if room.sees_scope(event.scope_id)]
     if vm is not None:
