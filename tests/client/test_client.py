@@ -103,7 +103,7 @@ def test_watching_gives_the_document_and_then_each_change() -> None:
     tag = (("ETag", '"1-1"'),)
     held = Reply(status=304, headers=(*tag, ("Preference-Applied", "wait=20")))
     with Scripted(says(EMPTY, headers=tag), held, says(BUSY, headers=(("ETag", '"1-2"'),))) as server:
-        documents = list(islice(client_of(server).watch(), 2))
+        documents = list(islice(client_of(server).documents(), 2))
     assert [document.incarnation for document in documents] == [1, 2]
     asked = [request.values("if-none-match") for request in server.requests]
     assert asked == [(), ('"1-1"',), ('"1-1"',)]
@@ -114,7 +114,7 @@ def test_watching_falls_back_to_a_poll_every_second() -> None:
     """Spec §8.5."""
     naps: list[float] = []
     with Scripted(says(EMPTY), says(EMPTY), says(EMPTY), says(BUSY)) as server:
-        documents = list(islice(client_of(server, naps).watch(), 2))
+        documents = list(islice(client_of(server, naps).documents(), 2))
     assert [document.incarnation for document in documents] == [1, 2]
     assert naps == [1.0, 1.0, 1.0]
 
@@ -123,14 +123,14 @@ def test_watching_waits_out_every_fault() -> None:
     """Spec §11."""
     faults = (Reply(status=410), Reply(resets=True), Reply(), Reply(status=429), Reply(status=500))
     with Scripted(*faults, *faults, says(BUSY)) as server:
-        (document,) = islice(client_of(server).watch(), 1)
+        (document,) = islice(client_of(server).documents(), 1)
     assert document.incarnation == 2
 
 
 def test_watching_ends_when_the_service_does_not_know_the_vm() -> None:
     """Spec §10."""
     with Scripted(says({"error": "Not found"}, status=404)) as server, pytest.raises(Rejected, match="does not know"):
-        next(client_of(server).watch())
+        next(client_of(server).documents())
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,25 +2,29 @@
 
 import pytest
 
-from forewarn.client.endpoint import Endpoint, endpoint_for, read_endpoint
+from forewarn.client.endpoint import Endpoint, given_endpoint, read_endpoint
 from forewarn.errors import Rejected
 
 
 @pytest.mark.parametrize(
     ("explicit", "environ", "expected"),
     [
-        (None, {}, "http://169.254.169.254"),
         (None, {"SCHEDULEDEVENTSIP": "168.63.129.16"}, "http://168.63.129.16"),
         (None, {"FOREWARN_ENDPOINT": "127.0.1.1:8254", "SCHEDULEDEVENTSIP": "10.0.0.1"}, "http://127.0.1.1:8254"),
         ("http://127.0.1.2", {"FOREWARN_ENDPOINT": "127.0.1.1:8254"}, "http://127.0.1.2"),
-        ("", {}, "http://169.254.169.254"),
+        ("", {"SCHEDULEDEVENTSIP": "10.0.0.1"}, "http://10.0.0.1"),
     ],
-    ids=["well-known address", "environment", "our variable first", "explicit first", "empty is not given"],
+    ids=["environment", "our variable first", "explicit first", "empty is not given"],
 )
-def test_an_explicit_endpoint_goes_before_the_environment_and_that_before_the_well_known_one(
+def test_an_explicit_endpoint_goes_before_the_environment_and_ours_before_the_vendors(
     explicit: str | None, environ: dict[str, str], expected: str
 ) -> None:
-    assert str(endpoint_for(explicit, environ)) == expected
+    assert str(given_endpoint(explicit, environ)) == expected
+
+
+@pytest.mark.parametrize("explicit", [None, ""])
+def test_an_endpoint_that_nobody_names_is_left_to_discovery(explicit: str | None) -> None:
+    assert given_endpoint(explicit, {"FOREWARN_ENDPOINT": ""}) is None
 
 
 @pytest.mark.parametrize(

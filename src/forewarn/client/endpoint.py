@@ -1,4 +1,4 @@
-"""Where the service is: an explicit setting, else the environment, else the well-known address (spec §2.5)."""
+"""Where the service is, as people say it: an explicit setting, else the environment (spec §2.5)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Endpoint:
         return f"http://{host}" if self.port == 80 else f"http://{host}:{self.port}"
 
 
-def endpoint_for(explicit: str | None, environ: Mapping[str, str]) -> Endpoint:
-    text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP") or WELL_KNOWN
-    return read_endpoint(text)
+def given_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
+    """None: nobody has said, it must be discovered."""
+    text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
+    return read_endpoint(text) if text else None
 
 
 def read_endpoint(text: str) -> Endpoint:

@@ -14,14 +14,26 @@ from urllib.parse import urlencode
 from forewarn.errors import NotFound, Rejected, Unavailable
 from forewarn.protocol.codec import Received, Unreadable, decode, read_date
 from forewarn.protocol.message import Request, Response
-from forewarn.protocol.versions import NEWEST
+from forewarn.protocol.versions import INSTANCE_VERSIONS, NEWEST
 
 POLL_S = 1.0  # spec §8.5
 HOLD_S = 20  # short of the 30 s of a Preempt, should a held request be lost on the way (spec §6.3)
 HELD_PAUSE_S = 0.05  # a server on its way out lets go of held requests at once
 LONGEST_PAUSE_S = 5.0
-_NAME_VERSION = "2021-02-01"
+LONGEST_RETRY_AFTER_S = 10.0  # whatever a server asks for: a Preempt gives 30 s only (spec §6.3)
+TRIES = 5  # of a single question
+GONE_S = 80.0  # 410 lasts for up to 70 s (spec §11)
 _PASSING = frozenset({408, 410, 429})
+_NAME_VERSION = "2021-02-01"
+NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <= version <= _NAME_VERSION)
+
+
+class Later(Unavailable):
+    """The service answered that it cannot answer now."""
+
+    def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +77,9 @@ def approval(ids: Iterable[str], *, version: str = NEWEST) -> Request:
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)
 
 
-def name_question() -> Request:
+def name_question(*, version: str = _NAME_VERSION) -> Request:
     """Which name in `resources` is ours (spec §2.6)."""
-    return _request("GET", "/metadata/instance/compute/name", {"api-version": _NAME_VERSION, "format": "text"})
+    return _request("GET", "/metadata/instance/compute/name", {"api-version": version, "format": "text"})
 
 
 def _request(method: str, path: str, query: dict[str, str], headers: tuple[tuple[str, str], ...] = ()) -> Request:
@@ -98,15 +110,33 @@ def check(response: Response) -> None:
     """Raise what a status other than 200 means."""
     if response.status == 200:
         return
-    if response.status in _PASSING or response.status >= 500:
-        raise Unavailable(f"the service cannot answer now (status {response.status}): ask again in a few seconds")
-    reason = _reason(response)
+    if is_passing(response.status):
+        said = f"the service cannot answer now (status {response.status}): ask again in a few seconds"
+        raise Later(said, status=response.status, retry_after_s=retry_after_s(response))
+    reason = reason_of(response)
     if response.status == 404:
         raise NotFound(f"the service does not know this VM, or not this path ({reason}): check the endpoint")
     raise Rejected(f"the service refused with status {response.status}: {reason}")
 
 
-def _reason(response: Response) -> str:
+def is_passing(status: int) -> bool:
+    """Whether asking again later may help (spec §11)."""
+    return status in _PASSING or status >= 500
+
+
+def retry_after_s(response: Response) -> float | None:
+    """What Retry-After asks for, in seconds or as a date beside the service's own; None if it says nothing usable."""
+    fields = dict(response.headers)
+    text = fields.get("retry-after", "").strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:9]), LONGEST_RETRY_AFTER_S)
+    until, now = read_date(text), read_date(fields.get("date", ""))
+    if until is None or now is None:
+        return None
+    return min(max(0.0, until - now), LONGEST_RETRY_AFTER_S)
+
+
+def reason_of(response: Response) -> str:
     """What the body says, in whichever form it says it."""
     text = response.body[:2000].decode("utf-8", "replace").strip()
     try:
@@ -125,12 +155,21 @@ def after_answer(watch: Watch, answer: Heard) -> Step:
     return Step(watch=Watch(tag=answer.tag, known=answer.received), news=news, pause_s=pause_s)
 
 
-def after_failure(watch: Watch) -> Step:
+def after_failure(watch: Watch, error: Unavailable | None = None) -> Step:
     """The tag is forgotten: whoever answers next may be another server."""
     failed = replace(watch, tag="", failures=watch.failures + 1)
-    return Step(watch=failed, news=None, pause_s=pause_after(failed.failures))
+    return Step(watch=failed, news=None, pause_s=pause_after(failed.failures, error))
 
 
-def pause_after(failures: int) -> float:
-    """Doubling from half a second; bounded, because a Preempt gives 30 seconds only (spec §6.3)."""
-    return min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(failures - 1, 8))
+def pause_after(failures: int, error: Unavailable | None = None) -> float:
+    """Doubling from half a second, or what the service asks for; bounded, because a Preempt gives 30 seconds only
+    (spec §6.3)."""
+    doubling = min(LONGEST_PAUSE_S, 0.5 * 2.0 ** min(failures - 1, 8))
+    asked = error.retry_after_s if isinstance(error, Later) else None
+    return doubling if asked is None else max(doubling, asked)
+
+
+def gives_up(failures: int, paused_s: float, error: Unavailable) -> bool:
+    """Whether a single question has been asked often enough, after so many failures and seconds of pauses."""
+    is_gone = isinstance(error, Later) and error.status == 410
+    return paused_s >= GONE_S if is_gone else failures >= TRIES

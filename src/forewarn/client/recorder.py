@@ -6,10 +6,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-from forewarn.client.driver import ANSWER_S, FIRST_ANSWER_S, Unreachable, send
+from forewarn.client.driver import send
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.exchange import HELD_PAUSE_S, HOLD_S, POLL_S, poll
+from forewarn.client.move import Unreachable
 from forewarn.client.recording import Answer, End
+from forewarn.client.session import ANSWER_S, FIRST_ANSWER_S
 from forewarn.errors import Unavailable
 from forewarn.protocol.codec import read_date
 from forewarn.protocol.message import Response

@@ -1,0 +1,174 @@
+"""The asyncio driver: does what talks ask for, awaiting. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from forewarn.client.change import Change
+from forewarn.client.cursor import read_boot_id
+from forewarn.client.discovery import Discovery
+from forewarn.client.endpoint import Endpoint
+from forewarn.client.event import Event
+from forewarn.client.move import Broken, Do, Move, Pause, Run, Send, Talk, Tell, broken, unreachable
+from forewarn.client.session import Session
+from forewarn.client.watching import Manner, changes, documents
+from forewarn.client.wire import Incoming, written
+from forewarn.protocol.codec import Received
+from forewarn.protocol.message import Response
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """`Client`, awaited: the same questions, the same answers. May be shared by tasks."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        version: str | None = None,
+        discovery: Discovery | None = None,
+        boot_id: Callable[[], str] = read_boot_id,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = Session(endpoint, version=version, discovery=discovery, boot_id=boot_id, clock=clock)
+        self._sleep = sleep
+
+    @property
+    def version(self) -> str:
+        """The api-version that is asked with: the newest that the service takes, as far as it is known yet."""
+        return self._session.version
+
+    @property
+    def date(self) -> float | None:
+        """The service's time with its latest document: time left is `not_before - date` (spec §12)."""
+        return self._session.date
+
+    async def discover(self) -> Endpoint:
+        """Where the service is; looked for once (spec §2.5)."""
+        return await self.ask(self._session.discover())
+
+    async def events(self) -> Received:
+        """The document as it is now."""
+        return await self.ask(self._session.events())
+
+    async def mine(self) -> tuple[Event, ...]:
+        """The events that list this VM."""
+        return await self.ask(self._session.mine())
+
+    async def name(self) -> str:
+        """This VM's name, as the `resources` of events spell it."""
+        return await self.ask(self._session.name())
+
+    async def approve(self, *events: Event | str) -> None:
+        """Let these events, or those with these ids, start early; harmless when repeated (spec §5.2)."""
+        await self.ask(self._session.approve(events))
+
+    def time_left(self, event: Event) -> float | None:
+        """Seconds until nothing protects from this event any more, by the service's time; None if that is unknown."""
+        return self._session.time_left(event)
+
+    def documents(self) -> AsyncIterator[Received]:
+        """The document now, then each one that differs from the last, for ever; as `Client.documents`."""
+        return self.hear(documents(self._session))
+
+    def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncIterator[Change]:
+        """Each change of each event, for ever, at least once; as `Client.watch`."""
+        return self.follow(cursor, Manner(explicit=explicit))
+
+    def follow(self, cursor: Path | str | None, manner: Manner) -> AsyncIterator[Any]:
+        return self.hear(changes(self._session, None if cursor is None else Path(cursor), manner))
+
+    async def ask(self, talk: Talk[T]) -> T:
+        """A talk that tells nothing on its way, from beginning to end."""
+        run = Run(talk)
+        with Line() as line:
+            while (move := run.move()) is not None:
+                await self._perform(run, move, line)
+        return run.result
+
+    async def hear(self, talk: Talk[None]) -> AsyncIterator[Any]:
+        """What a talk tells, as it is told."""
+        run = Run(talk)
+        try:
+            with Line() as line:
+                while (move := run.move()) is not None:
+                    if isinstance(move, Tell):
+                        yield move.news
+                    else:
+                        await self._perform(run, move, line)
+        finally:
+            run.close()
+
+    async def _perform(self, run: Run[T], move: Move, line: Line) -> None:
+        try:
+            match move:
+                case Send():
+                    run.came(await line.send(move))
+                case Pause():
+                    await self._sleep(move.s)
+                case Do():
+                    run.came(await asyncio.to_thread(move.call))
+        except Exception as error:  # the talk says what becomes of it
+            run.failed(error)
+
+
+class Line:
+    """A connection that is kept from one request of a talk to the next."""
+
+    def __init__(self) -> None:
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._endpoint: Endpoint | None = None
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+    async def send(self, move: Send) -> Response:
+        is_kept = self._streams is not None and self._endpoint == move.endpoint
+        incoming = Incoming()
+        reader, writer = self._streams if is_kept and self._streams else await self._connect(move)
+        try:
+            async with asyncio.timeout(move.patience_s):
+                writer.write(written(move.request, move.endpoint))
+                await writer.drain()
+                response = await _received(reader, incoming)
+        except (OSError, Broken) as error:
+            self.close()
+            raise broken(move.endpoint, error, may_be_stale=is_kept and not incoming.began) from error
+        except BaseException:
+            self.close()
+            raise
+        if not incoming.keeps:
+            self.close()
+        return response
+
+    async def _connect(self, move: Send) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.close()
+        try:
+            async with asyncio.timeout(min(move.connect_s, move.patience_s)):
+                self._streams = await asyncio.open_connection(move.endpoint.host, move.endpoint.port)
+        except (OSError, UnicodeError) as error:
+            raise unreachable(move.endpoint, error) from error
+        self._endpoint = move.endpoint
+        return self._streams
+
+
+async def _received(reader: asyncio.StreamReader, incoming: Incoming) -> Response:
+    while True:
+        response = incoming.feed(await reader.read(65536))
+        if response is not None:
+            return response

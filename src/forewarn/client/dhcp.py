@@ -1,0 +1,125 @@
+"""Discovery outside a virtual network: a DHCP DISCOVER, and the endpoint in option 245 of whatever answers (spec §2.5).
+
+Packets are built and read purely; `ask` holds the socket. No address is taken: what the offer offers stays unclaimed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forewarn.errors import Unavailable
+
+ANSWER_S = 3.0
+WAITS_S = (0.0, 2.0, 4.0)  # before each try; programs in the wild try five times over minutes (evidence §9)
+_SERVER_PORT, _CLIENT_PORT = 67, 68
+_COOKIE = bytes((99, 130, 83, 99))
+_XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _SHORTEST = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6
+_ANSWER, _PAD, _ENDPOINT, _END = 2, 0, 245, 255
+_NETWORKS = Path("/sys/class/net")
+_ETHERNET = "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    name: str
+    mac: bytes
+
+
+def discover_packet(xid: bytes, mac: bytes) -> bytes:
+    """244 bytes. The answer is asked for by broadcast: without an address nothing else could be heard."""
+    packet = bytearray(_OPTIONS_AT)
+    packet[0:4] = bytes((1, 1, 6, 0))
+    packet[_XID_AT : _XID_AT + 4] = xid
+    packet[_FLAGS_AT] = 0x80
+    packet[_MAC_AT : _MAC_AT + 6] = mac
+    packet[_COOKIE_AT:_OPTIONS_AT] = _COOKIE
+    return bytes(packet) + bytes((53, 1, 1, _END))
+
+
+def endpoint_in(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
+    """The address that an answer to our own question gives; None if it is none, or another's, or gives none."""
+    is_ours = (
+        len(packet) >= _SHORTEST
+        and packet[0] == _ANSWER
+        and packet[_COOKIE_AT:_OPTIONS_AT] == _COOKIE
+        and packet[_XID_AT : _XID_AT + 4] == xid
+        and packet[_MAC_AT : _MAC_AT + 6] == mac
+    )
+    if not is_ours:
+        return None
+    given = next((data for code, data in _options(packet) if code == _ENDPOINT), b"")
+    return socket.inet_ntoa(given) if len(given) == 4 and any(given) else None
+
+
+def _options(packet: bytes) -> Iterator[tuple[int, bytes]]:
+    at = _OPTIONS_AT
+    while at + 1 < len(packet) and packet[at] != _END:
+        if packet[at] == _PAD:
+            at += 1
+            continue
+        end = at + 2 + packet[at + 1]
+        if end > len(packet):
+            return
+        yield packet[at], packet[at + 2 : end]
+        at = end
+
+
+def interfaces(networks: Path = _NETWORKS) -> tuple[Interface, ...]:
+    """Those of Ethernet, in the order of their names."""
+    found = (_interface(place) for place in sorted(networks.glob("*")))
+    return tuple(interface for interface in found if interface is not None)
+
+
+def _interface(place: Path) -> Interface | None:
+    try:
+        if (place / "type").read_text(encoding="ascii").strip() != _ETHERNET:
+            return None
+        mac = bytes.fromhex((place / "address").read_text(encoding="ascii").strip().replace(":", ""))
+    except (OSError, ValueError):
+        return None
+    return Interface(name=place.name, mac=mac) if len(mac) == 6 and any(mac) else None
+
+
+def ask(interface: Interface, *, answer_s: float = ANSWER_S) -> str | None:
+    """Ask once on this interface; None if nobody names an endpoint in time. Unavailable says what stands against it."""
+    xid = os.urandom(4)
+    try:
+        with _socket(interface) as sock:
+            sock.sendto(discover_packet(xid, interface.mac), ("255.255.255.255", _SERVER_PORT))
+            return _await(sock, xid, interface.mac, time.monotonic() + answer_s)
+    except PermissionError as error:
+        raise Unavailable("DHCP needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW: name the endpoint") from error
+    except OSError as error:
+        raise Unavailable(f"DHCP on {interface.name} failed ({error.strerror or error}): name the endpoint") from error
+
+
+def _socket(interface: Interface) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        for option in (socket.SO_BROADCAST, socket.SO_REUSEADDR):
+            sock.setsockopt(socket.SOL_SOCKET, option, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, struct.pack("16s", interface.name.encode()))
+        sock.bind(("0.0.0.0", _CLIENT_PORT))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _await(sock: socket.socket, xid: bytes, mac: bytes, deadline: float) -> str | None:
+    """Answers to others arrive here too, and an offer may come without the option: listen on."""
+    while (left_s := deadline - time.monotonic()) > 0:
+        sock.settimeout(left_s)
+        try:
+            packet = sock.recv(2048)
+        except TimeoutError:
+            return None
+        if endpoint := endpoint_in(packet, xid=xid, mac=mac):
+            return endpoint
+    return None
