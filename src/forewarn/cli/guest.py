@@ -53,7 +53,7 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     """Stay, and show every change."""
     client = Client(endpoint)
     name: str | None = None
-    for received in client.watch():
+    for received in client.documents():
         name = name or own_name(client)
         if call.screen.as_json:
             call.screen.document(_document(client, received, name))
