@@ -1,0 +1,73 @@
+"""When each step begins, and which are cut: budgets are laid out backwards from NotBefore. Pure.
+
+A step that may be cut says in which order (`cut`, lowest first). Steps go until the rest fits; what may not be cut is
+taken even if it is late. Only the step whose turn it is is ever cut for good: those before it may end early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from forewarn.agent.value import Step
+
+Begin = Literal["at-once", "late"]
+NoTime = Literal["essential", "all", "nothing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    step: Step
+    due_at: float  # when it begins, if those before it are done
+    latest_at: float  # beginning later than this, it may not be done by NotBefore
+    cut: bool = False
+    late: bool = False  # it cannot be done by NotBefore, but may not be cut
+
+
+def layout(
+    steps: Sequence[Step],
+    not_before: float | None,
+    now: float,
+    *,
+    begin: Begin = "at-once",
+    margin_s: float = 0.0,
+) -> tuple[Slot, ...]:
+    """The slots of steps in their order, for a notice that ends at `not_before`; None: nobody knows when."""
+    if not_before is None:
+        return tuple(Slot(step=step, due_at=now, latest_at=now) for step in steps)
+    end_at = not_before - margin_s
+    cut = _cut(steps, end_at - now)
+    needed_s = sum(step.budget_s for step in steps if step.name not in cut)
+    is_late = needed_s > end_at - now
+    at = now if is_late else end_at - needed_s
+
+    slots: list[Slot] = []
+    for step in steps:
+        is_cut = step.name in cut
+        due_at = now if (step.begin or begin) == "at-once" or is_cut else at
+        slots.append(Slot(step=step, due_at=due_at, latest_at=at, cut=is_cut, late=is_late and not is_cut))
+        at += 0 if is_cut else step.budget_s
+    return tuple(slots)
+
+
+def no_time(steps: Sequence[Step], now: float, policy: NoTime) -> tuple[Slot, ...]:
+    """The slots when the event has started: whatever is still done is done at once."""
+
+    def is_cut(step: Step) -> bool:
+        return policy == "nothing" or (policy == "essential" and step.cut is not None)
+
+    return tuple(Slot(step=s, due_at=now, latest_at=now, cut=is_cut(s), late=not is_cut(s)) for s in steps)
+
+
+def _cut(steps: Sequence[Step], room_s: float) -> frozenset[str]:
+    """Names of the steps that go, lowest `cut` first and later ones before earlier, until the rest fits."""
+    needed_s = sum(step.budget_s for step in steps)
+    gone: set[str] = set()
+    may_go = [(step.cut, -place, step) for place, step in enumerate(steps) if step.cut is not None]
+    for _, _, step in sorted(may_go, key=lambda each: each[:2]):
+        if needed_s <= room_s:
+            break
+        gone.add(step.name)
+        needed_s -= step.budget_s
+    return frozenset(gone)

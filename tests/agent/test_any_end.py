@@ -1,0 +1,205 @@
+"""However often the agent is killed, between any two writes of its journal and at any point of a step, it ends well:
+no step that has an end runs again, what was done is undone once, and nothing stays open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.agent.conftest import NOW, event, step
+
+from forewarn.agent.decision import next_moves, resumed
+from forewarn.agent.move import Approve, AskGate, Begin, Busy, Move, Resume, Settle, Situation, Stop, made
+from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
+from forewarn.agent.sight import sighted
+from forewarn.agent.value import Approve as Approving
+from forewarn.agent.value import Event, Gate, Phase, Rule, When
+
+STEPS = (
+    step("tell", 5, cut=1, holds=False, undo="never", repeatable=True),
+    step("drain", 20, cut=2),
+    step("save", 30),
+)
+RULE = Rule(name="all", steps=STEPS, approve=Approving(when=When.DONE), gate=Gate(command=("may-i",)))
+ENDS = frozenset({State.DONE, State.FAILED, State.CUT, State.SKIPPED})
+
+
+class Killed(Exception):
+    """The process is no more."""
+
+
+@dataclass
+class World:
+    """What steps really do, and a count of it; killing is drawn from a list of moments."""
+
+    moments: list[bool]
+    in_effect: set[str] = field(default_factory=set)
+    done: list[str] = field(default_factory=list)
+    undone: list[str] = field(default_factory=list)
+    approved: list[str] = field(default_factory=list)
+
+    def moment(self) -> None:
+        if self.moments and self.moments.pop():
+            raise Killed
+
+    def do(self, name: str) -> None:
+        assert name not in self.in_effect or name == "tell", f"{name} is done twice"
+        self.in_effect.add(name)
+        self.done.append(name)
+
+    def undo(self, name: str) -> None:
+        assert name in self.in_effect, f"{name} is undone twice"
+        self.in_effect.discard(name)
+        self.undone.append(name)
+
+
+@dataclass
+class Agent:
+    """The journal, which lasts, and what a process has under way, which does not."""
+
+    world: World
+    book: Book = field(default_factory=Book)
+    closed: list[Record] = field(default_factory=list)
+    busy: set[Busy] = field(default_factory=set)
+    boot: int = 1
+    now: float = NOW
+
+    def put(self, record: Record) -> None:
+        self.world.moment()
+        before = self.book.get(record.key)
+        for deed in before.deeds if before else ():
+            after = record.deed(deed.step, deed.phase)
+            assert after is not None
+            if deed.state in ENDS and deed.phase is Phase.DO:
+                assert after == deed, "a step that has an end was touched again"
+        if record.closed:
+            self.closed.append(record)
+        self.book = self.book.with_(record)
+        self.world.moment()
+
+    def see(self, *events: Event) -> None:
+        known = [record.key.partition("#")[0] for record in (*self.closed, *self.book)]
+        for record in sighted(
+            self.book, events, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, rounds=known.count,
+            outcomes={},
+        ):  # fmt: skip
+            self.put(record)
+
+    @property
+    def boot_id(self) -> str:
+        return f"boot-{self.boot}"
+
+    def turn(self) -> bool:
+        """Make all moves; whether there was anything to do."""
+        moves = next_moves(
+            Situation(
+                book=self.book,
+                rules={"all": RULE},
+                steps={each.name: each for each in STEPS},
+                vm="vm",
+                now=self.now,
+                boot_id=self.boot_id,
+                busy=frozenset(self.busy),
+            )
+        )
+        acted = [move for move in moves if self.make(move)]
+        return bool(acted)
+
+    def make(self, move: Move) -> bool:
+        record = self.book.get(move.key)
+        assert record is not None
+        after = made(record, move, now=self.now, boot_id=self.boot_id)
+        if after != record:
+            self.put(after)
+        match move:
+            case Begin(step=taken, phase=phase):
+                self.run(move.key, taken.name, phase)
+            case Resume(step=taken, phase=phase, ask=ask):
+                end = resumed(taken, phase, taken.name in self.world.in_effect) if ask else None
+                if end is None:
+                    self.run(move.key, taken.name, phase)
+                else:
+                    self.end(move.key, taken.name, phase, end)
+            case Approve():
+                assert record.approval is None or record.approval.state is Asked.ASKED, "approved twice"
+                self.world.moment()
+                self.world.approved.append(move.key)
+                self.world.moment()
+                self.put(replace(after, approval=Approval(state=Asked.SENT, at=self.now)))
+            case AskGate():
+                self.world.moment()
+                self.put(replace(after, consent=Consent(first_at=self.now, asked_at=self.now, answer="yes")))
+        return isinstance(move, Begin | Resume | Settle | Stop | Approve | AskGate) or after != record
+
+    def run(self, key: str, name: str, phase: Phase) -> None:
+        self.world.moment()
+        if phase is Phase.DO:
+            self.world.do(name)
+        else:
+            self.world.undo(name)
+        self.world.moment()
+        self.end(key, name, phase, State.DONE)
+
+    def end(self, key: str, name: str, phase: Phase, state: State) -> None:
+        record = self.book.get(key)
+        assert record is not None
+        begun = record.deed(name, phase)
+        assert begun is not None
+        assert begun.state is State.BEGUN
+        self.put(record.with_deed(replace(begun, state=state, ended_at=self.now)))
+
+    def die(self, *, reboots: bool) -> None:
+        self.busy.clear()
+        self.boot += reboots
+
+
+def deeds(agent: Agent) -> list[tuple[str, Deed]]:
+    return [(record.key, deed) for record in (*agent.closed, *agent.book) for deed in record.deeds]
+
+
+LISTS = st.lists(st.sampled_from(["", "A", "B", "AB", "BA"]), min_size=1, max_size=5)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    lists=LISTS,
+    moments=st.lists(st.booleans(), max_size=60),
+    gaps=st.lists(st.sampled_from([1.0, 15.0, 200.0]), min_size=6, max_size=6),
+    left_s=st.sampled_from([None, 20.0, 40.0, 900.0]),
+    reboots=st.booleans(),
+)
+def test_the_agent_ends_well_however_often_it_is_killed(
+    lists: list[str], moments: list[bool], gaps: list[float], left_s: float | None, reboots: bool
+) -> None:
+    world = World(moments=moments)
+    agent = Agent(world=world)
+    for listed, gap_s in zip([*lists, ""], gaps, strict=False):
+        events = [event(f"E{letter}", left_s=left_s) for letter in listed]
+        is_settled = False
+        while not is_settled:
+            try:
+                agent.see(*events)
+                is_settled = not agent.turn()
+            except Killed:
+                agent.die(reboots=reboots)
+        agent.now += gap_s
+
+    assert not agent.book.records, "something stays open"
+    assert world.in_effect <= {"tell"}, "something was not undone"
+    for name in ("drain", "save"):
+        assert world.done.count(name) == world.undone.count(name)
+    ended = {(key, deed.step, deed.phase): deed.state for key, deed in deeds(agent)}
+    assert State.BEGUN not in ended.values()
+
+
+def test_without_any_kill_each_event_is_approved_once_and_steps_that_are_shared_are_taken_once() -> None:
+    agent = Agent(world=World(moments=[]))
+    for listed in ("A", "AB", "B", ""):
+        agent.see(*(event(f"E{letter}") for letter in listed))
+        while agent.turn():
+            agent.now += 1
+    assert agent.world.done == ["tell", "drain", "save", "tell"]
+    assert agent.world.undone == ["save", "drain"]
+    assert agent.world.approved == ["EA", "EB"]

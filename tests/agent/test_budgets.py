@@ -1,0 +1,92 @@
+"""Budgets are laid out backwards from NotBefore, and cut in the declared order when time is short."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.agent.conftest import step
+
+from forewarn.agent.budget import layout, no_time
+from forewarn.agent.value import Step
+
+TELL, DRAIN, SAVE = step("tell", 5, cut=1), step("drain", 20, cut=2), step("save", 30)
+
+
+def test_steps_end_one_after_the_other_and_the_last_at_not_before() -> None:
+    slots = layout([TELL, DRAIN, SAVE], 1000, 0)
+    assert [slot.latest_at for slot in slots] == [945, 950, 970]
+
+
+def test_a_margin_is_kept_before_not_before() -> None:
+    assert layout([SAVE], 1000, 0, margin_s=10)[0].latest_at == 960
+
+
+def test_steps_are_due_at_once_unless_they_begin_late() -> None:
+    assert [slot.due_at for slot in layout([TELL, SAVE], 1000, 7)] == [7, 7]
+    assert [slot.due_at for slot in layout([TELL, SAVE], 1000, 7, begin="late")] == [965, 970]
+
+
+def test_a_step_can_begin_at_once_where_the_rest_begins_late() -> None:
+    told = step("tell", 5, begin="at-once")
+    assert [slot.due_at for slot in layout([told, SAVE], 1000, 7, begin="late")] == [7, 970]
+
+
+@pytest.mark.parametrize(
+    ("room_s", "cut"),
+    [(55, []), (54, ["tell"]), (50, ["tell"]), (49, ["tell", "drain"]), (30, ["tell", "drain"])],
+)
+def test_steps_go_in_the_declared_order_until_the_rest_fits(room_s: float, cut: list[str]) -> None:
+    slots = layout([TELL, DRAIN, SAVE], room_s, 0)
+    assert [slot.step.name for slot in slots if slot.cut] == cut
+    assert not any(slot.late for slot in slots)
+
+
+def test_of_two_steps_with_the_same_number_the_later_one_goes_first() -> None:
+    slots = layout([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
+    assert [slot.cut for slot in slots] == [False, True, False]
+
+
+def test_what_may_not_be_cut_is_taken_at_once_even_if_it_is_late() -> None:
+    (slot,) = layout([SAVE], 10, 0, begin="late")
+    assert (slot.due_at, slot.cut, slot.late) == (0, False, True)
+
+
+def test_with_no_readable_not_before_everything_is_due_at_once_and_nothing_is_cut() -> None:
+    slots = layout([TELL, SAVE], None, 7, begin="late")
+    assert [(slot.due_at, slot.cut) for slot in slots] == [(7, False), (7, False)]
+
+
+@pytest.mark.parametrize(("policy", "cut"), [("essential", ["tell"]), ("all", []), ("nothing", ["tell", "save"])])
+def test_once_the_event_has_started_the_rule_says_what_is_still_done(policy: str, cut: list[str]) -> None:
+    slots = no_time([TELL, SAVE], 7, policy)  # type: ignore[arg-type]
+    assert [slot.step.name for slot in slots if slot.cut] == cut
+    assert {slot.due_at for slot in slots} == {7}
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 3)), max_size=6).map(
+    lambda drawn: [step(f"s{n}", budget_s, cut=cut) for n, (budget_s, cut) in enumerate(drawn)]
+)
+
+
+@given(steps=STEPS, room_s=st.integers(-20, 200), late=st.booleans())
+def test_whatever_the_budgets_the_layout_keeps_its_promises(steps: list[Step], room_s: float, late: bool) -> None:
+    slots = layout(steps, room_s, 0, begin="late" if late else "at-once")
+
+    kept = [slot for slot in slots if not slot.cut]
+    gone = [slot.step for slot in slots if slot.cut]
+    assert [slot.step for slot in slots] == steps
+    assert all(step.cut is not None for step in gone)
+    assert all(before.latest_at + before.step.budget_s == after.latest_at for before, after in pairwise(kept))
+    if kept and not kept[0].late:
+        assert kept[-1].latest_at + kept[-1].step.budget_s == room_s
+        assert all(0 <= slot.due_at <= slot.latest_at for slot in kept)
+    else:
+        assert all(slot.step.cut is None for slot in kept)
+    if gone:
+        # None went in vain: with the last that went, the rest would not have fitted.
+        last = max(gone, key=lambda step: (step.cut, -steps.index(step)))
+        assert sum(slot.step.budget_s for slot in kept) + last.budget_s > room_s
+        assert all((slot.step.cut or 0) >= (last.cut or 0) for slot in kept if slot.step.cut is not None)

@@ -1,0 +1,57 @@
+"""Who approves for all listed VMs, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.agent.approval import BoardView, all_ready, spokesman
+
+THREE = ("_Web-0", "web-1", "web-2")
+
+
+def board(*, ages_s: dict[str, float], ready: str = "") -> BoardView:
+    return BoardView(ages_s=ages_s, ready={"E1": frozenset(ready.split())})
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "expected"),
+    [
+        ({"web-0": 1, "web-1": 1}, "web-0"),
+        ({"web-0": 60, "web-1": 1}, "web-1"),
+        ({"web-2": 1}, "web-2"),
+        ({"other": 1}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_first_listed_vm_that_is_alive_speaks_and_the_next_when_it_dies(
+    ages_s: dict[str, float], expected: str
+) -> None:
+    assert spokesman(THREE, board(ages_s=ages_s)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "ready", "waited_s", "absent_after_s", "why"),
+    [
+        pytest.param({"web-0": 0, "web-1": 0, "web-2": 0}, "web-0 web-1 web-2", 0, None, "", id="all ready"),
+        pytest.param({"web-0": 0, "web-1": 0, "web-2": 0}, "web-0 web-1", 999, 30, "web-2 not ready", id="one works"),
+        pytest.param({"web-0": 0, "web-1": 0, "web-2": 99}, "web-0 web-1 web-2", 0, None, "", id="ready, then died"),
+        pytest.param({"web-0": 0, "web-1": 0}, "web-0 web-1", 999, None, "web-2 absent", id="never showed up"),
+        pytest.param({"web-0": 0, "web-1": 0, "web-2": 99}, "web-0 web-1", 9, 30, "web-2 absent", id="died, patience"),
+        pytest.param({"web-0": 0, "web-1": 0, "web-2": 99}, "web-0 web-1", 30, 30, "", id="died, patience over"),
+        pytest.param({"web-0": 0, "web-1": 0}, "web-0 web-1", 30, 30, "", id="never showed up, patience over"),
+    ],
+)
+def test_the_spokesman_waits_for_who_is_alive_and_for_the_absent_as_long_as_the_rule_says(
+    ages_s: dict[str, float], ready: str, waited_s: float, absent_after_s: float | None, why: str
+) -> None:
+    verdict = all_ready(
+        "E1", THREE, "WEB-0", board(ages_s=ages_s, ready=ready), waited_s=waited_s, absent_after_s=absent_after_s
+    )
+    assert (verdict.yes, verdict.why) == (not why, why)
+
+
+def test_who_is_not_the_spokesman_never_approves() -> None:
+    full = board(ages_s={"web-0": 0, "web-1": 0, "web-2": 0}, ready="web-0 web-1 web-2")
+    verdict = all_ready("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
+    assert (verdict.yes, verdict.why) == (False, "web-0 speaks for the event")
+    assert not all_ready("E1", THREE, "neighbour", full, waited_s=999, absent_after_s=0).yes
