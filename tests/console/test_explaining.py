@@ -192,3 +192,11 @@ def test_what_is_nothing_that_is_known_is_not_found(api: Any) -> None:
     status, code, message = api.refused("GET", "/explain/nothing")
     assert (status, code) == (404, "NotFound")
     assert message.startswith("'nothing' is no VM, host, scope, event, rollout or request")
+
+
+def test_maintenance_that_was_performed_is_explained_by_the_events_it_approved(api: Any) -> None:
+    api.post("/rollouts", {"impact": "reboot", "scope": "db"})
+    api.post("/vms/db/perform-maintenance")
+    (request,) = [r for r in api.world.store.requests() if r.approves]
+    story = api.get(f"/explain/{request.id}")
+    assert "the reboot of db is under way" in str(story)

@@ -27,6 +27,7 @@ from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.settings import Settings, read_console
 from forewarn.clock import read_real_time
 from forewarn.console.app import build
+from forewarn.console.directory import Directory
 from forewarn.console.door import Door
 from forewarn.console.house import House
 from forewarn.console.server import serve_tls
@@ -58,10 +59,10 @@ class Front:
     secret: Path
 
     @asynccontextmanager
-    async def serve(self, house: House) -> AsyncIterator[None]:
+    async def serve(self, house: House, directory: Directory) -> AsyncIterator[None]:
         """For whoever signs in, until the block is left."""
-        door = Door(sign_in=self.sign_in, store=house.control.store)
-        async with serve_tls(build(house, door.admit), self.sock, self.pair.certificate, self.pair.key) as context:
+        app = build(house, Door(sign_in=self.sign_in, store=house.control.store).admit, directory)
+        async with serve_tls(app, self.sock, self.pair.certificate, self.pair.key) as context:
             renewing = asyncio.create_task(self._renew(context))
             try:
                 yield

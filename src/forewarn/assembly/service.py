@@ -37,6 +37,7 @@ from forewarn.assembly.starter import Starter
 from forewarn.assembly.token import Tokens
 from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.console.app import build
+from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.server import serve_unix
 from forewarn.control.control import Control, Outside
@@ -151,9 +152,10 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         )
         await _let_keepers_in(stack, service, directory)
         house = _console_house(service, directory)
-        await stack.enter_async_context(serve_unix(build(house), directory.socket))
+        names = Directory(store)  # one for both, since it holds the name of every VM
+        await stack.enter_async_context(serve_unix(build(house, directory=names), directory.socket))
         if front is not None:
-            await stack.enter_async_context(front.serve(house))
+            await stack.enter_async_context(front.serve(house, names))
         yield service
         await _say(control, "service stopped")
 

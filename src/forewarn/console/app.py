@@ -27,13 +27,13 @@ from forewarn.core.access import Principal, owner
 Admit = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told
 
 
-def build(house: House, admit: Admit | None = None) -> Starlette:
+def build(house: House, admit: Admit | None = None, directory: Directory | None = None) -> Starlette:
     """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything."""
     admit = admit or _the_owner(house)
-    directory = Directory(house.control.store)
+    names = directory or Directory(house.control.store)
 
     async def enter(request: Request) -> Room:
-        return Room(house, directory, await admit(request))
+        return Room(house, names, await admit(request))
 
     by_path: dict[str, list[RouteLine]] = defaultdict(list)
     for line in ROUTES:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from forewarn.console.call import Call
 from forewarn.console.event import events_on, lists
 from forewarn.console.fault import story_with_faults
+from forewarn.console.maintenance import events_of_request
 from forewarn.console.rollout import next_domains
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of, title_of_scope
@@ -86,7 +87,7 @@ def _explain_scope(room: Room, scope: Scope) -> Story:
 
 
 def _explain_request(room: Room, request: Request) -> Story:
-    events = room.store.events(request_id=request.id)
+    events = events_of_request(room, request)
     entries = room.store.history(request_id=request.id)
     rollout = request.rollout
     if rollout is None:
