@@ -1,0 +1,171 @@
+"""The agent's pages: what load balancers and monitoring are told, and that nobody can do more than read."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from forewarn.agent.face import Page, Pages, json_page, read_address, showing
+from forewarn.errors import Rejected, Unavailable
+
+PAGES: Pages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: Page(body=b"up 1\n")}
+ANY = "127.0.0.1:0"
+
+
+def on_a_face(talk: Callable[[int], Awaitable[None]], pages: Pages = PAGES, listen: str = ANY) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(20), showing(pages, listen) as port:
+            await talk(port)
+
+    asyncio.run(whole())
+
+
+async def say(port: int, request: bytes, host: str = "127.0.0.1") -> tuple[int, bytes, bytes]:
+    """The status, head and body of what comes back, up to the end of the connection."""
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split(b" ")[1]), head, body
+
+
+def test_a_page_is_read_as_it_is_now() -> None:
+    bodies = iter([b"one", b"two"])
+
+    async def talk(port: int) -> None:
+        for body in (b"one", b"two"):
+            status, head, got = await say(port, b"GET /now?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (status, got) == (200, body)
+            assert b"\r\nContent-Length: 3\r\n" in head
+            assert b"\r\nCache-Control: no-store\r\n" in head
+
+    on_a_face(talk, {"/now": lambda: Page(body=next(bodies))})
+
+
+def test_a_load_balancer_sees_the_status_and_a_person_the_reason() -> None:
+    async def talk(port: int) -> None:
+        status, head, body = await say(port, b"GET /ready HTTP/1.0\r\n\r\n")
+        assert (status, json.loads(body)) == (503, {"ready": False})
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+
+    on_a_face(talk)
+
+
+def test_a_head_request_gets_the_status_without_a_body() -> None:
+    async def talk(port: int) -> None:
+        status, head, body = await say(port, b"HEAD /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (status, body) == (503, b"")
+        assert b"Content-Length: 17" in head
+
+    on_a_face(talk)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed_here(method: str) -> None:
+    async def talk(port: int) -> None:
+        status, head, body = await say(port, f"{method} /ready HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        assert status == 405
+        assert b"\r\nAllow: GET, HEAD\r\n" in head
+        assert "only read" in json.loads(body)["error"]
+
+    on_a_face(talk)
+
+
+def test_whoever_asks_for_a_page_that_there_is_not_is_told_which_there_are() -> None:
+    async def talk(port: int) -> None:
+        status, _, body = await say(port, b"GET / HTTP/1.1\r\n\r\n")
+        assert (status, json.loads(body)["pages"]) == (404, ["/metrics", "/ready"])
+
+    on_a_face(talk)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"\r\n\r\n", b"GET /ready\r\n\r\n", b"\x16\x03\x01 a b\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n"],
+    ids=["nothing", "no version", "a handshake", "a blank in the path"],
+)
+def test_what_is_no_request_is_refused(request_: bytes) -> None:
+    async def talk(port: int) -> None:
+        assert (await say(port, request_))[0] == 400
+
+    on_a_face(talk)
+
+
+def test_a_head_without_end_is_not_collected_for_ever() -> None:
+    async def talk(port: int) -> None:
+        assert (await say(port, b"GET /ready HTTP/1.1\r\nX: " + b"x" * 20_000))[0] == 400
+        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+
+    on_a_face(talk)
+
+
+def test_callers_that_say_nothing_do_not_keep_others_out_or_the_agent_from_ending() -> None:
+    silent: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def talk(port: int) -> None:
+        silent.extend([await asyncio.open_connection("127.0.0.1", port) for _ in range(20)])
+        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+        silent[0][1].transport.abort()
+
+    async def whole() -> None:
+        async with asyncio.timeout(4):  # less than the patience with one of them
+            async with showing(PAGES, ANY) as port:
+                await talk(port)
+            for reader, writer in silent[1:]:
+                assert await reader.read() == b""
+                writer.close()
+                await writer.wait_closed()
+
+    asyncio.run(whole())
+
+
+def test_more_callers_than_it_can_bear_are_let_go() -> None:
+    async def talk(port: int) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(32)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        for other in (writer, *(each for _, each in silent)):
+            other.close()
+
+    on_a_face(talk)
+
+
+def test_the_port_is_free_again_afterwards() -> None:
+    ports: list[int] = []
+
+    async def talk(port: int) -> None:
+        ports.append(port)
+
+    on_a_face(talk)
+    on_a_face(talk, listen=f"127.0.0.1:{ports[0]}")
+    assert ports[0] == ports[1]
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    async def talk(port: int) -> None:
+        raise AssertionError("nobody can listen there")
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=f"cannot listen on {listen} .*: free it, or set listen to another"):
+            on_a_face(talk, listen=listen)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("127.0.0.1:9258", ("127.0.0.1", 9258)), ("[::1]:80", ("::1", 80)), ("localhost:0", ("localhost", 0))],
+)
+def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
+    assert read_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["9258", "127.0.0.1", ":9258", "::1:80", "127.0.0.1:http", "127.0.0.1:70000", "a:²"])
+def test_an_address_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(Rejected, match=r'is no address: write "127.0.0.1:9258", or "" for none'):
+        read_address(text)
