@@ -11,6 +11,7 @@ from forewarn.client.discovery import Discovery
 from forewarn.client.driver import Client
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.event import Event, lists
+from forewarn.client.handler import Handler
 from forewarn.client.move import Unreachable
 from forewarn.protocol.codec import Received, ReceivedEvent
 from forewarn.protocol.document import Kind
@@ -23,6 +24,7 @@ __all__ = [
     "Endpoint",
     "Event",
     "Gone",
+    "Handler",
     "Kind",
     "Outcome",
     "Received",

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
+from forewarn.client.async_line import Line
 from forewarn.client.change import Change
 from forewarn.client.cursor import read_boot_id
 from forewarn.client.discovery import Discovery
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.event import Event
-from forewarn.client.move import Broken, Do, Move, Pause, Run, Send, Talk, Tell, broken, unreachable
+from forewarn.client.move import Do, Move, Pause, Run, Send, Talk, Tell
 from forewarn.client.session import Session
 from forewarn.client.watching import Manner, changes, documents
-from forewarn.client.wire import Incoming, written
 from forewarn.protocol.codec import Received
-from forewarn.protocol.message import Response
 
 T = TypeVar("T")
 
@@ -74,15 +72,15 @@ class AsyncClient:
         """Seconds until nothing protects from this event any more, by the service's time; None if that is unknown."""
         return self._session.time_left(event)
 
-    def documents(self) -> AsyncIterator[Received]:
+    def documents(self) -> AsyncGenerator[Received, None]:
         """The document now, then each one that differs from the last, for ever; as `Client.documents`."""
         return self.hear(documents(self._session))
 
-    def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncIterator[Change]:
+    def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
         """Each change of each event, for ever, at least once; as `Client.watch`."""
         return self.follow(cursor, Manner(explicit=explicit))
 
-    def follow(self, cursor: Path | str | None, manner: Manner) -> AsyncIterator[Any]:
+    def follow(self, cursor: Path | str | None, manner: Manner) -> AsyncGenerator[Any, None]:
         return self.hear(changes(self._session, None if cursor is None else Path(cursor), manner))
 
     async def ask(self, talk: Talk[T]) -> T:
@@ -93,7 +91,7 @@ class AsyncClient:
                 await self._perform(run, move, line)
         return run.result
 
-    async def hear(self, talk: Talk[None]) -> AsyncIterator[Any]:
+    async def hear(self, talk: Talk[None]) -> AsyncGenerator[Any, None]:
         """What a talk tells, as it is told."""
         run = Run(talk)
         try:
@@ -117,58 +115,3 @@ class AsyncClient:
                     run.came(await asyncio.to_thread(move.call))
         except Exception as error:  # the talk says what becomes of it
             run.failed(error)
-
-
-class Line:
-    """A connection that is kept from one request of a talk to the next."""
-
-    def __init__(self) -> None:
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._endpoint: Endpoint | None = None
-
-    def __enter__(self) -> Line:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].transport.abort()
-            self._streams = None
-
-    async def send(self, move: Send) -> Response:
-        is_kept = self._streams is not None and self._endpoint == move.endpoint
-        incoming = Incoming()
-        reader, writer = self._streams if is_kept and self._streams else await self._connect(move)
-        try:
-            async with asyncio.timeout(move.patience_s):
-                writer.write(written(move.request, move.endpoint))
-                await writer.drain()
-                response = await _received(reader, incoming)
-        except (OSError, Broken) as error:
-            self.close()
-            raise broken(move.endpoint, error, may_be_stale=is_kept and not incoming.began) from error
-        except BaseException:
-            self.close()
-            raise
-        if not incoming.keeps:
-            self.close()
-        return response
-
-    async def _connect(self, move: Send) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self.close()
-        try:
-            async with asyncio.timeout(min(move.connect_s, move.patience_s)):
-                self._streams = await asyncio.open_connection(move.endpoint.host, move.endpoint.port)
-        except (OSError, UnicodeError) as error:
-            raise unreachable(move.endpoint, error) from error
-        self._endpoint = move.endpoint
-        return self._streams
-
-
-async def _received(reader: asyncio.StreamReader, incoming: Incoming) -> Response:
-    while True:
-        response = incoming.feed(await reader.read(65536))
-        if response is not None:
-            return response

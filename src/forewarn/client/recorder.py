@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 
-from forewarn.client.driver import send
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.exchange import HELD_PAUSE_S, HOLD_S, POLL_S, poll
+from forewarn.client.line import send
 from forewarn.client.move import Unreachable
 from forewarn.client.recording import Answer, End
 from forewarn.client.session import ANSWER_S, FIRST_ANSWER_S
