@@ -13,9 +13,12 @@ from tests.agent.conftest import NOW, event, step
 from forewarn.agent.decision import next_moves, resumed
 from forewarn.agent.move import Approve, AskGate, Begin, Busy, Move, Resume, Settle, Situation, Stop, made
 from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
+from forewarn.agent.rule import has_started
 from forewarn.agent.sight import sighted
 from forewarn.agent.value import Approve as Approving
 from forewarn.agent.value import Event, Gate, Phase, Rule, When
+from forewarn.client import Gone, Scheduled, Started
+from forewarn.client.event import key_of
 
 STEPS = (
     step("tell", 5, cut=1, holds=False, undo="never", repeatable=True),
@@ -80,12 +83,16 @@ class Agent:
         self.world.moment()
 
     def see(self, *events: Event) -> None:
-        known = [record.key.partition("#")[0] for record in (*self.closed, *self.book)]
-        for record in sighted(
-            self.book, events, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, rounds=known.count,
-            outcomes={},
-        ):  # fmt: skip
-            self.put(record)
+        """Hear what has changed since the journal's last word: as a watcher tells it, at least once."""
+        known = [key_of(record.event) for record in (*self.closed, *self.book)]
+        listed = {key_of(record.event): record.event for record in self.book if record.gone_at is None}
+        gone = [Gone(event=event) for key, event in listed.items() if key not in map(key_of, events)]
+        for change in (*gone, *(Started(event=e) if has_started(e) else Scheduled(event=e) for e in events)):
+            record = sighted(
+                self.book, change, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, rounds=known.count
+            )
+            if record is not None:
+                self.put(record)
 
     @property
     def boot_id(self) -> str:

@@ -1,0 +1,167 @@
+"""The journal keeps what it was given, whatever ends the agent, and lets only one agent write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.agent.conftest import NOW, event
+
+from forewarn.agent.journal import Journal
+from forewarn.agent.ledger import MIGRATIONS
+from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
+from forewarn.agent.value import Phase
+from forewarn.errors import Rejected
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.db"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    opened = Journal(path)
+    yield opened
+    opened.close()
+
+
+def record(key: str = "E1", **facts: object) -> Record:
+    id_ = key.partition("#")[0]
+    given = {"seen_at": NOW, "boot_id": "boot-1", **facts}
+    return Record(key=key, event=event(id_, extra={"New": [1]}), **given)  # type: ignore[arg-type]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+TIMES = st.floats(0, 4e9)
+DEEDS = st.builds(
+    Deed,
+    step=st.sampled_from(["a", "b"]),
+    phase=st.sampled_from(Phase),
+    state=st.sampled_from(State),
+    begun_at=TIMES,
+    ended_at=st.none() | TIMES,
+    boot_id=TEXTS,
+    text=TEXTS,
+    notes=st.dictionaries(TEXTS, TEXTS, max_size=2),
+    holder=TEXTS,
+    tries=st.integers(1, 9),
+)
+RECORDS = st.builds(
+    record,
+    st.sampled_from(["E1", "E1#2", "E2"]),
+    rule=TEXTS,
+    plan=st.lists(TEXTS, max_size=2).map(tuple),
+    not_before=st.none() | TIMES,
+    gone_at=st.none() | TIMES,
+    closed=st.booleans(),
+    deeds=st.lists(DEEDS, max_size=4, unique_by=lambda deed: (deed.step, deed.phase)).map(tuple),
+    approval=st.none() | st.builds(Approval, state=st.sampled_from(Asked), at=TIMES, text=TEXTS),
+    consent=st.none() | st.builds(Consent, first_at=TIMES, asked_at=TIMES, answer=TEXTS, text=TEXTS),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(RECORDS, max_size=4, unique_by=lambda record: record.key))
+def test_what_was_written_is_read_again(records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal.db"
+    first = Journal(path)
+    first.put(*records)
+    first.close()
+    second = Journal(path)
+    assert second.records() == tuple(reversed(records))
+    assert second.book == first.book == Book(records=tuple(each for each in records if not each.closed))
+    second.close()
+
+
+def test_a_step_is_rewritten_in_its_place(journal: Journal, path: Path) -> None:
+    begun = Deed(step="drain", begun_at=NOW, boot_id="boot-1")
+    journal.put(record().with_deed(begun))
+    journal.put(record().with_deed(replace(begun, state=State.DONE, notes={"was": "ready"})))
+    (found,) = Journal(path, readonly=True).records()
+    assert [(deed.state, deed.notes) for deed in found.deeds] == [(State.DONE, {"was": "ready"})]
+
+
+def test_a_closed_event_leaves_the_book_but_is_remembered(journal: Journal) -> None:
+    journal.put(record())
+    journal.put(replace(record(), closed=True))
+    assert list(journal.book) == []
+    assert journal.rounds("E1") == 1
+    assert [each.key for each in journal.find("e1")] == ["E1"]
+    assert journal.find("%") == ()
+
+
+def test_old_events_are_forgotten_with_their_steps_and_open_ones_never(journal: Journal) -> None:
+    for number in range(5):
+        journal.put(replace(record(f"E{number}"), closed=number > 0).with_deed(Deed(step="s", begun_at=NOW)))
+    journal.prune(keep=2)
+    assert [each.key for each in journal.records()] == ["E4", "E3", "E0"]
+    assert journal.rounds("E1") == 0
+
+
+def test_small_things_are_remembered_by_name(journal: Journal) -> None:
+    assert journal.recall("document") is None
+    journal.remember("document", {"incarnation": 7})
+    journal.remember("document", {"incarnation": 8})
+    assert journal.recall("document") == {"incarnation": 8}
+
+
+def test_the_file_is_its_owners_alone(journal: Journal, path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_second_agent_is_refused_and_a_reader_is_not(journal: Journal, path: Path) -> None:
+    with pytest.raises(Rejected, match="is in use by another agent: stop that one, or name another journal"):
+        Journal(path)
+    journal.put(record())
+    reader = Journal(path, readonly=True)
+    assert [each.key for each in reader.records()] == ["E1"]
+    reader.close()
+
+
+def test_what_was_put_survives_kill_9(path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from forewarn.agent.journal import Journal
+from tests.agent.test_journal import record
+journal = Journal(Path({str(path)!r}))
+journal.put(record())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    root = Path(__file__).parents[2]
+    surroundings = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
+    assert subprocess.run([sys.executable, "-c", code], env=surroundings, check=False).returncode == -9
+    survivor = Journal(path)
+    assert [each.key for each in survivor.book] == ["E1"]
+    survivor.close()
+
+
+def test_a_newer_or_broken_journal_is_refused_with_a_sentence(path: Path, tmp_path: Path) -> None:
+    Journal(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    db.close()
+    with pytest.raises(Rejected, match="was written by a newer forewarn: use that one"):
+        Journal(path)
+    junk = tmp_path / "junk.db"
+    junk.write_bytes(b"no database " * 100)
+    with pytest.raises(Rejected, match="is no journal"):
+        Journal(junk)
+    with pytest.raises(Rejected, match="there is no journal"):
+        Journal(tmp_path / "none.db", readonly=True)
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Rejected, match="cannot be opened"):
+        Journal(tmp_path / "file" / "journal.db")
