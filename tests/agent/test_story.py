@@ -1,0 +1,160 @@
+"""The story of an event: what the journal holds, told so that a person knows what was done and why."""
+
+from dataclasses import replace
+
+import pytest
+
+from forewarn.agent.record import Approval, Asked, Consent, Deed, Record, State
+from forewarn.agent.story import plan_table, span, story_of
+from forewarn.agent.value import Phase, Rule, Step
+from forewarn.client import ReceivedEvent
+
+DRAIN = Step(name="drain", use="command", budget_s=60)
+SAVE = Step(name="save", use="checkpoint", budget_s=300, cut=1)
+RULE = Rule(name="reboots", steps=(DRAIN, SAVE), margin_s=5)
+EVENT = ReceivedEvent(id="C706", kind="Reboot", resources=("web-0", "web-1"), description="Host update.")
+SEEN = Record(
+    key="C706", event=EVENT, seen_at=1_000.0, boot_id="b1", not_before=1_900.0, rule="reboots", plan=("drain", "save")
+)
+
+
+def told(record: Record, rule: Rule = RULE) -> list[str]:
+    return [f"{line.at:.0f} {line.text}" for line in story_of(record, {rule.name: rule}).lines]
+
+
+def ended(step: str, begun_at: float, ended_at: float, state: State = State.DONE, **more: object) -> Deed:
+    return replace(Deed(step=step, begun_at=begun_at, ended_at=ended_at, state=state), **more)  # type: ignore[arg-type]
+
+
+def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
+    record = replace(
+        SEEN,
+        started_at=1_100.0,
+        gone_at=1_200.0,
+        outcome="finished",
+        closed=True,
+        consent=Consent(first_at=1_070.0, asked_at=1_080.0, answer="yes"),
+        approval=Approval(state=Asked.SENT, at=1_081.0),
+        deeds=(
+            ended("drain", 1_001.0, 1_013.0, text="exit status 0"),
+            ended("save", 1_013.0, 1_070.0),
+            ended("save", 1_201.0, 1_202.5, phase=Phase.UNDO),
+            ended("drain", 1_203.0, 1_204.0, State.FAILED, phase=Phase.UNDO, text="exit status 1", tries=3),
+        ),
+    )
+    assert told(record) == [
+        "1000 first seen, a notice of 15m; rule 'reboots'",
+        "1001 drain began",
+        "1013 drain done after 12s: exit status 0",
+        "1013 save began",
+        "1070 save done after 57s",
+        "1070 the gate was asked",
+        "1080 the gate said yes",
+        "1081 approved",
+        "1100 started, after 1m 40s of the 15m that were promised",
+        "1200 gone: finished",
+        "1201 undo of save began",
+        "1202 undo of save done after 1.5s",
+        "1203 undo of drain began, try 3",
+        "1204 undo of drain failed after 1s: exit status 1",
+    ]
+    story = story_of(record, {"reboots": RULE})
+    assert story.title == "event C706: Reboot of web-0, web-1"
+    assert story.now == "closed, but not undone: drain; see to it by hand"
+
+
+def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
+    record = SEEN.with_deed(Deed(step="drain", begun_at=1_001.0)).with_deed(ended("save", 1_001.0, 1_002.0))
+    details = [line.detail for line in story_of(record, {"reboots": RULE}).lines]
+    assert details[0] == "Host update."
+    assert "budget 1m, to begin 6m 5s before NotBefore at the latest" in details
+    assert "budget 5m, to begin 5m 5s before NotBefore at the latest" in details
+
+
+def test_a_step_that_was_cut_is_told_with_the_reason() -> None:
+    cut = ended("save", 1_001.0, 1_001.0, State.CUT, text="no time: 30 s are left")
+    record = replace(SEEN, not_before=1_030.0).with_deed(cut)
+    assert "1001 save cut: no time: 30 s are left" in told(record)
+
+
+def test_a_step_that_another_event_holds_is_told_so() -> None:
+    held = ended("drain", 1_001.0, 1_001.0, holder="B000", text="done already for event B000")
+    assert "1001 drain held: done already for event B000" in told(SEEN.with_deed(held))
+
+
+@pytest.mark.parametrize(
+    ("record", "notice"),
+    [
+        (replace(SEEN, not_before=None, started_at=1_000.0), "it had started already: no notice"),
+        (replace(SEEN, not_before=990.0), "its notice was over already"),
+        (replace(SEEN, not_before=None), "nobody said when it may start"),
+        (replace(SEEN, not_before=1_030.0), "a notice of 30s"),
+        (replace(SEEN, not_before=1_000.0 + 7 * 86_400), "a notice of 7d"),
+    ],
+    ids=["started", "over", "no date", "Preempt", "7 days"],
+)
+def test_the_notice_is_told_as_it_was_when_the_event_was_first_seen(record: Record, notice: str) -> None:
+    assert told(record) == [f"1000 first seen, {notice}; rule 'reboots'"]
+
+
+def test_an_event_that_no_rule_is_about_is_told_so() -> None:
+    assert told(replace(SEEN, rule="", plan=())) == ["1000 first seen, a notice of 15m; no rule is about it"]
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        (Asked.ASKED, "approval asked for"),
+        (Asked.SENT, "approved"),
+        (Asked.REFUSED, "approval refused"),
+    ],
+)
+def test_an_approval_is_told(state: Asked, sentence: str) -> None:
+    assert f"1005 {sentence}" in told(replace(SEEN, approval=Approval(state=state, at=1_005.0)))
+
+
+@pytest.mark.parametrize(
+    ("record", "now"),
+    [
+        (SEEN, "scheduled"),
+        (replace(SEEN, started_at=1_900.0), "started"),
+        (SEEN.with_deed(Deed(step="drain", begun_at=1_001.0)), "drain under way"),
+        (
+            replace(SEEN, gone_at=2_000.0).with_deed(Deed(step="drain", begun_at=1.0, phase=Phase.UNDO)),
+            "undoing drain under way",
+        ),
+        (replace(SEEN, gone_at=2_000.0), "gone, and being undone"),
+        (replace(SEEN, gone_at=2_000.0, closed=True), "closed: nothing is left"),
+    ],
+)
+def test_how_things_stand_is_told_last(record: Record, now: str) -> None:
+    assert story_of(record, {}).now == now
+    assert story_of(record, {}, "waits for web-1").now == "waits for web-1"
+
+
+def test_a_plan_shows_what_a_shorter_notice_costs() -> None:
+    assert plan_table(RULE, (900.0, 120.0, 30.0)) == [
+        (DRAIN, ["at once, 6m 5s before at the latest", "at once, 1m 5s before at the latest", "at once, late"]),
+        (SAVE, ["at once, 5m 5s before at the latest", "cut", "cut"]),
+    ]
+
+
+def test_a_plan_that_begins_late_shows_when() -> None:
+    assert plan_table(replace(RULE, begin="late"), (900.0,)) == [(DRAIN, ["6m 5s before"]), (SAVE, ["5m 5s before"])]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.04, "0s"),
+        (0.25, "0.2s"),
+        (9.96, "10s"),
+        (61, "1m 1s"),
+        (3_600, "1h"),
+        (90_061, "1d 1h"),
+        (-5, "0s"),
+    ],
+)
+def test_a_duration_reads_well(seconds: float, text: str) -> None:
+    assert span(seconds) == text
