@@ -28,6 +28,7 @@ class Reply:
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     resets: bool = False  # instead of an answer the connection is reset
+    closes: bool = False  # after the answer the connection is closed, though nothing in it says so
 
 
 def says(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
@@ -40,6 +41,7 @@ class Scripted:
 
     def __init__(self, *replies: Reply, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[Request] = []
+        self.connections = 0
         self._replies: Sequence[Reply] = replies
         self._lock = threading.Lock()
         self._scheme = "https" if tls else "http"
@@ -56,6 +58,10 @@ class Scripted:
             self.requests.append(request)
             return self._replies[min(len(self.requests), len(self._replies)) - 1]
 
+    def connected(self) -> None:
+        with self._lock:
+            self.connections += 1
+
     def __enter__(self) -> Scripted:
         self._thread.start()
         return self
@@ -70,6 +76,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     script: Scripted
 
+    def setup(self) -> None:
+        super().setup()
+        self.script.connected()
+
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         headers = tuple((name.lower(), value) for name, value in self.headers.items())
@@ -79,6 +89,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._reset()
         else:
             self._write(reply)
+            self.close_connection = self.close_connection or reply.closes
 
     do_GET = do_POST = do_DELETE = _serve
 
