@@ -32,3 +32,15 @@ def test_what_was_asked_is_remembered() -> None:
 def test_a_reply_can_be_a_reset() -> None:
     with Scripted(Reply(resets=True)) as server, pytest.raises(ConnectionError):
         ask(server.url)
+
+
+def test_a_reply_can_be_the_last_on_its_connection_without_saying_so() -> None:
+    with Scripted(Reply(closes=True), says({})) as server:
+        connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert (answer.read(), answer.will_close) == (b"", False)
+        assert connection.sock.recv(1) == b""
+        connection.close()
+        ask(server.url)
+    assert server.connections == 2

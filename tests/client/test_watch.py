@@ -1,0 +1,189 @@
+"""Watching for changes, with either driver: at least once, over crashes, outages, resets and reboots (spec §4, §11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.client import Change, Gone, Outcome, Scheduled, Started
+from forewarn.testing.scripted import Reply, Scripted, says
+
+NAME = Reply(body=b"web-0")
+DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
+Driver = Callable[..., Any]
+
+
+def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> Reply:
+    """`A B*` are A scheduled and B started, both of web-0."""
+    events = [
+        {
+            "EventId": word.strip("*"),
+            "EventStatus": "Started" if "*" in word else "Scheduled",
+            "EventType": "Reboot",
+            "Resources": ["web-0"],
+            "NotBefore": "" if "*" in word else "Mon, 19 Sep 2016 18:29:47 GMT",
+        }
+        for word in words.split()
+    ]
+    tag = () if epoch is None else (("ETag", f'"{epoch}-{incarnation}"'),)
+    return says({"DocumentIncarnation": incarnation, "Events": events}, headers=(DATE, *tag))
+
+
+def words(changes: list[Change]) -> list[str]:
+    return [f"{change.event.id} {type(change).__name__}" for change in changes]
+
+
+def test_the_life_of_an_event_is_told_change_by_change(driver: Driver) -> None:
+    """Spec §6."""
+    with Scripted(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
+        scheduled, started, gone = driver(server.url).take(3, "watch")
+    assert isinstance(scheduled, Scheduled)
+    assert scheduled.left_s == 900
+    assert isinstance(started, Started)
+    assert not started.first
+    assert isinstance(gone, Gone)
+    assert gone.outcome is Outcome.FINISHED
+
+
+def test_what_was_handled_is_not_told_again_and_what_was_not_is(driver: Driver, tmp_path: Path) -> None:
+    """The last change taken was told, but its handling was cut short."""
+    path = tmp_path / "cursor"
+    with Scripted(document(4, "A B C")) as server:
+        assert words(driver(server.url).take(2, "watch", path)) == ["A Scheduled", "B Scheduled"]
+        assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
+        assert words(driver(server.url).take(1, "watch", path)) == ["C Scheduled"]
+
+
+def test_done_handles_a_change_before_the_next_is_asked_for(driver: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    with Scripted(document(3, "A B")) as server:
+        driver(server.url).take(1, "watch", path, handle=lambda change: change.done())
+        assert words(driver(server.url).take(1, "watch", path)) == ["B Scheduled"]
+
+
+def test_done_twice_and_the_next_change_handle_one_change_only(driver: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+
+    def twice(change: Change) -> None:
+        if change.event.id == "A":
+            change.done()
+            change.done()
+
+    with Scripted(document(4, "A B C")) as server:
+        driver(server.url).take(2, "watch", path, handle=twice)
+        assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
+
+
+def test_a_change_is_told_again_as_it_was_decided_though_the_world_went_on(driver: Driver, tmp_path: Path) -> None:
+    """The withdrawal can be told from the incarnation only once."""
+    path = tmp_path / "cursor"
+    with Scripted(document(2, "A"), document(3), document(4, "B")) as server:
+        (_, gone) = driver(server.url).take(2, "watch", path)
+    with Scripted(document(9, "B*")) as server:
+        again, started = driver(server.url).take(2, "watch", path)
+    assert gone.outcome is again.outcome is Outcome.WITHDRAWN
+    assert words([again, started]) == ["A Gone", "B Started"]
+
+
+def test_what_happened_while_nobody_watched_is_told(driver: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    with Scripted(document(2, "A"), document(3, "A B")) as server:
+        driver(server.url).take(2, "watch", path, handle=lambda change: change.done())
+    with Scripted(document(7, "B* C")) as server:
+        assert words(driver(server.url).take(3, "watch", path)) == ["A Gone", "B Started", "C Scheduled"]
+
+
+def test_after_a_reboot_an_event_that_rebooted_this_vm_is_known_to_have_finished(
+    driver: Driver, tmp_path: Path
+) -> None:
+    path = tmp_path / "cursor"
+    with Scripted(document(2, "A")) as server:
+        driver(server.url, boot_id=lambda: "one").take(1, "watch", path, handle=lambda change: change.done())
+    with Scripted(document(1, epoch=2), NAME) as server:
+        (gone,) = driver(server.url, boot_id=lambda: "two").take(1, "watch", path)
+    assert gone.outcome is Outcome.FINISHED
+
+
+def test_a_damaged_cursor_begins_anew_and_is_told(
+    driver: Driver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cursor"
+    path.write_bytes(b"{")
+    with Scripted(document(2, "A")) as server:
+        assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
+        assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the cursor {str(path)!r} is not used, because it is damaged (JSONDecodeError): events may be told again"
+    ]
+
+
+def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> None:
+    """Spec §11."""
+    faults = (Reply(status=410), Reply(resets=True), Reply(), Reply(status=429), Reply(status=500), Reply(body=b"<p>"))
+    with Scripted(document(2, "A"), *faults, document(2, "A"), *faults, document(3, "A*")) as server:
+        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
+
+
+def test_a_stale_document_tells_nothing(driver: Driver) -> None:
+    """Spec §11: up to a minute stale."""
+    with Scripted(document(2, "A"), document(1), document(2, "A"), document(3, "A*")) as server:
+        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
+
+
+def test_a_reset_scope_tells_what_is_new_in_it(driver: Driver) -> None:
+    """Spec §11: incarnation reset after idle."""
+    with Scripted(document(9, "A"), document(1, "A", epoch=2), document(2, "A B", epoch=2)) as server:
+        assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "B Scheduled"]
+
+
+def test_a_lower_incarnation_that_stays_is_taken_after_a_minute(driver: Driver) -> None:
+    now = iter(range(0, 10_000, 10))
+    with Scripted(document(9, "A", epoch=None), document(5, "B", epoch=None), document(5, "B", epoch=None)) as server:
+        changes = driver(server.url, clock=lambda: float(next(now))).take(3, "watch")
+    assert words(changes) == ["A Scheduled", "B Scheduled", "A Gone"]
+    assert changes[2].outcome is Outcome.UNKNOWN
+
+
+def test_a_server_that_holds_requests_is_asked_again_at_once(driver: Driver) -> None:
+    """Spec §4.4."""
+    held = Reply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
+    with Scripted(document(1), held, held, document(2, "A")) as server:
+        one = driver(server.url)
+        one.take(1, "watch")
+    assert max(one.naps) < 1
+    assert [request.values("prefer") for request in server.requests] == [(), *[("wait=20",)] * 3]
+
+
+def test_a_server_that_does_not_is_polled_once_a_second(driver: Driver) -> None:
+    """Spec §8.5."""
+    empty, busy = document(1, epoch=None), document(2, "A", epoch=None)
+    with Scripted(empty, empty, empty, busy) as server:
+        one = driver(server.url)
+        one.take(1, "watch")
+    assert one.naps == [1.0, 1.0, 1.0]
+
+
+def test_a_server_that_has_tags_but_holds_nothing_is_polled_once_a_second(driver: Driver) -> None:
+    same = Reply(status=304, headers=(("ETag", '"1-1"'),))
+    with Scripted(document(1), same, same, document(2, "A")) as server:
+        one = driver(server.url)
+        one.take(1, "watch")
+    assert one.naps[1:] == [1.0, 1.0]
+
+
+def test_one_connection_serves_a_whole_watch(driver: Driver) -> None:
+    with Scripted(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
+        driver(server.url).take(3, "watch")
+    assert server.connections == 1
+
+
+def test_a_kept_connection_that_was_closed_meanwhile_costs_no_pause(driver: Driver) -> None:
+    closing = Reply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")), closes=True)
+    with Scripted(document(1), closing, document(2, "A")) as server:
+        one = driver(server.url)
+        one.take(1, "watch")
+    assert server.connections == 2
+    assert max(one.naps) < 0.1, "it is not taken for an outage"

@@ -1,0 +1,101 @@
+"""Requests as bytes, and answers read piece by piece."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forewarn.client.endpoint import Endpoint
+from forewarn.client.exchange import approval, poll
+from forewarn.client.move import Broken
+from forewarn.client.wire import LARGEST_BODY, LARGEST_HEAD, Incoming, written
+from forewarn.protocol.message import Response
+
+HERE = Endpoint(host="127.0.0.1", port=8254)
+PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag: "1"\r\n\r\nbody'
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=1\r\nbo\r\n2\r\ndy\r\n0\r\nTrailer: x\r\n\r\n"
+BARE = b"HTTP/1.1 304 Not Modified\r\nContent-Length: 40\r\n\r\n"
+HINTED = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
+
+
+def read(*pieces: bytes) -> tuple[Response, Incoming]:
+    incoming = Incoming()
+    for piece in pieces:
+        response = incoming.feed(piece)
+        if response is not None:
+            return response, incoming
+    raise AssertionError("not whole")
+
+
+def test_a_poll_is_a_plain_request_with_its_host_and_without_what_services_refuse() -> None:
+    """Spec §2.2, §2.3."""
+    lines = written(poll(tag='"1-2"', hold_s=20), HERE).decode().split("\r\n")
+    assert lines[0] == "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1"
+    assert {"host: 127.0.0.1:8254", "metadata: true", 'if-none-match: "1-2"', "prefer: wait=20"} <= set(lines)
+    assert lines[-2:] == ["", ""]
+    assert not [line for line in lines if line.startswith(("origin", "x-forwarded-for", "content-length"))]
+
+
+def test_an_approval_carries_its_length() -> None:
+    request = approval(["A"])
+    raw = written(request, Endpoint(host="::1"))
+    assert raw.endswith(b"\r\n\r\n" + request.body)
+    assert f"content-length: {len(request.body)}\r\n".encode() in raw
+    assert b"host: [::1]\r\n" in raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "body"),
+    [(PLAIN, 200, b"body"), (CHUNKED, 200, b"body"), (BARE, 304, b""), (HINTED, 200, b"body")],
+    ids=["length", "chunked", "no body", "after a hint"],
+)
+def test_an_answer_is_the_same_in_whatever_pieces_it_comes(raw: bytes, status: int, body: bytes) -> None:
+    whole, incoming = read(raw)
+    assert (whole.status, whole.body, incoming.keeps) == (status, body, True)
+    assert read(*(raw[at : at + 1] for at in range(len(raw))))[0] == whole
+
+
+def test_without_a_length_the_end_of_the_connection_ends_the_answer() -> None:
+    response, incoming = read(b"HTTP/1.0 200 OK\r\n\r\nbo", b"dy", b"")
+    assert (response.body, incoming.keeps) == (b"body", False)
+
+
+@pytest.mark.parametrize(
+    ("head", "keeps"),
+    [
+        (b"HTTP/1.1 200 OK\r\nConnection: close", False),
+        (b"HTTP/1.0 200 OK", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True),
+    ],
+)
+def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> None:
+    assert read(head + b"\r\nContent-Length: 0\r\n\r\n")[1].keeps is keeps
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([b""], "closed before there was an answer"),
+        ([PLAIN[:-1], b""], "closed in the middle"),
+        ([CHUNKED[:-4], b""], "closed in the middle"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "does not speak HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n"], "gives its length as '-4'"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"], f"longer than {LARGEST_BODY}"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], "gives its length as 'zz'"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (LARGEST_BODY + 1)], f"longer than {LARGEST_BODY}"),
+        ([b"H" * (LARGEST_HEAD + 1)], "head of the answer is too long"),
+    ],
+    ids=["nothing", "short", "short chunks", "ssh", "negative", "huge", "bad chunk", "endless", "long head"],
+)
+def test_what_is_no_answer_is_told(pieces: list[bytes], reason: str) -> None:
+    with pytest.raises(Broken, match=reason):
+        read(*pieces)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", CHUNKED[:60], PLAIN[:30]]))
+def test_no_answer_can_upset_the_reader(noise: bytes, start: bytes) -> None:
+    incoming = Incoming()
+    try:
+        any(incoming.feed(piece) for piece in (start + noise, noise, b""))
+    except Broken:
+        pass
