@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.core.fleetfile.locator import Path, lines_of
+from forewarn.tomlfile import Path, lines_of
 
 TRICKY = '''# [[vms]] in a comment
 title = "a # b" # and [x] after it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,8 @@ from typing import Any, Generic, TypeVar, cast, get_args
 import msgspec
 
 from forewarn.core.fleetfile import form
-from forewarn.core.fleetfile.locator import Lines, Path, lines_of
 from forewarn.core.fleetfile.problem import Findings
+from forewarn.tomlfile import Lines, Path, faulty_line, lines_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
@@ -62,17 +61,12 @@ def read_tables(text: str, findings: Findings) -> FleetFile | None:
         data = tomllib.loads(text)
         reader = _Reader(lines_of(text), findings)
     except ValueError as error:
-        findings.add(_line_in(str(error), text), f"this is not TOML ({error})", "correct that line")
+        findings.add(faulty_line(str(error), text), f"this is not TOML ({error})", "correct that line")
         return None
     except RecursionError:
         findings.add(1, "lists stand in lists too deeply", "write a list of plain values")
         return None
     return reader.fleet_file(data)
-
-
-def _line_in(message: str, text: str) -> int:
-    match = re.search(r"at line (\d+)", message)
-    return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
 
 
 class _Reader:

@@ -48,6 +48,12 @@ def lines_of(text: str) -> Lines:
     return Lines(scanner.found)
 
 
+def faulty_line(message: str, text: str) -> int:
+    """The line that an error of `tomllib` is about: its message names one, or means the end."""
+    match = re.search(r"at line (\d+)", message)
+    return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
+
+
 class _Scanner:
     """A cursor over the text, and what it has found so far."""
 
