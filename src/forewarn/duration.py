@@ -1,0 +1,36 @@
+"""Durations as people write them, `15m`, `7d`, `1h30m`, `90`, and as they read them."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
+_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+LONGEST_S = 3_660 * 86_400
+
+
+def read_duration(text: str) -> float:
+    """Seconds; ValueError with a sentence for people."""
+    bare = text.strip().replace(" ", "")
+    if _NUMBER.fullmatch(bare):
+        seconds = float(bare)
+    elif _WHOLE.fullmatch(bare):
+        seconds = sum(float(number) * _UNITS[unit.lower()] for number, unit in _PART.findall(bare))
+    else:
+        raise ValueError(f"{text!r} is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)")
+    if seconds > LONGEST_S:
+        raise ValueError(f"{text!r} is more than ten years: give a shorter duration")
+    return seconds
+
+
+def span(seconds: float) -> str:
+    """The two largest units: `6d 23h`, `14m 59s`, `12s`."""
+    left = max(0, round(seconds))
+    parts: list[tuple[int, str]] = []
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, _UNITS[unit])
+        if count or parts or unit == "s":
+            parts.append((count, unit))
+    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count or len(parts) == 1)
