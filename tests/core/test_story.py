@@ -107,6 +107,18 @@ Reboot of web-0: user restart
     )
 
 
+def test_an_approval_in_the_moment_of_publication_is_no_lack_of_notice() -> None:
+    """In a lab whose clock stands still both have one time."""
+    event = an_event(status=Status.STARTED, approved_at=NOON, approved_by="web-0", started_at=NOON)
+    lines = told(story_of_event(event, a_record(NOON))).splitlines()
+    assert lines[1:4] == [
+        "12:00:00 ann asked for it: user restart; scheduled with 15 min of notice",
+        "12:00:00 web-0 approved it, 15 min before its notice ended",
+        "12:00:00 it started: web-0 had approved, less than a second into the 15 min of notice",
+    ]
+    assert "no notice" not in told(story_of_vm(WEB0, [event], a_record(NOON)))
+
+
 def test_an_event_of_a_rollout_names_it() -> None:
     event = an_event(cause=Cause.HOST_UPDATE, host="h1")
     record = a_record(NOON, rollouts={"r1": "rollout r1, update over 6 hosts"})
