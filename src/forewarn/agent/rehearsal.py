@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from forewarn.agent.budget import Slot, layout, no_time
 from forewarn.agent.rule import has_started, left_s, rule_for
-from forewarn.agent.story import span
 from forewarn.agent.value import Event, Rule, When
 from forewarn.client import lists
+from forewarn.duration import span
 
 _APPROVAL = {
     When.NEVER: "would not approve it",

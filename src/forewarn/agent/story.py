@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from forewarn.agent.budget import Slot, layout
 from forewarn.agent.record import Asked, Deed, Record, State
 from forewarn.agent.value import Phase, Rule, Step
-
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+from forewarn.duration import span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +35,6 @@ def story_of(record: Record, rules: Mapping[str, Rule], waits_for: str = "") -> 
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=waits_for or _now(record),
     )
-
-
-def span(seconds: float) -> str:
-    """The two largest units: `6d 23h`, `14m 59s`, `12s`; parts of a second where there is nothing else."""
-    if 0 < seconds < 10 and round(seconds, 1) % 1:
-        return f"{seconds:.1f}s"
-    left = max(0, round(seconds))
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not parts):
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
 
 
 def promised_s(record: Record) -> float | None:
@@ -114,7 +100,8 @@ def _deed(deed: Deed, promise: str) -> Iterator[Line]:
     again = f", try {deed.tries}" if 1 < deed.tries < 1_000 else ""
     yield Line(at=deed.begun_at, text=f"{name} began{again}", detail=promise)
     if deed.ended_at is not None:
-        took = span(deed.ended_at - deed.begun_at)
+        took_s = deed.ended_at - deed.begun_at
+        took = f"{took_s:.1f}s" if took_s < 10 else span(took_s)
         yield Line(at=deed.ended_at, text=f"{name} {deed.state} after {took}{because}")
 
 
