@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from forewarn import __version__
+from forewarn.agent.pulse import Pulse
 from forewarn.agent.standing import Standing
 from forewarn.agent.value import Event, Outcome, Phase, Step
 from forewarn.client import Kind
@@ -43,9 +44,12 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """An Observer that counts."""
+    """An Observer that counts, and feels the pulse."""
 
-    def __init__(self, steps: Iterable[str] = (), *, real: Callable[[], float] = read_real_time) -> None:
+    def __init__(
+        self, steps: Iterable[str] = (), *, pulse: Pulse | None = None, real: Callable[[], float] = read_real_time
+    ) -> None:
+        self.pulse = pulse or Pulse()
         self._real = real
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -87,11 +91,13 @@ class Metrics:
         return _begun(made, labels)
 
     def polled(self, lag_s: float) -> None:
+        self.pulse.answered()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
         self._polled_at.set(self._real())
 
     def failed(self, why: str) -> None:
+        self.pulse.failed(why)
         self._polls.labels("failed").inc()
 
     def noticed(self, event: Event, notice_s: float | None) -> None:

@@ -1,0 +1,53 @@
+"""Health: fine while the endpoint answers, and through every silence that is normal (spec §8.1, §11)."""
+
+import pytest
+
+from forewarn.agent.pulse import Pulse
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+def test_the_first_answer_may_take_two_minutes(watch: Watch) -> None:
+    pulse = Pulse(watch)
+    watch.now += 125
+    health = pulse.health()
+    assert (health.ok, health.text, health.silent_s) == (True, "no answer yet", None)
+
+
+def test_an_endpoint_that_never_answers_is_told(watch: Watch) -> None:
+    pulse = Pulse(watch)
+    pulse.failed("nothing answers at http://169.254.169.254")
+    watch.now += 200
+    health = pulse.health()
+    assert not health.ok
+    assert health.text == ("the endpoint has not answered for 3m 20s (nothing answers at http://169.254.169.254)")
+
+
+def test_a_host_update_of_70_s_is_no_illness_but_is_mentioned(watch: Watch) -> None:
+    pulse = Pulse(watch)
+    pulse.answered()
+    pulse.failed("410")
+    watch.now += 75
+    health = pulse.health()
+    assert (health.ok, health.text, health.silent_s) == (True, "410", 75)
+
+
+def test_a_silence_makes_it_ill_and_one_answer_well_again(watch: Watch) -> None:
+    pulse = Pulse(watch)
+    pulse.answered()
+    watch.now += 91
+    assert not pulse.health().ok
+    assert pulse.health().text == "the endpoint has not answered for 1m 31s"
+    pulse.answered()
+    assert (pulse.health().ok, pulse.health().text) == (True, "")
