@@ -23,9 +23,9 @@ async def read_whole(request: Request, longest: int = LONGEST_BODY) -> bytes | N
 
 
 def read_query(request: Request) -> dict[str, str]:
-    given = request.query_params.multi_items()
-    names = [name for name, _ in given]
-    for name in names:
-        if names.count(name) > 1:
+    query: dict[str, str] = {}
+    for name, text in request.query_params.multi_items():
+        if name in query:
             raise Rejected(f"the query has {name!r} more than once: give it once")
-    return dict(given)
+        query[name] = text
+    return query

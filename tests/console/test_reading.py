@@ -1,0 +1,33 @@
+"""What strangers may send is read in no time: whoever reads it cannot do anything else meanwhile."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from starlette.requests import Request
+
+from forewarn.console.reading import read_query
+from forewarn.errors import Rejected
+
+_LONGEST_TARGET = 64 * 1024  # that the server takes
+_LONG_S = 1.0  # looking at every pair of names takes several
+
+
+def asking(query: str) -> Request:
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()})
+
+
+def test_a_query_of_thousands_of_names_is_read_at_once() -> None:
+    names = [f"{number:x}" for number in range(13_000)]
+    query = "&".join(names)
+    assert len(query) < _LONGEST_TARGET
+
+    began = time.thread_time()
+    assert read_query(asking(query)) == dict.fromkeys(names, "")
+    assert time.thread_time() - began < _LONG_S
+
+
+def test_a_name_that_stands_twice_is_refused() -> None:
+    with pytest.raises(Rejected, match="the query has 'limit' more than once: give it once"):
+        read_query(asking("limit=1&after=2&limit=1"))
