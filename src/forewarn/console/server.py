@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from forewarn.console.visitor import Visitor
 from forewarn.errors import Refused, Rejected
 
 _LONGEST_PATH = 107  # bytes; what Linux has room for in a socket's address
@@ -65,6 +66,7 @@ async def _serving(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator
 def _config(app: Starlette, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        http=Visitor,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -1,0 +1,132 @@
+"""Whoever connects to the console: nobody can keep it busy by saying nothing, too slowly, or without end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.console.server import serve_unix
+from forewarn.console.visitor import REQUEST_S, most_visitors
+
+HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
+HALVES = [
+    pytest.param(b"", id="nothing"),
+    pytest.param(HEAD, id="half a head"),
+    pytest.param(
+        HEAD.replace(b"GET", b"POST").replace(b"clock", b"requests") + b"Content-Length: 9\r\n\r\n{}", id="half a body"
+    ),
+]
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+
+
+class Hasty(asyncio.SelectorEventLoop):
+    """Its time can be put forward."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+@pytest.fixture
+def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[Hasty, Any], Awaitable[Any]]], Any]:
+    path = tmp_path / "forewarn.sock"
+
+    async def within(scenario: Callable[[Hasty, Any], Awaitable[Any]]) -> Any:
+        loop = asyncio.get_running_loop()
+        async with serve_unix(api.app, path):
+            return await scenario(loop, lambda: asyncio.open_unix_connection(str(path)))  # type: ignore[arg-type]
+
+    def run(scenario: Callable[[Hasty, Any], Awaitable[Any]]) -> Any:
+        with asyncio.Runner(loop_factory=Hasty) as runner:
+            return runner.run(within(scenario))
+
+    return run
+
+
+async def answered(reader: Reader, writer: Writer) -> None:
+    """One whole request, after which the connection stays."""
+    writer.write(HEAD + b"\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.startswith(b"content-length"))
+    await reader.readexactly(length)
+
+
+async def somebody_else_is_answered(connect: Any) -> None:
+    reader, writer = await connect()
+    await answered(reader, writer)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first request", "next request"])
+@pytest.mark.parametrize("half", HALVES)
+def test_who_does_not_say_all_in_time_is_hung_up_on(visit: Any, half: bytes, is_first: bool) -> None:
+    async def scenario(loop: Hasty, connect: Any) -> None:
+        reader, writer = await connect()
+        if not is_first:
+            await answered(reader, writer)
+        writer.write(half)
+        await somebody_else_is_answered(connect)  # so that what was said has been heard by then
+        loop.ahead_s += REQUEST_S
+        try:
+            assert not (await reader.read()).startswith(b"HTTP/1.1 200")
+        except ConnectionResetError:
+            pass
+        writer.close()
+
+    visit(scenario)
+
+
+def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None:
+    async def scenario(loop: Hasty, connect: Any) -> bytes:
+        reader, writer = await connect()
+        seq = api.world.store.last_seq()
+        target = f"/forewarn/v1/history?after={seq}&wait_s=60".encode()
+        writer.write(HEAD.replace(b"/forewarn/v1/clock", target) + b"Connection: close\r\n\r\n")
+        await somebody_else_is_answered(connect)
+        loop.ahead_s += REQUEST_S + 1
+        answer: bytes = await reader.read()
+        writer.close()
+        return answer
+
+    assert visit(scenario).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_head_without_end_is_refused(visit: Any) -> None:
+    async def scenario(loop: Hasty, connect: Any) -> bytes:
+        reader, writer = await connect()
+        writer.write(HEAD + b"X-Long: " + b"x" * 200_000)
+        answer: bytes = await reader.read(15)
+        writer.close()
+        return answer
+
+    assert visit(scenario) == b"HTTP/1.1 400 Ba"
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(128, 3 * len(os.listdir("/proc/self/fd"))), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) -> None:
+    async def scenario(loop: Hasty, connect: Any) -> int:
+        visitors = [await connect() for _ in range(most_visitors())]
+        await answered(*visitors[-1])
+        reader, writer = await connect()
+        assert await reader.read() == b""  # one too many
+        for _, each in (*visitors, (reader, writer)):
+            each.close()
+        return len(visitors)
+
+    assert 0 < visit(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
