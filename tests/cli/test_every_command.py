@@ -71,6 +71,7 @@ ASKING = {
 ANSWERED = [name for name in ASKING if name != "backup"]  # a world in memory has no file to copy: test_backups.py
 _ELSEWHERE = {"up", "serve", "sockets", "restore", "completion", "guest events", "guest watch", "guest approve"}
 _ELSEWHERE |= {"vm run", "vm shell", "record", "webhook test"}
+_ELSEWHERE |= {"agent run", "agent check", "agent status", "agent explain"}
 _ELSEWHERE |= {"ca", "ca export", "login", "logout", "profiles"}
 
 

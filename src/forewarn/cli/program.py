@@ -63,7 +63,7 @@ _SECTIONS = {
         "profiles": "login",
         "ca": "ca",
     },
-    "Inside a VM": {"guest": "guest"},
+    "Inside a VM": {"guest": "guest", "agent": "agent"},
     "Shells": {"env": "env", "completion": "completion"},
 }
 _NOUNS = {name: noun for section in _SECTIONS.values() for name, noun in section.items()}

@@ -1,0 +1,221 @@
+"""The agent's commands: check its file, rehearse, ask how things stand, tell what was done."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.agent.journal import Journal
+from forewarn.agent.record import Approval, Asked, Deed, Record, State
+from forewarn.agent.value import Phase
+from forewarn.client import ReceivedEvent
+from forewarn.testing.scripted import Reply, Scripted, says
+
+ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+EVENT = {
+    "EventId": ID,
+    "EventStatus": "Scheduled",
+    "EventType": "Reboot",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["web-0"],
+    "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT",
+    "Description": "Host server is undergoing maintenance.",
+    "EventSource": "Platform",
+    "DurationInSeconds": 9,
+}
+BUSY = says({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+QUIET = says({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+FILE = """
+vm = "web-0"
+listen = ""
+state = "STATE"
+
+[steps.drain]
+use = "readiness"
+budget = "20s"
+
+[steps.save]
+use = "command"
+run = ["true"]
+budget = "5m"
+cut = 1
+
+[[rules]]
+name = "reboots"
+kinds = ["Reboot"]
+steps = ["drain", "save"]
+approve = "when-done"
+"""
+SEEN = Record(
+    key=ID,
+    event=ReceivedEvent(id=ID, status="Scheduled", kind="Reboot", resources=("web-0",), not_before=1_900.0),
+    seen_at=1_000.0,
+    boot_id="b1",
+    not_before=1_900.0,
+    rule="reboots",
+    plan=("drain", "save"),
+)
+DRAINED = Deed(step="drain", state=State.DONE, begun_at=1_000.0, ended_at=1_012.0, text="not ready")
+CUT = Deed(step="save", state=State.CUT, begun_at=1_012.0, ended_at=1_012.0, text="no time: 20 s are left")
+BACK = Deed(step="drain", phase=Phase.UNDO, state=State.DONE, begun_at=1_100.0, ended_at=1_101.0, text="ready")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.toml"
+    path.write_text(FILE.replace("STATE", str(tmp_path / "state")))
+    return path
+
+
+def keep(tmp_path: Path, *records: Record) -> None:
+    (tmp_path / "state").mkdir(exist_ok=True)
+    journal = Journal(tmp_path / "state" / "journal.db")
+    journal.put(*records)
+    journal.close()
+
+
+def test_a_file_is_checked_and_its_plan_shown_for_three_notices(command: Any, file: Path) -> None:
+    lines = command.good("agent", "check", str(file)).splitlines()
+    assert lines[0] == f"{file} is fine: 1 rule, 2 steps."
+    assert lines[2] == "reboots  Reboot; approved: when-done"
+    assert lines[3].split() == ["STEP", "USE", "BUDGET", "15", "MINUTES", "30", "SECONDS", "7", "DAYS"]
+    assert lines[4].startswith("drain  readiness  20s     at once, 5m 25s before at the latest  at once, 25s before")
+    assert lines[5].startswith("save   command    5m      at once, 5m 5s before at the latest   cut")
+
+
+def test_the_plan_is_given_to_programs(command: Any, file: Path) -> None:
+    (rule,) = command.json("agent", "check", str(file))["rules"]
+    assert [step["begins"]["30 seconds"] for step in rule["steps"]] == ["at once, 25s before at the latest", "cut"]
+
+
+def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path) -> None:
+    file.write_text(file.read_text().replace('"readiness"', '"readyness"').replace("cut = 1", "cutt = 1"))
+    sentences = command.refused("agent", "check", str(file)).splitlines()
+    assert len(sentences) == 2
+    assert all(sentence.startswith(f"{file}:") for sentence in sentences)
+    assert "readiness" in sentences[0]
+    refused = command("agent", "check", str(file), "--json")
+    assert [problem["line"] for problem in json.loads(refused.stderr)["error"]["problems"]] == [7, 14]
+
+
+def test_a_file_that_is_not_there_is_named(command: Any, tmp_path: Path) -> None:
+    for words in (["check"], ["run"], ["status"], ["explain", "C706"]):
+        missing = str(tmp_path / "nowhere.toml")
+        assert f"{missing!r} cannot be read" in command.refused("agent", *words, FOREWARN_AGENT_CONFIG=missing)
+
+
+def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(command: Any, file: Path, tmp_path: Path) -> None:
+    with Scripted(BUSY) as server:
+        run = ("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run", "--once")
+        lines = command.good(*run).splitlines()
+        view = command.json(*run)
+    assert lines == [
+        f"event {ID}: Reboot of web-0, 15m left; rule 'reboots'",
+        "  would begin drain (readiness, 20s) at once, in 9m 35s at the latest",
+        "  would begin save (command, 5m) at once, in 9m 55s at the latest",
+        "  would approve it when all steps are done",
+    ]
+    assert view["events"][0]["steps"] == [line.strip() for line in lines[1:3]]
+    assert not (tmp_path / "state").exists()
+    assert {request.method for request in server.requests} == {"GET"}
+
+
+def test_a_dry_run_follows_what_is_announced(command: Any, file: Path) -> None:
+    """It ends here only because the service no longer knows the VM (spec §10)."""
+    tagged = Reply(body=QUIET.body, headers=(*QUIET.headers, ("ETag", '"1-1"')))
+    with Scripted(tagged, BUSY, says({"error": "Not found"}, status=404)) as server:
+        result = command("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run")
+    assert result.exit_code == 2
+    assert result.stdout.splitlines()[0] == "No event is announced to web-0: nothing would be done."
+    assert result.stdout.splitlines()[1].startswith(f"event {ID}")
+
+
+def test_without_an_agent_its_journal_says_how_things_stand(command: Any, file: Path, tmp_path: Path) -> None:
+    keep(tmp_path, SEEN.with_deed(DRAINED).with_deed(CUT))
+    text = command.good("agent", "status", "--config", str(file))
+    assert "stopped, as its journal says" in text
+    assert "no: drain holds it for a Reboot" in text
+    assert "drain done, save cut" in text
+    view = command.json("agent", "status", "--config", str(file))
+    assert (view["running"], view["ready"], view["in_maintenance"]) == (False, False, True)
+    (event,) = view["events"]
+    assert (event["id"], event["notice_promised_s"], event["steps"][1]["do"]["state"]) == (ID, 900, "cut")
+
+
+def test_a_running_agent_is_asked(command: Any, file: Path, tmp_path: Path) -> None:
+    state = {"vm": "web-0", "endpoint": "http://169.254.169.254", "now": 1_000.0, "in_maintenance": False}
+    state |= {"ready": True, "holds": [], "events": [], "health": {"ok": True, "text": "", "silent_s": 1.2}}
+    with Scripted(says(state)) as server:
+        address = server.url.removeprefix("http://")
+        file.write_text(file.read_text().replace('listen = ""', f'listen = "{address}"'))
+        text = command.good("agent", "status", "--config", str(file))
+        assert command.good("agent", "status", "--at", address) == text
+        assert command.json("agent", "status", "--at", address)["running"] is True
+    assert "running" in text
+    assert "fine, answered 1s ago" in text
+    assert "No event is under way." in text
+    assert [request.target for request in server.requests] == ["/state"] * 3
+
+
+def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:
+    with Scripted(says({"hello": 1}), Reply(body=b"<html>")) as server:
+        address = server.url.removeprefix("http://")
+        for _ in range(2):
+            assert f"what listens at {address} is no agent" in command.refused("agent", "status", "--at", address)
+    assert f"no agent answers at {address}" in command.refused("agent", "status", "--at", address, code=3)
+
+
+def test_no_agent_and_no_journal_is_said(command: Any, file: Path) -> None:
+    assert "no agent has run with it yet" in command.refused("agent", "status", "--config", str(file))
+
+
+def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
+    approval = Approval(state=Asked.SENT, at=1_013.0)
+    first = Record(
+        key=ID,
+        event=SEEN.event,
+        seen_at=1_000.0,
+        boot_id="b1",
+        not_before=1_900.0,
+        rule="reboots",
+        plan=SEEN.plan,
+        deeds=(DRAINED, CUT, BACK),
+        approval=approval,
+        started_at=1_020.0,
+        gone_at=1_099.0,
+        outcome="finished",
+        closed=True,
+    )
+    keep(tmp_path, first)
+    text = command.good("agent", "explain", "c706", "--config", str(file))
+    lines = [line.strip() for line in text.splitlines()]
+    told = [line.split(maxsplit=1)[1] for line in lines[1:] if line[:2].isdigit()]
+    assert lines[0] == f"event {ID}: Reboot of web-0"
+    assert told == [
+        "first seen, a notice of 15m; rule 'reboots'",
+        "drain began",
+        "drain done after 12s: not ready",
+        "save cut: no time: 20 s are left",
+        "approved",
+        "started, after 20s of the 15m that were promised",
+        "gone: finished",
+        "undo of drain began",
+        "undo of drain done after 1.0s: ready",
+    ]
+    assert lines[-1] == "now  closed: nothing is left"
+    (story,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
+    assert story["lines"][0]["at"] == 1_000
+
+
+def test_an_event_must_be_named_clearly(command: Any, file: Path, tmp_path: Path) -> None:
+    keep(tmp_path, SEEN, Record(key="C7069999", event=SEEN.event, seen_at=2.0, boot_id=""))
+    config = ("--config", str(file))
+    assert "is too short" in command.refused("agent", "explain", "C70", *config)
+    assert "begins 2 events" in command.refused("agent", "explain", "C706", *config)
+    assert f"begins with 'FFFF': the latest are C7069999, {ID}" in command.refused("agent", "explain", "FFFF", *config)
+
+
+def test_the_sample_file_is_fine(command: Any) -> None:
+    sample = Path(__file__).parents[2] / "deploy" / "agent.toml"
+    assert "is fine: 3 rules, 3 steps." in command.good("agent", "check", str(sample))
