@@ -97,7 +97,7 @@ class Lab:
         self, sort: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        if error is not None:
+        if error is not None and self.story not in str(error):
             error.add_note(f"what happened in the lab:\n{self.story}")
 
     @property
@@ -228,12 +228,16 @@ class Lab:
 
     @property
     def story(self) -> str:
-        """The history, and of every event that is pending what it waits for."""
+        """The history, then event by event who was told, who approved, and what it waits for."""
         return self.read(whole_story)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
         """Why it came as it did, and what it waits for."""
         return str(self.vm(thing) if isinstance(thing, str) else thing)
+
+    def __repr__(self) -> str:
+        names = ", ".join(vm.name for vm in self._proposal.vms)
+        return f"<lab of {names}, {'open' if self._is_open else 'not open'}>"
 
     def read(self, look: Callable[[LabService], T]) -> T:
         """What `look` finds once everything due is done; of a closed lab, what was so at its end."""

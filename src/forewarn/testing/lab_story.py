@@ -17,6 +17,7 @@ from forewarn.testing.lab_service import LabService
 from forewarn.testing.lab_span import since
 
 T = TypeVar("T")
+_MOST_EVENTS = 10  # the newest
 
 
 class Reader(Protocol):
@@ -50,9 +51,9 @@ def told_in_a_line(service: LabService, story: Story) -> str:
 
 
 def whole_story(service: LabService) -> str:
-    """For whoever has to find out why a test failed: everything that happened, and what is pending."""
-    pending = service.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
-    return "\n".join((*history_of(service), *(f"\n{told(service, story_of(service, event))}" for event in pending)))
+    """For whoever has to find out why a test failed: everything that happened, then event by event."""
+    events = service.store.events(limit=_MOST_EVENTS)
+    return "\n".join((*history_of(service), *(f"\n{told(service, story_of(service, event))}" for event in events)))
 
 
 def _line(service: LabService, entry: Entry) -> str:

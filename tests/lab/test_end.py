@@ -1,0 +1,166 @@
+"""A lab begins quickly, several live side by side, and nothing of one is left behind, whatever happened in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from forewarn.errors import Refused
+from forewarn.testing import Lab
+from forewarn.testing.lab_stage import Stage
+
+FILES = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
+
+
+def open_files() -> int:
+    return len(os.listdir(FILES))
+
+
+def labs_alive() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "forewarn lab"]
+
+
+def test_two_hundred_labs_leave_nothing_behind(guest: Any) -> None:
+    with Lab(["a", "b"]):
+        pass  # what is imported and made once is made
+    before = open_files()
+    for _ in range(200):
+        with Lab(["a", "b"]) as lab:
+            event = lab.reboot("a")
+            guest(lab.vm("a")).approve(event.id)
+            lab.advance("1m")
+            assert event.finished
+    assert open_files() == before
+    assert labs_alive() == []
+
+
+def test_a_lab_is_open_in_less_than_a_tenth_of_a_second() -> None:
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        with Lab(["a", "b", "c"]):
+            took.append(time.perf_counter() - began)
+    assert min(took) < 0.1, took
+
+
+def test_labs_side_by_side_know_nothing_of_each_other(guest: Any) -> None:
+    with Lab(["a"]) as one, Lab(["a"]) as other:
+        event = one.reboot("a")
+        one.advance("1h")
+        assert event.finished
+        assert other.events == ()
+        assert one.now > other.now
+        assert event != other.reboot("a")
+        assert event in one.events
+        assert len({event, *one.events}) == 1
+        assert guest(other.vm("a")).events() != guest(one.vm("a")).events() == []
+
+
+def test_whoever_still_talks_when_a_lab_closes_is_hung_up_on() -> None:
+    """A poll that is held, a half-sent request, an idle connection, a document that comes in drips."""
+    before = open_files()
+    lab = Lab(["a"]).open()
+    where = urlsplit(lab.vm("a").endpoint)
+    assert where.hostname is not None
+    address = (where.hostname, where.port)
+    poll = "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n"
+    callers = [socket.create_connection(address, timeout=10) for _ in range(4)]
+    callers[0].sendall(f"{poll}\r\n".encode())
+    tag = next(line for line in callers[0].recv(4096).decode().split("\r\n") if line.lower().startswith("etag"))
+    callers[0].sendall(f"{poll}Prefer: wait=100\r\nIf-None-Match:{tag.partition(':')[2]}\r\n\r\n".encode())
+    callers[1].sendall(poll.encode())
+    lab.fault("slow-body", vm="a", take="60s")
+    callers[3].sendall(f"{poll}\r\n".encode())
+    began = time.monotonic()
+    lab.close()
+    assert time.monotonic() - began < 10
+    for caller in callers:
+        caller.close()
+    assert open_files() == before
+    assert labs_alive() == []
+
+
+def test_a_test_that_fails_leaves_nothing_behind_and_its_failure_carries_the_story() -> None:
+    before = open_files()
+
+    def fail() -> None:
+        with Lab(["a"]) as lab:
+            lab.reboot("a")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail()
+    (note,) = caught.value.__notes__
+    assert note.startswith("what happened in the lab:\n+0:00:00")
+    assert "Reboot of a scheduled" in note
+    assert (open_files(), labs_alive()) == (before, [])
+
+
+def test_what_happened_can_be_read_when_the_lab_is_closed() -> None:
+    with Lab(["a"]) as lab:
+        event, vm = lab.reboot("a"), lab.vm("a")
+        lab.advance("1h")
+    lab.close()
+    assert event.finished
+    assert (vm.reboots, vm.power) == (1, "running")
+    assert "finished" in repr(event)
+    assert "Reboot of a finished" in lab.history[-1]
+    assert lab.explain("a").startswith("a, a scope of its own")
+    assert repr(lab) == "<lab of a, not open>"
+    with pytest.raises(Refused, match="the lab is closed: ask it while its `with` block is open"):
+        lab.advance("1m")
+    with pytest.raises(Refused, match="opened once: make another"):
+        lab.open()
+
+
+def test_a_lab_that_was_never_opened_says_so() -> None:
+    with pytest.raises(Refused, match="the lab is not open: use it in a `with` block, or call open"):
+        Lab(["a"]).reboot("a")
+    Lab(["a"]).close()
+
+
+def test_a_lab_may_be_called_from_many_threads_at_once() -> None:
+    names = [f"vm-{number}" for number in range(16)]
+    with Lab(names) as lab:
+        threads = [threading.Thread(target=lab.reboot, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        lab.advance("1h")
+        assert sorted(event.vms[0] for event in lab.events if event.finished) == sorted(names)
+
+
+def test_who_waits_for_a_lab_that_is_closed_meanwhile_is_told() -> None:
+    with Lab(["a"]) as lab:
+        began, told = lab.now, list[BaseException]()
+
+        def wait() -> None:
+            try:
+                lab.wait_for(lambda: lab.advance("1s") and False)
+            except Refused as error:
+                told.append(error)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        lab.wait_for(lambda: lab.now > began)
+    waiter.join(10)
+    assert len(told) == 1
+    assert "closed" in str(told[0])
+
+
+def test_a_service_that_cannot_be_opened_leaves_no_thread() -> None:
+    def broken() -> Any:
+        raise OSError("no room")
+
+    stage: Stage[None] = Stage(broken)
+    with pytest.raises(OSError, match="no room"):
+        stage.open()
+    assert labs_alive() == []

@@ -1,0 +1,92 @@
+"""Which VMs a lab has: by their names, by a fleet file, by its text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.errors import Rejected
+from forewarn.testing import Lab
+
+FLEET = """
+[[hosts]]
+name = "host-{n}"
+count = 2
+
+[[scale_sets]]
+name = "workers"
+count = 3
+terminate_notification = 10
+"""
+
+
+def test_a_lab_without_anything_has_one_vm() -> None:
+    with Lab() as lab:
+        assert [vm.name for vm in lab.vms] == ["vm-0"]
+        assert repr(lab) == "<lab of vm-0, open>"
+
+
+def test_names_of_vms_are_enough_and_each_is_on_a_host_of_its_own() -> None:
+    with Lab(["a", "b"], spot=["c"]) as lab:
+        assert [(vm.name, vm.host, vm.power) for vm in lab.vms] == [
+            ("a", "host-0", "running"),
+            ("b", "host-1", "running"),
+            ("c", "host-2", "running"),
+        ]
+    with Lab(spot=["c"]) as lab:
+        assert [vm.name for vm in lab.vms] == ["c"]
+
+
+def test_a_fleet_file_or_its_text_is_taken_as_the_service_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(FLEET, encoding="utf-8")
+    for lab in (Lab(fleet=path), Lab(fleet=str(path)), Lab.from_text(FLEET)):
+        with lab:
+            assert [vm.name for vm in lab.vms] == ["workers_0", "workers_1", "workers_2"]
+            assert lab.terminate("workers_1").kind == "Terminate"
+
+
+def test_every_vm_has_an_endpoint_of_its_own_on_loopback() -> None:
+    with Lab(["a", "b"]) as lab:
+        a, b = lab.vm("a"), lab.vm("b")
+        assert a.endpoint.startswith("http://127.0.0.1:")
+        assert a.endpoint != b.endpoint
+        assert a.url == f"{a.endpoint}/metadata/scheduledevents"
+        address = a.endpoint.removeprefix("http://")
+        assert a.environment == {"FOREWARN_ENDPOINT": a.endpoint, "SCHEDULEDEVENTSIP": address}
+        assert repr(a) == f"<VM a, running, at {a.endpoint}>"
+
+
+def test_a_scope_can_wait_for_its_first_request(guest: Any) -> None:
+    """Spec §8.1: on Azure nothing is announced to VMs that never asked."""
+    with Lab(["a"], enablement="on-request") as lab:
+        assert not lab.reboot("a").listed
+        lab.advance("1m")
+        guest(lab.vm("a")).poll()
+        assert lab.reboot("a").listed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vms": "web-0"}, r"vms is the text 'web-0': give a list of names, as in vms=\['web-0'\]"),
+        ({"vms": ["a"], "fleet": "x.toml"}, "both were given: leave one out"),
+        ({"fleet": "nowhere.toml"}, "fleet file 'nowhere.toml' cannot be read"),
+        ({"vms": ["a", "a"]}, "'a'"),
+        ({"enablement": "often"}, "there is no enablement 'often': choose from on-request, always"),
+        ({"at": datetime(2026, 1, 5)}, "2026-01-05T00:00:00 is in no time zone"),  # noqa: DTZ001
+    ],
+)
+def test_a_lab_that_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Rejected, match=message):
+        Lab(**options)
+
+
+def test_a_lab_begins_when_it_is_told_to(guest: Any) -> None:
+    noon = datetime(2026, 1, 5, 12, tzinfo=UTC)
+    with Lab(["a"], at=noon) as lab:
+        assert lab.now == noon
+        assert guest(lab.vm("a")).poll().date == noon.timestamp()

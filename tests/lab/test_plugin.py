@@ -1,0 +1,118 @@
+"""The plugin for pytest: fixtures, marker, report, and that it costs nothing where nobody uses it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("msgspec", "uvloop", "httptools", "starlette", "sqlalchemy", "forewarn.testing", "forewarn.assembly")
+
+
+def run(tmp_path: Path, test: str, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
+    """pytest in a process of its own, with the plugins that are installed."""
+    (tmp_path / "test_it.py").write_text(test, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nfilterwarnings = error\n")
+    if without:
+        (tmp_path / "conftest.py").write_text(f"import sys\nsys.modules[{without!r}] = None\n")
+    ours = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
+    line = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis", *arguments, "."]
+    return subprocess.run(line, cwd=tmp_path, env=ours, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_fixture_is_a_lab_as_its_marker_says(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import threading
+import pytest
+
+pytestmark = pytest.mark.scheduled_events(vms=["of-the-module"])
+
+def test_module(scheduled_events):
+    assert [vm.name for vm in scheduled_events.vms] == ["of-the-module"]
+
+@pytest.mark.scheduled_events(["web-0", "web-1"], availability_set="web")
+def test_own(scheduled_events):
+    event = scheduled_events.reboot("web-0")
+    assert len(scheduled_events.vm("web-1").document()["Events"]) == 1
+    scheduled_events.run_until(lambda: event.finished)
+
+def test_factory(scheduled_events_factory):
+    one, other = scheduled_events_factory(vms=["a"]), scheduled_events_factory(spot=["b"])
+    assert one.reboot("a") != other.evict("b")
+
+def test_nothing_is_left():
+    assert [thread.name for thread in threading.enumerate() if "lab" in thread.name] == []
+""",
+        "-q",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+
+
+def test_without_a_marker_there_is_one_vm(tmp_path: Path) -> None:
+    done = run(tmp_path, "def test_it(scheduled_events):\n    assert scheduled_events.vm('vm-0').power == 'running'\n")
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_test_that_fails_is_reported_with_what_happened_in_its_lab(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+def test_it(scheduled_events):
+    event = scheduled_events.reboot("vm-0")
+    scheduled_events.advance("15m")
+    assert event.approved
+
+def test_fine(scheduled_events):
+    scheduled_events.freeze("vm-0")
+""",
+    )
+    assert done.returncode == 1
+    assert "where False = <Reboot of vm-0: user restart · +0:00:00 the test asked" in done.stdout
+    _, title, report = done.stdout.partition("what happened in the lab")
+    assert title
+    assert "+0:15:00  started    Reboot of vm-0 started: its time had come" in report
+    assert "+0:15:00  it started: its notice of 15 min had ended" in report
+    assert "Freeze" not in done.stdout
+
+
+def test_nothing_is_imported_before_a_test_wants_a_lab(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        f"import sys\ndef test_it():\n"
+        f"    assert 'forewarn.pytest_plugin' in sys.modules\n"
+        f"    assert [name for name in {HEAVY!r} if name in sys.modules] == []\n",
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("missing", ["msgspec", "httptools"])
+def test_without_the_server_extra_only_tests_that_want_a_lab_fail_and_say_what_to_install(
+    tmp_path: Path, missing: str
+) -> None:
+    done = run(
+        tmp_path,
+        "def test_other():\n    pass\ndef test_it(scheduled_events):\n    pass\n",
+        without=missing,
+    )
+    assert done.returncode == 1
+    assert "1 passed, 1 error" in done.stdout
+    assert f"forewarn's lab is a whole service, which needs {missing!r}: pip install 'forewarn[server]'" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_marker_and_the_fixtures_are_listed(tmp_path: Path) -> None:
+    assert "@pytest.mark.scheduled_events(vms=…" in run(tmp_path, "", "--markers").stdout
+    assert "scheduled_events_factory" in run(tmp_path, "", "--fixtures").stdout
+
+
+def test_a_typing_error_in_the_name_of_a_testing_thing_is_an_attribute_error() -> None:
+    import forewarn.testing
+
+    with pytest.raises(AttributeError, match="has no attribute 'Lap'"):
+        _ = forewarn.testing.Lap

@@ -1,0 +1,76 @@
+"""Virtual time: it moves when a test says so, exactly as far, and everything due has happened by then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from forewarn.errors import Rejected
+from forewarn.testing import Lab
+
+
+def test_the_date_that_a_vm_is_told_follows_lab_time_exactly(guest: Any) -> None:
+    """Spec §12."""
+    with Lab(["a"]) as lab:
+        for span, seconds in (("15m", 900), (0.0, 0), ("7d", 604_800), (90, 90), (timedelta(hours=1), 3600)):
+            before = lab.now
+            if span:
+                lab.advance(span)
+            assert lab.now - before == timedelta(seconds=seconds)
+            assert guest(lab.vm("a")).poll().date == lab.now.timestamp()
+
+
+def test_a_week_passes_in_far_less_than_a_second_and_tells_what_happened() -> None:
+    with Lab(["a"]) as lab:
+        (event,) = lab.degrade("host-0", in_="7d")
+        began = time.perf_counter()
+        lines = lab.advance("8d")
+        assert time.perf_counter() - began < 1
+        assert event.notice_got == timedelta(days=7)
+        assert lines == (
+            "+7d 0:00:00  started    Redeploy of a started: its time had come",
+            "+7d 0:02:00  performed  redeploy of a performed: redeploy took 120 s, now on 'host-1'",
+            "+7d 0:02:00  finished   Redeploy of a finished",
+        )
+
+
+def test_time_runs_until_something_is_so_and_no_further() -> None:
+    with Lab(["a"]) as lab:
+        began, event = lab.now, lab.reboot("a")
+        assert lab.run_until(lambda: event.started) is True
+        assert lab.now - began == timedelta(minutes=15)
+        assert lab.run_until(lambda: event.finished and event) is event
+        assert lab.now - began == timedelta(minutes=15, seconds=30)
+
+
+def test_what_does_not_happen_in_time_is_told_with_the_story() -> None:
+    with Lab(["a"]) as lab:
+        began, event = lab.now, lab.reboot("a")
+        with pytest.raises(AssertionError, match="within 10m of lab time") as caught:
+            lab.run_until(lambda: event.started, within="10m")
+        assert "Reboot of a scheduled" in str(caught.value)
+        assert lab.now - began == timedelta(minutes=10)
+        with pytest.raises(AssertionError, match="within 1s of lab time"):
+            lab.run_until(lambda: False, within="1s")
+
+
+def test_a_handler_beside_the_test_is_waited_for_while_lab_time_stands(guest: Any) -> None:
+    with Lab(["a"]) as lab:
+        event, vm, before = lab.reboot("a"), guest(lab.vm("a")), lab.now
+        handler = threading.Thread(target=lambda: vm.approve(vm.events()[0]["EventId"]))
+        handler.start()
+        lab.wait_for(lambda: event.approved)
+        handler.join()
+        assert lab.now == before
+        with pytest.raises(AssertionError, match=r"within 0\.05 of real time:\n(?s:.*)Reboot of a started: approved"):
+            lab.wait_for(lambda: event.withdrawn, within=0.05)
+
+
+@pytest.mark.parametrize("span", [0, -1, "0s", "400d"])
+def test_time_moves_ahead_and_at_most_a_year_at_once(span: Any) -> None:
+    with Lab(["a"]) as lab, pytest.raises(Rejected, match="up to 366 days at a time"):
+        lab.advance(span)
