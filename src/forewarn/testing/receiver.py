@@ -167,7 +167,7 @@ def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        do_POST = do_OPTIONS = do_GET = _take
+        do_POST = do_OPTIONS = do_GET = do_PUT = do_PATCH = do_DELETE = _take
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

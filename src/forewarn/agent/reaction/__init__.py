@@ -13,7 +13,7 @@ from forewarn.agent.reaction.kind import BadOption, ReactionKind
 from forewarn.agent.reaction.leave_pool import LEAVE_POOL
 from forewarn.agent.reaction.log import LOG
 from forewarn.agent.reaction.mail import MAIL
-from forewarn.agent.reaction.readiness import READINESS, turns_unready
+from forewarn.agent.reaction.readiness import READINESS
 from forewarn.agent.reaction.stop_processes import STOP_PROCESSES
 from forewarn.agent.reaction.stop_units import STOP_UNITS
 from forewarn.agent.reaction.webhook import WEBHOOK
@@ -33,4 +33,4 @@ _ALL = (
 )
 REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL}
 
-__all__ = ["REACTIONS", "BadOption", "ReactionKind", "turns_unready"]
+__all__ = ["REACTIONS", "BadOption", "ReactionKind"]

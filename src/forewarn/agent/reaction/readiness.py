@@ -11,24 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forewarn.agent.reaction.connection import connections_to
-from forewarn.agent.reaction.kind import BadOption, ReactionKind
+from forewarn.agent.reaction.kind import ReactionKind
 from forewarn.agent.reaction.memory import recall, remember
-from forewarn.agent.reaction.option import Raw, flag, path, seconds, whole_numbers
+from forewarn.agent.reaction.option import Raw, path, seconds, whole_numbers
 from forewarn.agent.reaction.patience import until
-from forewarn.agent.value import Case, Outcome, Step
+from forewarn.agent.value import Case, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    ready_url: bool = True  # the agent's own
     file: Path | None = None  # is there while the VM is not ready
     notice_s: float = 0.0  # what health checks need to see it
     ports: tuple[int, ...] = ()  # whose connections are waited for
-
-
-def turns_unready(step: Step) -> bool:
-    """Whether /ready answers 503 while this step is held."""
-    return isinstance(step.options, Options) and step.options.ready_url
 
 
 class Readiness:
@@ -77,23 +71,17 @@ class Readiness:
 
 
 def read_options(raw: Raw) -> Options:
-    options = Options(
-        ready_url=flag(raw, "ready_url", default=True),
+    return Options(
         file=path(raw, "file"),
         notice_s=seconds(raw, "notice", 0.0),
         ports=whole_numbers(raw, "ports", 1, 65535),
     )
-    if not options.ready_url and options.file is None:
-        raise BadOption(
-            "ready_url", "with ready_url = false and no file nobody is told", 'write file = "/run/app/draining"'
-        )
-    return options
 
 
 READINESS = ReactionKind(
     name="readiness",
     summary="says that the VM is not ready: the agent's /ready turns 503, a file appears",
-    options=("ready_url", "file", "notice", "ports"),
+    options=("file", "notice", "ports"),
     read=read_options,
     make=Readiness,
 )

@@ -1,0 +1,93 @@
+"""Patroni's REST API of one member, as much of it as a switchover needs, before a cluster that is a few fields."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+Answer = tuple[int, str]
+_LEADS = {"role": "leader", "state": "running"}
+_FOLLOWS = {"role": "replica", "state": "streaming"}
+
+
+class FakePatroni:
+    """`members` is by name what /cluster says of each; `wishes` are the switchovers that were asked for.
+
+    `slow` is how often /cluster is still asked before a switchover shows.
+    """
+
+    def __init__(self, *others: str, own: str = "db-0", leader: str = "db-0") -> None:
+        self.own = own
+        self.members: dict[str, dict[str, Any]] = {name: {"lag": 0} for name in (own, *others)}
+        self.wishes: list[dict[str, Any]] = []
+        self.authorization = ""  # what a switchover must come with
+        self.refusal = ""
+        self.slow = 0
+        self.lead(leader)
+        self._next = ""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> FakePatroni:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def leader(self) -> str:
+        return next((name for name, member in self.members.items() if member["role"] == "leader"), "")
+
+    def lead(self, leader: str) -> None:
+        for name, member in self.members.items():
+            member |= _LEADS if name == leader else _FOLLOWS
+
+    def read(self, route: str) -> Answer:
+        if route != "/cluster":
+            return 200, json.dumps({"state": "running", "patroni": {"name": self.own, "scope": "shop"}})
+        self._go_on()
+        return 200, json.dumps({"members": [{"name": name, **member} for name, member in self.members.items()]})
+
+    def switch_over(self, body: bytes, authorization: str) -> Answer:
+        if authorization != self.authorization:
+            return 401, "no auth header received"
+        if self.refusal:
+            return 412, self.refusal
+        wish = json.loads(body)
+        self.wishes.append(wish)
+        self._next = wish.get("candidate") or next(name for name in self.members if name != wish["leader"])
+        return 200, f"Successfully switched over to {self._next!r}"
+
+    def _go_on(self) -> None:
+        if self._next and not self.slow:
+            self.lead(self._next)
+            self._next = ""
+        self.slow = max(self.slow - 1, 0)
+
+
+def _handler(patroni: FakePatroni) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._say(*patroni.read(self.path))
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            self._say(*patroni.switch_over(body, self.headers.get("Authorization", "")))
+
+        def _say(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nobody reads it."""
+
+    return Handler

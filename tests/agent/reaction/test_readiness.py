@@ -1,0 +1,81 @@
+"""A VM says that it is not ready, and waits until nobody is connected."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+from forewarn.agent.reaction.connection import connections_to
+from forewarn.agent.value import Outcome
+from forewarn.testing.case import Tried
+
+
+def tried(tmp_path: Path, **options: Any) -> Tried:
+    return Tried("readiness", {"file": str(tmp_path / "draining"), **options}, tmp_path / "case")
+
+
+def test_a_file_is_there_while_the_vm_is_not_ready(tmp_path: Path) -> None:
+    readiness = tried(tmp_path)
+    assert asyncio.run(readiness.check()) is False
+    assert asyncio.run(readiness.do()) == Outcome(ok=True, text="not ready")
+    assert (tmp_path / "draining").exists()
+    assert asyncio.run(readiness.check()) is True
+    assert asyncio.run(readiness.undo()) == Outcome(ok=True, text="ready")
+    assert not (tmp_path / "draining").exists()
+
+
+def test_both_can_be_done_twice(tmp_path: Path) -> None:
+    readiness = tried(tmp_path)
+    for again in (readiness.do, readiness.do, readiness.undo, readiness.undo):
+        assert asyncio.run(again()).ok
+    assert not (tmp_path / "draining").exists()
+
+
+def test_a_file_that_somebody_else_made_stays(tmp_path: Path) -> None:
+    (tmp_path / "draining").write_text("by hand")
+    readiness = tried(tmp_path)
+    asyncio.run(readiness.do())
+    assert asyncio.run(readiness.undo()).text == f"{tmp_path}/draining was there before, and stays"
+    assert (tmp_path / "draining").read_text() == "by hand"
+
+
+def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    readiness = tried(tmp_path, file=str(tmp_path / "none/draining"))
+    outcome = asyncio.run(readiness.do())
+    assert outcome.text == f"{tmp_path}/none/draining cannot be made: No such file or directory"
+    assert not outcome.ok
+
+
+def test_the_end_of_connections_is_waited_for(tmp_path: Path) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            visitor = socket.create_connection(("127.0.0.1", port))
+            accepted, _ = server.accept()
+            assert connections_to({port}) == 1
+
+            doing = asyncio.create_task(tried(tmp_path, ports=[port]).do())
+            while not (tmp_path / "draining").exists():
+                await asyncio.sleep(0)
+            assert not doing.done()
+            visitor.close()
+            accepted.close()
+            assert await doing == Outcome(ok=True, text="not ready, and nobody is connected")
+
+    asyncio.run(story())
+
+
+def test_connections_that_stay_are_told(tmp_path: Path) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("::1", port)), server.accept()[0]:
+            outcome = asyncio.run(tried(tmp_path, ports=[port]).do(within_s=0.5))
+    assert outcome == Outcome(ok=False, text="not ready, but 1 connections are left when the time is over")
+
+
+def test_a_step_without_a_file_only_turns_the_agents_own_page(tmp_path: Path) -> None:
+    readiness = Tried("readiness", {}, tmp_path / "case")
+    assert asyncio.run(readiness.do()).ok
+    assert asyncio.run(readiness.undo()).ok
