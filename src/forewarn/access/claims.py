@@ -39,6 +39,7 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str
     expires_at: float
+    secret_mark: str = ""  # of a client: by which of its secrets it signed in
     vm_key: str = ""
     vm_id: str = ""
 

@@ -12,6 +12,7 @@ from forewarn.errors import Rejected
 
 _BYTES = 32
 _SALT = 16
+_MARK = 16  # characters
 
 
 def new_secret() -> str:
@@ -31,6 +32,11 @@ def fits(secret: str, known: bytes) -> bool:
     """Whether this secret was `hashed` to `known`, in the same time whichever it is."""
     salt, digest = known[:_SALT], known[_SALT:]
     return hmac.compare_digest(_digest(salt, secret), digest)
+
+
+def mark_of(known: bytes) -> str:
+    """Tells what one secret was `hashed` to from what another was, and nothing else about either."""
+    return hashlib.sha256(b"mark" + known).hexdigest()[:_MARK]
 
 
 def keep_secret(path: Path, secret: str) -> None:

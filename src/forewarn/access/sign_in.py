@@ -6,6 +6,7 @@ import uuid
 
 from forewarn.access.claims import BadToken, Claims, Reason
 from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.secret import mark_of
 from forewarn.access.token import Issued, Issuer, Subject
 from forewarn.core.access import Client
 from forewarn.core.fleet import Vm
@@ -57,7 +58,13 @@ class SignIn:
 
     def _client(self, client: Client) -> Subject:
         object_id = _derived("object", client.principal_id)
-        return Subject(client_id=client.id, object_id=object_id, tenant=self.tenant_id, name=client.name or client.id)
+        return Subject(
+            client_id=client.id,
+            object_id=object_id,
+            tenant=self.tenant_id,
+            name=client.name or client.id,
+            secret_mark=mark_of(client.secret_hash),
+        )
 
 
 def _derived(what: str, of: str) -> str:

@@ -28,6 +28,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     object_id: str
     tenant: str
     name: str = ""
+    secret_mark: str = ""  # of a client: which of its secrets it has shown
     vm_key: str = ""
     vm_id: str = ""
     resource_id: str = ""  # of a VM, as ARM spells it
@@ -60,6 +61,7 @@ class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
     ver: str
     app_displayname: str = ""
     xms_mirid: str = ""
+    forewarn_secret: str = ""
     forewarn_vm_key: str = ""
     forewarn_vm_id: str = ""
 
@@ -110,7 +112,8 @@ class Issuer:
             iss=self.url, aud=audience, iat=now, nbf=now, exp=now + self.lifetime_s,
             sub=subject.object_id, oid=subject.object_id, appid=subject.client_id, tid=subject.tenant,
             uti=identifier, jti=identifier, idtyp="app", ver="1.0", app_displayname=subject.name,
-            xms_mirid=subject.resource_id, forewarn_vm_key=subject.vm_key, forewarn_vm_id=subject.vm_id,
+            xms_mirid=subject.resource_id, forewarn_secret=subject.secret_mark,
+            forewarn_vm_key=subject.vm_key, forewarn_vm_id=subject.vm_id,
         )  # fmt: skip
         token = jws.signed(msgspec.json.encode(payload), self._key.private, algorithm=ALGORITHM, kid=self._key.kid)
         return Issued(token=token, issued_at=now, expires_at=now + self.lifetime_s)
@@ -123,6 +126,7 @@ def _claims(payload: _Payload) -> Claims:
         name=payload.app_displayname or payload.appid,
         tenant=payload.tid,
         expires_at=payload.exp,
+        secret_mark=payload.forewarn_secret,
         vm_key=payload.forewarn_vm_key,
         vm_id=vm_id,
     )

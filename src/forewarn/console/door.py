@@ -7,6 +7,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from forewarn.access.claims import BadToken, Claims
+from forewarn.access.secret import mark_of
 from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
 from forewarn.core.access import Principal, client_principal
@@ -49,9 +50,16 @@ class Door:
             return self._name_of_vm(claims)
         if not claims.who.startswith(_CLIENT):
             return f"{claims.name} (oidc)"  # what they call themselves never makes them one of ours
+        return self._name_of_client(claims)
+
+    def _name_of_client(self, claims: Claims) -> str:
+        """A token goes with the secret that it was given for, and so with its client: another may have that id now."""
         client_id = claims.who.removeprefix(_CLIENT)
-        if self._store.client(client_id) is None:
+        client = self._store.client(client_id)
+        if client is None:
             raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
+        if mark_of(client.secret_hash) != claims.secret_mark:
+            raise Unauthenticated(f"client {client_id!r} was given another secret: sign in with that one")
         return f"client {client_id}"
 
     def _name_of_vm(self, claims: Claims) -> str:

@@ -231,6 +231,23 @@ def test_another_secret_ends_the_old_one(desk: Desk) -> None:
     assert desk.ask(client_secret="another").status == 200
 
 
+def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
+    stolen = desk.token()
+    desk.commit(clients=(Client(id="ci", secret_hash=hashed("another"), name="the pipeline"),))
+    assert desk.get(stolen).error[::2] == (401, "client 'ci' was given another secret: sign in with that one")
+    fresh = desk.ask(client_secret="another").json["access_token"]
+    assert desk.get(fresh).status == 200
+
+
+def test_a_token_is_no_good_for_another_client_that_comes_to_have_the_id(desk: Desk) -> None:
+    left_behind = desk.token()
+    desk.commit(removed_clients=("ci",))
+    desk.commit(clients=(Client(id="ci", secret_hash=hashed("somebody else's"), name="the pipeline"),))
+    desk.grant(Role.ADMINISTRATOR, EVERYTHING)
+    assert desk.get(left_behind).status == 401
+    assert desk.get(desk.ask(client_secret="somebody else's").json["access_token"]).status == 200
+
+
 def test_a_token_ends(desk: Desk) -> None:
     token = desk.token()
     desk.time.now += 3599
