@@ -1,0 +1,103 @@
+"""What the agent's pages say: whether it hears, whether the VM is ready, how things stand."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forewarn.agent.face import Pages
+from forewarn.agent.metrics import Metrics
+from forewarn.agent.move import Situation
+from forewarn.agent.page import pages_of
+from forewarn.agent.pulse import Pulse
+from forewarn.agent.record import Book, Deed, Record, State
+from forewarn.agent.value import Phase, Rule, Step
+from forewarn.client import ReceivedEvent
+
+AWAY = Step(name="away", use="readiness", budget_s=20)
+SAVE = Step(name="save", use="checkpoint", budget_s=300)
+RULE = Rule(name="reboots", steps=(AWAY, SAVE), begin="late", margin_s=0)
+EVENT = ReceivedEvent(id="C706", status="Scheduled", kind="Reboot", resources=("web-0",), not_before=1_900.0)
+SEEN = Record(
+    key="C706", event=EVENT, seen_at=1_000.0, boot_id="b", not_before=1_900.0, rule="reboots", plan=("away", "save")
+)
+HELD = SEEN.with_deed(Deed(step="away", state=State.DONE, begun_at=1_001.0, ended_at=1_002.0, notes={"was": "secret"}))
+
+
+def situation(*records: Record) -> Situation:
+    steps = {step.name: step for step in (AWAY, SAVE)}
+    return Situation(
+        book=Book(records=records), rules={"reboots": RULE}, steps=steps, vm="web-0", now=1_010.0, boot_id="b"
+    )
+
+
+def pages(*records: Record, metrics: Metrics | None = None, facts: Mapping[str, Any] | None = None) -> Pages:
+    return pages_of(metrics or Metrics(["away", "save"]), lambda: situation(*records), lambda: facts or {})
+
+
+def said(made: Pages, path: str) -> tuple[int, Any]:
+    page = made[path]()
+    return page.status, json.loads(page.body)
+
+
+def test_a_vm_is_ready_while_no_step_holds_it() -> None:
+    assert said(pages(SEEN), "/ready") == (200, {"ready": True, "why": []})
+
+
+def test_a_load_balancer_is_turned_away_while_a_step_holds_readiness_and_told_why() -> None:
+    why = ["away holds it for a Reboot, event C706"]
+    assert said(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
+    back = replace(HELD, gone_at=1_005.0).with_deed(Deed(step="away", phase=Phase.UNDO, state=State.DONE, begun_at=1.0))
+    assert said(pages(back), "/ready")[0] == 200
+
+
+def test_the_agent_is_healthy_while_the_endpoint_answers() -> None:
+    now = [0.0]
+    metrics = Metrics(pulse=Pulse(lambda: now[0]))
+    metrics.polled(1.0)
+    assert said(pages(metrics=metrics), "/health") == (200, {"healthy": True, "text": ""})
+    metrics.failed("connection refused")
+    now[0] = 100.0
+    status, view = said(pages(metrics=metrics), "/health")
+    assert status == 503
+    assert view == {"healthy": False, "text": "the endpoint has not answered for 1m 40s (connection refused)"}
+
+
+def test_prometheus_is_told_how_things_stand() -> None:
+    page = pages(HELD)["/metrics"]()
+    assert page.content_type.startswith("text/plain; version=0.0.4")
+    lines = page.body.decode().splitlines()
+    assert "forewarn_agent_in_maintenance 1.0" in lines
+    assert "forewarn_agent_ready 0.0" in lines
+    assert 'forewarn_agent_events_pending{kind="Reboot"} 1.0' in lines
+
+
+def test_the_state_tells_each_event_with_its_steps_and_what_is_waited_for() -> None:
+    status, view = said(pages(HELD, facts={"endpoint": "http://169.254.169.254"}), "/state")
+    assert status == 200
+    assert (view["vm"], view["now"], view["endpoint"]) == ("web-0", 1_010, "http://169.254.169.254")
+    assert (view["ready"], view["in_maintenance"], view["health"]["ok"]) == (False, True, True)
+    (event,) = view["events"]
+    assert (event["kind"], event["status"], event["rule"]) == ("Reboot", "Scheduled", "reboots")
+    assert (event["notice_promised_s"], event["notice_got_s"]) == (900, None)
+    away, save = event["steps"]
+    assert away["do"] == {"state": "done", "begun_at": 1_001, "ended_at": 1_002, "text": ""}
+    assert (save["do"], save["due_at"], save["latest_at"]) == (None, 1_600, 1_600)
+    assert (event["waits_for"], event["waits_until"]) == ("save begins late", 1_600)
+
+
+def test_what_steps_leave_for_their_undoing_is_not_told() -> None:
+    assert "secret" not in pages(HELD)["/state"]().body.decode()
+
+
+def test_an_event_that_is_gone_is_told_with_what_became_of_it() -> None:
+    gone = replace(HELD, gone_at=1_005.0, outcome="withdrawn")
+    (event,) = said(pages(gone), "/state")[1]["events"]
+    assert (event["status"], event["outcome"], event["gone_at"]) == ("Gone", "withdrawn", 1_005)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/state"])
+def test_every_page_works_before_anything_has_happened(path: str) -> None:
+    assert pages()[path]().status == 200
