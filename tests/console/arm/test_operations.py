@@ -9,8 +9,9 @@ import pytest
 
 from forewarn.control.fleets import FleetChange
 from forewarn.core.access import Role
-from forewarn.core.event import Event, Status
-from forewarn.core.history import Sighting
+from forewarn.core.change import Commit
+from forewarn.core.event import Ending, Event, Status
+from forewarn.core.history import Entry, Sighting, What
 from forewarn.core.policy import Policy
 from forewarn.core.request import Ask, Impact, Rollout
 from forewarn.hypervisor.behaviour import Behaviour, Fail
@@ -173,6 +174,32 @@ def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any)
     assert error["message"].startswith("Reboot of crowd_0 was withdrawn: taken back by bob; Reboot of crowd_1 was")
     assert error["message"].endswith("; and 2 more")
     assert len(error["details"]) == 22
+
+
+def test_what_was_done_only_in_part_has_not_succeeded(arm: Any) -> None:
+    """Spec §9: a withdrawn event ends it as cancelled, also where another of it was carried out."""
+    followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
+    done, withdrawn = sorted(arm.world.events(Status.SCHEDULED), key=lambda event: event.vms)
+    arm.world.do(arm.world.control.requests.withdraw(withdrawn.id, who="bob", reason="not this one"))
+    assert followed.status == "InProgress"
+    arm.world.advance(20 * 60)
+    assert arm.world.store.event(done.id).ending is Ending.FINISHED
+    shown = followed.show()
+    assert shown["status"] == "Canceled"
+    assert shown["error"]["message"] == "Reboot of pool_1 was withdrawn by bob: not this one"
+    assert [detail["target"] for detail in shown["error"]["details"]] == [withdrawn.id]
+    assert followed.watch().error[:2] == (409, "OperationCanceled")
+
+
+def test_what_could_not_even_begin_in_part_has_failed(arm: Any) -> None:
+    followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
+    request_id = the_event(arm).request_id
+    skipped = Entry(at=0, what=What.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
+    arm.world.do(arm.world.store.commit(Commit(entries=(skipped,))))
+    assert followed.status == "InProgress"
+    arm.world.advance(20 * 60)
+    error = {"code": "OperationFailed", "message": "pool_9 has no host to go to", "details": []}
+    assert (followed.status, followed.show()["error"]) == ("Failed", error)
 
 
 @pytest.mark.parametrize(

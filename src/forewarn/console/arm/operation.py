@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
-from forewarn.console.arm.progress import IN_PROGRESS, Course, answer_of, error_of
+from forewarn.console.arm.progress import IN_PROGRESS, Course, answer_of, error_of, is_withdrawn
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, listing
 from forewarn.console.maintenance import events_of_request, state_of
 from forewarn.console.room import Room
@@ -62,14 +62,28 @@ def _course(room: Room, call: ArmCall) -> Course:
         raise _unknown(name)
     events = events_of_request(room, request)
     planned = room.store.planned(request_id=request.id)
-    entries = [] if events else room.store.history(request_id=request.id)
-    skipped = tuple(entry.text for entry in entries if entry.what is What.SKIPPED)
+    is_over = not planned and not any(event.is_live for event in events)
+    skipped = _skipped(room, request) if is_over else ()
     if not _may_follow(room, call, request, (*events, *planned)):
         raise _unknown(name)
     if not events and not planned and not skipped:
         raise NotFound(f"operation {name!r} is over, and what became of it is no longer kept: see `forewarn history`")
-    state = state_of(events, to_come=bool(planned), skipped=bool(skipped))
+    state = _state(events, planned, skipped)
     return Course(request=request, state=state, events=events, to_come=len(planned), skipped=skipped)
+
+
+def _skipped(room: Room, request: Request) -> tuple[str, ...]:
+    """Why parts of it never came to be events."""
+    entries = room.store.history(request_id=request.id)
+    return tuple(entry.text for entry in entries if entry.what is What.SKIPPED and not entry.event_id)
+
+
+def _state(events: list[Event], planned: Sequence[Planned], skipped: tuple[str, ...]) -> str:
+    """As `state_of` says, but what somebody asked for has succeeded only if all of it was done (spec §9)."""
+    state = state_of(events, to_come=bool(planned), skipped=bool(skipped))
+    if state == "finished" and skipped:
+        return "failed"
+    return "withdrawn" if state == "finished" and any(map(is_withdrawn, events)) else state
 
 
 def _unknown(name: str) -> NotFound:

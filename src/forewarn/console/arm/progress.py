@@ -64,10 +64,15 @@ def error_of(room: Room, course: Course) -> dict[str, Any] | None:
         details = [{"code": "OperationFailed", "target": act.name, "message": _failure(act)} for act in acts]
         return _error("OperationFailed", [*course.skipped, *map(_failure, acts)], details)
     if course.state == "withdrawn":
-        details = [{"code": "OperationCanceled", "target": e.id, "message": e.reason} for e in course.events]
-        told = [_withdrawal(room, event) for event in course.events[:_NAMED]]
-        return _error("OperationCanceled", [*told, *(e.reason for e in course.events[_NAMED:])], details)
+        gone = list(filter(is_withdrawn, course.events))
+        details = [{"code": "OperationCanceled", "target": event.id, "message": event.reason} for event in gone]
+        told = [_withdrawal(room, event) for event in gone[:_NAMED]]
+        return _error("OperationCanceled", [*told, *(event.reason for event in gone[_NAMED:])], details)
     return None
+
+
+def is_withdrawn(event: Event) -> bool:
+    return event.ending is Ending.WITHDRAWN
 
 
 def _error(code: str, sentences: list[str], details: list[dict[str, str]]) -> dict[str, Any]:
