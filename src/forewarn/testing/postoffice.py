@@ -36,6 +36,7 @@ class PostOffice:
         self.port = 0
         self._tls, self._implicit, self._password = tls, implicit, password
         self._answers: deque[str] = deque()
+        self._talks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> PostOffice:
         secured = self._tls if self._implicit else None
@@ -47,6 +48,7 @@ class PostOffice:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._server.close()
+        await asyncio.gather(*self._talks)
         await self._server.wait_closed()
 
     @property
@@ -58,6 +60,9 @@ class PostOffice:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.dialogues += 1
+        talk = asyncio.current_task()
+        assert talk is not None
+        self._talks.add(talk)
         try:
             await self._talk(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):

@@ -20,6 +20,7 @@ from forewarn.clock import read_real_time
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _ADDRESS = re.compile(r"[!-;=?-~]+@[!-;=?-~]+")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9-]")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
@@ -62,11 +63,11 @@ class Mail:
 
 def mail_about(case: Case, options: Options) -> EmailMessage:
     """Both mails of an event are one thread."""
-    thread = f"<{re.sub(r'[^A-Za-z0-9-]', '', case.event.id) or 'event'}.{case.step.name}@forewarn>"
+    thread = f"<{_NOT_PLAIN.sub('', case.event.id) or 'event'}.{_NOT_PLAIN.sub('', case.step.name)}@forewarn>"
     mail = EmailMessage()
     mail["From"] = options.sender
     mail["To"] = ", ".join(options.receivers)
-    mail["Subject"] = f"[{_line(case.vm)}] {_line(sentence(case))}"[:200]
+    mail["Subject"] = f"[{' '.join(case.vm.split())}] {sentence(case)}"[:200]
     mail["Date"] = formatdate(read_real_time())
     mail["Auto-Submitted"] = "auto-generated"
     mail["Message-ID"] = thread if case.phase is Phase.DO else thread.replace("@", ".gone@")
@@ -82,11 +83,6 @@ def _opening(case: Case) -> str:
     if case.phase is Phase.UNDO:
         return f"{sentence(case)}. What the agent had done for it is being undone."
     return f"{sentence(case)}. The agent is taking the steps that are configured for it."
-
-
-def _line(given: str) -> str:
-    """A header is one line, whatever a server sends."""
-    return " ".join(given.encode("utf-8", "replace").decode().split())
 
 
 def read_options(raw: Raw) -> Options:

@@ -6,11 +6,13 @@ from forewarn.agent.value import Case, Event, Phase
 
 
 def sentence(case: Case) -> str:
-    """`Reboot of web-0 not before Mon, 19 Sep …`; `Reboot of web-0 is gone`."""
+    """`Reboot of web-0 not before Mon, 19 Sep …`; `Reboot of web-0 is gone`. One line, whatever a server sends."""
     what = f"{case.event.kind or 'An event'} of {', '.join(case.event.resources) or 'nobody'}"
-    if case.phase is Phase.UNDO:
-        return f"{what} is gone"
-    return f"{what} {_when(case.event)}"
+    return _line(f"{what} is gone" if case.phase is Phase.UNDO else f"{what} {_when(case.event)}")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
 
 
 def _when(event: Event) -> str:
@@ -30,9 +32,9 @@ def paragraph(case: Case) -> str:
         "Not before": "" if case.phase is Phase.UNDO else event.not_before_text,
         "Impact": _impact(event),
         "Source": event.source,
-        "Description": " ".join(event.description.split()),
+        "Description": event.description,
     }
-    return "\n".join(f"{name + ':':<13}{text}" for name, text in rows.items() if text)
+    return "\n".join(f"{name + ':':<13}{_line(text)}" for name, text in rows.items() if text)
 
 
 def _impact(event: Event) -> str:

@@ -1,0 +1,25 @@
+"""Certificates for servers on loopback."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from forewarn.access.certificate import Certificates
+
+
+class Tls(NamedTuple):
+    server: ssl.SSLContext
+    ca_file: Path
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    made = Certificates.ready(tmp_path_factory.mktemp("tls") / "tls", (), time.time())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server.certificate, made.server.key)
+    return Tls(context, made.ca.certificate)

@@ -1,0 +1,159 @@
+"""A VM leaves a pool by calls of somebody's API, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from forewarn.agent.value import Outcome
+from forewarn.testing.case import EVENT, Tried
+from forewarn.testing.receiver import Answer, Receiver
+
+
+def tried(tmp_path: Path, **options: Any) -> Tried:
+    return Tried("leave-pool", options, tmp_path / "case")
+
+
+def pool_of(receiver: Receiver, path: str = "") -> str:
+    return receiver.url.removesuffix("/hook") + path
+
+
+def answering(bodies: list[str]) -> Callable[[str, bytes], Answer]:
+    """To GET these one after the other, the last for ever; to all else 200."""
+
+    def decide(method: str, body: bytes) -> Answer:
+        if method != "GET":
+            return Answer()
+        return Answer(body=(bodies.pop(0) if len(bodies) > 1 else bodies[0]).encode())
+
+    return decide
+
+
+def test_a_vm_leaves_and_comes_back(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        url = pool_of(receiver, "/pool/$vm?event=$event_id")
+        pool = tried(tmp_path, leave={"method": "DELETE", "url": url}, back={"method": "PUT", "url": url})
+        assert asyncio.run(pool.do()) == Outcome(ok=True, text="left the pool")
+        assert asyncio.run(pool.undo()) == Outcome(ok=True, text="back in the pool")
+    target = f"/pool/web-0?event={EVENT.id}"
+    assert [(each.method, each.target) for each in receiver.received] == [("DELETE", target), ("PUT", target)]
+
+
+def test_nothing_of_an_event_breaks_out_of_its_place(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        body = {"vm": "$vm", "why": ["$kind of $vm", "$$5"], "weight": 0}
+        pool = tried(tmp_path, leave={"url": pool_of(receiver, "/p/$vm/x"), "body": body})
+        asyncio.run(pool.do(vm='a"/../b', kind='"}'))
+    sent = receiver.received[0]
+    assert sent.target == "/p/a%22%2F..%2Fb/x"
+    assert json.loads(sent.body) == {"vm": 'a"/../b', "why": ['"} of a"/../b', "$5"], "weight": 0}
+    assert sent.headers["content-type"] == "application/json"
+
+
+def test_a_text_is_sent_as_it_is(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        asyncio.run(tried(tmp_path, leave={"url": receiver.url, "body": "vm=$vm&phase=$phase"}).do())
+    assert receiver.received[0].body == b"vm=web-0&phase=do"
+
+
+def test_headers_with_secrets_come_from_files(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("Bearer hush\n")
+    with Receiver() as receiver:
+        files = {"Authorization": str(tmp_path / "token")}
+        leave = {"url": receiver.url, "headers": {"X-Team": "web"}, "header_files": files}
+        assert asyncio.run(tried(tmp_path, leave=leave).do()).ok
+    assert receiver.received[0].headers["authorization"] == "Bearer hush"
+    assert receiver.received[0].headers["x-team"] == "web"
+    assert not any(b"hush" in file.read_bytes() for file in (tmp_path / "case").iterdir())
+
+
+def test_a_secret_that_is_missing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "token").touch()
+    leave = {"url": "http://127.0.0.1:9/", "header_files": {"Authorization": str(tmp_path / "token")}}
+    outcome = asyncio.run(tried(tmp_path, leave=leave).do())
+    assert outcome.text == f"{tmp_path}/token is empty: put the secret into its first line"
+
+
+def test_a_busy_api_is_asked_again(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.answer(503, 429)
+        assert asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do()).ok
+    assert [each.status for each in receiver.received] == [503, 429, 200]
+
+
+def test_an_api_that_stays_busy_is_told_in_time(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.answer(*[503] * 50)
+        outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do(within_s=1.2))
+    assert outcome == Outcome(ok=False, text="the answer to POST was 503")
+
+
+def test_a_refusal_is_told_at_once(tmp_path: Path) -> None:
+    with Receiver(lambda method, body: Answer(status=403, body=b"no  such\nrole")) as receiver:
+        outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do())
+    assert outcome == Outcome(ok=False, text="the answer to POST was 403 (no such role)")
+    assert len(receiver.received) == 1
+
+
+def test_what_counts_as_well_can_be_said(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.answer(404)
+        assert asyncio.run(tried(tmp_path, leave={"url": receiver.url, "expect": [200, 404]}).do()).ok
+
+
+def test_an_api_that_hangs_takes_no_more_than_the_time_there_is(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        receiver.hang()
+        outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do(within_s=0.5))
+    assert not outcome.ok
+    assert "gave no answer within" in outcome.text
+
+
+def test_what_is_waited_for_is_asked_until_it_is_so(tmp_path: Path) -> None:
+    with Receiver(answering(['{"state": "draining"}', '{"state": "draining"}', '{"state": "out"}'])) as receiver:
+        wait = {"url": receiver.url, "contains": '"out"', "lacks": "draining", "every": "100ms"}
+        pool = tried(tmp_path, leave={"url": receiver.url}, wait=wait)
+        assert asyncio.run(pool.do()).ok
+        assert asyncio.run(pool.check()) is True
+    assert [each.method for each in receiver.received] == ["POST", "GET", "GET", "GET", "GET"]
+
+
+def test_what_never_becomes_so_is_told(tmp_path: Path) -> None:
+    with Receiver(answering(["draining"])) as receiver:
+        wait = {"url": receiver.url, "lacks": "draining", "every": "100ms"}
+        pool = tried(tmp_path, leave={"url": receiver.url}, wait=wait)
+        outcome = asyncio.run(pool.do(within_s=0.5))
+        assert asyncio.run(pool.check()) is False
+    assert outcome.text == "left the pool, but what is waited for is not so when the time is over"
+    assert not outcome.ok
+
+
+def test_without_a_question_nobody_can_tell_whether_it_was_left(tmp_path: Path) -> None:
+    assert asyncio.run(tried(tmp_path, leave={"url": "http://127.0.0.1:9/"}).check()) is None
+
+
+def test_a_vm_that_never_left_does_not_come_back(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        pool = tried(tmp_path, leave={"url": receiver.url}, back={"url": receiver.url})
+        assert asyncio.run(pool.undo()) == Outcome(ok=True, text="nothing to undo")
+    assert receiver.received == []
+
+
+def test_a_vm_comes_back_also_if_nobody_knows_whether_it_left(tmp_path: Path) -> None:
+    """The agent was cut off in the middle of the call."""
+
+    async def story(pool: Tried) -> Outcome:
+        doing = asyncio.create_task(pool.do())
+        await asyncio.to_thread(receiver.wait_for_requests, 1)
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        return await pool.undo()
+
+    with Receiver() as receiver, Receiver() as other:
+        receiver.hang()
+        outcome = asyncio.run(story(tried(tmp_path, leave={"url": receiver.url}, back={"url": other.url})))
+    assert outcome.text == "back in the pool"
+    assert len(other.received) == 1

@@ -1,0 +1,166 @@
+"""What is wrong with an option is said in a sentence, with what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.agent.reaction import REACTIONS, BadOption
+
+MAIL = {"server": "mail.example.org", "from": "a@b.c", "to": ["d@e.f"]}
+MISTAKES: list[Any] = [
+    ("command", {}, 'a command has no run: write run = ["/usr/local/bin/prepare"]'),
+    ("command", {"run": []}, 'run = [] is no command: write run = ["program", "argument"]'),
+    ("command", {"run": ["a", 1]}, 'run = [\'a\', 1] is no command: write run = ["program", "argument"]'),
+    ("command", {"run": "a", "undo": " "}, 'undo = \' \' is no command: write undo = ["program", "argument"]'),
+    ("checkpoint", {}, 'a checkpoint has no save: write save = ["/usr/local/bin/save"]'),
+    (
+        "checkpoint",
+        {"save": "x", "directory": "a"},
+        "directory = 'a' is not an absolute path: write directory = \"/…\"",
+    ),
+    ("drain-haproxy", {"servers": "a/b"}, 'socket is missing: write socket = "/run/haproxy/admin.sock"'),
+    (
+        "drain-haproxy",
+        {"socket": "x"},
+        "socket = 'x' is neither a path nor host:port: write socket = \"/run/haproxy/admin.sock\"",
+    ),
+    ("drain-haproxy", {"socket": "/x"}, 'servers is missing: write servers = ["web/web-0"]'),
+    (
+        "drain-haproxy",
+        {"socket": "/x", "servers": []},
+        'servers = [] is no list of texts: write servers = ["web/web-0"]',
+    ),
+    (
+        "drain-haproxy",
+        {"socket": "/x", "servers": "a/b; x"},
+        "'a/b; x' is no backend/server: write servers = [\"web/web-0\"]",
+    ),
+    (
+        "drain-haproxy",
+        {"socket": "/x", "servers": "a/b", "wait": 1},
+        "wait = 1 is neither true nor false: write wait = true",
+    ),
+    ("readiness", {"ports": [0]}, "ports = [0] is no list of numbers: write numbers from 1 to 65535"),
+    ("readiness", {"notice": "soon"}, "notice = 'soon' is no duration: write notice = \"20s\""),
+    ("failover-patroni", {"url": "db:8008"}, "url = 'db:8008' is no URL: write url = \"https://host/path\""),
+    ("failover-patroni", {"url": "http://u:p@db"}, "url has a password in it: put it into a file and name that"),
+    ("failover-patroni", {"user": "ops"}, "user and password_file go together: write both, or neither"),
+    ("leave-pool", {}, 'leave is missing: write leave = { method = "DELETE", url = "https://…/$vm" }'),
+    ("leave-pool", {"leave": "x"}, "leave = 'x' is no table: write leave = { … }"),
+    ("leave-pool", {"leave": {}}, 'url is missing: write url = "https://…"'),
+    (
+        "leave-pool",
+        {"leave": {"url": "http://a", "methud": "x"}},
+        "methud in leave is not known: write one of method, url, headers, header_files, body, expect",
+    ),
+    (
+        "leave-pool",
+        {"leave": {"url": "http://a/$vmm"}},
+        "url has a $ that is no place: write $vm, $event_id, $kind, $phase, $step, or $$ for a dollar",
+    ),
+    (
+        "leave-pool",
+        {"leave": {"url": "http://a", "body": {"x": ["$"]}}},
+        "body has a $ that is no place: write $vm, $event_id, $kind, $phase, $step, or $$ for a dollar",
+    ),
+    (
+        "leave-pool",
+        {"leave": {"url": "http://a", "method": "LIST"}},
+        "method = 'LIST' is not known: write one of GET, POST, PUT, PATCH, DELETE",
+    ),
+    (
+        "leave-pool",
+        {"leave": {"url": "http://a", "headers": {"A": "b\r\nC: d"}}},
+        "'A' is no header that can be sent: write one line of plain text",
+    ),
+    ("leave-pool", {"leave": {"url": "http://a", "headers": {"A": 1}}}, 'A = 1 in headers is no text: write A = "…"'),
+    ("log", {"file": "x"}, "file = 'x' is not an absolute path: write file = \"/…\""),
+    ("webhook", {}, 'url is missing: write url = "https://host/path"'),
+    ("webhook", {"url": "ftp://x"}, "url = 'ftp://x' is no URL: write url = \"https://host/path\""),
+    ("mail", {**MAIL, "server": "x:y"}, "server = 'x:y' is no host or host:port: write server = \"mail.example.org\""),
+    ("mail", {**MAIL, "to": ["a b"]}, "'a b' is no mail address: write to = \"name@example.org\""),
+    ("mail", {**MAIL, "from": "a@b>\r\nX"}, "'a@b>\\r\\nX' is no mail address: write from = \"name@example.org\""),
+    (
+        "mail",
+        {**MAIL, "security": "ssl"},
+        'security = \'ssl\' is none of the choices: write one of "starttls", "tls", "none"',
+    ),
+    (
+        "mail",
+        {**MAIL, "security": "none", "user": "a", "password_file": "/x"},
+        'a password would be sent in the clear: write security = "starttls"',
+    ),
+    ("stop-units", {}, 'units is missing: write units = ["worker.service"]'),
+    ("stop-units", {"units": ["--now"]}, "'--now' is no name of a unit: write units = [\"worker.service\"]"),
+    ("stop-units", {"units": ["*"]}, "'*' is no name of a unit: write units = [\"worker.service\"]"),
+    (
+        "stop-units",
+        {"units": ["forewarn-agent"]},
+        "'forewarn-agent' is the agent itself: leave it out: nobody would start it again",
+    ),
+    ("stop-processes", {}, 'nothing says which processes: write pid_file = "/run/app.pid", or exe, or command'),
+    ("stop-processes", {"pid_file": "/x", "exe": "/y"}, "pid_file says it all: leave exe, command and user out"),
+    (
+        "stop-processes",
+        {"exe": "/x", "user": "no such"},
+        "there is no user 'no such' here: write the name of one that is",
+    ),
+    ("stop-processes", {"exe": "/x", "grace": -1}, 'grace = -1 is no duration: write grace = "20s"'),
+]
+
+
+@pytest.mark.parametrize(("use", "options", "says"), MISTAKES)
+def test_a_mistake_is_told_with_its_remedy(use: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadOption) as error:
+        REACTIONS[use].read(options)
+    assert str(error.value) == says
+    assert error.value.key in ("", *REACTIONS[use].options, "url", "body", "headers")
+
+
+WELL: list[Any] = [
+    ("command", {"run": ["a", "b"], "undo": "x | y", "check": ["c"]}),
+    ("checkpoint", {"save": ["a"], "restore": ["b"], "check": ["c"], "directory": "/mnt"}),
+    ("drain-haproxy", {"socket": "127.0.0.1:9999", "servers": ["web/{vm}"], "wait": True}),
+    ("readiness", {"file": "/run/x", "notice": "5s", "ports": [80]}),
+    (
+        "failover-patroni",
+        {
+            "url": "https://db:8008",
+            "user": "a",
+            "password_file": "/x",
+            "ca_file": "/ca",
+            "candidate": "b",
+            "return_leadership": True,
+        },
+    ),
+    (
+        "leave-pool",
+        {
+            "leave": {"url": "https://a/$vm", "method": "delete"},
+            "back": {"url": "https://a"},
+            "wait": {"url": "https://a", "expect": 404, "every": "1s"},
+            "wait_back": {"url": "https://a", "contains": "in"},
+            "ca_file": "/ca",
+        },
+    ),
+    ("log", {"file": "/x", "journal": "/y"}),
+    ("webhook", {"url": "https://a/b", "secret_file": "/x", "ca_file": "/y"}),
+    ("mail", {**MAIL, "security": "tls", "user": "a", "password_file": "/x", "ca_file": "/y"}),
+    ("stop-units", {"units": ["a.service", "b@1.service"], "user": False}),
+    ("stop-processes", {"exe": "/x", "command": ["x", "y"], "user": "root", "grace": 5, "start": ["z"]}),
+    ("stop-processes", {"pid_file": "/x"}),
+]
+
+
+@pytest.mark.parametrize(("use", "options"), WELL)
+def test_what_is_right_is_taken(use: str, options: dict[str, Any]) -> None:
+    kind = REACTIONS[use]
+    assert kind.make(kind.read(options))
+    assert set(options) <= set(kind.options)
+
+
+def test_every_option_of_every_reaction_is_tried_above() -> None:
+    tried = {(use, name) for use, options in WELL for name in options}
+    assert {(use, name) for use, kind in REACTIONS.items() for name in kind.options} == tried

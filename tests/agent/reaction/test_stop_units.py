@@ -1,0 +1,123 @@
+"""Units of systemd are stopped and started by the calls that systemctl would get: one that keeps state in files."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.agent.value import Outcome
+from forewarn.testing.case import Tried
+
+SYSTEMCTL = """#!/bin/sh
+cd {units}
+for last; do :; done
+case " $* " in
+*" show "*) cat "$last" 2>/dev/null || echo inactive ;;
+*" stop "*) echo "$*" >> calls; test -e "$last.fails" && exit 5; test -e "$last.slow" || echo inactive > "$last" ;;
+*" start "*) echo "$*" >> calls; test -e "$last.fails" && exit 6; echo active > "$last" ;;
+esac
+"""
+
+
+class Systemd:
+    """Its units are files that hold their state; NAME.fails and NAME.slow make it behave so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.units = folder / "units"
+        self.units.mkdir()
+        program = folder / "bin/systemctl"
+        program.parent.mkdir()
+        program.write_text(SYSTEMCTL.format(units=self.units))
+        program.chmod(0o755)
+        self.path = program.parent
+
+    def put(self, **states: str) -> None:
+        for name, state in states.items():
+            (self.units / f"{name}.service").write_text(f"{state}\n")
+
+    def state(self, name: str) -> str:
+        return (self.units / f"{name}.service").read_text().strip()
+
+    @property
+    def calls(self) -> list[str]:
+        calls = self.units / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
+    systemd = Systemd(tmp_path)
+    monkeypatch.setenv("PATH", f"{systemd.path}:/usr/bin:/bin")
+    systemd.put(web="active", worker="active", cron="inactive")
+    return systemd
+
+
+UNITS = ["web.service", "worker.service", "cron.service"]
+
+
+def tried(tmp_path: Path, **options: Any) -> Tried:
+    return Tried("stop-units", {"units": UNITS, **options}, tmp_path / "case")
+
+
+def test_units_stop_in_order_and_those_that_ran_start_in_the_opposite_one(systemd: Systemd, tmp_path: Path) -> None:
+    units = tried(tmp_path)
+    assert asyncio.run(units.check()) is False
+    assert asyncio.run(units.do()).text == "stopped web.service, worker.service, cron.service"
+    assert asyncio.run(units.check()) is True
+    assert asyncio.run(units.undo()) == Outcome(ok=True, text="started worker.service, web.service")
+    stops = ["stop web.service", "stop worker.service", "stop cron.service"]
+    assert systemd.calls == [*stops, "start worker.service", "start web.service"]
+
+
+def test_doing_it_again_does_not_forget_who_ran_before(systemd: Systemd, tmp_path: Path) -> None:
+    units = tried(tmp_path)
+    for _ in range(2):
+        assert asyncio.run(units.do()).ok
+    asyncio.run(units.undo())
+    assert (systemd.state("web"), systemd.state("worker"), systemd.state("cron")) == ("active", "active", "inactive")
+
+
+def test_a_unit_that_cannot_be_stopped_is_told_and_the_rest_is_left(systemd: Systemd, tmp_path: Path) -> None:
+    (systemd.units / "worker.service.fails").touch()
+    units = tried(tmp_path)
+    assert asyncio.run(units.do()) == Outcome(ok=False, text="systemctl stop worker.service: exit status 5")
+    assert systemd.calls[-1] == "stop worker.service"
+
+
+def test_a_unit_that_is_still_on_its_way_is_waited_for_and_told(systemd: Systemd, tmp_path: Path) -> None:
+    (systemd.units / "web.service.slow").touch()
+    systemd.put(web="deactivating")
+    outcome = asyncio.run(tried(tmp_path).do(within_s=2))
+    assert outcome == Outcome(ok=False, text="web.service is still deactivating when the time is over")
+
+
+def test_what_never_ran_is_not_started(systemd: Systemd, tmp_path: Path) -> None:
+    systemd.put(web="failed", worker="inactive")
+    units = tried(tmp_path)
+    asyncio.run(units.do())
+    assert asyncio.run(units.undo()) == Outcome(ok=True, text="nothing to undo: no unit ran before")
+
+
+def test_a_unit_that_does_not_start_is_told(systemd: Systemd, tmp_path: Path) -> None:
+    units = tried(tmp_path)
+    asyncio.run(units.do())
+    (systemd.units / "worker.service.fails").touch()
+    assert asyncio.run(units.undo()) == Outcome(ok=False, text="systemctl start worker.service: exit status 6")
+
+
+def test_a_user_has_a_systemd_of_their_own(systemd: Systemd, tmp_path: Path) -> None:
+    asyncio.run(tried(tmp_path, user=True, units="web.service").do())
+    assert systemd.calls == ["--user stop web.service"]
+
+
+def test_a_machine_without_systemd_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    units = tried(tmp_path)
+    outcome = asyncio.run(units.do())
+    assert outcome.text == (
+        "systemctl does not say how web.service is: 'systemctl' cannot be run: No such file or directory"
+    )
+    assert asyncio.run(units.check()) is None
