@@ -26,6 +26,25 @@ def test_the_clock_is_shown_advanced_and_set_to_another_speed(api: Any) -> None:
     assert api.post("/clock/speed", {"speed": 60})["speed"] == 60
 
 
+def test_who_moves_the_clock_prunes_the_history_or_copies_the_store_is_in_the_history(
+    tmp_path: Path, api_of: Any
+) -> None:
+    api = api_of(Policy(), store=SqliteStore.open(tmp_path / "forewarn.db"))
+    before = api.get("/history")["seq"]
+    admin = api.holding("Administrator", "/")
+    admin.post("/clock/advance", {"by_s": 3600})
+    admin.post("/clock/speed", {"speed": 2.5})
+    admin.post("/history/prune", {"older_than_s": 90 * 86400})
+    admin.post("/backup", {"path": str(tmp_path / "copy.db")})
+    entries = api.get(f"/history?after={before}")["entries"]
+    assert [(entry["what"], entry["who"], entry["text"]) for entry in entries] == [
+        ("clock", "client ci", "clock advanced by 1 h by client ci"),
+        ("clock", "client ci", "clock set to speed 2.5 by client ci"),
+        ("upkeep", "client ci", "0 entries of the history older than 90 d pruned by client ci"),
+        ("upkeep", "client ci", f"store copied to {str(tmp_path / 'copy.db')!r} by client ci"),
+    ]
+
+
 BAD = [
     ("/clock/advance", {"by_s": 0}, 400),
     ("/clock/advance", {"by_s": -5}, 400),

@@ -13,7 +13,8 @@ from forewarn.console.call import Call
 from forewarn.console.event import lists
 from forewarn.console.room import Room
 from forewarn.console.views import EntryView, HistoryView, PrunedView
-from forewarn.core.history import Entry
+from forewarn.core.history import Entry, What
+from forewarn.core.story import span
 from forewarn.errors import Rejected
 from forewarn.store.seam import Committed
 
@@ -139,4 +140,6 @@ async def prune(room: Room, call: Call, asked: body.Pruning) -> PrunedView:
             f"history of the last {_DAY_S} s is kept, so what is older than {asked.older_than_s:g} s cannot be pruned: "
             f"give {_DAY_S} s or more"
         )
-    return PrunedView(pruned=await room.store.prune(room.now() - asked.older_than_s))
+    pruned = await room.store.prune(room.now() - asked.older_than_s)
+    await room.note(What.UPKEEP, f"{pruned} entries of the history older than {span(asked.older_than_s)} pruned")
+    return PrunedView(pruned=pruned)

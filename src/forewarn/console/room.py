@@ -11,8 +11,10 @@ from forewarn.console.register import Listed
 from forewarn.console.visibility import Visibility
 from forewarn.control.control import Control
 from forewarn.core.access import Principal, Right
+from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
+from forewarn.core.history import Entry, What
 from forewarn.core.request import Request
 from forewarn.core.resource import EVERYTHING, covers, resource_of
 from forewarn.core.scope import Scope
@@ -109,6 +111,11 @@ class Room:
 
     def now(self) -> float:
         return self.house.control.clock.now()
+
+    async def note(self, what: What, text: str) -> None:
+        """In the history: what the caller did that is about no VM."""
+        entry = Entry(at=self.now(), what=what, who=self.who, text=f"{text} by {self.who}")
+        await self.store.commit(Commit(entries=(entry,)))
 
     async def catch_up(self) -> None:
         """Let what was just asked for happen as far as it is due, so that the answer shows it.

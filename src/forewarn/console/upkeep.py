@@ -9,6 +9,7 @@ from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.views import BackupView, CheckView, ClockView, DoctorView
+from forewarn.core.history import What
 from forewarn.errors import Refused, Rejected
 
 _FOR_ALL = ("version", "now", "lab", "speed", "enablement")  # the rest tells of the machine, and of everybody's VMs
@@ -28,13 +29,13 @@ async def show_clock(room: Room, call: Call) -> ClockView:
 async def advance(room: Room, call: Call, asked: body.Advancing) -> ClockView:
     """Advance a lab's clock."""
     await room.house.observe()
-    await room.control.labtime.advance(asked.by_s)
+    await room.control.labtime.advance(asked.by_s, who=room.who)
     return _clock(room)
 
 
 async def set_speed(room: Room, call: Call, asked: body.Speed) -> ClockView:
     """Let a lab's clock run faster, slower, or stand."""
-    await room.control.labtime.set_speed(asked.speed)
+    await room.control.labtime.set_speed(asked.speed, who=room.who)
     return _clock(room)
 
 
@@ -53,6 +54,7 @@ async def back_up(room: Room, call: Call, asked: body.BackingUp) -> BackupView:
     except OSError as error:
         raise Rejected(f"the backup {str(path)!r} cannot be made: {error.strerror}; give another path") from error
     await room.store.back_up(path)
+    await room.note(What.UPKEEP, f"store copied to {str(path)!r}")
     return BackupView(path=str(path), bytes=path.stat().st_size)
 
 

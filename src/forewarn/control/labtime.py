@@ -8,6 +8,9 @@ import msgspec
 
 from forewarn.clock import Clock, LabClock, Setting
 from forewarn.control.reconciler import Reconciler
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.core.story import span
 from forewarn.errors import Rejected
 from forewarn.store.seam import Polled, Store
 
@@ -35,12 +38,13 @@ class LabTime:
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
 
-    async def advance(self, by_s: float) -> float:
+    async def advance(self, by_s: float, *, who: str = "") -> float:
         """Step from wake-up to wake-up; return when everything due is done and every document published."""
         clock = self._lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
             raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
         async with self._reconciler.driving:
+            await self._note(f"clock advanced by {span(by_s)}", who)
             target = clock.now() + by_s
             polling = self._polling(clock)
             await self._reconciler.settle()
@@ -51,11 +55,13 @@ class LabTime:
             await self._reconciler.settle()
         return clock.now()
 
-    async def set_speed(self, speed: float) -> float:
+    async def set_speed(self, speed: float, *, who: str = "") -> float:
         clock = self._lab_clock("set to another speed")
         # Not while somebody advances it: each would undo what the other has set.
         async with self._reconciler.driving:
-            await self._adopt(clock, clock.at_speed(speed))
+            setting = clock.at_speed(speed)
+            await self._note(f"clock set to speed {speed:g}", who)
+            await self._adopt(clock, setting)
         return speed
 
     async def anchor(self) -> None:
@@ -63,6 +69,12 @@ class LabTime:
         if isinstance(self._clock, LabClock):
             async with self._reconciler.driving:
                 await self._adopt(self._clock, self._clock.at_speed(self._clock.setting.speed))
+
+    async def _note(self, what: str, who: str) -> None:
+        """In the history, where somebody did it: whatever happened earlier than expected is explained by it."""
+        if who:
+            entry = Entry(at=self._clock.now(), what=What.CLOCK, who=who, text=f"{what} by {who}")
+            await self._store.commit(Commit(entries=(entry,)))
 
     def _lab_clock(self, done: str) -> LabClock:
         if not isinstance(self._clock, LabClock):

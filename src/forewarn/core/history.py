@@ -36,6 +36,7 @@ class What(StrEnum):
     ACCESS = "access"  # clients and grants come and go
     WEBHOOK = "webhook"  # somebody outside is told from now on, or no longer
     SERVICE = "service"
+    UPKEEP = "upkeep"  # somebody pruned the history or copied the store
     PROGRAM = "program"  # what runs inside a VM began or ended
 
 
