@@ -25,6 +25,7 @@ run: $(STAMP) ## start the service with a sample fleet
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
 	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not azure and not az'
+	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
 	@tests/vm/programs.sh $(REAL) $(PYTHON)
