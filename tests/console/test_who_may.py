@@ -32,10 +32,10 @@ WHO_MAY = {
         POST /hosts/{name}/repair, POST /rollouts, POST /rollouts/{id}/pause, POST /rollouts/{id}/resume,
         POST /rollouts/{id}/abort, POST /events/{id}/withdraw, POST /history/prune, POST /replays,
         DELETE /replays/{id}, POST /faults, POST /faults/clear, POST /faults/storm, DELETE /faults/{id},
-        POST /clock/advance, POST /clock/speed, POST /backup""",
+        POST /clock/advance, POST /clock/speed""",
     ("administer", "everything"): """GET /access, POST /access/clients, POST /access/clients/{id}/secret,
         DELETE /access/clients/{id}, POST /access/grants, DELETE /access/grants/{id}, GET /webhooks, POST /webhooks,
-        DELETE /webhooks/{id}, POST /webhooks/{id}/test""",
+        DELETE /webhooks/{id}, POST /webhooks/{id}/test, POST /backup""",
 }
 DONE, STRANGE, FORBIDDEN, NOT_THERE = "done", "401 Unauthenticated", "403 Forbidden", "404 NotFound"
 

@@ -85,7 +85,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("GET", "/clock", upkeep.show_clock, READ, over=listing),
     RouteLine("POST", "/clock/advance", upkeep.advance, PLATFORM),
     RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),
-    RouteLine("POST", "/backup", upkeep.back_up, PLATFORM),
+    RouteLine("POST", "/backup", upkeep.back_up, ADMINISTER),
     RouteLine("GET", "/doctor", upkeep.examine, READ),
     RouteLine("GET", "/access", access.show, ADMINISTER),
     RouteLine("GET", "/access/me", access.show_me, READ, over=signed_in),

@@ -17,7 +17,7 @@ class Right(StrEnum):
     OPERATE = "operate"  # ask for maintenance of one's VMs, and change their settings
     APPROVE = "approve"  # say that an event may start
     PLATFORM = "platform"  # hosts, the fleet, rollouts, other people's events, faults, the clock, the service
-    ADMINISTER = "administer"  # clients, grants, webhooks
+    ADMINISTER = "administer"  # clients, grants, webhooks, and copies of the store, which hold their secrets
 
 
 class Role(StrEnum):
