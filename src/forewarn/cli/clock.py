@@ -33,7 +33,7 @@ def advance(call: Invocation, by: float) -> None:
     """Move a lab's clock ahead, through everything that falls due."""
     seq = call.api.get("history", query={"limit": 1})["seq"]
     view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_LONG_S)
-    entries = all_since(call, seq)
+    entries = [entry for entry in all_since(call, seq) if entry["what"] != "clock"]  # that it moved is known
     if call.screen.as_json:
         call.screen.document({**view, "entries": entries})
         return
