@@ -59,5 +59,8 @@ def _lab_class() -> type[Lab]:
     try:
         from forewarn.testing import Lab
     except ImportError as error:
-        pytest.fail(str(error), pytrace=False)
-    return Lab
+        why = str(error)
+    else:
+        return Lab
+    # Out here, so that the report is this sentence and nothing else.
+    pytest.fail(why, pytrace=False)
