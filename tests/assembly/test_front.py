@@ -7,8 +7,9 @@ import socket
 import ssl
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -18,7 +19,7 @@ from forewarn.assembly.front import ADMIN, Front, open_front
 from forewarn.assembly.settings import Settings
 from forewarn.core.access import Role
 from forewarn.core.change import Commit
-from forewarn.errors import Rejected
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.store.memory import MemoryStore
 
 NOW = 5000.0
@@ -127,3 +128,22 @@ def test_a_certificate_of_ones_own_is_shown_and_read_again_when_it_was_renewed(t
     assert one == other
     context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.pem")
     assert context.cert_store_stats()["x509_ca"] == 1
+
+
+@pytest.mark.parametrize(
+    "trouble", [Unavailable("the disk is full"), Rejected("the key is not its own"), OSError("gone")], ids=repr
+)
+def test_trouble_with_a_new_certificate_does_not_end_the_looking_for_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: ForewarnError | OSError
+) -> None:
+    def fail() -> NoReturn:
+        raise trouble
+
+    async def renewed(front: Front) -> int:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        await replace(front, certify=fail).renew(context)
+        await front.renew(context)
+        return len(caplog.records)
+
+    assert opened(tmp_path, MemoryStore(), renewed) == 1
+    assert f"the console goes on with the certificate it has: {trouble}" in caplog.text

@@ -35,7 +35,7 @@ from forewarn.core.access import Client, Grant, Role, client_principal
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry, What
 from forewarn.core.resource import EVERYTHING
-from forewarn.errors import Rejected
+from forewarn.errors import ForewarnError, Rejected
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
@@ -63,22 +63,26 @@ class Front:
         """For whoever signs in, until the block is left."""
         app = build(house, Door(sign_in=self.sign_in, store=house.control.store).admit, directory)
         async with serve_tls(app, self.sock, self.pair.certificate, self.pair.key) as context:
-            renewing = asyncio.create_task(self._renew(context))
+            renewing = asyncio.create_task(self._keep_renewing(context))
             try:
                 yield
             finally:
                 renewing.cancel()
                 await asyncio.gather(renewing, return_exceptions=True)
 
-    async def _renew(self, context: ssl.SSLContext) -> None:
-        """A certificate ends while a service goes on: look every few hours, and show the one that is there by then."""
+    async def _keep_renewing(self, context: ssl.SSLContext) -> None:
+        """A certificate ends while a service goes on: look every few hours."""
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
-            try:
-                pair = await asyncio.to_thread(self.certify)
-                context.load_cert_chain(pair.certificate, pair.key)
-            except (Rejected, OSError) as error:
-                log.warning("the console goes on with the certificate it has: %s", error)
+            await self.renew(context)
+
+    async def renew(self, context: ssl.SSLContext) -> None:
+        """Show the certificate that is there by now; the old one, while another cannot be had or written."""
+        try:
+            pair = await asyncio.to_thread(self.certify)
+            context.load_cert_chain(pair.certificate, pair.key)
+        except (ForewarnError, OSError) as error:
+            log.warning("the console goes on with the certificate it has: %s", error)
 
     def shown(self) -> dict[str, Any]:
         """What people and `forewarn env` need to know of it."""
