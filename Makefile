@@ -6,10 +6,11 @@ STAMP   = $(VENV)/.installed
 REAL    = .venv-real
 AZURE   = .venv-azure
 AZ      = .venv-az
+PARTS   = .venv-parts
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
 
-.PHONY: run test test-namespaces test-azure test-az lint docs clean help
+.PHONY: run test test-namespaces test-real test-azure test-az lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -24,12 +25,16 @@ run: $(STAMP) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
-	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not azure and not az'
+	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
 	@tests/vm/programs.sh $(REAL) $(PYTHON)
 	$(PYTEST) -m 'namespaces and not az'
+
+test-real: $(STAMP) ## run the agent's reactions on real servers (as root: what they need is unpacked, not installed)
+	@tests/agent/real.sh $(PARTS) $(PYTHON)
+	$(PYTEST) -n 2 --dist loadfile -m real tests/agent
 
 test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
 	@tests/azure/programs.sh sdk $(AZURE) $(PYTHON)
@@ -52,4 +57,4 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.console.arm import powershell, routes; print(powershell.powershell_markdown(routes.ROUTES), end="")' > docs/powershell.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

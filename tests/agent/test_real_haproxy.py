@@ -1,0 +1,174 @@
+"""A real HAProxy lets go of a server: connections that are there go on, new ones go elsewhere, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent.value import Outcome
+from forewarn.testing.case import Tried
+from forewarn.testing.daemon import Daemon, port_answers
+from forewarn.testing.process import free_port
+
+pytestmark = pytest.mark.real
+DEBIAN = Path(__file__).parents[2] / ".venv-parts/debian"
+HAPROXY = DEBIAN / "usr/sbin/haproxy"
+LIBRARIES = {"LD_LIBRARY_PATH": str(DEBIAN / "usr/lib/x86_64-linux-gnu")}
+CONFIGURATION = """
+global
+    stats socket {folder}/admin.sock mode 600 level admin
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+frontend shop
+    bind 127.0.0.1:{port}
+    default_backend web
+backend web
+    balance roundrobin
+    server web-0 127.0.0.1:{web_0}
+    server web-1 127.0.0.1:{web_1}
+"""
+
+
+class Greeter(socketserver.StreamRequestHandler):
+    """Says its server's name, and then whatever it is told."""
+
+    name = ""
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            self.wfile.write(f"{self.name}\n".encode())
+            while line := self.rfile.readline():
+                self.wfile.write(line)
+
+
+class Shop:
+    """HAProxy before two servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port(3)
+
+    def configuration(self) -> Path:
+        file = self.folder / "haproxy.cfg"
+        ports = {"port": self.port, "web_0": self.port + 1, "web_1": self.port + 2}
+        file.write_text(CONFIGURATION.format(folder=self.folder, **ports))
+        return file
+
+    @contextmanager
+    def server(self, name: str, port: int) -> Iterator[None]:
+        handler = type(name, (Greeter,), {"name": name})
+        with socketserver.ThreadingTCPServer(("127.0.0.1", port), handler) as server:
+            server.daemon_threads = True
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield
+            finally:
+                server.shutdown()
+                thread.join()
+
+    def is_up(self) -> bool:
+        return (self.folder / "admin.sock").exists() and port_answers(self.port)
+
+    def visit(self) -> Visit:
+        return Visit(self.port)
+
+    def who_answers(self, visits: int) -> set[str]:
+        answered = set()
+        for _ in range(visits):
+            visit = self.visit()
+            answered.add(visit.server)
+            visit.end()
+        return answered
+
+
+class Visit:
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._lines = self._socket.makefile("rwb")
+        self.server = self._lines.readline().decode().strip()
+
+    def still_talks(self) -> bool:
+        self._lines.write(b"there?\n")
+        self._lines.flush()
+        return self._lines.readline() == b"there?\n"
+
+    def end(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    if not HAPROXY.exists():
+        pytest.skip("HAProxy is not here: make test-real fetches it")
+    shop = Shop(tmp_path)
+    line = [HAPROXY, "-db", "-f", shop.configuration()]
+    with (
+        shop.server("web-0", shop.port + 1),
+        shop.server("web-1", shop.port + 2),
+        Daemon(line, log=tmp_path / "log", is_up=shop.is_up, environment=LIBRARIES),
+    ):
+        yield shop
+
+
+def drain_in(shop: Shop) -> Tried:
+    options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/{vm}"]}
+    return Tried("drain-haproxy", options, shop.folder / "case")
+
+
+def test_what_is_connected_finishes_while_new_connections_go_elsewhere(shop: Shop) -> None:
+    async def story() -> None:
+        visits = [shop.visit() for _ in range(6)]
+        drained = [visit for visit in visits if visit.server == "web-0"]
+        assert 0 < len(drained) < 6
+
+        drain = drain_in(shop)
+        doing = asyncio.create_task(drain.do())
+        async with asyncio.timeout(10):
+            while shop.who_answers(4) != {"web-1"}:
+                await asyncio.sleep(0.01)
+        assert not doing.done()
+        assert all(visit.still_talks() for visit in drained)
+        assert await drain.check() is False
+
+        for visit in drained:
+            visit.end()
+        assert await doing == Outcome(ok=True, text="web/web-0: drained", notes={"web/web-0": "ready"})
+        assert await drain.check() is True
+        assert shop.who_answers(4) == {"web-1"}
+
+        assert await drain.undo() == Outcome(ok=True, text="web/web-0: ready again")
+        assert shop.who_answers(4) == {"web-0", "web-1"}
+        for visit in visits:
+            visit.end()
+
+    asyncio.run(story())
+
+
+def test_what_somebody_did_by_hand_is_left(shop: Shop) -> None:
+    drain = drain_in(shop)
+    assert asyncio.run(drain.do()).ok
+    with socket.socket(socket.AF_UNIX) as by_hand:
+        by_hand.connect(str(shop.folder / "admin.sock"))
+        by_hand.sendall(b"set server web/web-0 state maint\n")
+        assert by_hand.recv(100).strip() == b""
+    outcome = asyncio.run(drain.undo())
+    assert outcome == Outcome(ok=True, text="web/web-0 is maint, which is somebody else's doing")
+    assert shop.who_answers(4) == {"web-1"}
+
+
+def test_a_server_that_does_not_exist_is_told(shop: Shop) -> None:
+    options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/web-7"]}
+    drain = Tried("drain-haproxy", options, shop.folder / "case")
+    assert asyncio.run(drain.do()) == Outcome(ok=False, text="HAProxy has no server web/web-7")
