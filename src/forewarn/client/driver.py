@@ -53,6 +53,21 @@ class Client:
         """The service's time with its latest document: time left is `not_before - date` (spec §12)."""
         return self._session.date
 
+    @property
+    def now(self) -> float | None:
+        """The service's time: its latest, and what has passed since; None if it told none."""
+        return self._session.now()
+
+    @property
+    def answered_at(self) -> float | None:
+        """When the latest poll was answered, by this machine's monotonic clock; None if none was yet."""
+        return self._session.answered_at
+
+    @property
+    def trouble(self) -> str:
+        """Why the latest poll of a watcher failed; "" if it did not."""
+        return self._session.trouble
+
     def discover(self) -> Endpoint:
         """Where the service is; looked for once (spec §2.5)."""
         return self.ask(self._session.discover())

@@ -59,14 +59,20 @@ class Session:
         self._negotiates = version is None
         self._discovery = discovery or Discovery()
         self._answered = False
-        self._answered_at = 0.0
+        self.answered_at: float | None = None  # its latest answer to a poll, by our clock
+        self.trouble = ""  # why the latest poll of a watcher failed; "": it did not
         self._name: str | None = None
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
         """By the service's time, which has gone on since its latest answer."""
-        left = left_s(event, self.date)
-        return None if left is None else left - (self.clock() - self._answered_at)
+        return left_s(event, self.now())
+
+    def now(self) -> float | None:
+        """The service's time: its latest, and what has passed since; None if it told none."""
+        if self.date is None or self.answered_at is None:
+            return None
+        return self.date + self.clock() - self.answered_at
 
     def discover(self) -> Talk[Endpoint]:
         if self.endpoint is None:
@@ -74,10 +80,7 @@ class Session:
         return self.endpoint
 
     def events(self) -> Talk[Received]:
-        answer = yield from self._insist(partial(self.poll, Watch(), hold_s=0))
-        if answer.received is None:
-            raise Unavailable("the service answered 304 to a question without a tag: ask again")
-        return answer.received
+        return (yield from self._insist(self._ask_events))
 
     def mine(self) -> Talk[tuple[Event, ...]]:
         name = yield from self.name()
@@ -102,8 +105,14 @@ class Session:
             lambda version: poll(version=version, tag=watch.tag, hold_s=hold_s), patience_s=patience_s
         )
         answer = heard(response)
-        self._answered, self.date, self._answered_at = True, answer.at, self.clock()
+        self._answered, self.date, self.answered_at, self.trouble = True, answer.at, self.clock(), ""
         return answer
+
+    def _ask_events(self) -> Talk[Received]:
+        answer = yield from self.poll(Watch(), hold_s=0)
+        if answer.received is None:
+            raise Unavailable("the service answered 304 to a question without a tag: ask again")
+        return answer.received
 
     def _approve(self, ids: Sequence[str]) -> Talk[None]:
         patience_s = ANSWER_S if self._answered else FIRST_ANSWER_S

@@ -16,7 +16,7 @@ OLDEST = next(version for version in VERSIONS if all(shows_kind(version, kind) f
 
 def next_version(tried: str, response: Response, ours: Sequence[str]) -> str | None:
     """The version to ask with instead, if this answer refuses the one that was tried; None: it does not, or there is
-    none left (spec §10).
+    none left (spec §10). Always an older one, so that asking ends.
     """
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
@@ -24,8 +24,8 @@ def next_version(tried: str, response: Response, ours: Sequence[str]) -> str | N
     offered = offered_versions(response)
     if not offered:
         return None
-    usable = [version for version in ours if version in offered and version != tried]
-    return max(usable, default=None) or max((version for version in older if version <= max(offered)), default=None)
+    usable = [version for version in older if version in offered]
+    return max(usable or [version for version in older if version <= max(offered)], default=None)
 
 
 def offered_versions(response: Response) -> tuple[str, ...]:

@@ -96,6 +96,7 @@ def _step(session: Session, watch: Watch, hold_s: float) -> Talk[Step]:
         step = after_answer(watch, (yield from session.poll(watch, hold_s=int(hold_s))))
     except Unavailable as error:
         step = after_failure(watch, error)
+        session.trouble = str(error)
         if step.watch.failures == _TOLD_FAILURES:
             yield warning(f"{error}; going on trying")
     return step
