@@ -134,15 +134,15 @@ class Session:
 
     def _ask(self, request: Callable[[str], Request], *, patience_s: float) -> Talk[Response]:
         """With the newest version that the service takes; what it took is remembered."""
-        endpoint = yield from self.discover()
-        while True:
-            response = yield from send(endpoint, request(self.version), patience_s)
-            older = next_version(self.version, response, VERSIONS) if self._negotiates else None
-            if older is None:
-                return response
+        endpoint, wished = (yield from self.discover()), self.version
+        response = yield from send(endpoint, request(wished), patience_s)
+        while self._negotiates and (older := next_version(self.version, response, VERSIONS)) is not None:
             must_tell_all_kinds(older)
             self.version = older
-            yield warning(lost_with(older))
+            response = yield from send(endpoint, request(older), patience_s)
+        if self.version != wished:
+            yield warning(lost_with(self.version))
+        return response
 
     def _insist(self, ask: Callable[[], Talk[T]]) -> Talk[T]:
         """Try again what may pass; an endpoint where nobody listens is told at once."""

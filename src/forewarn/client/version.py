@@ -22,7 +22,7 @@ def next_version(tried: str, response: Response, ours: Sequence[str]) -> str | N
     if response.status == 404 and b"invalid version" in response.body.lower():
         return max(older, default=None)
     offered = offered_versions(response)
-    if not offered:
+    if not offered or tried in offered:
         return None
     usable = [version for version in older if version in offered]
     return max(usable or [version for version in older if version <= max(offered)], default=None)
