@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forewarn.client import Client
 from forewarn.testing import Lab
 
 VERSION = "api-version=2020-07-01"
@@ -72,6 +74,18 @@ def test_a_handler_that_is_killed_and_started_again_finds_what_is_pending(tmp_pa
             handler.wait(10)
         lab.advance("30s")
         assert event.finished
+
+
+def test_a_poll_that_is_held_is_answered_when_something_is_announced() -> None:
+    with Lab(vms=["web-0"]) as lab:
+        client = Client(lab.vm("web-0").endpoint)
+        documents = client.documents()
+        assert next(documents).events == ()
+        with ThreadPoolExecutor(1) as beside:
+            coming = beside.submit(next, documents)
+            event = lab.reboot("web-0")
+            assert [each.id for each in coming.result(30).events] == [event.id]
+        documents.close()
 
 
 def test_a_handler_in_the_event_loop_of_the_test_is_waited_for_in_a_thread(guest: Any) -> None:

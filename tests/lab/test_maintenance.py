@@ -66,9 +66,9 @@ def test_maintenance_is_announced_to_its_vm_and_carried_out_when_its_notice_is_o
 
 def test_an_approval_starts_an_event_before_it_is_answered(lab: Lab, guest: Any) -> None:
     """Spec §5.1, and the next poll shows it: no test has to wait for it."""
-    event = lab.reboot("web-0")
-    assert guest(lab.vm("web-0")).approve(event.id).status == 200
-    assert guest(lab.vm("web-0")).events()[0]["EventStatus"] == "Started"
+    event, handler = lab.reboot("web-0"), guest(lab.vm("web-0"))
+    assert handler.approve(event.id).status == 200
+    assert handler.events()[0]["EventStatus"] == "Started"
     assert event.approved_by == "web-0"
     assert event.notice_got == timedelta(0)
     lab.advance("30s")
@@ -142,6 +142,21 @@ def test_a_deleted_vm_is_known_no_more(lab: Lab, guest: Any) -> None:
     lab.run_until(lambda: event.finished)
     assert lab.vm("web-0").power == "deleted"
     assert guest(lab.vm("web-0")).poll().status == 404
+
+
+def test_acts_can_be_made_to_fail_or_to_take_long() -> None:
+    rules = [{"vm": "web-0", "then": "fail"}, {"verb": "freeze", "then": "take", "seconds": 3600}]
+    with Lab(vms=["web-0", "web-1"], simulate=rules) as lab:
+        event, long = lab.reboot("web-0", notice="1s"), lab.freeze("web-1", notice="1s")
+        lab.advance("59m")
+        assert (event.failed, event.finished, event.over) == (True, False, True)
+        assert lab.vm("web-0").reboots == 0
+        assert long.started
+        assert not long.over
+        lab.advance("2m")
+        assert long.finished
+    with pytest.raises(Rejected, match="hypervisor rule"):
+        Lab(simulate=[{"then": "dance"}])
 
 
 def test_somebody_outside_can_approve_or_withdraw(lab: Lab) -> None:

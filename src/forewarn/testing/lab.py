@@ -13,7 +13,7 @@ Every call may come from any thread, and returns when everything that follows fr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,11 @@ from typing import Any, Self, TypeVar
 from forewarn.clock import read_real_time
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.policy import Enablement
+from forewarn.core.policy import Enablement, Policy
 from forewarn.core.proposal import read_fleet
 from forewarn.core.request import Ask, Impact, Rollout
 from forewarn.errors import Refused, Rejected
+from forewarn.hypervisor.behaviour import Behaviour
 from forewarn.testing import lab_request as request
 from forewarn.testing.lab_event import LabEvent
 from forewarn.testing.lab_fleet import fleet_text, proposal_from_file
@@ -52,8 +53,11 @@ class Lab:
         fleet: str | Path | None = None,
         at: datetime | None = None,
         enablement: str = "always",
+        simulate: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """VMs by their names, or a fleet file; with neither, one VM, `vm-0`. It begins `at`, or now."""
+        """VMs by their names, or a fleet file; with neither, one VM, `vm-0`. It begins `at`, or now. `simulate` says
+        how acts on VMs depart from the ideal, in the words of the setting of this name.
+        """
         if fleet is not None and (vms or spot or availability_set):
             raise Rejected("a lab has a fleet file or names of VMs, and both were given: leave one out")
         if fleet is None:
@@ -65,21 +69,24 @@ class Lab:
             self._proposal = proposal_from_file(fleet)
         self._began_at = _beginning(at)
         self._enablement = _enablement(enablement)
+        self._behaviour = Behaviour.from_rules(simulate)
         self._stage: Stage[LabService] | None = None
         self._service: LabService | None = None
         self._is_open = False
 
     @classmethod
-    def from_text(cls, text: str, *, at: datetime | None = None, enablement: str = "always") -> Self:
-        """With the fleet that this text, a fleet file, describes."""
-        lab = cls(at=at, enablement=enablement)
+    def from_text(cls, text: str, **options: Any) -> Self:
+        """With the fleet that this text, a fleet file, describes; options as above."""
+        lab = cls(**options)
         lab._proposal = read_fleet(text, source="the text")
         return lab
 
     def open(self) -> Self:
         if self._stage is not None:
             raise Refused("the lab has been opened before, and is opened once: make another")
-        self._stage = Stage(partial(lab_service, self._proposal, at=self._began_at, enablement=self._enablement))
+        policy = Policy(enablement=self._enablement)
+        serve = partial(lab_service, self._proposal, at=self._began_at, policy=policy, behaviour=self._behaviour)
+        self._stage = Stage(serve)
         self._service = self._stage.open()
         self._is_open = True
         return self
@@ -161,7 +168,7 @@ class Lab:
 
     def roll_out(self, vm: str, *, impact: str = "update", notice: Span | None = None) -> tuple[LabEvent, ...]:
         """Over all VMs that share this one's document, one update domain at a time: the events of the first."""
-        rollout = Rollout(impact=request.impact_called(impact), scope_id=self._find(vm).scope_id)
+        rollout = Rollout(impact=request.impact_called(impact), scope_id=self._scope_id(vm))
         return self._events(self._do(lambda service: request.roll_out(service, rollout, Notice(notice))))
 
     def degrade(self, host: str, *, in_: Span = "7d") -> tuple[LabEvent, ...]:
@@ -211,11 +218,10 @@ class Lab:
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        return tuple(self.vm(vm.key) for vm in self.read(lambda service: service.store.vms(removed=True)))
+        return self.read(lambda service: tuple(self._vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        vm = self._find(name)
-        return LabVm(self, vm.key, vm.name, self.read(lambda service: service.mouth.endpoint_of(vm)))
+        return self.read(lambda service: self._vm(service, find(service, name)))
 
     @property
     def events(self) -> tuple[LabEvent, ...]:
@@ -250,8 +256,11 @@ class Lab:
 
         return self._on_stage(settle_and_look)
 
-    def _find(self, name: str) -> Vm:
-        return self.read(lambda service: find(service, name))
+    def _vm(self, service: LabService, vm: Vm) -> LabVm:
+        return LabVm(self, vm.key, vm.name, service.mouth.endpoint_of(vm))
+
+    def _scope_id(self, vm: str) -> str:
+        return self.read(lambda service: find(service, vm).scope_id)
 
     def _ask(self, what: Ask, vm: str, notice: Span | None) -> LabEvent:
         return self._event(self._do(lambda service: request.ask(service, what, vm, Notice(notice))))

@@ -17,8 +17,9 @@ from forewarn.clock import LabClock, Setting
 from forewarn.control.control import Control, Outside
 from forewarn.control.fleets import FleetChange
 from forewarn.core.event import Event
-from forewarn.core.policy import Enablement, Policy
+from forewarn.core.policy import Policy
 from forewarn.core.proposal import Proposal
+from forewarn.hypervisor.behaviour import Behaviour
 from forewarn.hypervisor.ledger import Ledger
 from forewarn.hypervisor.simulated import Simulated
 from forewarn.store.memory import MemoryStore
@@ -53,18 +54,20 @@ class LabService:
 
 
 @asynccontextmanager
-async def lab_service(proposal: Proposal, *, at: float, enablement: Enablement) -> AsyncIterator[LabService]:
+async def lab_service(
+    proposal: Proposal, *, at: float, policy: Policy, behaviour: Behaviour
+) -> AsyncIterator[LabService]:
     async with AsyncExitStack() as stack:
         store = MemoryStore()
         stack.push_async_callback(store.close)
-        hypervisor = Simulated(Ledger.open(None))
+        hypervisor = Simulated(Ledger.open(None), behaviour)
         stack.push_async_callback(hypervisor.close)
         control = Control(
             store=store,
             clock=LabClock(Setting(lab_at=at, real_at=0.0, speed=0.0), real=lambda: 0.0),
             hypervisor=hypervisor,
             outside=Outside(new_id=_new_guid, polls=store.polls, lab_addresses=True),
-            policy=Policy(enablement=enablement),
+            policy=policy,
         )
         stack.push_async_callback(control.close)
         change = FleetChange(hosts=proposal.hosts, vms=proposal.vms, text=f"fleet set up from {proposal.source}")
