@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import socket
+import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forewarn.console.server import serve_unix
-from forewarn.console.visitor import REQUEST_S, most_visitors
+from forewarn.access.certificate import Certificates
+from forewarn.console.reception import HANDSHAKE_S, most_visitors
+from forewarn.console.server import serve_tls, serve_unix
+from forewarn.console.visitor import REQUEST_S
 
 HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
 HALVES = [
@@ -22,7 +27,6 @@ HALVES = [
         HEAD.replace(b"GET", b"POST").replace(b"clock", b"requests") + b"Content-Length: 9\r\n\r\n{}", id="half a body"
     ),
 ]
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 
 class Hasty(asyncio.SelectorEventLoop):
@@ -50,7 +54,7 @@ def visit(api: Any, tmp_path: Path) -> Callable[[Callable[[Hasty, Any], Awaitabl
     return run
 
 
-async def answered(reader: Reader, writer: Writer) -> None:
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One whole request, after which the connection stays."""
     writer.write(HEAD + b"\r\n")
     head = await reader.readuntil(b"\r\n\r\n")
@@ -123,10 +127,37 @@ def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) ->
     async def scenario(loop: Hasty, connect: Any) -> int:
         visitors = [await connect() for _ in range(most_visitors())]
         await answered(*visitors[-1])
-        reader, writer = await connect()
-        assert await reader.read() == b""  # one too many
-        for _, each in (*visitors, (reader, writer)):
+        one_too_many = await connect()
+        waiting = asyncio.create_task(answered(*one_too_many))
+        await answered(*visitors[-1])
+        assert not waiting.done()
+        visitors[0][1].close()
+        await waiting
+        for _, each in (*visitors, one_too_many):
             each.close()
         return len(visitors)
 
     assert 0 < visit(scenario) <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+
+def test_who_does_not_shake_hands_in_time_is_hung_up_on(api: Any, tmp_path: Path) -> None:
+    pair = Certificates.ready(tmp_path, (), time.time()).server
+
+    async def scenario() -> bytes:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Hasty)
+        sock = socket.create_server(("127.0.0.1", 0))
+        async with serve_tls(api.app, sock, pair.certificate, pair.key):
+            address = sock.getsockname()
+            reader, writer = await asyncio.open_connection(*address)
+            trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+            other = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
+            await answered(*other)  # so that the one before has been taken in by then
+            loop.ahead_s += HANDSHAKE_S
+            heard = await reader.read()
+            for each in (writer, other[1]):
+                each.close()
+            return heard
+
+    with asyncio.Runner(loop_factory=Hasty) as runner:
+        assert runner.run(scenario()) == b""

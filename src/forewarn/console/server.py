@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from forewarn.console.reception import Reception
 from forewarn.console.visitor import Visitor
 from forewarn.errors import Refused, Rejected
 
@@ -22,11 +23,24 @@ _DRAIN_S = 5
 
 
 class _Server(uvicorn.Server):
-    """Inside a loop that is somebody else's: signals are theirs to handle."""
+    """Inside a loop that is somebody else's: signals are theirs to handle. Who connects is taken in by us."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers: list[asyncio.Server] = []
+        self._receptions = [Reception(sock, self._visitor, self.config.ssl) for sock in sockets or []]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for reception in self._receptions:
+            await reception.close()
+        await super().shutdown(sockets)
+
+    def _visitor(self) -> Visitor:
+        return Visitor(config=self.config, server_state=self.server_state, app_state={})
 
 
 @asynccontextmanager
@@ -66,7 +80,6 @@ async def _serving(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator
 def _config(app: Starlette, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Visitor,
         log_config=None,
         log_level="warning",
         access_log=False,

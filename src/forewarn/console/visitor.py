@@ -1,4 +1,4 @@
-"""One connection to the console: bounded in what it says before it is known, in how long that takes, and in number.
+"""One connection to the console: bounded in what it says before it is known, and in how long that takes.
 
 Strangers get this far. What they could fill up here would be missing where VMs are told of their events.
 """
@@ -6,35 +6,30 @@ Strangers get this far. What they could fill up here would be missing where VMs 
 from __future__ import annotations
 
 import asyncio
-import resource
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_S = 60.0  # real time, from when a request could begin to its last byte
-_SHARE = 4  # of all files that this process may have open, connections to the console are one part in so many
-
-
-def most_visitors() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _SHARE)
 
 
 class Visitor(H11Protocol):
     """h11 and not what is faster: it alone bounds the head of a request."""
 
-    _overdue: asyncio.TimerHandle | None = None
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.gone = asyncio.Event()
+        self._overdue: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > most_visitors():
-            transport.abort()
-        else:
-            self._await_request()
+        self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+        self.gone.set()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
