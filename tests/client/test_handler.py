@@ -1,0 +1,314 @@
+"""Functions as handlers of events: which are called, when again, and when a change counts as handled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forewarn.client import AsyncClient, Change, Client, Gone, Handler, Kind, Started
+from forewarn.client.cursor import load
+from forewarn.errors import ForewarnError, Rejected
+from forewarn.protocol.message import Request
+from forewarn.testing.scripted import Reply, Scripted, says
+
+WAIT_S = 20.0
+
+
+class Service(Scripted):
+    """Tells the name and takes approvals apart from its documents, of which it gives the one that is up."""
+
+    def __init__(self, *documents: Reply, name: Reply | None = None, approval: Reply | None = None) -> None:
+        super().__init__(*documents)
+        self.up = 0
+        self.ails = 0  # how often the name is still not told
+        self.documents = documents
+        self.approvals: list[bytes] = []
+        self._name, self._approval = name or Reply(body=b"web-0"), approval or Reply()
+
+    def answer(self, request: Request) -> Reply:
+        if "/instance/" in request.target and self.ails:
+            self.ails -= 1
+            return Reply(status=500)
+        if "/instance/" in request.target:
+            return self._name
+        if request.method == "POST":
+            self.approvals.append(request.body)
+            return self._approval
+        return self.documents[self.up]
+
+
+def document(incarnation: int, *words: str) -> Reply:
+    """`Freeze`, `Freeze*` (started), `Freeze of web-1`: they are the ids too."""
+    events = []
+    for word in words:
+        kind, _, vm = word.partition(" of ")
+        status = "Started" if "*" in kind else "Scheduled"
+        event_id, kind = word.replace("*", ""), kind.strip("*")
+        events.append({"EventId": event_id, "EventStatus": status, "EventType": kind, "Resources": [vm or "WEB-0"]})
+    return says({"DocumentIncarnation": incarnation, "Events": events})
+
+
+def run(handler: Handler, server: Scripted, cursor: Path | None = None) -> None:
+    handler.run(Client(server.url, sleep=lambda s: threading.Event().wait(min(s, 0.01))), cursor)
+
+
+def arun(handler: Handler, server: Scripted, cursor: Path | None = None) -> None:
+    async def whole() -> None:
+        await asyncio.wait_for(handler.arun(AsyncClient(server.url, sleep=_short), cursor), WAIT_S)
+
+    asyncio.run(whole())
+
+
+async def _short(s: float) -> None:
+    await asyncio.sleep(min(s, 0.01))
+
+
+Run = Callable[..., None]
+EITHER = pytest.mark.parametrize("run_it", [run, arun], ids=["threads", "tasks"])
+
+
+@EITHER
+def test_functions_are_called_for_the_kinds_that_they_want_of_this_vm(run_it: Run) -> None:
+    """Spec §7.2: a neighbour's event is not ours."""
+    handler, told = Handler(), []
+
+    @handler.on(Kind.PREEMPT, "teleport")
+    def leave(change: Change) -> None:
+        told.append(change.event.id)
+        if len(told) == 2:
+            handler.stop()
+
+    with Service(document(5, "Freeze", "Preempt of web-1", "Teleport", "Preempt")) as server:
+        run_it(handler, server)
+    assert sorted(told) == ["Preempt", "Teleport"]
+
+
+@EITHER
+def test_the_whole_life_of_an_event_reaches_its_functions_in_order(run_it: Run) -> None:
+    handler, told = Handler(), []
+
+    @handler.on()
+    def leave(change: Change) -> None:
+        told.append("on")
+        server.up = 1
+
+    @handler.started(Kind.FREEZE)
+    def note(change: Change) -> None:
+        told.append("started")
+        server.up = 2
+
+    @handler.gone
+    def back(change: Gone) -> None:
+        told.append(change.outcome.value)
+        handler.stop()
+
+    with Service(document(2, "Freeze"), document(3, "Freeze*"), document(4)) as server:
+        run_it(handler, server)
+    assert told == ["on", "started", "finished"]
+
+
+@EITHER
+def test_a_function_that_still_fails_when_the_event_is_gone_is_let_be(run_it: Run, tmp_path: Path) -> None:
+    handler, told = Handler(retry_s=(0.01,)), []
+
+    @handler.on()
+    def leave(change: Change) -> None:
+        told.append("on")
+        server.up = 1
+        raise OSError("no")
+
+    @handler.gone(Kind.FREEZE)
+    def back(change: Gone) -> None:
+        told.append(change.outcome.value)
+        handler.stop()
+
+    with Service(document(2, "Freeze"), document(3)) as server:
+        run_it(handler, server, tmp_path / "cursor")
+    assert set(told[:-1]) == {"on"}
+    assert told[-1] == "withdrawn"
+    assert load(tmp_path / "cursor").unhandled == ()
+
+
+@EITHER
+def test_an_event_that_starts_without_notice_is_told_as_the_first_of_it(run_it: Run) -> None:
+    """Spec §11: Started with no Scheduled before."""
+    handler, told = Handler(), []
+
+    @handler.on(approve=True)
+    def leave(change: Change) -> None:
+        told.append(change)
+        handler.stop()
+
+    with Service(document(2, "Redeploy*")) as server:
+        run_it(handler, server)
+    (change,) = told
+    assert isinstance(change, Started)
+    assert server.approvals == [], "there is nothing left to approve"
+
+
+@EITHER
+def test_an_event_is_approved_when_its_function_has_returned(run_it: Run) -> None:
+    """Spec §5."""
+    handler, approved_before = Handler(), []
+
+    @handler.on(approve=True)
+    def leave(change: Change) -> None:
+        approved_before.append(len(server.approvals))
+        handler.stop()
+
+    with Service(document(2, "Freeze")) as server:
+        run_it(handler, server)
+    assert approved_before == [0]
+    assert server.approvals == [b'{"StartRequests": [{"EventId": "Freeze"}]}']
+
+
+@EITHER
+def test_a_function_that_raises_is_called_again_and_others_go_on(
+    run_it: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler, told = Handler(retry_s=(0.01,)), []
+
+    @handler.on(Kind.FREEZE, approve=True)
+    def fail_twice(change: Change) -> None:
+        told.append("fail")
+        if told.count("fail") < 3:
+            raise OSError("disk full")
+        handler.stop()
+
+    @handler.on()
+    def note(change: Change) -> None:
+        told.append(change.event.id)
+
+    with Service(document(3, "Freeze", "Reboot")) as server:
+        run_it(handler, server, tmp_path / "cursor")
+    assert sorted(told) == ["Freeze", "Reboot", "fail", "fail", "fail"]
+    assert len(server.approvals) == 1, "not before it has returned"
+    messages = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert messages == ["fail_twice failed for Freeze Freeze: disk full"] * 2
+
+
+@EITHER
+def test_what_failed_until_the_end_is_told_again_next_time_and_what_was_handled_is_not(
+    run_it: Run, tmp_path: Path
+) -> None:
+    told: list[str] = []
+
+    def handler_that(fails: bool) -> Handler:
+        handler = Handler(retry_s=(0.01,))
+
+        @handler.on()
+        def function(change: Change) -> None:
+            told.append(change.event.id)
+            if change.event.id == "Freeze":
+                if fails and told.count("Freeze") < 4:
+                    raise OSError("no")
+                handler.stop()
+                if fails:
+                    raise OSError("no")
+
+        return handler
+
+    with Service(document(3, "Reboot", "Freeze")) as server:
+        run_it(handler_that(fails=True), server, tmp_path / "cursor")
+        assert told.count("Reboot") == 1
+        told.clear()
+        run_it(handler_that(fails=False), server, tmp_path / "cursor")
+    assert told == ["Freeze"]
+
+
+@EITHER
+def test_a_long_function_does_not_keep_another_event_waiting(run_it: Run) -> None:
+    """Spec §6.3: 30 s of notice of a Preempt, while a drain for something else takes its time."""
+    handler, preempted = Handler(), threading.Event()
+    waited: list[bool] = []
+
+    @handler.on(Kind.REBOOT)
+    def drain(change: Change) -> None:
+        server.up = 1
+        waited.append(preempted.wait(WAIT_S))
+        handler.stop()
+
+    @handler.on(Kind.PREEMPT)
+    def leave(change: Change) -> None:
+        preempted.set()
+
+    with Service(document(2, "Reboot"), document(3, "Reboot", "Preempt")) as server:
+        run_it(handler, server)
+    assert waited == [True]
+
+
+@EITHER
+def test_a_name_that_cannot_be_told_now_is_asked_for_again(run_it: Run) -> None:
+    handler = Handler(retry_s=(0.01,))
+    handler.on()(lambda change: handler.stop())
+    with Service(document(2, "Freeze")) as server:
+        server.ails = 12  # more than one question is tried for
+        run_it(handler, server)
+    assert server.ails == 0
+
+
+@EITHER
+def test_an_endpoint_that_tells_no_name_is_refused_unless_neighbours_count_too(run_it: Run) -> None:
+    nameless = says({"error": "Not found"}, status=404)
+    handler = Handler()
+    handler.on()(lambda change: handler.stop())
+    with (
+        Service(document(2, "Freeze of web-1"), name=nameless) as server,
+        pytest.raises(ForewarnError, match="Not found"),
+    ):
+        run_it(handler, server)
+    handler = Handler(neighbours=True)
+    handler.on()(lambda change: handler.stop())
+    with Service(document(2, "Freeze of web-1"), name=nameless) as server:
+        run_it(handler, server)
+
+
+def test_an_approval_that_is_refused_is_told_and_not_repeated(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Spec §5.2: an id that was never an event of this scope."""
+    handler = Handler()
+    handler.on(approve=True)(lambda change: handler.stop())
+    refusal = says({"error": "Bad request. Unknown EventId: Freeze"}, status=400)
+    with Service(document(2, "Freeze"), approval=refusal) as server:
+        run(handler, server)
+    assert len(server.approvals) == 1
+    assert any("the approval after <lambda> failed for Freeze" in record.getMessage() for record in caplog.records)
+
+
+def test_async_functions_are_awaited() -> None:
+    handler, told = Handler(), []
+
+    @handler.on()
+    async def leave(change: Change) -> None:
+        await asyncio.sleep(0)
+        told.append(change.event.id)
+        handler.stop()
+
+    with Service(document(2, "Freeze")) as server:
+        arun(handler, server)
+    assert told == ["Freeze"]
+
+
+def test_async_functions_without_a_loop_are_refused() -> None:
+    handler = Handler()
+
+    @handler.on()
+    async def leave(change: Change) -> None:
+        """Never called."""
+
+    with pytest.raises(Rejected, match=r"^leave is an async function: use `await handler\.arun\(AsyncClient\(\)\)`$"):
+        handler.run(Client("127.0.0.1:1"))
+
+
+def test_sys_exit_in_a_function_ends_the_program() -> None:
+    handler = Handler()
+
+    @handler.on()
+    def leave(change: Change) -> None:
+        raise SystemExit(3)
+
+    with Service(document(2, "Freeze")) as server, pytest.raises(SystemExit, match="3"):
+        run(handler, server)
