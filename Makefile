@@ -34,7 +34,7 @@ test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as
 
 test-real: $(STAMP) ## run the agent's reactions on real servers (as root: what they need is unpacked, not installed)
 	@tests/agent/real.sh $(PARTS) $(PYTHON)
-	$(PYTEST) -n 2 --dist loadfile -m real tests/agent
+	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent
 
 test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
 	@tests/azure/programs.sh sdk $(AZURE) $(PYTHON)

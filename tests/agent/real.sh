@@ -1,20 +1,20 @@
 #!/bin/sh
 # Fetch the servers that the agent's reactions are tried on into DIRECTORY: Patroni from PyPI into a virtual environment;
-# HAProxy, nginx, PostgreSQL and etcd as Debian's packages, which are only unpacked there, so that this machine never
-# runs them by itself. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
+# HAProxy, nginx, PostgreSQL, etcd and promtool as Debian's packages, which are only unpacked there, so that this machine
+# never runs them by itself. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
 #
 #   tests/agent/real.sh .venv-parts python3
 set -eu
 directory=$1
 python=$2
 unpacked="haproxy nginx etcd-server postgresql-15 postgresql-client-15 libopentracing1 libopentracing-c-wrapper0
-    liblua5.3-0"
-libraries="libpq5 libicu72 libxml2 libldap-2.5-0 libgssapi-krb5-2 libssl3 libpcre2-8-0 libpcre2-posix3 libcrypt1"
+    liblua5.3-0 prometheus"
+installed="systemd tzdata libpq5 libicu72 libxml2 libldap-2.5-0 libgssapi-krb5-2 libssl3 libpcre2-8-0 libpcre2-posix3 libcrypt1"
 pypi="patroni[etcd3,psycopg3]==4.1.5 psycopg[binary]>=3.1"
 
 stamp=$directory/.fetched
 test "$stamp" -nt "$0" && exit
-echo "fetching HAProxy, nginx, PostgreSQL, etcd and Patroni into $directory (once; about a minute)"
+echo "fetching HAProxy, nginx, PostgreSQL, etcd, Patroni and promtool into $directory (once; about a minute)"
 
 test -x "$directory/bin/python" || "$python" -m venv "$directory"
 # shellcheck disable=SC2086
@@ -27,7 +27,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     trap 'rm -rf "$packages"' EXIT
     apt-get update -qq
     # shellcheck disable=SC2086
-    apt-get install -y -qq --no-install-recommends --no-upgrade $libraries >/dev/null
+    apt-get install -y -qq --no-install-recommends --no-upgrade $installed >/dev/null
     for name in $unpacked; do
         (cd "$packages" && apt-get download -qq -o APT::Sandbox::User=root "$name") ||
             echo "no $name: Debian does not have it; the tests that need it are skipped"

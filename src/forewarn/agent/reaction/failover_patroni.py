@@ -36,12 +36,17 @@ class FailoverPatroni:
                 return Outcome(ok=True, text=f"nothing to hand over: {_name_of_leader(cluster)} leads")
             if not _leads(cluster):
                 return await self._settled(case)
-            if not cluster.replicas:
-                return Outcome(ok=False, text=f"{cluster.own} leads, and no replica runs that could take over")
+            if not (cluster := await until(case, self._cluster_with_heirs, every_s=0.5)):
+                return Outcome(ok=False, text="this node leads, and no replica runs that could take over")
             remember(case, {"led": cluster.own})
             return await self._hand_over(case, cluster.own, self._candidate(case, cluster))
         except (Unreached, NoSecret) as error:
             return Outcome(ok=False, text=str(error))
+
+    async def _cluster_with_heirs(self) -> Cluster | None:
+        """A replica that is just starting is waited for."""
+        cluster = await self._api.cluster()
+        return cluster if cluster.replicas else None
 
     def _candidate(self, case: Case, cluster: Cluster) -> str:
         """Whom the event hits as well would have to hand over again: somebody else is named, if there is anybody."""

@@ -1,0 +1,161 @@
+"""A real nginx whose health check looks for a file: load balancers let go of it while the VM is not ready."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent.value import Outcome
+from forewarn.testing.case import Tried
+from forewarn.testing.daemon import Daemon, port_answers
+from forewarn.testing.process import eventually, free_port
+
+pytestmark = pytest.mark.real
+DEBIAN = Path(__file__).parents[2] / ".venv-parts/debian"
+NGINX, HAPROXY = DEBIAN / "usr/sbin/nginx", DEBIAN / "usr/sbin/haproxy"
+LIBRARIES = {"LD_LIBRARY_PATH": str(DEBIAN / "usr/lib/x86_64-linux-gnu")}
+WEB = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log stderr;
+user root root;
+worker_processes 1;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+
+    server {{
+        listen 127.0.0.1:{web_0};
+        location = /health {{ if (-f {folder}/draining) {{ return 503; }} return 200 "fit"; }}
+        location / {{ return 200 "web-0"; }}
+        location = /strict {{ if (-f {folder}/draining) {{ return 503; }} return 200 "web-0"; }}
+    }}
+    server {{
+        listen 127.0.0.1:{web_1};
+        location / {{ return 200 "web-1"; }}
+    }}
+
+    upstream passive {{
+        server 127.0.0.1:{web_0} max_fails=1 fail_timeout=1s;
+        server 127.0.0.1:{web_1};
+    }}
+    server {{
+        listen 127.0.0.1:{front};
+        location / {{ proxy_pass http://passive; proxy_next_upstream error timeout http_503; }}
+    }}
+}}
+"""
+BALANCER = """
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+frontend shop
+    bind 127.0.0.1:{balancer}
+    default_backend web
+backend web
+    balance roundrobin
+    option httpchk GET /health
+    default-server check inter 50ms fall 1 rise 1
+    server web-0 127.0.0.1:{web_0}
+    server web-1 127.0.0.1:{web_1}
+"""
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        first = free_port(4)
+        self.ports = dict(zip(("web_0", "web_1", "front", "balancer"), range(first, first + 4), strict=True))
+
+    def write(self, name: str, text: str) -> Path:
+        file = self.folder / name
+        file.write_text(text.format(folder=self.folder, **self.ports))
+        return file
+
+    @contextmanager
+    def daemon(self, *line: str | Path, port: str) -> Iterator[None]:
+        log = self.folder / f"{port}.log"
+        with Daemon(line, log=log, is_up=lambda: port_answers(self.ports[port]), environment=LIBRARIES):
+            yield
+
+    def visit(self, port: str, path: str = "/") -> http.client.HTTPConnection:
+        visit = http.client.HTTPConnection("127.0.0.1", self.ports[port], timeout=10)
+        visit.request("GET", path)
+        return visit
+
+    def answer(self, port: str, path: str = "/") -> str:
+        visit = self.visit(port, path)
+        try:
+            with visit.getresponse() as response:
+                return response.read().decode() if response.status == 200 else str(response.status)
+        finally:
+            visit.close()
+
+    def answers(self, port: str, path: str = "/") -> set[str]:
+        return {self.answer(port, path) for _ in range(6)}
+
+    def readiness(self, **options: object) -> Tried:
+        return Tried("readiness", {"file": str(self.folder / "draining"), **options}, self.folder / "case")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    for program in (NGINX, HAPROXY):
+        if not program.exists():
+            pytest.skip(f"{program.name} is not here: make test-real fetches it")
+    site = Site(tmp_path)
+    nginx = (NGINX, "-e", "stderr", "-p", tmp_path, "-c", site.write("nginx.conf", WEB))
+    haproxy = (HAPROXY, "-db", "-f", site.write("haproxy.cfg", BALANCER))
+    with site.daemon(*nginx, port="front"), site.daemon(*haproxy, port="balancer"):
+        eventually(lambda: site.answers("balancer") == {"web-0", "web-1"})
+        yield site
+
+
+def test_a_health_check_turns_balancers_away_and_who_is_connected_finishes(site: Site) -> None:
+    async def story() -> None:
+        site_visit = eventually(lambda: _visit_of(site, "web-0"))
+        readiness = site.readiness(notice="200ms", ports=[site.ports["web_0"]])
+        doing = asyncio.create_task(readiness.do())
+        await asyncio.to_thread(eventually, lambda: site.answers("balancer") == {"web-1"})
+        assert site.answer("web_0", "/health") == "503"
+        assert not doing.done()
+
+        site_visit.close()
+        assert await doing == Outcome(ok=True, text="not ready, and nobody is connected")
+        assert site.answers("balancer") == {"web-1"}
+
+        assert (await readiness.undo()).ok
+        await asyncio.to_thread(eventually, lambda: site.answers("balancer") == {"web-0", "web-1"})
+
+    asyncio.run(story())
+
+
+def _visit_of(site: Site, server: str) -> http.client.HTTPConnection | None:
+    """A connection through the balancer that this server keeps alive."""
+    visit = site.visit("balancer")
+    if visit.getresponse().read().decode() == server:
+        return visit
+    visit.close()
+    return None
+
+
+def test_an_nginx_before_it_sends_nobody_into_the_wall(site: Site) -> None:
+    """Passive checks: a request that meets a 503 is given to the other server, and the first has a rest."""
+    readiness = site.readiness()
+    assert asyncio.run(readiness.do()).ok
+    assert site.answer("web_0", "/strict") == "503"
+    assert site.answers("front", "/strict") == {"web-1"}
+    assert asyncio.run(readiness.undo()).ok
+    eventually(lambda: "web-0" in site.answers("front", "/strict"))
