@@ -62,7 +62,7 @@ def test_a_candidate_can_be_named(patroni: FakePatroni, tmp_path: Path) -> None:
 def test_a_cluster_without_a_replica_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.members["db-1"]["state"] = "stopped"
     outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.3))
-    assert outcome == Outcome(ok=False, text="this node leads, and no replica runs that could take over")
+    assert outcome == Outcome(ok=False, text="db-0 leads, and no replica runs that could take over")
 
 
 def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:

@@ -36,10 +36,11 @@ class FailoverPatroni:
                 return Outcome(ok=True, text=f"nothing to hand over: {_name_of_leader(cluster)} leads")
             if not _leads(cluster):
                 return await self._settled(case)
-            if not (cluster := await until(case, self._cluster_with_heirs, every_s=0.5)):
-                return Outcome(ok=False, text="this node leads, and no replica runs that could take over")
+            ready = await until(case, self._cluster_with_heirs, every_s=0.5)
+            if ready is None:
+                return Outcome(ok=False, text=f"{cluster.own} leads, and no replica runs that could take over")
             remember(case, {"led": cluster.own})
-            return await self._hand_over(case, cluster.own, self._candidate(case, cluster))
+            return await self._hand_over(case, cluster.own, self._candidate(case, ready))
         except (Unreached, NoSecret) as error:
             return Outcome(ok=False, text=str(error))
 

@@ -130,8 +130,8 @@ def text_table(raw: Raw, key: str) -> dict[str, str]:
     return dict(value)
 
 
-def only(raw: Raw, key: str, known: Iterable[str]) -> None:
+def only(raw: Raw, known: Iterable[str]) -> None:
     """A table within a table has no keys but these."""
     for name in raw:
         if name not in known:
-            raise BadOption(key, f"{name} in {key} is not known", f"write one of {', '.join(known)}")
+            raise BadOption(name, f"{name} is not known", f"write one of {', '.join(known)}")
