@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
@@ -18,6 +19,7 @@ REBOOT = ReceivedEvent(id="C7061BAC", kind="Reboot", resources=("web-0",))
 STRANGE = ReceivedEvent(id="C7061BAD", kind="Levitate", resources=("web-0",))
 DRAIN = Step(name="drain", use="command", budget_s=60)
 QUIET = Standing()
+DOCS = Path(__file__).parents[2] / "docs" / "agent.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -122,6 +124,16 @@ def test_two_agents_in_a_process_count_for_themselves() -> None:
     assert value(other, "approvals_total", kind="Reboot") == 0
 
 
+def test_every_metric_is_documented() -> None:
+    rows = re.findall(r"^\| `(forewarn_agent_\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    families = read(Metrics(["drain"]).exposition(QUIET).decode())
+    ours = {family.name: family for family in families if family.name.startswith("forewarn_agent_")}
+    assert documented == {
+        name: {label for sample in family.samples for label in sample.labels} - {"le"} for name, family in ours.items()
+    }
+
+
 @pytest.mark.real
 def test_promtool_finds_nothing_to_complain_about() -> None:
     promtool = shutil.which("promtool")
@@ -132,3 +144,14 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     exposition = metrics.exposition(Standing(listed=(REBOOT,), in_maintenance=True))
     after = subprocess.run([promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60)
     assert (after.returncode, after.stdout, after.stderr) == (0, b"", b"")
+
+
+@pytest.mark.real
+def test_promtool_takes_the_alerts_of_the_documentation(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    (rules,) = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "rules.yml").write_text(rules)
+    after = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, timeout=60)
+    assert after.returncode == 0, after.stderr

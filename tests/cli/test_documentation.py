@@ -1,4 +1,4 @@
-"""docs/remote.md and docs/azure.md: what they tell people to type can be typed, and what they list is what there is."""
+"""Some pages of docs: what they tell people to type can be typed, and what they list is what there is."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from forewarn.cli.access import ROLES
 from forewarn.cli.program import forewarn
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in ("remote.md", "azure.md")}
+PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in ("remote.md", "azure.md", "agent.md")}
 
 
 def commands(page: str) -> Iterator[str]:
