@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -432,3 +433,9 @@ def _pages(arm: Any, target: str) -> Any:
         assert page["nextLink"].startswith("https://localhost:8443/subscriptions/")
         target = page["nextLink"]
     pytest.fail("the list does not end")
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%3Fb", "100%", "a b", "ä", "a;b&c=d+e"])
+def test_a_vm_is_found_by_the_very_name_that_it_has(arm_of: Callable[..., Any], name: str) -> None:
+    arm = arm_of(vms=[a_vm(one) for one in sorted({name, "a?b", "a%3Fb"})])
+    assert arm.get(f"{VMS}/{quote(name, safe='')}")["name"] == name

@@ -35,7 +35,7 @@ def arm_routes(enter: Enter) -> list[Route]:
 
 
 async def _answer(enter: Enter, request: Request) -> ArmAnswer:
-    path = _plain(request.url.path)
+    path = _plain(request.scope["path"])  # not from its URL, where some signs are quoted again
     fitting = [(route, names) for route in ROUTES if (names := route.names_in(path)) is not None]
     method = "GET" if request.method == "HEAD" else request.method
     found = next(((route, names) for route, names in fitting if route.method == method), None)
