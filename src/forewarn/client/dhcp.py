@@ -5,13 +5,13 @@ Packets are built and read purely; `ask` holds the socket. No address is taken: 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from forewarn.errors import Unavailable
 
@@ -21,8 +21,7 @@ _SERVER_PORT, _CLIENT_PORT = 67, 68
 _COOKIE = bytes((99, 130, 83, 99))
 _XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _SHORTEST = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6
 _ANSWER, _PAD, _ENDPOINT, _END = 2, 0, 245, 255
-_NETWORKS = Path("/sys/class/net")
-_ETHERNET = "1"
+_GET_HARDWARE, _ETHERNET = 0x8927, 1  # of Linux
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +69,25 @@ def _options(packet: bytes) -> Iterator[tuple[int, bytes]]:
         at = end
 
 
-def interfaces(networks: Path = _NETWORKS) -> tuple[Interface, ...]:
-    """Those of Ethernet, in the order of their names."""
-    found = (_interface(place) for place in sorted(networks.glob("*")))
-    return tuple(interface for interface in found if interface is not None)
+def interfaces() -> tuple[Interface, ...]:
+    """Those of Ethernet, asked of the kernel: what /sys shows may be another namespace's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        found = (_read_interface(name, _hardware(sock, name)) for _, name in socket.if_nameindex())
+        return tuple(interface for interface in found if interface is not None)
 
 
-def _interface(place: Path) -> Interface | None:
+def _hardware(sock: socket.socket, name: str) -> bytes:
     try:
-        if (place / "type").read_text(encoding="ascii").strip() != _ETHERNET:
-            return None
-        mac = bytes.fromhex((place / "address").read_text(encoding="ascii").strip().replace(":", ""))
-    except (OSError, ValueError):
-        return None
-    return Interface(name=place.name, mac=mac) if len(mac) == 6 and any(mac) else None
+        return fcntl.ioctl(sock, _GET_HARDWARE, struct.pack("40s", name.encode()))
+    except OSError:  # it went away meanwhile
+        return b""
+
+
+def _read_interface(name: str, hardware: bytes) -> Interface | None:
+    """`hardware`: the name in 16 bytes, the type of the hardware in two, its address."""
+    is_ethernet = len(hardware) >= 24 and struct.unpack_from("=H", hardware, 16) == (_ETHERNET,)
+    mac = hardware[18:24]
+    return Interface(name=name, mac=mac) if is_ethernet and any(mac) else None
 
 
 def ask(interface: Interface, *, answer_s: float = ANSWER_S) -> str | None:

@@ -1,0 +1,83 @@
+"""Spec §2.5 for real: in a VM outside a virtual network the client finds its endpoint by DHCP, and events there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.namespace import why_not
+from forewarn.testing.process import ServiceProcess
+
+pytestmark = [
+    pytest.mark.namespaces,
+    pytest.mark.skipif(bool(why_not()), reason=f"this machine forbids namespaces: {why_not()}"),
+]
+FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 1\n[[vms]]\nname = "web-{n}"\ncount = 2\n'
+FIND = """
+import asyncio, json
+from forewarn.client import AsyncClient, Client
+client, other = Client(), AsyncClient()
+print(json.dumps([str(client.discover()), client.name(), [event.kind for event in client.mine()],
+                  str(asyncio.run(other.discover()))]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "endpoint"),
+    [(("--no-vnet",), "http://168.63.129.16"), ((), "http://169.254.169.254")],
+    ids=["outside a virtual network", "inside one"],
+)
+def test_a_client_finds_its_service_without_being_told(tmp_path: Path, options: tuple[str, ...], endpoint: str) -> None:
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+        told = service.forewarn("vm", "run", "web-1", "--isolated", *options, "--", sys.executable, "-c", FIND)
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout) == [endpoint, "web-1", ["Reboot"], endpoint]
+
+
+DNSMASQ = Path("/usr/sbin/dnsmasq")
+NETWORK = """
+set -e
+ip link set lo up
+ip link add guest type veth peer name host
+ip addr add 10.0.0.1/24 dev host
+ip link set host up; ip link set guest up
+echo 1 > /proc/sys/net/ipv4/conf/all/accept_local  # both ends are in one namespace
+dnsmasq --no-daemon --conf-file=/dev/null --port=0 --interface=host --bind-interfaces \
+  --dhcp-range=10.0.0.10,10.0.0.20,1h --dhcp-option-force=245,168.63.129.16 --dhcp-leasefile="$1/leases" --no-ping &
+"$2" -c '
+from forewarn.client.dhcp import ask, interfaces
+(guest,) = (interface for interface in interfaces() if interface.name == "guest")
+print(next(filter(None, (ask(guest, answer_s=1) for _ in range(20)))))
+'
+"""
+
+
+@pytest.mark.skipif(not DNSMASQ.exists(), reason="dnsmasq is not installed")
+def test_a_dhcp_server_of_others_is_understood(tmp_path: Path) -> None:
+    line = ["unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c"]
+    told = subprocess.run(
+        [*line, NETWORK, "bash", str(tmp_path), sys.executable], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert told.stdout == "168.63.129.16\n", told.stderr
+
+
+def test_without_the_privilege_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
+    """As a user who may nothing, in a network of its own where there is nothing else."""
+    program = (
+        "import os\n"
+        "from forewarn.client.dhcp import Interface, ask\n"
+        "try:\n"
+        "    ask(Interface(name='lo', mac=b'123456'))\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+    )
+    line = ["unshare", "--user", "--net", sys.executable, "-c", program]
+    told = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    assert told.stdout == (
+        "Unavailable DHCP needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW: name the endpoint\n"
+    ), told.stderr
