@@ -17,6 +17,7 @@ from forewarn.clock import read_real_time
 from forewarn.errors import Conflict, Unavailable
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller, Callers
+from forewarn.metadata.memory import Memory
 from forewarn.metadata.observation import Observations
 from forewarn.metadata.seam import Backend, Reset, View
 from forewarn.metadata.throttle import Throttle
@@ -83,6 +84,7 @@ class Reception:
         throttle: Throttle,
         observations: Observations,
         faults: FaultTable,
+        memory: Memory,
     ) -> None:
         self._board = board
         self._backend = backend
@@ -91,6 +93,7 @@ class Reception:
         self._throttle = throttle
         self._observations = observations
         self._faults = faults
+        self._memory = memory
         self._enabling: dict[str, asyncio.Task[None]] = {}
 
     def knows(self, caller: Caller) -> bool:
@@ -120,6 +123,20 @@ class Reception:
         if not view.enabled:
             return self._enable_first(caller, asked, view, trouble)
         return self._serve(caller, asked, trouble)
+
+    def lasting(self, caller: Caller, request: Request) -> tuple[View, str] | None:
+        """The view and version of a poll that is answered alike until the view changes; None: of any other request.
+
+        To be asked right after its answer was given. Whatever a later answer depends on beside the view keeps a poll
+        from lasting, or tells the memory when it changes.
+        """
+        view = self._view(caller)
+        if view is None or not view.enabled or view.instead is not None or view.answers_from > _real_time():
+            return None
+        if self._throttle.is_on or self._faults.trouble_of(view) is not None:
+            return None
+        asked = read(request, known=True, rules=self._rules(caller, view))
+        return (view, asked.version) if isinstance(asked, Poll) and asked.wait_s is None else None
 
     def _token(self, caller: Caller, ask: GetToken, view: View) -> Answer:
         identity = _identity_of(view)
@@ -169,6 +186,7 @@ class Reception:
         view = self._view(caller)
         if view is None:
             return not_found()
+        self._memory.settle_for(view.vm)
         self._observations.asked(view, asked.version, self._backend.now())
         serve = self._serve_now if trouble is None else partial(self._serve_in_trouble, trouble)
         if view.answers_from > _real_time():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -39,8 +39,13 @@ class Board:
         self._posted: dict[str, _Posted] = {}
         self._scope_of: dict[str, str] = {}
         self._woken: deque[Waiter] = deque()
+        self._tell: list[Callable[[Iterable[str]], None]] = []
         self.past = Past()
         self._render = lru_cache(maxsize=_SHARED_BODIES)(encode)
+
+    def follow(self, tell: Callable[[Iterable[str]], None]) -> None:
+        """Tell this which VMs have another view, or none, as soon as they have."""
+        self._tell.append(tell)
 
     def publish(self, scope: ScopeView) -> None:
         """Show this from now on; whoever waits for a change of the scope is woken."""
@@ -48,9 +53,11 @@ class Board:
         posted = _Posted(scope, answers_from=self._answers_from(before, scope))
         self._posted[scope.scope_id] = posted
         self._move_in(scope)
+        self._changed(scope)
 
         if before is None:
             return
+        self._changed(before.scope)
         self._move_out(before.scope, staying=scope.vms.keys())
         if _reads_alike(before.scope, scope):
             posted.bodies, posted.waiters = before.bodies, before.waiters
@@ -63,6 +70,7 @@ class Board:
         gone = self._posted.pop(scope_id, None)
         if gone is not None:
             self._move_out(gone.scope, staying=())
+            self._changed(gone.scope)
             self._wake(gone.waiters)
 
     def view(self, vm: str) -> View | None:
@@ -113,6 +121,10 @@ class Board:
             # Unless another scope has taken it in already.
             if self._scope_of.get(vm) == scope.scope_id:
                 del self._scope_of[vm]
+
+    def _changed(self, scope: ScopeView) -> None:
+        for tell in self._tell:
+            tell(scope.vms)
 
     def _wake(self, waiters: Iterable[Waiter]) -> None:
         idle = not self._woken

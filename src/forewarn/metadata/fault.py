@@ -42,17 +42,25 @@ class FaultTable:
         self._armed_at: dict[str, float] = {}  # loop time
         self._first_asked_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
         self._untold: dict[tuple[str, str], Touch] = {}
+        self._tell: list[Callable[[], None]] = []
+
+    def follow(self, tell: Callable[[], None]) -> None:
+        """Tell this when other faults may be on than before."""
+        self._tell.append(tell)
 
     def arm(self, faults: Sequence[Fault]) -> None:
         """From now on these, and no others, are on."""
         armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
         at = asyncio.get_running_loop().time()
+        matters = bool(armed or self._armed)
         self._armed = armed or None
         self._troubles = {}
         self._used = {fault.id: self._used.get(fault.id, fault.touched) for fault in armed}
         self._armed_at = {fault.id: self._armed_at.get(fault.id, at) for fault in armed}
         self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._used}
         self.past.watch(any(fault.kind is FaultKind.STALE for fault in armed))
+        for tell in self._tell if matters else ():
+            tell()
 
     def trouble_of(self, view: View) -> Trouble | None:
         """What is wrong with this VM's transport; None: nothing."""

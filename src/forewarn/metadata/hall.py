@@ -13,6 +13,7 @@ from forewarn.metadata.answer import Reception, Rest, Work
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.limits import Limits
+from forewarn.metadata.memory import Memory
 from forewarn.metadata.reply import Writer
 
 _DRAINS_PER_TURN = 200
@@ -41,13 +42,22 @@ class Tally:
     requests: int = 0
     answers: Counter[int] = field(default_factory=Counter)  # by status
 
+    def count(self, status: int, times: int) -> None:
+        """Requests that were answered from memory."""
+        self.requests += times
+        self.answers[status] += times
+
 
 class Hall:
-    def __init__(self, *, reception: Reception, board: Board, writer: Writer, limits: Limits) -> None:
-        self.reception, self.board, self.writer, self.limits = reception, board, writer, limits
+    def __init__(
+        self, *, reception: Reception, memory: Memory, board: Board, writer: Writer, limits: Limits, tally: Tally
+    ) -> None:
+        self.reception, self.memory, self.board, self.writer = reception, memory, board, writer
+        self.limits, self.tally = limits, tally
         self.loop = asyncio.get_running_loop()
-        self.tally = Tally()
+        self.repeat, self.time = memory.repeat, self.loop.time
         self.is_draining = False
+        self._share = limits.share
         self._guests: dict[Guest, str | None] = {}
         self._per_vm: Counter[str | None] = Counter()
         self._works: set[asyncio.Task[Rest]] = set()
@@ -61,18 +71,18 @@ class Hall:
     def buffered_bytes(self) -> int:
         return sum(guest.buffered_bytes for guest in self._guests)
 
-    def admit(self, guest: Guest, caller: Caller) -> bool:
-        """Strangers share one allowance, as if they were one VM."""
-        if self.is_draining or self._is_crowded(caller.vm):
+    def has_room(self, vm: str | None) -> bool:
+        """Whether one more connection of the VM may be served; strangers share one allowance, as if they were one."""
+        is_crowded = self._per_vm.get(vm, 0) >= self._share or len(self._guests) >= self.limits.connections
+        if is_crowded or self.is_draining:
             self.tally.refused += 1
             return False
         self.tally.accepted += 1
-        self._guests[guest] = caller.vm
-        self._per_vm[caller.vm] += 1
         return True
 
-    def _is_crowded(self, vm: str | None) -> bool:
-        return self._per_vm[vm] >= self.limits.share or len(self._guests) >= self.limits.connections
+    def admit(self, guest: Guest, caller: Caller) -> None:
+        self._guests[guest] = caller.vm
+        self._per_vm[caller.vm] += 1
 
     def leave(self, guest: Guest) -> None:
         if guest not in self._guests:
@@ -94,6 +104,7 @@ class Hall:
     async def drain(self, timeout_s: float) -> None:
         """Everybody is answered and leaves; who has not within the time is hung up on."""
         self.is_draining = True
+        self.memory.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._drain()

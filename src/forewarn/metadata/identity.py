@@ -6,25 +6,28 @@ each place belongs to. Places of VMs may change while the server runs.
 
 from __future__ import annotations
 
-import asyncio
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 _SOL_SOCKET, _SO_BINDTODEVICE, _SO_MARK = 1, 25, 36  # Linux; the socket module has them on Linux only
 _NAME_BYTES = 16  # IFNAMSIZ
 
+Peer: TypeAlias = Any  # what accepting a socket tells of the other end
+
 
 class Strategy(Protocol):
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        """Where this connection came in; "" if the caller has hung up already."""
+    def place(self, sock: socket.socket, peer: Peer) -> str:
+        """Where this accepted connection came in; "" if that cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalledAddress:
     """The lab: every VM has a loopback address of its own, and calls that."""
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        return _part(transport, "sockname", 0)
+    def place(self, sock: socket.socket, peer: Peer) -> str:
+        return str(sock.getsockname()[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,16 @@ class SourceAddress:
     def at(self, address: str) -> str:
         return f"{self.network}/{address}" if self.network else address
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        address = _part(transport, "peername", 0)
-        return self.at(address) if address else ""
+    def place(self, sock: socket.socket, peer: Peer) -> str:
+        return self.at(peer[0]) if peer else ""
 
 
 @dataclass(frozen=True, slots=True)
 class PerPort:
     """Where there is one loopback address only: every VM has a port of its own."""
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        return _part(transport, "sockname", 1)
+    def place(self, sock: socket.socket, peer: Peer) -> str:
+        return str(sock.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Fixed:
 
     vm: str  # its key, or the name of the network namespace that is its own
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
+    def place(self, sock: socket.socket, peer: Peer) -> str:
         return place_within(self.vm)
 
 
@@ -73,8 +75,8 @@ class BoundDevice:
     def at(self, device: str) -> str:
         return f"device:{self.namespace}/{device}"
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        device = _device(transport)
+    def place(self, sock: socket.socket, peer: Peer) -> str:
+        device = _device(sock)
         return self.at(device) if device else ""
 
 
@@ -88,16 +90,14 @@ class Mark:
     def at(self, mark: int) -> str:
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
-    def place(self, transport: asyncio.BaseTransport) -> str:
-        sock = transport.get_extra_info("socket")
+    def place(self, sock: socket.socket, peer: Peer) -> str:
         try:
             return self.at(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
             return ""
 
 
-def _device(transport: asyncio.BaseTransport) -> str:
-    sock = transport.get_extra_info("socket")
+def _device(sock: socket.socket) -> str:
     try:
         name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _NAME_BYTES)
     except OSError:  # the device is gone
@@ -105,17 +105,11 @@ def _device(transport: asyncio.BaseTransport) -> str:
     return name.rstrip(b"\0").decode(errors="replace")
 
 
-def _part(transport: asyncio.BaseTransport, end: str, index: int) -> str:
-    name = transport.get_extra_info(end)
-    return str(name[index]) if name else ""
-
-
-def calls_from_loopback(strategy: Strategy, transport: asyncio.BaseTransport) -> bool:
+def calls_from_loopback(strategy: Strategy, peer: Peer) -> bool:
     """Whether a source address says who calls, and is one that every program of this machine can take."""
-    if not isinstance(strategy, SourceAddress):
+    if not isinstance(strategy, SourceAddress) or not peer:
         return False
-    address = _part(transport, "peername", 0)
-    return address.startswith("127.") or address == "::1"
+    return str(peer[0]).startswith("127.") or peer[0] == "::1"
 
 
 class Callers:
@@ -123,12 +117,22 @@ class Callers:
 
     def __init__(self) -> None:
         self._vms: dict[str, str] = {}
+        self._tell: list[Callable[[list[str]], None]] = []
+
+    def follow(self, tell: Callable[[list[str]], None]) -> None:
+        """Tell this which VM has lost a place, before anybody calls there again."""
+        self._tell.append(tell)
 
     def assign(self, place: str, vm: str) -> None:
-        self._vms[place] = vm
+        if self._vms.get(place) != vm:
+            self.release(place)
+            self._vms[place] = vm
 
     def release(self, place: str) -> None:
-        self._vms.pop(place, None)
+        vm = self._vms.pop(place, None)
+        if vm is not None:
+            for tell in self._tell:
+                tell([vm])
 
     def vm_at(self, place: str) -> str | None:
         return self._vms.get(place)

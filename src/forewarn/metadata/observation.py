@@ -5,7 +5,7 @@ out in batches to whoever writes them down.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from forewarn.core.event import Status
@@ -37,6 +37,7 @@ class Observations:
         self._polls: dict[str, Polled] = {}
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
+        self._settle: Callable[[], None] = lambda: None
         self.lost = 0  # sightings that found no room while the writer was away
 
     def count_on(self, polls: Iterable[Polled]) -> None:
@@ -44,9 +45,14 @@ class Observations:
         for poll in polls:
             self._seen_of(poll.vm).count = poll.count
 
-    def asked(self, view: View, version: str, at: float) -> None:
+    def settle_with(self, settle: Callable[[], None]) -> None:
+        """Call this before a batch is handed out: it tells what was asked and not told yet."""
+        self._settle = settle
+
+    def asked(self, view: View, version: str, at: float, *, count: int = 1) -> None:
+        """So many times, the last of them at this moment and in this version."""
         seen = self._seen_of(view.vm)
-        seen.count += 1
+        seen.count += count
         self._polls[view.vm] = Polled(vm=view.vm, scope_id=view.scope_id, at=at, version=version, count=seen.count)
 
     def given(self, view: View, version: str, at: float) -> None:
@@ -65,6 +71,7 @@ class Observations:
 
     def take(self) -> tuple[list[Polled], list[Sighting]]:
         """All that is new since the last batch; `put_back` what could not be written."""
+        self._settle()
         polls, sightings = list(self._polls.values()), self._sightings
         self._polls, self._sightings = {}, []
         return polls, sightings

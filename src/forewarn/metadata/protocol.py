@@ -13,35 +13,45 @@ from typing import cast
 
 from forewarn.metadata.answer import Answer, Drip, Hold, Rest
 from forewarn.metadata.hall import Hall
-from forewarn.metadata.identity import Caller, Callers, Strategy, calls_from_loopback
+from forewarn.metadata.identity import Caller
 from forewarn.metadata.intake import Intake, Spoiled, Whole
+from forewarn.metadata.memory import MOST_BYTES, Answers
 from forewarn.metadata.pour import Pour
 from forewarn.metadata.reply import BROKEN, CONTINUE
 from forewarn.metadata.seam import Reset
-from forewarn.protocol.exchange import Response, timed_out
+from forewarn.protocol.exchange import Request, Response, timed_out
 
 _log = logging.getLogger(__name__)
 
 _REQUESTS_PER_TURN = 64  # of one caller, before others have theirs
 _LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we stop being polite
+_NOTHING: Answers = {}
 
 
 class Connection(asyncio.Protocol):
-    """Free, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
+    """At rest, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
 
-    def __init__(self, hall: Hall, callers: Callers, strategy: Strategy, *, is_loopback: bool) -> None:
-        self._hall, self._callers, self._strategy, self._is_loopback = hall, callers, strategy, is_loopback
-        self._intake = Intake(hall.limits)
+    def __init__(
+        self, hall: Hall, caller: Caller, *, heard: bytes = b"", unsaid: bytes = b"", keep_alive: bool = True
+    ) -> None:
+        """`heard` was read before the connection came here; `unsaid` is the rest of an answer that was begun."""
+        self.caller = caller
+        self._hall = hall
         self._transport: asyncio.Transport
-        self._caller: Caller
+        self._known: Answers = _NOTHING  # what is remembered for this caller
+        self._at_hand: Answers = _NOTHING  # the same while we are at rest, else nothing
+        self._fresh = heard if 0 < len(heard) <= MOST_BYTES else None  # perhaps one whole request, and all there is
+        self._unsaid = unsaid
+        self._intake = Intake(hall.limits)
+        self._intake.feed(heard)
         self._hold: Hold | None = None
         self._in_work = False
         self._pour: Pour | None = None
-        self._keep_alive = True
+        self._keep_alive = keep_alive
         self._is_old = False
         self._writes_wait = self._reads_wait = self._has_eof = self._is_closing = False
         self._discarded = 0
-        self._turn: asyncio.Handle | None = None  # there is more to take, when others have had their turn
+        self._turn: asyncio.Handle | None = None  # there is more to do, when others have had their turn
         self._quiet_since = hall.loop.time()
         self._deadline: asyncio.TimerHandle | None = None  # of a request that is not whole
         self._hold_timer: asyncio.TimerHandle | None = None
@@ -49,25 +59,33 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        place = self._strategy.place(transport)
-        self._caller = Caller(
-            place=place,
-            vm=self._callers.vm_at(place),
-            is_loopback=self._is_loopback,
-            is_local=calls_from_loopback(self._strategy, transport),
-        )
-        if not self._hall.admit(self, self._caller):
-            self.hang_up()
-            return
         self._transport.set_write_buffer_limits(high=self._hall.limits.write_bytes)
         self._idle_timer = self._hall.loop.call_later(self._hall.limits.idle_s, self._look_idle)
+        caller = self.caller
+        self._known = self._hall.memory.answers_for(caller.vm, caller.is_loopback, caller.is_local) or _NOTHING
+        if self._unsaid or self._intake.waiting:
+            # Not here: uvloop starts to read afterwards, whatever was said about that.
+            self._turn = self._hall.loop.call_soon(self._begin)
+        else:
+            self._at_hand = self._known
 
     def data_received(self, data: bytes) -> None:
+        answer = self._at_hand.get(data)
+        if answer is None:
+            self._receive(data)
+            return
+        hall = self._hall
+        self._transport.write(hall.repeat(answer))
+        self._quiet_since = hall.time()
+        if not answer.keep_alive:
+            self._close(linger=False)
+
+    def _receive(self, data: bytes) -> None:
         if self._is_closing:
             self._discard(len(data))
             return
-        # Polls are byte-identical: when this connection is free and nothing waits in the intake, `data` is a whole
-        # request most of the time, and a table on the VM (bytes → bytes) may be asked here before anything is parsed.
+        self._fresh = data if self._is_at_rest and len(data) <= MOST_BYTES else None
+        self._at_hand = _NOTHING
         self._intake.feed(data)
         self._go_on()
 
@@ -83,7 +101,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_closing = True
+        self._shut()
         self._leave_hold()
         if self._pour is not None:
             self._pour.stop()
@@ -94,6 +112,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writes_wait = True
+        self._at_hand = _NOTHING
         self._steer_reading()
 
     def resume_writing(self) -> None:
@@ -110,11 +129,11 @@ class Connection(asyncio.Protocol):
             self._resume(over=True)
         elif self._pour is not None:
             self._pour.finish()
-        elif self._is_free and not self._intake.is_partial:
+        elif self._is_free and not self._intake.is_partial and not self._unsaid:
             self._close(linger=False)
 
     def hang_up(self) -> None:
-        self._is_closing = True
+        self._shut()
         self._transport.abort()
 
     @property
@@ -125,6 +144,19 @@ class Connection(asyncio.Protocol):
     def _is_free(self) -> bool:
         return not (self._in_work or self._hold or self._pour or self._writes_wait or self._is_closing)
 
+    @property
+    def _is_at_rest(self) -> bool:
+        return self._is_free and self._turn is None and not self._intake.is_partial
+
+    def _begin(self) -> None:
+        """Go on where whoever met the caller stopped."""
+        self._turn = None
+        unsaid, self._unsaid = self._unsaid, b""
+        if unsaid and not self._is_closing:
+            self._transport.write(unsaid)
+            self._end_answer(linger=False)
+        self._go_on()
+
     def _go_on(self) -> None:
         """Take the next requests, if there are any and the earlier ones are answered."""
         try:
@@ -133,6 +165,7 @@ class Connection(asyncio.Protocol):
         except Exception:
             self._fail()
         self._steer_reading()
+        self._at_hand = self._known if self._is_at_rest else _NOTHING
 
     def _take_some(self) -> None:
         for _ in range(_REQUESTS_PER_TURN):
@@ -171,8 +204,27 @@ class Connection(asyncio.Protocol):
         self._hall.tally.requests += 1
         self._is_old = whole.is_old
         # A stranger may be a VM by the time it connects again.
-        self._keep_alive = whole.keep_alive and self._hall.reception.knows(self._caller)
-        self._settle(self._hall.reception.answer(self._caller, whole.request))
+        self._keep_alive = whole.keep_alive and self._hall.reception.knows(self.caller)
+        answer = self._hall.reception.answer(self.caller, whole.request)
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None and not self._intake.waiting and isinstance(answer, Response):
+            self._remember(fresh, whole.request, answer)
+        self._settle(answer)
+
+    def _remember(self, raw: bytes, request: Request, answer: Response) -> None:
+        lasting = self._hall.reception.lasting(self.caller, request)
+        if lasting is None:
+            return
+        view, version = lasting
+        self._known = self._hall.memory.remember(
+            raw,
+            self.caller,
+            view,
+            version=version,
+            dated=self._hall.writer.dated(answer, keep_alive=self._keep_alive, is_old=self._is_old),
+            keep_alive=self._keep_alive,
+            status=answer.status,
+        )
 
     def _settle(self, answer: Answer) -> None:
         while isinstance(answer, Hold) and self._hall.is_draining:
@@ -262,7 +314,7 @@ class Connection(asyncio.Protocol):
         self._write(response, linger=True)
 
     def _fail(self) -> None:
-        _log.exception("a request of VM %r met a mistake of ours and was answered 500", self._caller.vm)
+        _log.exception("a request of VM %r met a mistake of ours and was answered 500", self.caller.vm)
         if not self._is_closing:
             self._refuse(BROKEN)
 
@@ -295,7 +347,7 @@ class Connection(asyncio.Protocol):
 
     def _close(self, *, linger: bool) -> None:
         """With `linger` we go on listening for a while: closing on unread bytes would take our last answer back."""
-        self._is_closing = True
+        self._shut()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if not linger or self._has_eof:
@@ -308,6 +360,11 @@ class Connection(asyncio.Protocol):
             if self._reads_wait:
                 self._transport.resume_reading()
         self._idle_timer = self._hall.loop.call_later(patience_s, self._transport.abort)
+
+    def _shut(self) -> None:
+        """No request is taken any more."""
+        self._is_closing = True
+        self._at_hand = _NOTHING
 
     def _discard(self, size: int) -> None:
         self._discarded += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from http import HTTPStatus
 
 from forewarn.protocol.codec import http_date
@@ -14,6 +15,34 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 BROKEN = Response(status=500, headers=(JSON,), body=b'{ "error": "Internal server error" }')
 
 _LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_SHARED = 1024
+
+
+class Date:
+    """One second of lab time, and how a header says it."""
+
+    __slots__ = ("line", "since", "until")
+
+    def __init__(self, now: float) -> None:
+        self.since = int(now)
+        self.until = self.since + 1
+        self.line = f"Date: {http_date(self.since)}\r\n".encode("ascii")
+
+
+class Dated:
+    """A response that lacks nothing but its date; the bytes of the last one are kept."""
+
+    __slots__ = ("_after", "_before", "date", "raw")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before, self._after = before, after
+        self.date: Date | None = None
+        self.raw = b""
+
+    def at(self, date: Date) -> bytes:
+        if self.date is not date:
+            self.date, self.raw = date, self._before + date.line + self._after
+        return self.raw
 
 
 class Writer:
@@ -21,26 +50,33 @@ class Writer:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._second = -1
-        self._date = ""
+        self._date = Date(now())
+        self._shared = lru_cache(maxsize=_SHARED)(_dated)
 
     def bytes_for(self, response: Response, *, keep_alive: bool, is_old: bool) -> bytes:
-        lines = [_LINES[response.status]]
-        lines += [f"{name}: {value}\r\n" for name, value in response.headers]
-        # RFC 9110 §8.6: in a 304 it would be the length of the body that is left out.
-        if response.status != HTTPStatus.NOT_MODIFIED:
-            lines.append(f"Content-Length: {len(response.body)}\r\n")
-        lines.append(self._date_line())
-        if not keep_alive:
-            lines.append("Connection: close\r\n")
-        elif is_old:
-            lines.append("Connection: keep-alive\r\n")
-        lines.append("\r\n")
-        head = "".join(lines).encode("latin-1")
-        return head if response.head_only else head + response.body
+        return _dated(response, keep_alive, is_old).at(self.date_at(self._now()))
 
-    def _date_line(self) -> str:
-        second = int(self._now())
-        if second != self._second:
-            self._second, self._date = second, f"Date: {http_date(second)}\r\n"
+    def dated(self, response: Response, *, keep_alive: bool, is_old: bool) -> Dated:
+        """To be written again and again; equal ones are kept once."""
+        return self._shared(response, keep_alive, is_old)
+
+    def date_at(self, now: float) -> Date:
+        """The same object within the same second."""
+        if not self._date.since <= now < self._date.until:
+            self._date = Date(now)
         return self._date
+
+
+def _dated(response: Response, keep_alive: bool, is_old: bool) -> Dated:
+    lines = [_LINES[response.status]]
+    lines += [f"{name}: {value}\r\n" for name, value in response.headers]
+    # RFC 9110 §8.6: in a 304 it would be the length of the body that is left out.
+    if response.status != HTTPStatus.NOT_MODIFIED:
+        lines.append(f"Content-Length: {len(response.body)}\r\n")
+    before = "".join(lines).encode("latin-1")
+    after = b"\r\n"
+    if not keep_alive:
+        after = b"Connection: close\r\n\r\n"
+    elif is_old:
+        after = b"Connection: keep-alive\r\n\r\n"
+    return Dated(before, after if response.head_only else after + response.body)

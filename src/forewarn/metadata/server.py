@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from forewarn.metadata.answer import Reception
 from forewarn.metadata.board import Board
+from forewarn.metadata.doorstep import Doorstep
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.hall import Hall, Tally
 from forewarn.metadata.identity import Callers
 from forewarn.metadata.limits import Limits
-from forewarn.metadata.listener import BACKLOG, Listener
+from forewarn.metadata.listener import Listener
+from forewarn.metadata.memory import Memory
 from forewarn.metadata.observation import Observations
-from forewarn.metadata.protocol import Connection
 from forewarn.metadata.reply import Writer
 from forewarn.metadata.seam import Backend
 from forewarn.metadata.throttle import Throttle
@@ -32,12 +31,25 @@ class MetadataServer:
         callers: Callers,
         rules_for: Callable[[str], Rules] = lambda location: Rules(),
         limits: Limits | None = None,
+        remembers: bool = True,
     ) -> None:
+        """`remembers`: a poll that comes again is answered from memory, which nobody can tell but by a clock."""
         limits = limits or Limits()
         self.observations = Observations()
         self.faults = FaultTable(board.past, now=backend.now)
         self._callers = callers
-        self._servers: dict[Listener, list[asyncio.Server]] = {}
+        self._doorsteps: dict[Listener, list[Doorstep]] = {}
+        self._tally, writer = Tally(), Writer(backend.now)
+        self._memory = Memory(
+            writer=writer,
+            observations=self.observations,
+            now=backend.now,
+            count=self._tally.count,
+            is_on=remembers,
+        )
+        board.follow(self._memory.forget)
+        callers.follow(self._memory.forget)
+        self.faults.follow(self._memory.forget_all)
         reception = Reception(
             board=board,
             backend=backend,
@@ -46,12 +58,16 @@ class MetadataServer:
             throttle=Throttle(limits.requests_per_s),
             observations=self.observations,
             faults=self.faults,
+            memory=self._memory,
         )
-        self._hall = Hall(reception=reception, board=board, writer=Writer(backend.now), limits=limits)
+        self._hall = Hall(
+            reception=reception, memory=self._memory, board=board, writer=writer, limits=limits, tally=self._tally
+        )
 
     @property
     def tally(self) -> Tally:
-        return self._hall.tally
+        self._memory.settle()
+        return self._tally
 
     @property
     def connections(self) -> int:
@@ -65,25 +81,21 @@ class MetadataServer:
     async def start(self, listeners: Sequence[Listener]) -> None:
         """Serve these too; may be called again while the server runs."""
         for listener in listeners:
-            await self._serve(listener)
+            self._serve(listener)
 
     async def stop(self, listener: Listener) -> None:
         """Accept nobody there any more; whoever is connected stays."""
-        for server in self._servers.pop(listener, ()):
-            server.close()
+        for doorstep in self._doorsteps.pop(listener, ()):
+            await doorstep.close()
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nobody, answer whoever is held or in work, and close; hang up on who is left after the time."""
-        servers = [server for of_one in self._servers.values() for server in of_one]
-        for server in servers:
-            server.close()
+        for listener in tuple(self._doorsteps):
+            await self.stop(listener)
         await self._hall.drain(timeout_s)
-        for server in servers:
-            await server.wait_closed()
 
-    async def _serve(self, listener: Listener) -> None:
-        connect = partial(Connection, self._hall, self._callers, listener.strategy, is_loopback=listener.is_loopback)
-        loop = asyncio.get_running_loop()
+    def _serve(self, listener: Listener) -> None:
         for sock in listener.sockets:
-            server = await loop.create_server(connect, sock=sock, backlog=BACKLOG)
-            self._servers.setdefault(listener, []).append(server)
+            doorstep = Doorstep(self._hall, self._callers, listener, sock)
+            doorstep.open()
+            self._doorsteps.setdefault(listener, []).append(doorstep)

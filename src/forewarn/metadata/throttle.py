@@ -20,6 +20,10 @@ class Throttle:
         self._rate = requests_per_s
         self._buckets: dict[str, _Bucket] = {}
 
+    @property
+    def is_on(self) -> bool:
+        return self._rate is not None
+
     def admits(self, vm: str, now: float) -> bool:
         if self._rate is None:
             return True
