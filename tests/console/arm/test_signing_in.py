@@ -199,6 +199,7 @@ def test_neither_secrets_nor_tokens_are_logged(desk: Desk, caplog: pytest.LogCap
     with caplog.at_level(logging.DEBUG):
         token = desk.token()
         desk.ask(client_secret="almost the secret")
+        desk.ask(client_id=SECRET, client_secret="ci")
         desk.get(token)
         desk.get(token + "x")
     assert "'ci'" in caplog.text

@@ -104,7 +104,8 @@ def _proven(given: _Credentials, store: Store) -> Client:
     client = store.client(given.client_id.casefold())
     known = client.secret_hash if client is not None else _NOBODYS
     if not fits(given.secret, known) or client is None:
-        log.info("a sign-in as %s was refused", shown(given.client_id))
+        # An id that nobody has may be a secret that was typed in its place.
+        log.info("a sign-in as %s was refused", shown(client.id) if client is not None else "nobody we know")
         sentence = (
             f"client {shown(given.client_id)} does not exist, or this is not its secret: "
             "`forewarn access show` lists the clients"
