@@ -16,6 +16,8 @@ from forewarn.agent.reaction.patience import spare_s
 from forewarn.agent.value import Case, Outcome
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL, if the time allows
+_HASTE_S = 1.0  # the same if nobody wants it to go on
+_REST_S = 1.0
 LONGEST_LOG = 1024 * 1024
 _NOTHING: Mapping[str, str] = {}
 
@@ -42,8 +44,11 @@ async def status_of(line: Line, case: Case, *, log: str, more: Mapping[str, str]
         try:
             async with asyncio.timeout(max(patience_s, 0.0)):
                 status = await child.wait()
-            await asyncio.wait({reading}, timeout=1.0)  # somebody it left behind may hold the pipe for ever
+            await asyncio.wait({reading}, timeout=_REST_S)  # somebody it left behind may hold the pipe for ever
             return status
+        except asyncio.CancelledError:
+            grace_s = min(grace_s, _HASTE_S)
+            raise
         finally:
             if child.returncode is None:
                 await _end(child, grace_s)
