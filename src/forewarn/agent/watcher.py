@@ -1,0 +1,94 @@
+"""Hears of events, for as long as the agent runs: whatever happens to the endpoint, it goes on asking."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from forewarn.agent.journal import Journal
+from forewarn.agent.observer import Observer
+from forewarn.client import AsyncClient, Change
+from forewarn.client.cursor import BadCursor, Cursor, load, save
+from forewarn.client.event import key_of
+from forewarn.client.exchange import HOLD_S
+from forewarn.client.sight import Seen
+from forewarn.client.watching import Manner
+from forewarn.errors import ForewarnError
+
+LOG = logging.getLogger("forewarn.agent")
+AGAIN_S = 5.0  # after a refusal, which somebody may mend
+
+
+class Watcher:
+    """`hear` takes a change; only when it returns does that count as heard. `polled` is called after each answer."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        cursor: Path,
+        observer: Observer,
+        *,
+        hear: Callable[[Change], None],
+        polled: Callable[[], None],
+        hold_s: float = HOLD_S,
+    ) -> None:
+        self._client, self._cursor, self._observer = client, cursor, observer
+        self._hear, self._polled, self._hold_s = hear, polled, hold_s
+        self._answered_at: float | None = None
+        self.trouble = ""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.watch()
+            except ForewarnError as error:
+                self._say(str(error))
+            await asyncio.sleep(AGAIN_S)
+
+    async def watch(self, *, once: bool = False) -> None:
+        """Until the endpoint refuses; with `once` until its first answer."""
+        told = self._client.follow(self._cursor, Manner(explicit=True, within_s=lambda: 0.0 if once else self._hold_s))
+        try:
+            async for change in told:
+                if change is not None:
+                    self._hear(change)
+                    change.done()
+                elif self._note_poll() and once:
+                    return
+        finally:
+            await told.aclose()
+
+    def _note_poll(self) -> bool:
+        """Whether the poll that has just been made was answered."""
+        before, self._answered_at = self._answered_at, self._client.answered_at
+        if self._answered_at is None or self._answered_at == before:
+            self._say(self._client.trouble or "the endpoint gave no usable answer")
+            return False
+        self.trouble = ""
+        self._observer.polled(0.0 if before is None else max(0.0, self._answered_at - before))
+        self._polled()
+        return True
+
+    def _say(self, why: str) -> None:
+        if why != self.trouble:
+            LOG.warning("%s", why)
+        self.trouble = why
+        self._observer.failed(why)
+
+
+def mend(path: Path, journal: Journal, boot_id: str) -> None:
+    """Make the cursor know exactly the events that the journal has open: what is missing in either is told anew."""
+    try:
+        cursor = load(path)
+    except BadCursor as error:
+        LOG.warning("the cursor %s is not used, because %s", path, error)
+        cursor = Cursor()
+    listed = {key_of(record.event): record for record in journal.book if record.gone_at is None}
+    known = {key_of(seen.event): seen for seen in cursor.known.seen}
+    if known.keys() == listed.keys():
+        return
+    seen = tuple(known.get(key) or Seen(event=record.event, boot=record.boot_id) for key, record in listed.items())
+    save(path, replace(cursor, known=replace(cursor.known, seen=seen, is_exact=False), boot=boot_id))
