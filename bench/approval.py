@@ -1,0 +1,107 @@
+"""Approvals by 64 clients at a time, each durable before it is answered, against single commits on the same disk.
+
+Approved is one of two VMs on a host whose maintenance is for both: it then waits for the other, so that an approval is
+all that is measured. The second figure approves restarts, which start at once; the lab's hypervisor makes each act
+durable in a ledger of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.crowd import Crowd, Guest, approval, play
+from bench.figure import Figure
+from bench.ground import Ground
+from bench.process import CLIENT_CORE, on_core
+from bench.statistic import ratio
+from bench.subject import Subject, single_vms, subject
+
+_CLIENTS = 64
+_PER_RUN = 800
+_ROW_BYTES = 300
+
+Prepare = Callable[[Subject, int], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    rates: list[float] = field(default_factory=list)  # approvals a second
+    singles: list[float] = field(default_factory=list)  # commits a second, one after the other
+
+    def figure(self, name: str, note: str) -> Figure:
+        samples = {"approvals_per_s": tuple(self.rates), "single_commits_per_s": tuple(self.singles)}
+        return Figure(name=name, value=ratio(self.rates, self.singles), note=note, samples=samples)
+
+
+def measure(ground: Ground) -> tuple[Figure, ...]:
+    waiting = _seen(ground, "approvals that wait for another", 2, _updates)
+    starting = _seen(ground, "approvals that start something", 1, _restarts)
+    return (
+        waiting.figure("approval-rate", f"{_CLIENTS} clients at a time; nothing starts"),
+        starting.figure("approval-start-rate", "each starts an act, which is durable too"),
+    )
+
+
+def _seen(ground: Ground, what: str, vms_per_host: int, prepare: Prepare) -> Seen:
+    count = ground.runs * _PER_RUN
+    fleet = single_vms(count * vms_per_host, count)
+    with subject(ground.directory / f"approval-{vms_per_host}", fleet) as service:
+        return play(_story(ground, what, service, prepare(service, count)))
+
+
+def _updates(service: Subject, hosts: int) -> dict[str, str]:
+    """An update of every host; the event of one of its two VMs."""
+    wish = {"impact": "update", "hosts": [f"host-{n}" for n in range(hosts)]}
+    rollout_id = service.ask("POST", "/rollouts", wish)["id"]
+    one_of_each: dict[str, tuple[str, str]] = {}
+    for event in service.ask("GET", f"/rollouts/{rollout_id}")["events"]:
+        one_of_each.setdefault(event["host"], (event["vms"][0], event["id"]))
+    return dict(one_of_each.values())
+
+
+def _restarts(service: Subject, vms: int) -> dict[str, str]:
+    asked = service.ask("POST", "/requests", {"ask": "restart", "vms": [f"web-{n}" for n in range(vms)]})
+    return {event["vms"][0]: event["id"] for event in asked["events"]}
+
+
+async def _story(ground: Ground, what: str, service: Subject, events: dict[str, str]) -> Seen:
+    crowd, seen, ids = Crowd(), Seen(), list(events.values())
+    await crowd.connect(service.seats(list(events)), len(events))
+    for run in ground.track(f"{what}, and single commits in turn", range(ground.runs)):
+        some = slice(run * _PER_RUN, (run + 1) * _PER_RUN)
+        seen.rates.append(await _approve(crowd, crowd.guests[some], ids[some]))
+        seen.singles.append(single_commits(ground.directory / f"{what}-{run}.db", ground.run_s / 2))
+    crowd.close()
+    return seen
+
+
+async def _approve(crowd: Crowd, guests: Sequence[Guest], events: Sequence[str]) -> float:
+    begin = time.perf_counter()
+    done = await crowd.pool(((guest, approval(event)) for guest, event in zip(guests, events, strict=True)), _CLIENTS)
+    return done / (time.perf_counter() - begin)
+
+
+def single_commits(path: Path, seconds: float) -> float:
+    """How many one-row transactions a second SQLite makes durable here, one after the other."""
+    with on_core(CLIENT_CORE):
+        db = sqlite3.connect(path, isolation_level=None)
+        db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE t(id INTEGER PRIMARY KEY, b)")
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO t VALUES (?, ?)", ((number, _row(0)) for number in range(1000)))
+        db.execute("COMMIT")
+        count, begin = 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            db.execute("UPDATE t SET b = ? WHERE id = ?", (_row(count + 1), count % 1000))
+            count += 1
+        rate = count / (time.perf_counter() - begin)
+        db.close()
+    return rate
+
+
+def _row(number: int) -> bytes:
+    """Another one every time: SQLite writes nothing where nothing is new."""
+    return b"%0*d" % (_ROW_BYTES, number)

@@ -1,0 +1,16 @@
+"""Azure's own mock server for Scheduled Events, in Flask. It is not run here: its rate is quoted."""
+
+from __future__ import annotations
+
+from bench.figure import Figure, absent
+from bench.ground import Ground
+
+QUOTED = 0.02  # of nginx's rate; docs/architecture.md
+
+
+def measure(ground: Ground) -> tuple[Figure, ...]:
+    ours = ground.seen.get("keep-alive-rate")
+    if ours is None or ours.value is None:
+        return (absent("azure-mock-rate", "needs the figure keep-alive-rate of the same run"),)
+    note = f"ours is {ours.value:.2f} of nginx; the mock server's {QUOTED:g} of nginx is quoted, not measured here"
+    return (Figure(name="azure-mock-rate", value=ours.value / QUOTED, note=note),)

@@ -1,0 +1,61 @@
+"""10,000 long polls on one document: from the call that changes it until the last of them is answered.
+
+The time counts from when the call is sent, so that planning and the commit are part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench.crowd import Crowd, play, poll
+from bench.figure import Figure
+from bench.ground import Ground
+from bench.process import wait_until_quiet
+from bench.statistic import median, percentile
+from bench.subject import Subject, one_scope, subject
+
+_GUESTS = 10_000
+_VMS = 20  # a VM may have 1,000 connections
+_CHANGES = 20
+_WAIT_S = 300
+
+
+def measure(ground: Ground) -> tuple[Figure, ...]:
+    guests = ground.sized(_GUESTS)
+    with subject(ground.directory / "long-poll", one_scope(_VMS)) as service:
+        rounds = play(_story(ground, service, guests))
+    lasts = [times[-1] for times in rounds]
+    thousands = tuple(median([times[n - 1] for times in rounds]) for n in range(1000, guests + 1, 1000))
+    return (
+        Figure(
+            name="long-poll-last",
+            value=percentile(lasts, 0.99),
+            note=f"{guests:,} guests, {len(rounds)} changes, median {median(lasts):.0f} ms; planning included",
+            samples={"last_ms": tuple(lasts), "thousands_ms": thousands},
+        ),
+        Figure(name="long-poll-thousand", value=median(lasts) / guests * 1000),
+    )
+
+
+async def _story(ground: Ground, service: Subject, guests: int) -> list[list[float]]:
+    crowd, rounds, pending = Crowd(), [], ""
+    await crowd.connect(service.seats([f"web-{n}" for n in range(_VMS)]), guests)
+    for _ in ground.track(f"{guests:,} long polls, changes", range(max(2, ground.sized(_CHANGES)))):
+        await crowd.poll()
+        waiting = crowd.ask(poll(crowd.etag, _WAIT_S))
+        await asyncio.to_thread(wait_until_quiet, service.pid)
+        begin = time.perf_counter()
+        change = asyncio.to_thread(_change, service, pending)
+        pending, _ = await asyncio.gather(change, waiting.all())
+        rounds.append([(at - begin) * 1e3 for at in waiting.times])
+    crowd.close()
+    return rounds
+
+
+def _change(service: Subject, pending: str) -> str:
+    """Schedule an event, or take the last one back; the id of the one that is pending now."""
+    if pending:
+        service.withdraw(pending)
+        return ""
+    return service.schedule("web-0")[0]

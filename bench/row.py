@@ -1,0 +1,34 @@
+"""Every row of the table, in its order."""
+
+from __future__ import annotations
+
+from bench import (
+    approval,
+    azure_mock,
+    connection_per_poll,
+    half_rate,
+    keep_alive,
+    long_poll,
+    memory,
+    mixed,
+    rollout,
+    scheduling,
+    start,
+    two_workers,
+)
+from bench.ground import Row
+
+ROWS: tuple[Row, ...] = (
+    Row(name="keep-alive", measure=keep_alive.measure, figures=("keep-alive-cpu", "keep-alive-rate")),
+    Row(name="connection", measure=connection_per_poll.measure, figures=("connection-cpu", "connection-rate")),
+    Row(name="half-rate", measure=half_rate.measure, figures=("half-rate-p99",)),
+    Row(name="two-workers", measure=two_workers.measure, figures=("two-workers-cpu",)),
+    Row(name="mixed", measure=mixed.measure, figures=("mixed-rate",)),
+    Row(name="long-poll", measure=long_poll.measure, figures=("long-poll-last", "long-poll-thousand")),
+    Row(name="memory", measure=memory.measure, figures=("idle-memory", "waiting-memory")),
+    Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate")),
+    Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),
+    Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
+    Row(name="rollout", measure=rollout.measure, figures=("rollout-time", "rollout-growth")),
+    Row(name="azure-mock", measure=azure_mock.measure, figures=("azure-mock-rate",)),
+)

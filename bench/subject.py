@@ -1,0 +1,99 @@
+"""Our service as a child process on the servers' core, and what the rows ask of it over its API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.process import SERVER_CORE, on_core
+from forewarn.testing.process import Answer, Endpoint, ServiceProcess
+
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+_LONG_S = 600.0  # for calls that roll out over thousands of VMs
+
+SMALL = """
+[[hosts]]
+name = "host-{n}"
+count = 4
+
+[[vms]]
+name = "web-{n}"
+count = 10
+"""
+
+
+def single_vms(count: int, hosts: int) -> str:
+    """A fleet of VMs that each are a scope of their own."""
+    return f'[[hosts]]\nname = "host-{{n}}"\ncount = {hosts}\n\n[[vms]]\nname = "web-{{n}}"\ncount = {count}\n'
+
+
+def one_scope(count: int) -> str:
+    """A fleet whose VMs share one document."""
+    hosts = f'[[hosts]]\nname = "host-{{n}}"\ncount = {count}\n\n'
+    together = '[[availability_sets]]\nname = "shop"\n\n'
+    return f'{hosts}{together}[[vms]]\nname = "web-{{n}}"\ncount = {count}\navailability_set = "shop"\n'
+
+
+class Subject(ServiceProcess):
+    """A lab, started on the servers' core."""
+
+    def start(self) -> None:
+        with on_core(SERVER_CORE):
+            super().start()
+
+    def url(self, vm: str) -> str:
+        at = self.seat(vm)
+        return f"http://{at.address}:{at.port}{TARGET}"
+
+    def seat(self, vm: str) -> Endpoint:
+        """Where the VM calls; one by one, since the whole fleet may be large."""
+        address, _, port = self.ask("GET", f"/vms/{vm}")["url"].split("/")[2].rpartition(":")
+        return Endpoint(address, int(port))
+
+    def seats(self, vms: Sequence[str]) -> list[Endpoint]:
+        return [self.endpoint(vm) for vm in vms]
+
+    def sample(self, vm: str) -> Answer:
+        at = self.seat(vm)
+        connection = self.connect(at)
+        try:
+            connection.request("GET", TARGET, headers={"Metadata": "true"})
+            response = connection.getresponse()
+            return Answer(response.status, response.read(), dict(response.getheaders()))
+        finally:
+            connection.close()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """What the API answers, however long that takes; AssertionError if it refuses."""
+        connection = http.client.HTTPConnection("localhost", timeout=_LONG_S)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(_LONG_S)
+        connection.sock.connect(str(self.data / "forewarn.sock"))
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, "/forewarn/v1" + path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            given = json.loads(response.read())
+            assert response.status < 300, f"{method} {path}: {response.status} {given}"
+            return given
+        finally:
+            connection.close()
+
+    def schedule(self, *vms: str) -> list[str]:
+        """The ids of the events that follow from restarting these."""
+        return [event["id"] for event in self.ask("POST", "/requests", {"ask": "restart", "vms": vms})["events"]]
+
+    def withdraw(self, event_id: str) -> None:
+        self.ask("POST", f"/events/{event_id}/withdraw", {})
+
+
+@contextmanager
+def subject(directory: Path, fleet: str = SMALL, arguments: tuple[str, ...] = ()) -> Iterator[Subject]:
+    with Subject(data=directory, fleet=fleet, arguments=arguments) as service:
+        assert isinstance(service, Subject)
+        yield service

@@ -1,0 +1,60 @@
+"""wrk, the load generator of Debian: as many requests as the server can take."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from bench.process import CLIENT_CORE
+
+_REPORT = Path(__file__).parent / "report.lua"
+CONNECTIONS = 64
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What wrk saw."""
+
+    requests: int
+    duration_us: int
+    bytes: int
+    refused: int  # answered with a status of 400 or more
+    broken: int
+    p50_us: int
+    p99_us: int
+
+    @property
+    def rate(self) -> float:
+        return self.requests / (self.duration_us / 1e6)
+
+
+def wrk(
+    url: str,
+    *,
+    seconds: float,
+    headers: tuple[str, ...] = (),
+    script: Path = _REPORT,
+    arguments: tuple[str, ...] = (),
+) -> Load:
+    """One thread on the clients' core; AssertionError if anything but good answers came."""
+    line = ["taskset", "-c", str(CLIENT_CORE), "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}"]
+    line += ["-s", str(script), "-H", "Metadata: true"]
+    for header in headers:
+        line += ["-H", header]
+    line += [url, "--", *arguments]
+    out = subprocess.run(line, capture_output=True, text=True, check=True, timeout=seconds + 60).stdout
+    load = read_report(out)
+    assert load.requests > 0, f"nothing was answered at {url}"
+    assert not load.refused, f"{load.refused} of {load.requests} requests to {url} were refused"
+    # Connections that are open when the time is over are not counted as broken by all versions of wrk.
+    assert load.broken <= CONNECTIONS, f"{load.broken} of {load.requests} requests to {url} broke"
+    return load
+
+
+def read_report(out: str) -> Load:
+    """The line that report.lua adds to what wrk says anyway."""
+    for line in reversed(out.splitlines()):
+        if line.startswith("{"):
+            return msgspec.json.decode(line, type=Load)
+    raise LookupError(f"wrk gave no report:\n{out}")
