@@ -93,9 +93,11 @@ class Lab:
 
     def close(self) -> None:
         """Sockets, thread and loop go; what happened can still be read. Closing again is harmless."""
-        self._is_open = False
-        if self._stage is not None:
-            self._stage.close()
+        try:
+            if self._stage is not None:
+                self._stage.close()
+        finally:
+            self._is_open = False  # only now: until then the stage may be at work on what others would read
 
     def __enter__(self) -> Self:
         return self.open()

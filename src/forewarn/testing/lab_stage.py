@@ -23,9 +23,9 @@ class Stage(Generic[S]):
         self._opening = opening
         self._opened: Future[S] = Future()
         self._stop = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()  # held while something is put on the loop: whatever is, the loop gets to
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: nothing is taken on
         self._failure: BaseException | None = None
-        self._doings: set[Future[Any]] = set()
         # A daemon: a test run that forgot to close a lab ends all the same.
         self._thread = threading.Thread(target=self._run, name="forewarn lab", daemon=True)
 
@@ -39,22 +39,24 @@ class Stage(Generic[S]):
 
     def do(self, work: Callable[[S], Coroutine[Any, Any, T]], patience_s: float = PATIENCE_S) -> T:
         """What the work gives, done on the stage; bounded."""
-        loop = self._loop
-        if loop is None:
-            raise Refused("the lab is closed: ask it while its `with` block is open")
-        doing = asyncio.run_coroutine_threadsafe(work(self._opened.result()), loop)
-        self._doings.add(doing)
+        doing = self._begin(work)
         try:
             return doing.result(patience_s)
-        except CancelledError:
+        except (CancelledError, Unavailable):
+            if self._loop is not None:
+                raise
             raise Refused("the lab was closed meanwhile: ask it while its `with` block is open") from None
         except TimeoutError:
             if doing.done():  # the work's own
                 raise
             doing.cancel()
             raise Unavailable(f"the lab did not answer within {patience_s:g} s: close it and open another") from None
-        finally:
-            self._doings.discard(doing)
+
+    def _begin(self, work: Callable[[S], Coroutine[Any, Any, T]]) -> Future[T]:
+        with self._lock:
+            if self._loop is None:
+                raise Refused("the lab is closed: ask it while its `with` block is open")
+            return asyncio.run_coroutine_threadsafe(work(self._opened.result()), self._loop)
 
     def close(self) -> None:
         """Again and again, if anybody likes."""
@@ -64,13 +66,12 @@ class Stage(Generic[S]):
             raise failure
 
     def _end(self) -> None:
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop = None
         if self._thread.ident is not None:
             self._thread.join(PATIENCE_S)
-        self._loop = None
-        for doing in tuple(self._doings):
-            doing.cancel()  # its caller waits for a loop that is no more
 
     def _run(self) -> None:
         try:
@@ -80,10 +81,15 @@ class Stage(Generic[S]):
             self._fail(error)
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with self._opening() as served:
-            self._opened.set_result(served)
-            await self._stop.wait()
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        try:
+            async with self._opening() as served:
+                self._opened.set_result(served)
+                await self._stop.wait()
+        finally:
+            with self._lock:
+                self._loop = None
 
     def _fail(self, error: BaseException) -> None:
         """Told to whoever opens or closes."""
