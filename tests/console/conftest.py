@@ -53,9 +53,13 @@ class Api:
         """The same, called by somebody with this role over these resources; over none, without any role."""
         grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
         principal = Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants))
+        return self.admitting(lambda: principal)
+
+    def admitting(self, who: Callable[[], Principal]) -> Api:
+        """The same, called by whoever that is at the moment."""
 
         async def admit(request: Request) -> Principal:
-            return principal
+            return who()
 
         return self._with(build(self.house, admit))
 

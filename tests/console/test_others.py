@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forewarn.core.access import Grant, Principal, Role
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry, What
 
@@ -235,6 +236,26 @@ def test_whoever_waits_hears_of_a_vm_that_comes_meanwhile(api: Any) -> None:
         return (await held).json
 
     assert "VM new added" in texts(api.world.do(scenario()))
+
+
+def test_whoever_waits_is_told_nothing_that_they_may_no_longer_see(api: Any) -> None:
+    """What is revoked counts at once, also for those who asked before."""
+    grants = [Grant(id="g", role=Role.READER, to="client:ci", over=DB)]
+    reader = api.admitting(lambda: Principal(id="client:ci", name="client ci", grants=tuple(grants)))
+
+    async def scenario() -> Any:
+        seq = api.world.store.last_seq()
+        held = asyncio.create_task(reader.calling("GET", f"/history?after={seq}&wait_s=60"))
+        await asyncio.sleep(0)
+        grants.clear()
+        await api.calling("POST", "/requests", {"ask": "restart", "vms": ["db"]})
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not held.done()
+        api.house.closing.set()
+        return (await held).json
+
+    assert texts(api.world.do(scenario())) == []
 
 
 def test_keepers_are_shown_of_ones_own_vms(api: Any) -> None:

@@ -33,7 +33,7 @@ def build(house: House, admit: Admit | None = None, directory: Directory | None 
     names = directory or Directory(house.control.store)
 
     async def enter(request: Request) -> Room:
-        return Room(house, names, await admit(request))
+        return Room(house, names, await admit(request), lambda: admit(request))
 
     by_path: dict[str, list[RouteLine]] = defaultdict(list)
     for line in ROUTES:

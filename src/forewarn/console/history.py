@@ -115,7 +115,7 @@ async def _next_page(room: Room, query: body.HistoryQuery, wanted: _Wanted, page
                 else:
                     news.clear()
                     await _first_of(closing, news)
-                room.look_again()
+                await room.look_again()
                 page = _page(room, replace(query, after=page.seq), wanted)
     except TimeoutError:
         pass

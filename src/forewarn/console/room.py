@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
@@ -23,6 +23,7 @@ from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
 SHORTEST_PREFIX = 4
+Again = Callable[[], Awaitable[Principal]]  # who is calling, asked once more
 _RECENT = 10_000  # events and requests among which a prefix is looked for, besides those under way
 
 
@@ -69,15 +70,20 @@ class Outlook:
 
 
 class Room:
-    def __init__(self, house: House, directory: Directory, principal: Principal) -> None:
+    def __init__(self, house: House, directory: Directory, principal: Principal, again: Again | None = None) -> None:
         self.house = house
+        self._again = again
+        self._see_as(principal, directory)
+
+    async def look_again(self) -> None:
+        """The fleet, and what the caller may see of it, may have changed while a call waited. Raises as entering does."""
+        principal = self.principal if self._again is None else await self._again()
+        self._see_as(principal, self.directory.whole)
+
+    def _see_as(self, principal: Principal, directory: Directory) -> None:
         self.principal = principal
         self.directory = Outlook(directory, principal)
-        self.look_again()
-
-    def look_again(self) -> None:
-        """The fleet may have changed while a call waited."""
-        self.visible = Visibility(self.store, self.directory.whole, self.principal)
+        self.visible = Visibility(self.store, directory, principal)
 
     @property
     def control(self) -> Control:
