@@ -76,7 +76,7 @@ class Room:
         self._see_as(principal, directory)
 
     async def look_again(self) -> None:
-        """The fleet, and what the caller may see of it, may have changed while a call waited. Raises as entering does."""
+        """While a call waited, the fleet or what its caller may see may have changed. Raises as entering does."""
         principal = self.principal if self._again is None else await self._again()
         self._see_as(principal, self.directory.whole)
 
