@@ -17,10 +17,16 @@ from pathlib import Path
 import pytest
 
 from forewarn import __version__
-from forewarn.testing.process import eventually, free_port
+from forewarn.testing.process import ServiceProcess, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 INSTALL_S = 180
+ASK = """
+import asyncio, sys
+from forewarn.client import AsyncClient, Client
+client, other = Client(sys.argv[1]), AsyncClient(sys.argv[1])
+print(client.events().incarnation, asyncio.run(other.mine()), client.name())
+"""
 WHAT_IS_BUILT = ["pyproject.toml", "README.md", "LICENSE"]
 
 
@@ -106,6 +112,10 @@ def test_the_wheel_alone_needs_nothing_and_says_what_its_command_lacks(wheel: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
     (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
     assert {path.name.partition("-")[0] for path in site.iterdir()} == {"forewarn"}
+
+    with ServiceProcess(data=tmp_path / "d") as service:
+        done = run(programs / "python", "-W", "error", "-c", ASK, f"127.0.0.1:{service.port}", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1 () web-0\n", "")
 
     for command in ([programs / "forewarn"], [programs / "python", "-m", "forewarn"]):
         done = run(*map(str, command), "up", cwd=tmp_path)
