@@ -13,7 +13,7 @@ from forewarn.cli.instant import when
 from forewarn.cli.invocation import Function, Invocation, shown
 from forewarn.cli.screen import Cell, faint, joined, strong, word
 from forewarn.cli.wording import names
-from forewarn.client import Client, Received, ReceivedEvent
+from forewarn.client import Client, Received, ReceivedEvent, lists
 from forewarn.errors import ForewarnError, NotFound, Rejected
 
 _SHORTEST_PREFIX = 4
@@ -25,7 +25,7 @@ def endpoint_option(function: Function) -> Function:
     return click.option(
         "--endpoint",
         metavar="URL",
-        help="Where to ask.  [env: FOREWARN_ENDPOINT, SCHEDULEDEVENTSIP; default: http://169.254.169.254]",
+        help="Where to ask.  [env: FOREWARN_ENDPOINT, SCHEDULEDEVENTSIP; default: discovered]",
     )(shown(function))
 
 
@@ -78,7 +78,7 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
     listed = client.events().events
     if mine:
         name = client.name()
-        whole = [event.id for event in listed if _is_hit(event, name)]
+        whole = [event.id for event in listed if lists(event, name)]
     else:
         whole = [whole_id(event_id, listed) for event_id in ids]
     if whole:
@@ -136,12 +136,8 @@ def _rows(call: Invocation, client: Client, received: Received, name: str | None
 
 def _vms(event: ReceivedEvent, name: str | None) -> Text:
     """Who is hit; whether this VM is among them is what matters (spec §7.2)."""
-    mine = name is not None and _is_hit(event, name)
+    mine = name is not None and lists(event, name)
     return joined(names(event.resources), Text("  this VM", style="bold red") if mine else Text())
-
-
-def _is_hit(event: ReceivedEvent, name: str) -> bool:
-    return name.casefold() in {resource.removeprefix("_").casefold() for resource in event.resources}
 
 
 def _not_before(event: ReceivedEvent, now: float | None) -> str:
@@ -167,7 +163,7 @@ def _event(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
         "status": event.status,
         "kind": event.kind,
         "vms": list(event.resources),
-        "hits_this_vm": None if name is None else _is_hit(event, name),
+        "hits_this_vm": None if name is None else lists(event, name),
         "not_before": event.not_before,
         "description": event.description,
         "source": event.source,
