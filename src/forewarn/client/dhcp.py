@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from forewarn.errors import Unavailable
 
-ANSWER_S = 3.0
-WAITS_S = (0.0, 2.0, 4.0)  # before each try; programs in the wild try five times over minutes (evidence §9)
+ANSWER_S = 4.0  # some servers look for three seconds whether an address is free before they offer it
+WAITS_S = (0.0, 2.0)  # before each try; programs in the wild try five times over minutes
 _SERVER_PORT, _CLIENT_PORT = 67, 68
 _COOKIE = bytes((99, 130, 83, 99))
 _XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _SHORTEST = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6

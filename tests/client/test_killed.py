@@ -1,0 +1,47 @@
+"""A watcher that is killed between being told and having handled: told again, and nothing else is (spec §11)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.scripted import Scripted, says
+
+EVENTS = [{"EventId": name, "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["x"]} for name in "ABC"]
+WATCH = """
+import sys
+from forewarn.client import Client
+for change in Client(sys.argv[1]).watch(cursor=sys.argv[2]):
+    print(change.event.id, flush=True)
+    if not sys.stdin.readline():
+        break
+"""
+
+
+def told_before_the_kill(url: str, cursor: Path, handled: int) -> list[str]:
+    """What a watcher prints that handles so many changes, and is killed while it handles the next."""
+    line = [sys.executable, "-c", WATCH, url, str(cursor)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        told = [child.stdout.readline().strip()]
+        for _ in range(handled):
+            child.stdin.write("handled\n")
+            child.stdin.flush()
+            told.append(child.stdout.readline().strip())
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(timeout=30) == -signal.SIGKILL
+    return told
+
+
+@pytest.mark.parametrize("handled", [0, 1, 2])
+def test_after_kill_9_the_change_under_way_is_told_again_and_no_other(tmp_path: Path, handled: int) -> None:
+    with Scripted(says({"DocumentIncarnation": 4, "Events": EVENTS})) as server:
+        first = told_before_the_kill(server.url, tmp_path / "cursor", handled)
+        second = told_before_the_kill(server.url, tmp_path / "cursor", 2 - handled)
+    assert first == list("ABC"[: handled + 1])
+    assert second == list("ABC"[handled:])
