@@ -1,10 +1,16 @@
-"""A real HAProxy lets go of a server: connections that are there go on, new ones go elsewhere, and it comes back."""
+"""A real HAProxy lets go of a server: connections that are there go on, new ones go elsewhere, and it comes back.
+
+At the end with everything real: a service that announces a reboot, and an agent that drains, approves and undoes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +21,7 @@ import pytest
 from forewarn.agent.value import Outcome
 from forewarn.testing.case import Tried
 from forewarn.testing.daemon import Daemon, port_answers
-from forewarn.testing.process import free_port
+from forewarn.testing.process import ServiceProcess, eventually, free_port
 
 pytestmark = pytest.mark.real
 DEBIAN = Path(__file__).parents[2] / ".venv-parts/debian"
@@ -172,3 +178,102 @@ def test_a_server_that_does_not_exist_is_told(shop: Shop) -> None:
     options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/web-7"]}
     drain = Tried("drain-haproxy", options, shop.folder / "case")
     assert asyncio.run(drain.do()) == Outcome(ok=False, text="HAProxy has no server web/web-7")
+
+
+FLEET = """
+[[hosts]]
+name = "host-0"
+
+[[vms]]
+name = "web-0"
+host = "host-0"
+"""
+AGENT = """
+endpoint = "{endpoint}"
+state = "{folder}/agent"
+listen = ""
+
+[steps.drain]
+use = "drain-haproxy"
+socket = "{folder}/admin.sock"
+servers = ["web/{{vm}}"]
+budget = "60s"
+
+[[rules]]
+kinds = ["Reboot"]
+steps = ["drain"]
+approve = "when-done"
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path / "service", fleet=FLEET) as service:
+        yield service
+
+
+@pytest.fixture
+def agent(shop: Shop, service: ServiceProcess) -> Iterator[Daemon]:
+    place = service.endpoint("web-0")
+    file = shop.folder / "agent.toml"
+    file.write_text(AGENT.format(folder=shop.folder, endpoint=f"http://{place.address}:{place.port}"))
+    line = [sys.executable, "-m", "forewarn.agent", "--config", file]
+    log = shop.folder / "agent.log"
+    with Daemon(line, log=log, is_up=(shop.folder / "agent/journal.db").exists) as agent:
+        yield agent
+
+
+def announce_reboot(service: ServiceProcess) -> None:
+    service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+    eventually(lambda: statuses(service) == ["Scheduled"])
+
+
+def statuses(service: ServiceProcess) -> list[str]:
+    return [event["EventStatus"] for event in service.poll("web-0")["Events"]]
+
+
+def over(service: ServiceProcess) -> bool:
+    """Acts take lab time."""
+    service.advance(30)
+    return not statuses(service)
+
+
+def a_visit_of(shop: Shop, server: str) -> Visit:
+    visits = [shop.visit() for _ in range(6)]
+    kept = next(visit for visit in visits if visit.server == server)
+    for visit in visits:
+        if visit is not kept:
+            visit.end()
+    return kept
+
+
+def test_an_agent_drains_then_approves_and_comes_back_when_the_reboot_is_over(
+    shop: Shop, service: ServiceProcess, agent: Daemon
+) -> None:
+    visit = a_visit_of(shop, "web-0")
+    announce_reboot(service)
+    eventually(lambda: shop.who_answers(4) == {"web-1"})
+    assert visit.still_talks()
+    assert statuses(service) == ["Scheduled"]
+
+    visit.end()
+    eventually(lambda: statuses(service) == ["Started"])  # its notice is not over: it was approved
+    eventually(lambda: over(service))
+    eventually(lambda: shop.who_answers(4) == {"web-0", "web-1"})
+
+
+def test_an_agent_that_is_killed_in_the_middle_of_a_drain_goes_on_and_undoes_it(
+    shop: Shop, service: ServiceProcess, agent: Daemon
+) -> None:
+    visit = a_visit_of(shop, "web-0")
+    announce_reboot(service)
+    eventually(lambda: shop.who_answers(4) == {"web-1"})
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.stop()
+    assert statuses(service) == ["Scheduled"]
+
+    visit.end()
+    agent.start()
+    eventually(lambda: statuses(service) == ["Started"])
+    eventually(lambda: over(service))
+    eventually(lambda: shop.who_answers(4) == {"web-0", "web-1"})
