@@ -240,8 +240,9 @@ class Daemon:
             self._observer.noticed(event, None if record.started_at is not None else left)
             if lists(event, self._setting.vm) and left == 0:
                 self._observer.missed(event)
-        else:
+        elif record.started_at is not None:
             LOG.info("%s %s has started", event.kind, record.key)
+            self._observer.started(event, now - record.seen_at)
 
     def _tell_settled(self, record: Record, move: Settle) -> None:
         deed = move.deed
