@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.client import Change, Gone, Outcome, Scheduled, Started
+from forewarn.errors import Rejected
 from forewarn.testing.scripted import Reply, Scripted, says
 
 NAME = Reply(body=b"web-0")
@@ -118,6 +119,31 @@ def test_a_damaged_cursor_begins_anew_and_is_told(
     assert [record.getMessage() for record in caplog.records] == [
         f"the cursor {str(path)!r} is not used, because it is damaged (JSONDecodeError): events may be told again"
     ]
+
+
+def test_a_place_for_the_cursor_that_cannot_be_used_is_refused_before_anything_happens(
+    driver: Driver, tmp_path: Path
+) -> None:
+    with Scripted(document(1)) as server, pytest.raises(Rejected, match="cannot be written"):
+        driver(server.url).take(1, "watch", tmp_path / "absent" / "cursor")
+    assert server.requests == []
+
+
+def test_a_cursor_that_can_be_written_no_longer_keeps_nobody_from_hearing(
+    driver: Driver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def lose_the_disk(change: Change) -> None:
+        if place.exists():
+            (place / "cursor").unlink()
+            place.rmdir()
+
+    with Scripted(document(2, "A"), document(3, "A*")) as server:
+        changes = driver(server.url).take(2, "watch", place / "cursor", handle=lose_the_disk)
+    assert words(changes) == ["A Scheduled", "A Started"]
+    assert "give another file; what is handled may be told again" in caplog.text
 
 
 def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> None:

@@ -14,10 +14,10 @@ from forewarn.client.cursor import BadCursor, Cursor, load, save
 from forewarn.client.exchange import HOLD_S, Step, Watch, after_answer, after_failure
 from forewarn.client.following import follow, left_s, might_have_rebooted
 from forewarn.client.move import Do, Pause, Talk, Tell
-from forewarn.client.session import Session, warning
-from forewarn.client.sight import Sight, epoch_of, is_behind
+from forewarn.client.session import LOG, Session, warning
+from forewarn.client.sight import Known, Sight, epoch_of, is_behind
 from forewarn.client.version import OLDEST
-from forewarn.errors import ForewarnError, Unavailable
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.protocol.codec import Received
 
 _TOLD_FAILURES = 3  # in a row, before people are told that the service is away
@@ -31,9 +31,14 @@ class Ledger:
         self._path = path
         self._lock = Lock()
 
-    def put(self, cursor: Cursor) -> None:
+    def begin(self) -> None:
+        """A place that cannot be written is refused now, not when something happens."""
+        if self._path is not None:
+            save(self._path, self.cursor)
+
+    def note(self, known: Known, news: tuple[Change, ...], boot: str) -> None:
         with self._lock:
-            self._put(cursor)
+            self._put(Cursor(known=known, unhandled=(*self.cursor.unhandled, *news), boot=boot))
 
     def done(self, change: Change) -> None:
         """Handled; said again, it changes nothing."""
@@ -42,9 +47,13 @@ class Ledger:
             self._put(replace(self.cursor, unhandled=left))
 
     def _put(self, cursor: Cursor) -> None:
-        if self._path is not None and cursor != self.cursor:
+        is_new, self.cursor = cursor != self.cursor, cursor
+        if self._path is None or not is_new:
+            return
+        try:
             save(self._path, cursor)
-        self.cursor = cursor
+        except Rejected as error:  # a full disk must not keep anybody from hearing of an eviction
+            LOG.warning("%s; what is handled may be told again", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,7 @@ def documents(session: Session) -> Talk[None]:
 def changes(session: Session, path: Path | None, manner: Manner) -> Talk[None]:
     boot = yield Do(call=session.boot_id)
     ledger = Ledger(path, (yield from _loaded(path)))
+    yield Do(call=ledger.begin)
     untold, watch, behind_at = ledger.cursor.unhandled, Watch(), math.inf
     while True:
         hold_s = manner.hold_s()
@@ -123,9 +133,8 @@ def _followed(session: Session, ledger: Ledger, sight: Sight) -> Talk[tuple[Chan
     known = ledger.cursor.known
     name = (yield from _name(session)) if might_have_rebooted(known, sight) else None
     after, news = follow(known, replace(sight, name=name, shows_all=session.version >= OLDEST))
-    cursor = Cursor(known=after, unhandled=(*ledger.cursor.unhandled, *news), boot=sight.boot)
-    if cursor != ledger.cursor:
-        yield Do(call=partial(ledger.put, cursor))
+    if news or after != known or sight.boot != ledger.cursor.boot:
+        yield Do(call=partial(ledger.note, after, news, sight.boot))
     return news
 
 
