@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
 from typing import Any
 
-from forewarn.agent.value import Event, Step
+from forewarn.agent.config import read
+from forewarn.agent.daemon import Daemon
+from forewarn.agent.journal import Journal
+from forewarn.agent.record import Record
+from forewarn.agent.report import Report
+from forewarn.agent.value import Event, Outcome, Phase, Step
+from forewarn.client import AsyncClient
 
 NOW = 1_000_000.0
 
@@ -28,3 +37,124 @@ def event(id_: str = "E1", kind: str = "Reboot", *, left_s: float | None = 900, 
 
 def step(name: str, budget_s: float = 10, **settings: Any) -> Step:
     return Step(**{"name": name, "use": "command", "budget_s": budget_s, **settings})
+
+
+class Noted:
+    """An observer that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.polls = self.failures = 0
+
+    def polled(self, lag_s: float) -> None:
+        self.polls += 1
+
+    def failed(self, why: str) -> None:
+        self.failures += 1
+
+    def noticed(self, event: Event, notice_s: float | None) -> None:
+        self.told.append(("noticed", event.kind))
+
+    def missed(self, event: Event) -> None:
+        self.told.append(("missed", event.kind))
+
+    def started(self, event: Event, notice_s: float) -> None:
+        self.told.append(("started", event.kind))
+
+    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None:
+        self.told.append((str(phase), step.name))
+
+    def step_cut(self, step: Step, event: Event) -> None:
+        self.told.append(("cut", step.name))
+
+    def approved(self, event: Event) -> None:
+        self.told.append(("approved", event.kind))
+
+    def gone(self, event: Event, outcome: str) -> None:
+        self.told.append(("gone", outcome))
+
+
+class Guest:
+    """An agent in a thread of its own, which polls eagerly, so that a lab's clock is heard soon after it moved."""
+
+    def __init__(self, folder: Path, endpoint: str, text: str, *, boot_id: str = "boot-1") -> None:
+        self.folder, self.log, self.boot_id = folder, folder / "log", boot_id
+        self.noted = Noted()
+        head = f'endpoint = "{endpoint}"\nstate = "{folder / "state"}"\ngrace = "0s"\n'
+        self.config = read(head + text.replace("LOG", str(self.log)).replace("FOLDER", str(folder)))
+        self._daemon: Daemon | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._errors: list[BaseException] = []
+
+    @property
+    def lines(self) -> list[str]:
+        """What commands have written, without the shell's newlines."""
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    @property
+    def report(self) -> Report:
+        async def ask() -> Report:
+            assert self._daemon is not None
+            return self._daemon.state()
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(10)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        journal = Journal(self.config.journal, readonly=True)
+        try:
+            return journal.records()
+        finally:
+            journal.close()
+
+    def start(self, *, boot_id: str | None = None) -> Guest:
+        self.boot_id = boot_id or self.boot_id
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(begun,))
+        self._thread.start()
+        assert begun.wait(10)
+        return self
+
+    def end(self) -> None:
+        """As a signal does it: what is under way is left as it is."""
+        if self._thread is None or self._loop is None or self._daemon is None:
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._daemon.stop)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self._thread = None
+        if self._errors:
+            raise self._errors.pop()
+
+    def __enter__(self) -> Guest:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def _live(self, begun: threading.Event) -> None:
+        async def live() -> None:
+            client = AsyncClient(self.config.endpoint, sleep=lambda s: asyncio.sleep(min(s, 0.01)))
+            self._daemon = Daemon(self.config, client=client, observer=self.noted, boot_id=self.boot_id, hold_s=0.0)
+            self._loop = asyncio.get_running_loop()
+            begun.set()
+            await self._daemon.run()
+
+        try:
+            asyncio.run(live())
+        except BaseException as error:  # shown by whoever ends it
+            self._errors.append(error)
+            begun.set()
+
+
+DRAIN = """
+[steps.drain]
+use = "command"
+run = "echo drain >> LOG"
+undo = "echo undrain >> LOG"
+budget = "20s"
+"""
+SAVE = DRAIN.replace("drain", "save").replace("unsave", "restore")

@@ -15,7 +15,7 @@ from forewarn.agent.folder import forget_others
 from forewarn.agent.journal import Journal
 from forewarn.agent.keeper import Keeper
 from forewarn.agent.move import Close, Move, Settle, Situation, Wait, made
-from forewarn.agent.observer import Observer, Unobserved
+from forewarn.agent.observer import Observer, Unobserved, shielded
 from forewarn.agent.record import Record, State
 from forewarn.agent.report import Report, events_of, problems_of
 from forewarn.agent.rule import left_s
@@ -47,7 +47,7 @@ class Daemon:
         hold_s: float = HOLD_S,
     ) -> None:
         self._config, self._client = config, client or AsyncClient(config.endpoint)
-        self._observer = observer or Unobserved()
+        self._observer = shielded(observer or Unobserved())
         self._setting = Setting(
             vm=config.vm,
             boot_id=read_boot_id() if boot_id is None else boot_id,

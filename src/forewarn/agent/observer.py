@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 from forewarn.agent.value import Event, Outcome, Phase, Step
+
+LOG = logging.getLogger("forewarn.agent")
 
 
 class Observer(Protocol):
@@ -44,3 +48,24 @@ class Unobserved:
     def step_cut(self, step: Step, event: Event) -> None: ...
     def approved(self, event: Event) -> None: ...
     def gone(self, event: Event, outcome: str) -> None: ...
+
+
+class _Shield:
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        call: Callable[..., None] = getattr(self._observer, name)
+
+        def shielded(*arguments: Any) -> None:
+            try:
+                call(*arguments)
+            except Exception:
+                LOG.exception("an observer failed")
+
+        return shielded
+
+
+def shielded(observer: Observer) -> Observer:
+    """Whatever goes wrong while somebody watches is told, and nothing more."""
+    return cast("Observer", _Shield(observer))

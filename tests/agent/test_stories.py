@@ -1,0 +1,205 @@
+"""Whole stories in virtual time: the agent in a VM of a lab, from the notice to the undo. Each of the things that other
+handlers get wrong has a test here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.agent.conftest import DRAIN, SAVE, Guest
+
+from forewarn.testing.lab import Lab
+
+FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(vms=["web-0", "web-1"], spot=["spot-0"], availability_set="web") as lab:
+        yield lab
+
+
+def guest(lab: Lab, folder: Path, text: str = FIFTEEN, vm: str = "web-0") -> Guest:
+    return Guest(folder, lab.vm(vm).endpoint, text)
+
+
+def settled(lab: Lab, agent: Guest, polls: int = 3) -> list[str]:
+    """What the commands have written once the agent has looked so many times more and has nothing under way."""
+    until = agent.noted.polls + polls
+    lab.wait_for(lambda: agent.noted.polls >= until)
+    return agent.lines
+
+
+def test_a_reboot_is_prepared_for_then_approved_and_undone_in_the_opposite_order(lab: Lab, tmp_path: Path) -> None:
+    with guest(lab, tmp_path) as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        assert agent.lines == ["drain", "save"]
+        lab.run_until(lambda: event.over)
+        lab.wait_for(lambda: agent.records[0].closed)
+        assert agent.lines == ["drain", "save", "restore", "undrain"]
+        assert event.approved_by == "web-0"
+    assert agent.records[0].outcome == "finished"
+    assert [told for told in agent.noted.told if told[0] != "started"] == [
+        *(("noticed", "Reboot"), ("do", "drain"), ("do", "save"), ("approved", "Reboot")),
+        *(("gone", "finished"), ("undo", "save"), ("undo", "drain")),
+    ]
+
+
+def test_an_event_for_a_neighbour_only_is_left_alone(lab: Lab, tmp_path: Path) -> None:
+    """Others shut a whole scale set down for one eviction, because they do not look for their own name."""
+    with guest(lab, tmp_path) as agent:
+        event = lab.reboot("web-1")
+        lab.wait_for(lambda: len(agent.noted.told) == 1)
+        assert settled(lab, agent) == []
+        assert not event.approved
+
+
+def test_a_rule_may_be_about_neighbours(lab: Lab, tmp_path: Path) -> None:
+    text = f'{DRAIN}[[rules]]\nvms = "web-*"\nsteps = ["drain"]\n'
+    with guest(lab, tmp_path, text) as agent:
+        lab.reboot("web-1")
+        lab.wait_for(lambda: agent.lines == ["drain"])
+
+
+def test_a_freeze_of_seconds_is_left_alone(lab: Lab, tmp_path: Path) -> None:
+    with guest(lab, tmp_path) as agent:
+        event = lab.freeze("web-0")
+        lab.wait_for(lambda: len(agent.noted.told) == 1)
+        assert settled(lab, agent) == []
+        lab.run_until(lambda: event.over)
+        lab.wait_for(lambda: agent.records[0].closed)
+        assert agent.lines == []
+
+
+def test_an_eviction_is_prepared_for_within_its_30_seconds_and_not_approved(lab: Lab, tmp_path: Path) -> None:
+    text = f'profile = "thirty-seconds"\n{DRAIN.replace("20s", "10s")}'
+    with guest(lab, tmp_path, text, "spot-0") as agent:
+        event = lab.evict("spot-0")
+        lab.wait_for(lambda: agent.lines == ["drain"])
+        settled(lab, agent)
+        assert not event.approved
+
+
+def test_what_was_done_for_an_event_that_is_withdrawn_is_undone(lab: Lab, tmp_path: Path) -> None:
+    with guest(lab, tmp_path, f"{DRAIN}[[rules]]\nsteps = ['drain']\n") as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: agent.lines == ["drain"])
+        lab.withdraw(event)
+        lab.wait_for(lambda: agent.records[0].closed)
+        assert agent.lines == ["drain", "undrain"]
+        assert agent.records[0].outcome == "withdrawn"
+
+
+def test_an_event_that_is_withdrawn_after_its_approval_is_undone_too(lab: Lab, tmp_path: Path) -> None:
+    """Spec §11."""
+    lab.fault("withdrawn-after-approval", vm="web-0")
+    with guest(lab, tmp_path) as agent:
+        lab.reboot("web-0")
+        lab.wait_for(lambda: agent.noted.told and agent.records[0].closed)
+        assert agent.lines == ["drain", "save", "restore", "undrain"]
+
+
+def test_a_step_that_is_running_when_the_event_is_withdrawn_is_stopped_and_undone(lab: Lab, tmp_path: Path) -> None:
+    slow = DRAIN.replace("echo drain >> LOG", "echo drain >> LOG; exec sleep 600").replace("20s", "10m")
+    with guest(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\n") as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: agent.lines == ["drain"])
+        lab.withdraw(event)
+        lab.wait_for(lambda: agent.records[0].closed)
+        assert agent.lines == ["drain", "undrain"]
+    assert agent.records[0].deeds[0].text == "stopped: the event is gone"
+
+
+def test_with_seven_days_of_notice_steps_begin_late_and_telling_begins_at_once(lab: Lab, tmp_path: Path) -> None:
+    tell = f'[steps.tell]\nuse = "log"\nfile = "{tmp_path}/told"\nbudget = "5s"\ncut = 1\n'
+    with guest(lab, tmp_path, f'profile = "seven-days"\n{tell}{DRAIN}') as agent:
+        event = lab.degrade(lab.vm("web-0").host, in_="7d")[0]
+        lab.wait_for(lambda: (tmp_path / "told").exists())
+        assert settled(lab, agent) == []
+        lab.advance("6d")
+        assert settled(lab, agent) == []
+        lab.advance("23h")
+        lab.wait_for(lambda: agent.lines == ["drain"])
+        lab.wait_for(lambda: event.approved)
+
+
+def test_when_time_is_short_steps_are_cut_in_the_declared_order_and_that_is_told(lab: Lab, tmp_path: Path) -> None:
+    text = f'{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ["drain", "save"]\napprove = "when-done"\nmargin = "0s"\n'
+    with guest(lab, tmp_path, text) as agent:
+        event = lab.reboot("web-0", notice="25s")
+        lab.wait_for(lambda: agent.lines == ["save"])
+        settled(lab, agent)
+        assert ("cut", "drain") in agent.noted.told
+        assert not event.approved, "a step that was cut forbids it"
+        assert any("step drain was cut" in problem for problem in agent.report.problems)
+
+
+def test_a_start_without_notice_leaves_what_is_essential(lab: Lab, tmp_path: Path) -> None:
+    """Spec §11: Started with no Scheduled before."""
+    lab.fault("no-notice", vm="web-0")
+    text = f'{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ["drain", "save"]\n'
+    with guest(lab, tmp_path, text) as agent:
+        lab.reboot("web-0")
+        lab.wait_for(lambda: agent.noted.told and ("missed", "Reboot") in agent.noted.told)
+        lab.wait_for(lambda: "save" in agent.lines)
+        assert ("cut", "drain") in agent.noted.told
+
+
+def test_of_two_events_at_once_each_step_is_taken_once_and_undone_after_the_last(lab: Lab, tmp_path: Path) -> None:
+    """Spec §11: several events at once."""
+    text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
+    with guest(lab, tmp_path, text) as agent:
+        first, second = lab.reboot("web-0"), lab.reboot_host("web-0")
+        lab.wait_for(lambda: sum(deed.state == "done" for record in agent.records for deed in record.deeds) == 2)
+        lab.withdraw(first)
+        lab.wait_for(lambda: sum(record.closed for record in agent.records) == 1)
+        assert agent.lines == ["drain"]
+        lab.withdraw(second)
+        lab.wait_for(lambda: all(record.closed for record in agent.records))
+        assert agent.lines == ["drain", "undrain"]
+
+
+def test_a_step_that_runs_over_its_budget_is_ended_and_the_event_not_approved(lab: Lab, tmp_path: Path) -> None:
+    slow = DRAIN.replace("echo drain >> LOG", "sleep 600").replace("20s", "1s")
+    with guest(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\napprove = 'when-done'\n") as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+        settled(lab, agent)
+        assert not event.approved
+        assert any("step drain failed" in problem for problem in agent.report.problems)
+
+
+@pytest.mark.parametrize(("status", "answer"), [(0, "yes"), (1, "no")])
+def test_a_gate_must_say_yes_before_an_event_is_approved(lab: Lab, tmp_path: Path, status: int, answer: str) -> None:
+    gate = f'gate = {{ command = "echo asked >> LOG; exit {status}" }}'
+    with guest(lab, tmp_path, f"[[rules]]\napprove = 'when-done'\n{gate}\n") as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: agent.noted.told and agent.records[0].consent and agent.records[0].consent.answer)
+        settled(lab, agent)
+        assert agent.lines == ["asked"]
+        assert event.approved is (answer == "yes")
+
+
+def test_a_gate_that_stays_silent_is_asked_again_until_its_deadline(lab: Lab, tmp_path: Path) -> None:
+    gate = 'gate = { command = "echo asked >> LOG; exit 7", every = "1m", deadline = "2m", on_silence = "approve" }'
+    with guest(lab, tmp_path, f"[[rules]]\napprove = 'when-done'\n{gate}\n") as agent:
+        event = lab.reboot("web-0")
+        for times in (1, 2):
+            lab.wait_for(lambda times=times: len(agent.lines) == times)
+            settled(lab, agent)
+            assert not event.approved
+            lab.advance("61s")
+        lab.wait_for(lambda: event.approved)
+
+
+def test_the_agents_time_is_the_servers(lab: Lab, tmp_path: Path) -> None:
+    """Spec §12."""
+    with guest(lab, tmp_path) as agent:
+        lab.advance("30d")
+        settled(lab, agent)
+        assert abs(agent.report.now - lab.now.timestamp()) < 2
+        assert agent.report.vm == "web-0"
+        assert agent.report.problems == ()
