@@ -10,7 +10,7 @@ PARTS   = .venv-parts
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
 
-.PHONY: run test test-namespaces test-real test-azure test-az lint docs clean help
+.PHONY: run test test-namespaces test-real test-azure test-az bench lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,10 @@ test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
 	@tests/azure/programs.sh az $(AZ) $(PYTHON)
 	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
 
+bench: $(STAMP) ## measure the service beside nginx; say which figures are reached (ten minutes)
+	@bench/programs.sh
+	@$(BIN)/python -m bench $(BENCH_FLAGS)
+
 lint: $(STAMP) ## ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +61,4 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.console.arm import powershell, routes; print(powershell.powershell_markdown(routes.ROUTES), end="")' > docs/powershell.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*

@@ -1,0 +1,121 @@
+"""Which figures are reached, and how that is shown."""
+
+from __future__ import annotations
+
+import io
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from bench.figure import Figure, absent, failed, shown
+from bench.machine import Machine
+from bench.plot import place, plot
+from bench.result import Result, read, write
+from bench.row import ROWS
+from bench.table import table
+from bench.target import BY_NAME, TARGETS, Verdict
+from rich.console import Console
+
+MACHINE = Machine(
+    processor="a processor", cores=2, memory_gib=8, kernel="6.1", python="3.11", programs={}, filesystem="ext4"
+)
+FIGURES = (
+    Figure(name="keep-alive-cpu", value=0.95, note="runs differ by 3%", samples={"ours_us": (11.0, 12.0)}),
+    Figure(name="keep-alive-rate", value=1.1),
+    Figure(name="half-rate-p99", value=1.3),
+    absent("two-workers-cpu", "there are none"),
+    *failed(["start-time", "start-memory"], AssertionError("it did not start:\nTraceback\nOSError: no room")),
+    Figure(name="first-start-time", value=13.75),
+)
+
+
+def result(*figures: Figure) -> Result:
+    return Result(
+        at="2026-01-05T12:00:00+00:00", commit="abc", is_quick=False, machine=MACHINE, load_average=0.5, figures=figures
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("keep-alive-cpu", 0.9, Verdict.REACHED),
+        ("keep-alive-cpu", 0.899, Verdict.MISSED),
+        ("half-rate-p99", 1.2, Verdict.REACHED),
+        ("half-rate-p99", 1.21, Verdict.MISSED),
+        ("keep-alive-rate", 1.2, Verdict.AS_EXPECTED),
+        ("keep-alive-rate", 1.19, Verdict.BELOW),
+        ("long-poll-thousand", 15, Verdict.REPORTED),
+    ],
+)
+def test_a_figure_is_reached_at_its_bound_and_not_before(name: str, value: float, expected: Verdict) -> None:
+    assert Figure(name=name, value=value).verdict is expected
+
+
+def test_what_is_not_built_is_not_taken_for_what_failed() -> None:
+    assert absent("two-workers-cpu", "there are none").verdict is Verdict.ABSENT
+    first, second = failed(["start-time", "start-memory"], OSError("no\nroom"))
+    assert (first.verdict, first.note, second.note) == (Verdict.FAILED, "OSError: no … room", "")
+
+
+@pytest.mark.parametrize(
+    ("figure", "is_good"),
+    [(FIGURES[0], True), (FIGURES[1], True), (FIGURES[2], False), (FIGURES[3], True), (FIGURES[4], False)],
+    ids=["reached", "below an expectation", "not reached", "not there yet", "not measured"],
+)
+def test_a_strict_run_fails_for_what_must_be_reached(figure: Figure, is_good: bool) -> None:
+    assert result(figure).is_good is is_good
+
+
+def test_every_figure_has_one_row_and_one_target() -> None:
+    measured = [name for row in ROWS for name in row.figures]
+    assert sorted(measured) == sorted(BY_NAME) == sorted(target.name for target in TARGETS)
+
+
+def test_the_share_of_what_is_wanted_is_one_at_the_bound_whichever_side_it_is_on() -> None:
+    assert BY_NAME["keep-alive-cpu"].share(0.9) == BY_NAME["start-time"].share(10) == 1
+    assert BY_NAME["start-time"].share(20) == 0.5
+    assert BY_NAME["first-start-time"].share(20) is None
+
+
+def test_the_table_says_what_was_measured_what_must_be_and_what_follows() -> None:
+    out = io.StringIO()
+    Console(file=out, width=160).print(table(result(*FIGURES)))
+    lines = [" ".join(line.replace("│", " ").split()) for line in out.getvalue().splitlines()]
+    assert "CPU per poll, nginx : ours, keep-alive 0.95 ≥ 0.9 reached" in lines
+    assert "runs differ by 3%" in lines
+    assert "throughput, ours : nginx, keep-alive 1.1 expect ≥ 1.2 below expectation" in lines
+    assert "CPU per poll, two workers : one – ≤ 1.1 not there yet" in lines
+    assert "start with 100,000 VMs – ≤ 10 s not measured" in lines
+    assert "first start, the fleet file applied 13.8 s report reported" in lines
+
+
+def test_a_smoke_run_says_that_it_proves_nothing() -> None:
+    quick = Result(at="2026", commit="", is_quick=True, machine=MACHINE, load_average=0.0)
+    assert "prove nothing" in str(table(quick).title)
+    assert "prove nothing" not in str(table(result()).title)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    write(result(*FIGURES), path)
+    assert read(path) == result(*FIGURES)
+    assert '"verdict": "not reached"' in path.read_text()
+
+
+def test_the_drawing_has_a_bar_for_every_figure_with_a_bound() -> None:
+    drawing = ET.fromstring(plot(result(*FIGURES)))
+    words = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert "CPU per poll, nginx : ours, keep-alive" in words
+    assert "start with 100,000 VMs" not in words
+    assert "first start, the fleet file applied" not in words
+    bars = [bar for bar in drawing.iter("{http://www.w3.org/2000/svg}rect") if bar.get("x")]
+    assert len(bars) == 3
+
+
+def test_a_longer_bar_is_a_better_figure_and_none_leaves_the_drawing() -> None:
+    assert place(0.0001) == place(0.05) < place(0.5) < place(1) < place(2) < place(20) == place(1000)
+
+
+@pytest.mark.parametrize(("value", "words"), [(0.12345, "0.123"), (13.75, "13.8"), (12345.6, "12,346")])
+def test_a_figure_has_as_many_digits_as_it_is_worth(value: float, words: str) -> None:
+    assert shown(value) == words
