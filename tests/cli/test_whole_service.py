@@ -76,6 +76,19 @@ def test_the_administrator_signs_in_from_elsewhere(owner: Any, service: ServiceP
     assert "client admin" in told
 
 
+def test_another_secret_of_the_administrator_lies_where_the_old_one_did(
+    owner: Any, service: ServiceProcess, url: str
+) -> None:
+    file = service.data / "admin.secret"
+    old = file.read_text()
+    sign_in(owner, url, "admin", file)
+    assert str(file) in owner.good("access", "client", "renew", "Admin")
+    assert file.read_text() != old
+    assert file.stat().st_mode & 0o777 == 0o600
+    sign_in(owner, url, "admin", file)
+    assert owner.json("whoami", "--profile", "admin")["id"] == "client:admin"
+
+
 def test_a_client_sees_and_does_what_was_granted_and_nothing_else(owner: Any, url: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     owner.good("access", "client", "add", "ci", "--secret-file", str(secret))

@@ -54,8 +54,9 @@ def add(call: Invocation, client_id: str | None, called: str, secret_file: Path 
 def renew(call: Invocation, client_id: str, secret_file: Path | None) -> None:
     """Give a client another secret; the old one counts no longer."""
     _must_have_room(secret_file)
+    kept = secret_file or _kept_here(call, client_id)
     made = call.api.post("access", "clients", client_id, "secret")
-    _tell_secret(call, made, secret_file, "given another secret")
+    _tell_secret(call, made, kept, "given another secret")
 
 
 @client.command()
@@ -69,6 +70,15 @@ def remove(call: Invocation, client_id: str) -> None:
     else:
         lost = f", and {counted(len(gone['grants']), 'grant')} with it" if gone["grants"] else ""
         call.screen.say(f"Client {gone['id']} is removed{lost}.")
+
+
+def _kept_here(call: Invocation, client_id: str) -> Path | None:
+    """The file in which `forewarn env` and others look for this client's secret, which must not go stale."""
+    if call.elsewhere is not None:
+        return None
+    console = call.api.get("service").get("console") or {}
+    path = Path(console.get("admin_secret") or "")
+    return path if client_id.casefold() == console.get("client_id") and path.is_file() else None
 
 
 def _must_have_room(secret_file: Path | None) -> None:
