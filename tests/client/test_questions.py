@@ -149,7 +149,7 @@ def test_the_first_answer_may_take_two_minutes_and_later_ones_may_not() -> None:
 
 
 def test_a_body_that_trickles_in_for_ever_is_no_answer(driver: Driver) -> None:
-    """Spec §11: slow body. The patience is for the whole answer."""
+    """Spec §11: slow body; patience with pieces is not endless."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -173,8 +173,34 @@ def test_a_body_that_trickles_in_for_ever_is_no_answer(driver: Driver) -> None:
             thread.join()
 
 
+def test_a_slow_body_is_waited_for_while_it_comes(driver: Driver) -> None:
+    """Spec §11: it may take far longer than an answer may take to begin."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n")
+                for _ in range(30):
+                    connection.sendall(b" ")
+                    threading.Event().wait(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            response = driver(f"127.0.0.1:{port}").call("ask", _patient(port))
+        finally:
+            thread.join()
+    assert len(response.body) == 30
+
+
+def _patient(port: int) -> Any:
+    return (yield Send(endpoint=read_endpoint(f"127.0.0.1:{port}"), request=poll(), patience_s=1.0))
+
+
 def _impatient(port: int) -> Any:
-    yield Send(endpoint=read_endpoint(f"127.0.0.1:{port}"), request=poll(), patience_s=0.2)
+    yield Send(endpoint=read_endpoint(f"127.0.0.1:{port}"), request=poll(), patience_s=5.0, body_s=-4.8)
 
 
 def test_a_service_that_accepts_and_says_nothing_is_given_up_in_time() -> None:

@@ -34,10 +34,10 @@ class Line:
         incoming = Incoming()
         reader, writer = self._streams if is_kept and self._streams else await self._connect(move)
         try:
-            async with asyncio.timeout(move.patience_s):
+            async with asyncio.timeout(move.patience_s + move.body_s):
                 writer.write(written(move.request, move.endpoint))
                 await writer.drain()
-                response = await _received(reader, incoming)
+                response = await _received(reader, incoming, move.patience_s)
         except (OSError, Broken) as error:
             self.close()
             raise broken(move.endpoint, error, may_be_stale=is_kept and not incoming.began) from error
@@ -59,8 +59,10 @@ class Line:
         return self._streams
 
 
-async def _received(reader: asyncio.StreamReader, incoming: Incoming) -> Response:
+async def _received(reader: asyncio.StreamReader, incoming: Incoming, patience_s: float) -> Response:
     while True:
-        response = incoming.feed(await reader.read(65536))
+        async with asyncio.timeout(patience_s):
+            data = await reader.read(65536)
+        response = incoming.feed(data)
         if response is not None:
             return response

@@ -64,6 +64,11 @@ class Client:
         return self._session.answered_at
 
     @property
+    def held_s(self) -> float:
+        """How long the service kept its latest answer on our behalf; 0.0 if it did not."""
+        return self._session.held_s
+
+    @property
     def trouble(self) -> str:
         """Why the latest poll of a watcher failed; "" if it did not."""
         return self._session.trouble

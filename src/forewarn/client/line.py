@@ -31,14 +31,13 @@ class Line:
             self._socket = None
 
     def send(self, move: Send) -> Response:
-        deadline = time.monotonic() + move.patience_s
         is_kept = self._socket is not None and self._endpoint == move.endpoint
         incoming = Incoming()
         sock = self._socket if is_kept and self._socket else self._connect(move)
         try:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            sock.settimeout(move.patience_s)
             sock.sendall(written(move.request, move.endpoint))
-            response = _received(sock, incoming, deadline)
+            response = _received(sock, incoming, move)
         except (OSError, Broken) as error:
             self.close()
             raise broken(move.endpoint, error, may_be_stale=is_kept and not incoming.began) from error
@@ -60,16 +59,14 @@ class Line:
         return self._socket
 
 
-def _received(sock: socket.socket, incoming: Incoming, deadline: float) -> Response:
-    """The deadline is for the whole: a body that trickles in for ever is none."""
-    while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("timed out")
-        sock.settimeout(left_s)
+def _received(sock: socket.socket, incoming: Incoming, move: Send) -> Response:
+    deadline = time.monotonic() + move.patience_s + move.body_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        sock.settimeout(min(left_s, move.patience_s))
         response = incoming.feed(sock.recv(65536))
         if response is not None:
             return response
+    raise TimeoutError("timed out")
 
 
 def send(endpoint: Endpoint, request: Request, patience_s: float) -> Response:

@@ -14,6 +14,7 @@ from forewarn.protocol.message import Request, Response
 
 T = TypeVar("T")
 CONNECT_S = 5.0
+BODY_S = 120.0  # a slow document is better than none, but one that never ends is none (spec §11)
 
 
 class Unreachable(Unavailable):
@@ -45,7 +46,8 @@ class Send:
 
     endpoint: Endpoint
     request: Request
-    patience_s: float  # for the whole answer
+    patience_s: float  # until the answer begins, and for more of it at any time
+    body_s: float = BODY_S  # beyond that for the whole
     connect_s: float = CONNECT_S
 
 

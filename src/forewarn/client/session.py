@@ -60,6 +60,7 @@ class Session:
         self._discovery = discovery or Discovery()
         self._answered = False
         self.answered_at: float | None = None  # its latest answer to a poll, by our clock
+        self.held_s = 0.0  # how long it kept that answer on our behalf
         self.trouble = ""  # why the latest poll of a watcher failed; "": it did not
         self._name: str | None = None
         self._name_version = NAME_VERSIONS[-1]
@@ -100,12 +101,13 @@ class Session:
 
     def poll(self, watch: Watch, *, hold_s: int) -> Talk[Heard]:
         """One poll, and what it said; the service's time is remembered."""
-        patience_s = hold_s + ANSWER_S if self._answered else FIRST_ANSWER_S
+        patience_s, asked_at = hold_s + ANSWER_S if self._answered else FIRST_ANSWER_S, self.clock()
         response = yield from self._ask(
             lambda version: poll(version=version, tag=watch.tag, hold_s=hold_s), patience_s=patience_s
         )
         answer = heard(response)
         self._answered, self.date, self.answered_at, self.trouble = True, answer.at, self.clock(), ""
+        self.held_s = self.answered_at - asked_at if answer.held else 0.0
         return answer
 
     def _ask_events(self) -> Talk[Received]:
