@@ -17,7 +17,9 @@ import pytest
 from forewarn.access.certificate import Certificates
 from forewarn.console.reception import HANDSHAKE_S, most_visitors
 from forewarn.console.server import serve_tls, serve_unix
-from forewarn.console.visitor import REQUEST_S
+from forewarn.console.visitor import READING_S, REQUEST_S
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
 
 HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
 HALVES = [
@@ -102,6 +104,29 @@ def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None
         return answer
 
     assert visit(scenario).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_who_does_not_read_the_answer_is_hung_up_on(visit: Any, api: Any) -> None:
+    said = Entry(at=0, what=What.CLOCK, text="tick" * 250)
+    api.world.do(api.world.store.commit(Commit(entries=(said,) * 2000)))
+
+    async def scenario(loop: Hasty, connect: Any) -> int:
+        reader, writer = await connect()
+        reader._transport.pause_reading()
+        writer.write(HEAD.replace(b"clock", b"history?limit=2000") + b"\r\n")
+        for _ in range(3):
+            await somebody_else_is_answered(connect)
+        loop.ahead_s += READING_S
+        await somebody_else_is_answered(connect)
+        reader._transport.resume_reading()
+        try:
+            heard = len(await reader.read())
+        except ConnectionResetError:
+            heard = 0
+        writer.close()
+        return heard
+
+    assert visit(scenario) < 2000 * len(said.text)
 
 
 def test_a_head_without_end_is_refused(visit: Any) -> None:

@@ -12,6 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 REQUEST_S = 60.0  # real time, from when a request could begin to its last byte
+READING_S = 60.0  # real time, for the part of an answer that we hold back until somebody reads
 
 
 class Visitor(H11Protocol):
@@ -21,6 +22,7 @@ class Visitor(H11Protocol):
         super().__init__(**given)
         self.gone = asyncio.Event()
         self._overdue: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,12 +30,26 @@ class Visitor(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._is_read()
         super().connection_lost(exc)
         self.gone.set()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._await_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READING_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _await_request(self) -> None:
         self._stop_waiting()
