@@ -68,7 +68,8 @@ class Watcher:
             self._say(self._client.trouble or "the endpoint gave no usable answer")
             return False
         self.trouble = ""
-        self._observer.polled(0.0 if before is None else max(0.0, self._answered_at - before))
+        gap_s = 0.0 if before is None else self._answered_at - before
+        self._observer.polled(max(0.0, gap_s - self._client.held_s))
         self._polled()
         return True
 

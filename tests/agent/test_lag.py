@@ -1,0 +1,64 @@
+"""How far behind the agent may be: the time between two answers, without what the endpoint held one on its behalf."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent.observer import Unobserved
+from forewarn.agent.watcher import Watcher
+from forewarn.client import AsyncClient
+from forewarn.protocol.message import Request
+from forewarn.testing.scripted import Reply, Scripted, says
+
+EMPTY = {"DocumentIncarnation": 1, "Events": []}
+HELD = says(EMPTY, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
+
+
+class Slow(Scripted):
+    """Its own time goes on by 20 s for a request that it may hold."""
+
+    now = 100.0
+
+    def answer(self, request: Request) -> Reply:
+        self.now += 20 if "prefer" in dict(request.headers) else 0
+        return super().answer(request)
+
+    async def nap(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class Lags(Unobserved):
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.enough = asyncio.Event()
+
+    def polled(self, lag_s: float) -> None:
+        self.seen.append(round(lag_s, 3))
+        if len(self.seen) == 4:
+            self.enough.set()
+
+
+async def lags(server: Slow, cursor: Path) -> list[float]:
+    client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.nap)
+    observer = Lags()
+    watcher = Watcher(client, cursor, observer, hear=lambda _: None, polled=lambda: None)
+    task = asyncio.create_task(watcher.watch())
+    try:
+        await asyncio.wait_for(observer.enough.wait(), 20)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    return observer.seen[:4]
+
+
+@pytest.mark.parametrize(
+    ("reply", "seen"),
+    [(HELD, [0.0, 0.05, 0.05, 0.05]), (says(EMPTY), [0.0, 1.0, 1.0, 1.0])],
+    ids=["held", "asked once a second"],
+)
+def test_an_answer_that_was_held_for_the_agent_is_no_lag(reply: Reply, seen: list[float], tmp_path: Path) -> None:
+    with Slow(reply) as server:
+        assert asyncio.run(lags(server, tmp_path / "cursor.json")) == seen
+    assert server.now > (150 if reply is HELD else 102)
