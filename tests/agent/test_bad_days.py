@@ -1,0 +1,112 @@
+"""Every fault of spec §11, in virtual time: the agent reacts all the same, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.agent.conftest import DRAIN, SAVE, Guest
+
+from forewarn.testing.lab import Lab
+from forewarn.testing.process import eventually
+from forewarn.testing.scripted import Reply, Scripted, says
+
+TEXT = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
+WHOLE = ["drain", "save", "restore", "undrain"]
+
+# What each does to the agent's polls while an event comes and goes; those about events have stories of their own.
+FAULTS: dict[str, dict[str, object]] = {
+    "late-first-answer": {"delay_s": 0.5},
+    "empty-body": {"times": 5},
+    "gone": {"times": 5},
+    "throttled": {"times": 5},
+    "internal-error": {"times": 5},
+    "reset": {"times": 5},
+    "slow-body": {"times": 2, "take_s": 0.3},
+    "unknown-version-404": {"times": 3},
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_agent_reacts_once_whatever_the_endpoint_does(kind: str, tmp_path: Path) -> None:
+    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+        lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved, within="30s")
+        lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
+        lab.run_until(lambda: event.over)
+        lab.wait_for(lambda: agent.records[0].closed, within="30s")
+        assert agent.lines == WHOLE
+        assert len(agent.records) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind not in ("late-first-answer", "slow-body")])
+def test_the_agent_comes_up_in_the_middle_of_trouble(kind: str, tmp_path: Path) -> None:
+    with Lab(vms=["web-0"]) as lab:
+        event = lab.reboot("web-0")
+        lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
+        with Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+            lab.wait_for(lambda: event.approved, within="30s")
+            assert agent.lines == ["drain", "save"]
+
+
+def test_a_document_that_is_stale_takes_nothing_back_and_brings_nothing_back(tmp_path: Path) -> None:
+    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        lab.fault("stale", times=10, age_s=60)
+        lab.run_until(lambda: event.over)
+        lab.wait_for(lambda: agent.records[0].closed, within="30s")
+        lab.fault("stale", times=10, age_s=60)
+        polls = agent.noted.polls
+        lab.wait_for(lambda: agent.noted.polls > polls + 15, within="30s")
+        assert agent.lines == WHOLE
+        assert len(agent.records) == 1
+
+
+def test_an_incarnation_that_starts_over_changes_nothing_for_what_is_pending(tmp_path: Path) -> None:
+    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+        event = lab.reboot("web-0", notice="1h")
+        lab.wait_for(lambda: agent.lines == ["drain", "save"])
+        lab.fault("incarnation-reset", vm="web-0")
+        polls = agent.noted.polls
+        lab.wait_for(lambda: agent.noted.polls > polls + 5)
+        assert agent.lines == ["drain", "save"]
+        lab.run_until(lambda: event.over)
+        lab.wait_for(lambda: agent.records[0].closed)
+        assert agent.lines == WHOLE
+
+
+def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_path: Path) -> None:
+    text = f"{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ['drain', 'save']\nmargin = '0s'\n"
+    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, text) as agent:
+        lab.fault("short-notice", vm="web-0", notice_s=30)
+        lab.reboot("web-0")
+        lab.wait_for(lambda: agent.lines == ["save"])
+        assert ("cut", "drain") in agent.noted.told
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        ((Reply(status=404, body=b'{ "error": "Not found" }'),), "the service does not know this VM"),
+        ((Reply(status=503),), "the service cannot answer now"),
+        ((Reply(body=b"<html>"),), "is not JSON"),
+    ],
+)
+def test_an_endpoint_without_a_usable_answer_is_a_problem_that_is_told_and_no_end(
+    tmp_path: Path, replies: tuple[Reply, ...], said: str
+) -> None:
+    with Scripted(*replies) as server, Guest(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
+        eventually(lambda: agent.noted.failures > 0)
+        assert [problem for problem in agent.report.problems if said in problem]
+        assert agent.report.silent_s is None
+
+
+def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp_path: Path) -> None:
+    """Others compare hostnames, which are not what Resources list."""
+    event = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["_Front_7"]}
+    document = says({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
+    text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
+    with Scripted(Reply(body=b"front_7"), document) as server, Guest(tmp_path, server.url, text) as agent:
+        eventually(lambda: agent.lines == ["drain"])

@@ -1,0 +1,151 @@
+"""Approval when all listed VMs are done: each shows on the board that it is ready, and one speaks for all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.agent.conftest import Guest
+
+from forewarn.agent.approval import BoardView
+from forewarn.agent.board import Board
+from forewarn.testing.lab import Lab
+
+TEXT = """
+board = "BOARD"
+[steps.drain]
+use = "command"
+run = "until [ -e FOLDER/may-go ]; do sleep 0.02; done; echo drain >> LOG"
+undo = "echo undrain >> LOG"
+budget = "10m"
+[[rules]]
+steps = ["drain"]
+approve = "when-all-done"
+"""
+FLEET = """
+[[hosts]]
+name = "host-{n}"
+count = 2
+[[availability_sets]]
+name = "web"
+update_domains = 1
+[[vms]]
+name = "web-{n}"
+count = 3
+availability_set = "web"
+host = "host-0"
+"""
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Path:
+    return tmp_path / "board"
+
+
+def test_each_shows_that_it_is_alive_and_ready_and_sees_the_others(board: Path) -> None:
+    one, two = Board(board, "_Web-0"), Board(board, "web/1")
+    assert one.look([], ["E1"]) == BoardView(ages_s={"web-0": 0.0}, ready={"E1": frozenset()})
+    two.look(["E1"], ["E1"])
+    view = one.look([], ["E1"])
+    assert (view.ages_s.keys(), view.ready) == ({"web-0", "web/1"}, {"E1": frozenset({"web/1"})})
+    one.look(["E1"], ["E1"])
+    assert two.look(["E1"], ["E1"]).ready == {"E1": frozenset({"web-0", "web/1"})}
+
+
+def test_who_is_no_longer_ready_takes_that_back_and_the_last_one_out_clears_up(board: Path) -> None:
+    one, two = Board(board, "web-0"), Board(board, "web-1")
+    one.look(["E1"], ["E1"])
+    two.look(["E1"], ["E1"])
+    assert one.look([], ["E1"]).ready == {"E1": frozenset({"web-1"})}
+    one.forget("E1")
+    assert (board / "ready" / "E1").exists()
+    two.forget("E1")
+    assert not (board / "ready" / "E1").exists()
+
+
+def test_ages_are_measured_by_the_folders_time_not_by_the_vms(board: Path) -> None:
+    one = Board(board, "web-0")
+    Board(board, "web-1").look([], [])
+    mine = one.look([], [])
+    beat = board / "alive" / "web-1"
+    own_at = (board / "alive" / "web-0").stat().st_mtime
+    os.utime(beat, (own_at - 60, own_at - 60))
+    assert mine.ages_s["web-1"] < 10
+    assert one.look([], []).ages_s["web-1"] >= 60
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab.from_text(FLEET) as lab:
+        yield lab
+
+
+def guests(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[Guest]:
+    made = []
+    for name in ("web-0", "web-1", "web-2"):
+        (tmp_path / name).mkdir()
+        made.append(Guest(tmp_path / name, lab.vm(name).endpoint, text.replace("BOARD", str(tmp_path / "board"))))
+    return made
+
+
+def test_the_first_listed_vm_approves_once_all_are_ready(lab: Lab, tmp_path: Path) -> None:
+    agents = guests(lab, tmp_path)
+    with ExitStack() as stack:
+        for agent in agents:
+            stack.enter_context(agent)
+        event = lab.reboot_host("web-0")
+        assert len(event.vms) == 3
+        for agent in agents[:2]:
+            (agent.folder / "may-go").touch()
+            lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
+        lab.wait_for(lambda: any("web-2 not ready" in why for _, why in agents[0].report.waits))
+        assert not event.approved
+        (agents[2].folder / "may-go").touch()
+        lab.wait_for(lambda: event.approved)
+        assert event.approved_by == event.vms[0]
+        lab.run_until(lambda: event.over)
+        for agent in agents:
+            lab.wait_for(lambda agent=agent: agent.lines == ["drain", "undrain"])
+        lab.wait_for(lambda: not any((tmp_path / "board" / "ready").iterdir()))
+
+
+def test_the_next_speaks_when_the_spokesman_dies(lab: Lab, tmp_path: Path) -> None:
+    agents = guests(lab, tmp_path)
+    for agent in agents[:2]:
+        (agent.folder / "may-go").touch()
+    with ExitStack() as stack:
+        for agent in agents:
+            stack.enter_context(agent)
+        event = lab.reboot_host("web-0")
+        for agent in agents[:2]:
+            lab.wait_for(lambda agent=agent: agent.lines == ["drain"])
+        lab.wait_for(lambda: any("web-2 not ready" in why for _, why in agents[0].report.waits))
+        agents[0].end()
+        beat = tmp_path / "board" / "alive" / "web-0"
+        old = beat.stat().st_mtime - 3600
+        os.utime(beat, (old, old))
+        (agents[2].folder / "may-go").touch()
+        lab.wait_for(lambda: event.approved, within="30s")
+        assert event.approved_by == event.vms[1]
+
+
+@pytest.mark.parametrize("absent", ["wait", "30s"])
+def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
+    lab: Lab, tmp_path: Path, absent: str
+) -> None:
+    agents = guests(lab, tmp_path, f'{TEXT}absent = "{absent}"\n')[:2]
+    with agents[0], agents[1]:
+        event = lab.reboot_host("web-0")
+        for agent in agents:
+            (agent.folder / "may-go").touch()
+        lab.wait_for(lambda: any("web-2 absent" in why for _, why in agents[0].report.waits))
+        lab.advance("31s")
+        if absent == "wait":
+            polls = agents[0].noted.polls
+            lab.wait_for(lambda: agents[0].noted.polls > polls + 5)
+            assert not event.approved
+        else:
+            lab.wait_for(lambda: event.approved)

@@ -1,0 +1,162 @@
+"""The agent goes on where it was: after its own end at any point of a step, after a reboot, and when the event was gone
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.agent.conftest import DRAIN, SAVE, Guest
+
+from forewarn.agent.config import Config
+from forewarn.testing.lab import Lab
+
+FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
+HELD = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"  # taken, and not approved
+# The first time it hangs after half of its work, so that the agent can be ended there.
+HANGING = DRAIN.replace(
+    'run = "echo drain >> LOG"',
+    'run = "echo drain >> LOG; [ -e FOLDER/again ] || { touch FOLDER/again; exec sleep 600; }"',
+).replace("20s", "10m")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(vms=["web-0"]) as lab:
+        yield lab
+
+
+def guest(lab: Lab, folder: Path, text: str) -> Guest:
+    return Guest(folder, lab.vm("web-0").endpoint, text)
+
+
+def ended_in_the_middle(lab: Lab, agent: Guest) -> None:
+    with agent:
+        lab.reboot("web-0", notice="1h")
+        lab.wait_for(lambda: agent.lines == ["drain"] and (agent.folder / "again").exists())
+    (record,) = agent.records
+    assert [deed.state for deed in record.deeds] == ["begun"]
+
+
+def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, HELD)
+    with agent:
+        event = lab.reboot("web-0", notice="1h")
+        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+    for _ in range(2):
+        polls = agent.noted.polls
+        with agent:
+            lab.wait_for(lambda polls=polls: agent.noted.polls > polls + 2)
+    assert agent.lines == ["drain"]
+    with agent:
+        lab.withdraw(event)
+        lab.wait_for(lambda: agent.records[0].closed)
+    assert agent.lines == ["drain", "undrain"]
+
+
+def test_a_step_found_begun_is_repeated_if_it_may_be(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, f"{HANGING}repeatable = true\n[[rules]]\nsteps = ['drain']\n")
+    ended_in_the_middle(lab, agent)
+    with agent:
+        lab.wait_for(lambda: agent.records[0].deeds[0].state == "done")
+    assert agent.lines == ["drain", "drain"]
+
+
+@pytest.mark.parametrize(("check", "lines"), [("true", ["drain"]), ("false", ["drain", "drain"])])
+def test_a_step_found_begun_is_asked_whether_it_was_done(
+    lab: Lab, tmp_path: Path, check: str, lines: list[str]
+) -> None:
+    agent = guest(lab, tmp_path, f"{HANGING}check = ['{check}']\n[[rules]]\nsteps = ['drain']\n")
+    ended_in_the_middle(lab, agent)
+    with agent:
+        lab.wait_for(lambda: agent.records[0].deeds[0].state == "done")
+    assert agent.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("unclear", "state", "lines"),
+    [("report", "failed", ["drain"]), ("skip", "done", ["drain"]), ("repeat", "done", ["drain", "drain"])],
+)
+def test_a_step_found_begun_of_which_nobody_can_tell_is_handled_by_policy(
+    lab: Lab, tmp_path: Path, unclear: str, state: str, lines: list[str]
+) -> None:
+    agent = guest(lab, tmp_path, f"{HANGING}unclear = '{unclear}'\n[[rules]]\nsteps = ['drain']\n")
+    ended_in_the_middle(lab, agent)
+    with agent:
+        lab.wait_for(lambda: agent.records[0].deeds[0].state == state)
+        assert bool(agent.report.problems) is (unclear == "report")
+    assert agent.lines == lines
+
+
+def test_an_event_that_vanished_while_the_agent_was_down_is_undone(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, HELD)
+    with agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+    lab.withdraw(event)
+    with agent:
+        lab.wait_for(lambda: agent.records[0].closed)
+    assert agent.lines == ["drain", "undrain"]
+    assert agent.records[0].outcome == "withdrawn"
+
+
+def test_after_the_reboot_it_waited_for_the_agent_undoes_what_it_did(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, FIFTEEN)
+    with agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        lab.wait_for(lambda: agent.records[0].approval and agent.records[0].approval.state == "sent")
+    lab.run_until(lambda: event.over)
+    agent.start(boot_id="boot-2")
+    try:
+        lab.wait_for(lambda: agent.records[0].closed)
+    finally:
+        agent.end()
+    assert agent.lines == ["drain", "save", "restore", "undrain"]
+    assert agent.records[0].outcome == "finished"
+
+
+def test_what_the_reboot_has_undone_is_not_undone_again(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, FIFTEEN.replace('budget = "20s"', 'budget = "20s"\nsurvives_reboot = false', 1))
+    with agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: event.approved)
+        lab.wait_for(lambda: agent.records[0].approval and agent.records[0].approval.state == "sent")
+    lab.run_until(lambda: event.over)
+    agent.start(boot_id="boot-2")
+    try:
+        lab.wait_for(lambda: agent.records[0].closed)
+    finally:
+        agent.end()
+    assert agent.lines == ["drain", "save", "restore"]
+
+
+@pytest.mark.parametrize("lost", ["cursor.json", "journal.db"])
+def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Path, lost: str) -> None:
+    agent = guest(lab, tmp_path, HELD)
+    with agent:
+        event = lab.reboot("web-0", notice="1h")
+        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+    (tmp_path / "state" / lost).unlink()
+    if lost == "cursor.json":
+        lab.withdraw(event)
+    with agent:
+        expected = ["drain", "undrain"] if lost == "cursor.json" else ["drain", "drain"]
+        lab.wait_for(lambda: agent.lines == expected)
+
+
+def test_steps_under_way_have_a_grace_when_the_agent_is_told_to_stop(lab: Lab, tmp_path: Path) -> None:
+    slow = DRAIN.replace("echo drain >> LOG", "touch FOLDER/begun; sleep 0.5; echo drain >> LOG")
+    agent = guest(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\n")
+    agent.config = _with_grace(agent, 20.0)
+    with agent:
+        lab.reboot("web-0")
+        lab.wait_for(lambda: (tmp_path / "begun").exists())
+    assert agent.records[0].deeds[0].state == "done"
+
+
+def _with_grace(agent: Guest, grace_s: float) -> Config:
+    return replace(agent.config, grace_s=grace_s)
