@@ -26,6 +26,7 @@ class FakePatroni:
         self.authorization = ""  # what a switchover must come with
         self.refusal = ""
         self.slow = 0
+        self.paused = False
         self.lead(leader)
         self._next = ""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -54,7 +55,8 @@ class FakePatroni:
         if route != "/cluster":
             return 200, json.dumps({"state": "running", "patroni": {"name": self.own, "scope": "shop"}})
         self._go_on()
-        return 200, json.dumps({"members": [{"name": name, **member} for name, member in self.members.items()]})
+        members = [{"name": name, **member} for name, member in self.members.items()]
+        return 200, json.dumps({"members": members} | ({"pause": True} if self.paused else {}))
 
     def switch_over(self, body: bytes, authorization: str) -> Answer:
         if authorization != self.authorization:
@@ -62,6 +64,8 @@ class FakePatroni:
         if self.refusal:
             return 412, self.refusal
         wish = json.loads(body)
+        if self.paused and "candidate" not in wish:
+            return 400, "Switchover is possible only to a specific candidate in a paused state"
         self.wishes.append(wish)
         self._next = wish.get("candidate") or next(name for name in self.members if name != wish["leader"])
         return 200, f"Successfully switched over to {self._next!r}"

@@ -16,6 +16,7 @@ from forewarn.agent.reaction.child import LONGEST_LOG
 from forewarn.agent.value import Outcome
 from forewarn.testing.case import EVENT, Tried
 
+SLACK_S = 3.0  # of a machine that is busy with something else
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -111,7 +112,7 @@ def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
 
 
 def test_when_its_time_is_over_a_command_is_asked_to_end(tmp_path: Path) -> None:
-    outcome = do("trap 'echo tidy; exit 0' TERM; while :; do sleep 0.02; done", tmp_path, within_s=1)
+    outcome = do("trap 'echo tidy; exit 0' TERM; sleep 60 & wait", tmp_path, within_s=4)
     assert outcome == Outcome(ok=False, text="'/bin/sh' was ended: its time was over")
     assert "tidy" in (tmp_path / "case/do.log").read_text()
 
@@ -129,7 +130,7 @@ def test_a_command_that_does_not_want_to_end_goes_with_its_whole_group_within_it
 
     outcome, took_s = asyncio.run(story())
     assert outcome == Outcome(ok=False, text="'python3' was ended: its time was over")
-    assert took_s < 2.5
+    assert took_s < 2 + SLACK_S
 
 
 def test_a_command_that_is_cancelled_goes_with_its_whole_group(tmp_path: Path, stubborn: list[str]) -> None:

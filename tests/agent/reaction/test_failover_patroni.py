@@ -54,6 +54,20 @@ def test_a_synchronous_replica_goes_first(tmp_path: Path) -> None:
     assert patroni.wishes == [{"leader": "db-0", "candidate": "db-3"}]
 
 
+def test_a_replica_that_is_tagged_so_never_leads(tmp_path: Path) -> None:
+    with FakePatroni("db-1", "db-2", "db-3", "db-4") as patroni:
+        patroni.members["db-2"]["tags"] = {"nofailover": True}
+        patroni.members["db-3"]["tags"] = {"failover_priority": 0}
+        asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
+    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-4"}]
+
+
+def test_a_cluster_that_is_paused_is_told_the_successor(patroni: FakePatroni, tmp_path: Path) -> None:
+    patroni.paused = True
+    assert asyncio.run(tried(patroni, tmp_path).do()).ok
+    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-1"}]
+
+
 def test_a_candidate_can_be_named(patroni: FakePatroni, tmp_path: Path) -> None:
     asyncio.run(tried(patroni, tmp_path, candidate="db-1").do())
     assert patroni.wishes == [{"leader": "db-0", "candidate": "db-1"}]

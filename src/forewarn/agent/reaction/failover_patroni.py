@@ -53,8 +53,11 @@ class FailoverPatroni:
         """Whom the event hits as well would have to hand over again: somebody else is named, if there is anybody."""
         if self._options.candidate:
             return self._options.candidate
-        spared = [member.name for member in cluster.replicas if not lists(case.event, member.name)]
-        return spared[0] if spared and len(spared) < len(cluster.replicas) else ""
+        able = [member.name for member in cluster.replicas]
+        spared = [name for name in able if not lists(case.event, name)]
+        if cluster.is_paused:
+            return (spared or able)[0]
+        return spared[0] if spared and len(spared) < len(able) else ""
 
     async def _hand_over(self, case: Case, leader: str, candidate: str) -> Outcome:
         """Patroni answers when it is over, or with a refusal, or not at all: then the cluster is looked at."""

@@ -22,6 +22,7 @@ class Member:
     role: str
     state: str
     lag: int = 0
+    may_lead: bool = True  # not tagged otherwise
 
     @property
     def leads(self) -> bool:
@@ -36,6 +37,7 @@ class Member:
 class Cluster:
     own: str  # the name of the member that was asked
     members: tuple[Member, ...]
+    is_paused: bool = False  # Patroni then wants to be told the successor
 
     @property
     def leader(self) -> Member | None:
@@ -48,7 +50,7 @@ class Cluster:
     @property
     def replicas(self) -> tuple[Member, ...]:
         """Those that could take over: synchronous ones first, then by how far they are behind."""
-        able = [member for member in self.members if member.runs and not member.leads]
+        able = [member for member in self.members if member.runs and member.may_lead and not member.leads]
         return tuple(sorted(able, key=lambda member: (member.role != "sync_standby", member.lag)))
 
 
@@ -62,11 +64,15 @@ class Api:
     async def cluster(self) -> Cluster:
         """Raises Unreached, also when what answers is no Patroni."""
         node = await self._get("/patroni")
-        members = (await self._get("/cluster")).get("members")
-        own = node.get("patroni")
+        whole = await self._get("/cluster")
+        own, members = node.get("patroni"), whole.get("members")
         if not isinstance(own, dict) or not own.get("name") or not isinstance(members, list):
             raise Unreached(f"{self.url} is not Patroni's REST API")
-        return Cluster(own=str(own["name"]), members=tuple(_member(each) for each in members if isinstance(each, dict)))
+        return Cluster(
+            own=str(own["name"]),
+            members=tuple(_member(each) for each in members if isinstance(each, dict)),
+            is_paused=whole.get("pause") is True,
+        )
 
     async def switch_over(self, leader: str, candidate: str, within_s: float) -> Reply:
         wish = {"leader": leader} | ({"candidate": candidate} if candidate else {})
@@ -90,10 +96,11 @@ class Api:
 
 
 def _member(raw: dict[str, Any]) -> Member:
-    lag = raw.get("lag", 0)
+    lag, tags = raw.get("lag", 0), raw.get("tags")
     return Member(
         name=str(raw.get("name", "")),
         role=str(raw.get("role", "")),
         state=str(raw.get("state", "")),
         lag=lag if isinstance(lag, int) else _FAR_BEHIND,
+        may_lead=not (isinstance(tags, dict) and (tags.get("nofailover") or tags.get("failover_priority") == 0)),
     )

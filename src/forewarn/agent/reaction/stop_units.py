@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from forewarn.agent.reaction import child
@@ -50,9 +51,15 @@ class StopUnits:
         outcome = await self._run("stop", unit, case)
         if not outcome.ok:
             return f"systemctl stop {unit}: {outcome.text}"
-        if await until(case, lambda: self._has_ended(unit, case)):
-            return ""
-        return f"{unit} is still {await self._state(unit, case)} when the time is over"
+        state = await self._state(unit, case)
+
+        async def has_ended() -> bool:
+            nonlocal state
+            with suppress(_NoSystemd):  # no time for the answer: the last one stands
+                state = state if state in _ENDED else await self._state(unit, case)
+            return state in _ENDED
+
+        return "" if await until(case, has_ended) else f"{unit} is still {state} when the time is over"
 
     async def undo(self, case: Case) -> Outcome:
         found = recall(case)
@@ -75,10 +82,10 @@ class StopUnits:
         """ActiveState; of a unit that does not exist it is inactive."""
         line = (*self._systemctl(), "show", "--property=ActiveState", "--value", unit)
         outcome = await child.run(line, case, log="state")
-        state = (case.folder / "state.log").read_text().strip() if outcome.ok else ""
-        if not state:
+        said = (case.folder / "state.log").read_text().split() if outcome.ok else []
+        if not said:
             raise _NoSystemd(f"systemctl does not say how {unit} is: {outcome.text}")
-        return state
+        return said[-1]
 
     async def _run(self, verb: str, unit: str, case: Case) -> Outcome:
         return await child.run((*self._systemctl(), verb, unit), case)
