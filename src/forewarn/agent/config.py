@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forewarn.agent.face import LISTEN, read_address
 from forewarn.agent.rule_table import rules_of
 from forewarn.agent.step_table import steps_of
 from forewarn.agent.table import BadConfig, Problem, Table
@@ -16,7 +17,6 @@ from forewarn.errors import Rejected
 from forewarn.tomlfile import faulty_line, lines_of
 
 STATE = "/var/lib/forewarn-agent"
-LISTEN = "127.0.0.1:9258"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +109,11 @@ def _path(whole: Table, key: str) -> Path | None:
 
 def _listen(whole: Table) -> str:
     """ "" is an answer too: no pages."""
-    return "" if whole.raw["listen"] == "" else whole.text("listen")
+    text = "" if whole.raw["listen"] == "" else whole.text("listen")
+    try:
+        if text:
+            read_address(text)
+    except Rejected as error:
+        what, _, remedy = str(error).partition(": ")
+        whole.refuse("listen", what, remedy)
+    return text
