@@ -16,6 +16,7 @@ import pytest
 
 from forewarn.testing import Lab
 
+SOURCE = Path(__file__).parents[2] / "src"
 FILE = """
 listen = "127.0.0.1:PORT"
 state = "FOLDER/state"
@@ -181,6 +182,27 @@ def test_an_agent_that_cannot_begin_says_why(place: Place) -> None:
     assert after.returncode == 2
     assert "is no address" in after.stderr
     assert "Traceback" not in after.stderr
+
+
+def test_an_agent_without_its_extra_says_what_to_install_or_to_leave_out(place: Place) -> None:
+    start = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from forewarn.agent.__main__ import main; sys.exit(main())"
+    )
+    words = [
+        sys.executable,
+        "-S",
+        "-c",
+        start,
+        str(SOURCE),
+        "--config",
+        str(place.file),
+    ]  # -S: nothing that pip installed
+    after = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert after.returncode == 2
+    assert after.stderr == (
+        "the agent's pages need prometheus_client, which is not installed: pip install 'forewarn[agent]', "
+        'or write listen = ""\n'
+    )
 
 
 def test_the_process_is_without_what_the_command_line_needs(place: Place) -> None:

@@ -99,6 +99,12 @@ def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path)
     assert [problem["line"] for problem in json.loads(refused.stderr)["error"]["problems"]] == [7, 14]
 
 
+def test_an_address_that_nobody_can_listen_on_is_told_with_its_line(command: Any, file: Path) -> None:
+    file.write_text(file.read_text().replace('listen = ""', 'listen = "9258"'))
+    sentence = command.refused("agent", "check", str(file))
+    assert sentence == f'{file}:3: listen = \'9258\' is no address: write "127.0.0.1:9258", or "" for none'
+
+
 def test_a_file_that_is_not_there_is_named(command: Any, tmp_path: Path) -> None:
     for words in (["check"], ["run"], ["status"], ["explain", "C706"]):
         missing = str(tmp_path / "nowhere.toml")

@@ -12,7 +12,7 @@ from typing import Any
 
 from forewarn.agent.config import Config
 from forewarn.agent.daemon import Daemon
-from forewarn.agent.face import Pages, read_address, showing
+from forewarn.agent.face import Pages, showing
 from forewarn.errors import Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
@@ -25,7 +25,7 @@ async def run(config: Config) -> None:
     if not config.listen:
         await _until_told(Daemon(config))
         return
-    _must_be_able_to_listen(config.listen)
+    _must_be_able_to_listen()
     from forewarn.agent.metrics import Metrics  # half of its libraries' memory is for this
     from forewarn.agent.page import pages_of
 
@@ -50,8 +50,7 @@ async def _until_told(daemon: Daemon) -> None:
     await daemon.run()
 
 
-def _must_be_able_to_listen(listen: str) -> None:
-    read_address(listen)
+def _must_be_able_to_listen() -> None:
     if find_spec("prometheus_client") is None:
         raise Rejected(
             "the agent's pages need prometheus_client, which is not installed: pip install 'forewarn[agent]', "
