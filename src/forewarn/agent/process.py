@@ -26,7 +26,7 @@ async def run(config: Config) -> None:
         await _until_told(Daemon(config))
         return
     _must_be_able_to_listen()
-    from forewarn.agent.metrics import Metrics  # half of its libraries' memory is for this
+    from forewarn.agent.metrics import Metrics  # which loads much that an agent without pages can do without
     from forewarn.agent.page import pages_of
 
     metrics = Metrics(config.steps)
