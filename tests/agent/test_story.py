@@ -63,6 +63,39 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
     assert story.now == "closed, but not undone: drain; see to it by hand"
 
 
+def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_still() -> None:
+    """A lab's clock stands until it is advanced, and dates are whole seconds: answers take the agent's time back."""
+    record = replace(
+        SEEN,
+        started_at=1_000.0,
+        gone_at=1_002.0,
+        outcome="finished",
+        approval=Approval(state=Asked.SENT, at=1_000.0),
+        deeds=(
+            ended("drain", 1_000.1, 1_003.2),
+            ended("save", 1_003.2, 1_003.3),
+            ended("drain", 1_002.0, 1_002.1, phase=Phase.UNDO),
+        ),
+    )
+    assert [text.split(maxsplit=1)[1] for text in told(replace(record, seen_at=999.9))] == [
+        "first seen, a notice of 15m; rule 'reboots'",
+        "drain began",
+        "drain done after 3.1s",
+        "save began",
+        "save done after 0.1s",
+        "approved",
+        "started, after 0s of the 15m that were promised",
+        "gone: finished",
+        "undo of drain began",
+        "undo of drain done after 0.1s",
+    ]
+
+
+def test_an_event_that_starts_while_a_step_runs_is_told_in_its_place() -> None:
+    record = replace(SEEN, started_at=1_900.0).with_deed(ended("drain", 1_890.0, 1_905.0))
+    assert [line.split()[0] for line in told(record)] == ["1000", "1890", "1900", "1905"]
+
+
 def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
     record = SEEN.with_deed(Deed(step="drain", begun_at=1_001.0)).with_deed(ended("save", 1_001.0, 1_002.0))
     details = [line.detail for line in story_of(record, {"reboots": RULE}).lines]

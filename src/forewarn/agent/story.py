@@ -1,12 +1,15 @@
 """The story of an event as the journal tells it: the notice it gave, each step and its undoing, the approval. Pure.
 
-Instants stay numbers, for whoever shows them; in the text there are durations only.
+Instants stay numbers, for whoever shows them; in the text there are durations only. They are the server's, whose dates
+are whole seconds and whose time a lab may hold, so what must have come first is told first, whatever they say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, islice
+from math import inf
 
 from forewarn.agent.budget import Slot, layout
 from forewarn.agent.record import Asked, Deed, Record, State
@@ -24,17 +27,27 @@ class Line:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     title: str
-    lines: tuple[Line, ...]  # in the order of time
+    lines: tuple[Line, ...]  # as it happened
     now: str
 
 
 def story_of(record: Record, rules: Mapping[str, Rule], waits_for: str = "") -> Story:
-    lines = [*_seen(record), *_steps(record, rules), *_approving(record), *_course(record)]
+    doing = _ranked([*_seen(record), *_steps(record, rules, Phase.DO), *_approving(record)], -inf)
+    course = _ranked(_course(record), doing[-1][0] if record.approval is not None else record.seen_at)
+    undoing = _ranked(_steps(record, rules, Phase.UNDO), course[-1][0] if course else record.seen_at)
+    lines = sorted((*doing, *course, *undoing), key=lambda ranked: ranked[0])
     return Story(
         title=f"event {record.key}: {record.event.kind} of {', '.join(record.event.resources) or 'nobody'}",
-        lines=tuple(sorted(lines, key=lambda line: line.at)),
+        lines=tuple(line for _, line in lines),
         now=waits_for or _now(record),
     )
+
+
+def _ranked(lines: Iterable[Line], since: float) -> list[tuple[float, Line]]:
+    """Each with the instant it is sorted by: its own, or that of a line that came before it."""
+    listed = list(lines)
+    ranks = accumulate((line.at for line in listed), max, initial=since)
+    return list(zip(islice(ranks, 1, None), listed, strict=True))
 
 
 def promised_s(record: Record) -> float | None:
@@ -67,12 +80,13 @@ def _course(record: Record) -> Iterator[Line]:
         yield Line(at=record.gone_at, text=f"gone: {record.outcome or 'unknown'}")
 
 
-def _steps(record: Record, rules: Mapping[str, Rule]) -> Iterator[Line]:
+def _steps(record: Record, rules: Mapping[str, Rule], phase: Phase) -> Iterator[Line]:
     rule = rules.get(record.rule)
     slots = {slot.step.name: slot for slot in _planned(record, rule)} if rule else {}
     for deed in record.deeds:
-        slot = slots.get(deed.step) if deed.phase is Phase.DO else None
-        yield from _deed(deed, _promise(slot, record.not_before) if slot else "")
+        if deed.phase is phase:
+            slot = slots.get(deed.step) if phase is Phase.DO else None
+            yield from _deed(deed, _promise(slot, record.not_before) if slot else "")
 
 
 def _planned(record: Record, rule: Rule) -> tuple[Slot, ...]:
