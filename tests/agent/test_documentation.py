@@ -1,0 +1,58 @@
+"""The examples of the agent's page are files that it reads, and its tables name every key that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from forewarn.agent.config import LISTEN, STATE, read
+from forewarn.agent.profile import PROFILES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+
+
+def keys(title: str) -> set[str]:
+    """What the first column of the table below this title names."""
+    section = PAGE.partition(f"{title}\n")[2]
+    rows = re.search(r"\n\| key \|.*?\n\n", section, re.DOTALL)
+    assert rows is not None
+    return {key for row in rows.group().strip().splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def known(text: str) -> set[str]:
+    """The keys that a refusal of an unknown one offers."""
+    with pytest.raises(Exception, match="write one of") as caught:
+        read(text)
+    (line,) = [line for line in str(caught.value).splitlines() if "write one of" in line]
+    return set(line.partition("write one of ")[2].split(", "))
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_every_example_is_a_file_that_the_agent_reads(number: int) -> None:
+    assert read(EXAMPLES[number]).rules
+
+
+def test_there_are_examples_and_the_defaults_are_those_of_the_page() -> None:
+    assert len(EXAMPLES) >= 2
+    assert f"`{STATE}`" in PAGE
+    assert f"`{LISTEN}`" in PAGE
+
+
+def test_every_key_is_explained_and_no_other() -> None:
+    assert keys("## Its file") | {"steps", "rules"} == known("[[rules]]\n[zzzzzz]\n")
+    assert keys("### Rules") | {"name"} == known("[[rules]]\nzzzzzz = 1\n")
+    step = known('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "1s"\nrun = "x"\nzzzzzz = 1\n')
+    assert keys("### Steps") == step - {"run", "undo", "check"}
+
+
+def test_every_profile_is_explained() -> None:
+    rows = PAGE.partition("### Profiles")[2].partition("###")[0]
+    assert set(re.findall(r"^\| `([\w-]+)`", rows, re.MULTILINE)) == set(PROFILES)
+
+
+def test_the_file_to_begin_with_is_one_that_the_agent_reads() -> None:
+    assert read((ROOT / "deploy" / "agent.toml").read_text(encoding="utf-8")).steps
