@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from forewarn.console.app import build
 
 FILE = """
@@ -55,3 +57,39 @@ def test_a_vm_added_to_a_scale_set_has_its_program(api_of: Callable[..., Any]) -
     key = api.post("/fleet/vms", {"name": "workers_9", "scale_set": "workers"})["key"]
     vm = api.world.store.vm(key)
     assert (vm.program, vm.environment, vm.directory) == (("worker", "--quiet"), {"COLOUR": "blue"}, "/srv")
+
+
+CHANGES = [
+    pytest.param('program = ["worker", "--quiet"]', 'program = ["sh", "-c", "cat admin.secret"]', id="program"),
+    pytest.param('COLOUR = "blue"', 'LD_PRELOAD = "/tmp/evil.so"', id="environment"),
+    pytest.param('directory = "/srv"', 'directory = "/tmp"', id="directory"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES)
+def test_who_looks_after_vms_does_not_choose_what_runs_on_the_services_machine(
+    api_of: Callable[..., Any], old: str, new: str
+) -> None:
+    """A program could read the service's secrets, and so give its author every role there is."""
+    api = api_of()
+    platform = api.holding("Platform", "/")
+    asked = {"text": FILE, "source": "f.toml"}
+    status, code, message = platform.refused("POST", "/fleet/apply", asked)
+    assert (status, code) == (403, "Forbidden")
+    assert "what runs on the service's machine, as the program of VM 'workers_0' would" in message
+
+    assert api.holding("Administrator", "/").post("/fleet/apply", asked)["applied"]
+    changed = {"text": FILE.replace(old, new), "source": "f.toml"}
+    assert changed["text"] != FILE
+    assert platform.refused("POST", "/fleet/apply", changed)[:2] == (403, "Forbidden")
+
+
+def test_more_vms_of_what_runs_already_are_for_those_who_look_after_vms(api_of: Callable[..., Any]) -> None:
+    api = api_of()
+    api.post("/fleet/apply", {"text": FILE, "source": "f.toml"})
+    platform = api.holding("Platform", "/")
+    more = FILE.replace("count = 2", "count = 3")
+    assert platform.post("/fleet/apply", {"text": more, "source": "f.toml"})["difference"]["added"] == ["workers_2"]
+    platform.post("/fleet/vms", {"name": "workers_9", "scale_set": "workers"})
+    fewer = "".join(line for line in FILE.splitlines(keepends=True) if not line.startswith(("prog", "env", "dir")))
+    assert platform.post("/fleet/apply", {"text": fewer, "source": "f.toml"})["applied"]

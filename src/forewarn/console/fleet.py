@@ -24,12 +24,14 @@ from forewarn.console.views import (
     VmWithEvents,
 )
 from forewarn.control.fleets import FleetChange
+from forewarn.core.access import Right
 from forewarn.core.difference import Difference, HostChange, VmChange, compare
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.fleetfile.naming import fault_in_plain_name
 from forewarn.core.proposal import BadFleet, Problem, Proposal, read_fleet
-from forewarn.errors import Refused, Rejected
+from forewarn.core.resource import EVERYTHING
+from forewarn.errors import Forbidden, Refused, Rejected
 
 
 async def show(room: Room, call: Call, query: body.FleetQuery) -> FleetView:
@@ -159,6 +161,7 @@ async def _apply(room: Room, difference: Difference, text: str) -> None:
         raise NotApplicable(difference.problems, source=difference.source)
     if difference.is_empty:
         return
+    _must_be_trusted_with(difference.vms_to_set, room)
     change = FleetChange(
         hosts=difference.hosts_to_set,
         removed_hosts=tuple(host.name for host in difference.hosts_removed),
@@ -167,6 +170,22 @@ async def _apply(room: Room, difference: Difference, text: str) -> None:
         text=text,
     )
     await room.control.fleets.change(change, who=room.who)
+
+
+def _must_be_trusted_with(vms: Sequence[Vm], room: Room) -> None:
+    """What a VM runs, it runs on this machine as the service does: whoever names it could read every secret here."""
+    if room.principal.may(Right.ADMINISTER, EVERYTHING):
+        return
+    known = {_running(vm) for vm in room.store.vms()}
+    if fresh := [vm for vm in vms if vm.program and _running(vm) not in known]:
+        raise Forbidden(
+            f"{room.who} does not have the right to say what runs on the service's machine, as the program of VM "
+            f"{fresh[0].name!r} would: leave it out, or let an administrator apply this"
+        )
+
+
+def _running(vm: Vm) -> tuple[object, ...]:
+    return vm.program, tuple(sorted(vm.environment.items())), vm.directory
 
 
 def _shown(difference: Difference) -> DifferenceView:
