@@ -83,6 +83,19 @@ def test_whoever_asks_for_a_page_that_there_is_not_is_told_which_there_are() -> 
     on_a_face(talk)
 
 
+def test_a_page_that_breaks_says_so_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Page:
+        raise ZeroDivisionError("a secret")
+
+    async def talk(port: int) -> None:
+        status, _, body = await say(port, b"GET /broken HTTP/1.1\r\n\r\n")
+        assert (status, json.loads(body)) == (500, {"error": "the page broke: the agent's log says why"})
+        assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
+
+    on_a_face(talk, {**PAGES, "/broken": broken})
+    assert "the page /broken broke" in caplog.text
+
+
 @pytest.mark.parametrize(
     "request_",
     [b"\r\n\r\n", b"GET /ready\r\n\r\n", b"\x16\x03\x01 a b\r\n\r\n", b"GET /a b HTTP/1.1\r\n\r\n"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from forewarn.errors import Rejected, Unavailable
 
+LOG = logging.getLogger("forewarn.agent")
 LISTEN = "127.0.0.1:9258"
 _HEAD_BYTES = 8_192
 _PATIENCE_S = 5.0
@@ -107,7 +109,11 @@ class _Face:
         make = self._pages.get(path)
         if make is None:
             return json_page({"error": "there is no such page", "pages": sorted(self._pages)}, 404)
-        return make()
+        try:
+            return make()
+        except Exception:  # a page that breaks must not break the agent, and tells a load balancer so
+            LOG.exception("the page %s broke", path)
+            return json_page({"error": "the page broke: the agent's log says why"}, 500)
 
 
 def _asked(head: bytes) -> tuple[str, str]:
