@@ -9,7 +9,8 @@ directory=$1
 python=$2
 unpacked="haproxy nginx etcd-server postgresql-15 postgresql-client-15 libopentracing1 libopentracing-c-wrapper0
     liblua5.3-0 prometheus"
-installed="systemd tzdata libpq5 libicu72 libxml2 libldap-2.5-0 libgssapi-krb5-2 libssl3 libpcre2-8-0 libpcre2-posix3 libcrypt1"
+installed="systemd tzdata libpq5 libicu72 libxml2 libldap-2.5-0 libgssapi-krb5-2 libssl3 libpcre2-8-0 libpcre2-posix3
+    libcrypt1"
 pypi="patroni[etcd3,psycopg3]==4.1.5 psycopg[binary]>=3.1"
 
 stamp=$directory/.fetched
@@ -26,14 +27,16 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     packages=$(mktemp -d)
     trap 'rm -rf "$packages"' EXIT
     apt-get update -qq
-    # shellcheck disable=SC2086
-    apt-get install -y -qq --no-install-recommends --no-upgrade $installed >/dev/null
-    for name in $unpacked; do
-        (cd "$packages" && apt-get download -qq -o APT::Sandbox::User=root "$name") ||
-            echo "no $name: Debian does not have it; the tests that need it are skipped"
+    for name in $installed; do
+        apt-get install -y -qq --no-install-recommends --no-upgrade "$name" >/dev/null ||
+            echo "no $name: Debian does not have it; what needs it will say so"
     done
-    for package in "$packages"/*.deb; do
-        dpkg-deb -x "$package" "$directory/debian"
+    for name in $unpacked; do
+        if (cd "$packages" && apt-get download -qq -o APT::Sandbox::User=root "$name"); then
+            dpkg-deb -x "$packages/$name"_*.deb "$directory/debian"
+        else
+            echo "no $name: Debian does not have it; the tests that need it are skipped"
+        fi
     done
 else
     echo "no Debian or not root: the tests that need its servers are skipped"
