@@ -64,10 +64,12 @@ class ServiceProcess:
         command: Literal["up", "serve"] = "up",
         arguments: tuple[str, ...] = (),
         environment: Mapping[str, str] = _NOTHING,
+        start_s: float = START_S,
     ) -> None:
         self.data = data
         self.port = port or free_port()
         self.environment = environment
+        self._start_s = start_s
         self._is_lab = command == "up"
         self._arguments = (command, *self._place(), *arguments)
         self._child: subprocess.Popen[bytes] | None = None
@@ -99,7 +101,7 @@ class ServiceProcess:
         self._endpoints.clear()
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(line, stdout=log, stderr=log, env=_surroundings(self.environment))
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + self._start_s
         while not self._answers():
             if self._child.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
