@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from bench.figure import Figure
 from bench.ground import Ground
-from bench.process import peak_bytes
+from bench.process import cpu_s, peak_bytes
 from bench.statistic import median
 from bench.subject import Subject, single_vms
 
@@ -22,22 +23,30 @@ def large_fleet(ground: Ground) -> str:
 
 def measure(ground: Ground) -> tuple[Figure, ...]:
     service = Subject(data=ground.directory / "start", fleet=large_fleet(ground))
-    first_s, _ = _start(service)
+    first = _start(service)
     starts = [_start(service) for _ in ground.track("starts from the store", range(1 if ground.is_quick else _STARTS))]
-    times, peaks = [took for took, _ in starts], [peak for _, peak in starts]
+    times, busy, peaks = ([getattr(start, name) for start in starts] for name in ("took_s", "cpu_s", "peak_mib"))
+    samples = {"start_s": tuple(times), "cpu_s": tuple(busy)}
     return (
-        Figure(name="start-time", value=median(times), samples={"start_s": tuple(times)}),
+        Figure(name="start-time", value=median(times), note=f"{median(busy):.1f} s of CPU", samples=samples),
         Figure(name="start-memory", value=median(peaks), samples={"peak_mib": tuple(peaks)}),
-        Figure(name="first-start-time", value=first_s, note="once"),
+        Figure(name="first-start-time", value=first.took_s, note=f"once; {first.cpu_s:.1f} s of CPU"),
     )
 
 
-def _start(service: Subject) -> tuple[float, float]:
-    """How long it took, and the most memory in MiB; the service is stopped again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    took_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+def _start(service: Subject) -> Start:
+    """The service is stopped again."""
     begin = time.perf_counter()
     with service:
         assert service.sample("web-7").status == 200
-        took = time.perf_counter() - begin
-        peak = peak_bytes(service.pid) / 2**20
+        took_s = time.perf_counter() - begin
+        start = Start(took_s=took_s, cpu_s=cpu_s(service.pid), peak_mib=peak_bytes(service.pid) / 2**20)
         service.stop()
-    return took, peak
+    return start

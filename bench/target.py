@@ -81,7 +81,7 @@ TARGETS: tuple[Target, ...] = (
     Target(name="first-start-time", what="first start, the fleet file applied", unit="s"),
     Target(name="rollout-time", what="a rollout over 10,000 VMs in virtual time", unit="s", at_most=60),
     # Twice is what a sort and cold caches may cost over ten times the VMs; anything quadratic is ten.
-    Target(name="rollout-growth", what="the same, time per VM, 10,000 : 1,000", at_most=2),
+    Target(name="rollout-growth", what="the same, CPU per VM, 10,000 : 1,000", at_most=2),
     Target(name="azure-mock-rate", what="throughput, ours : Azure's mock server (quoted)", at_least=1),
 )
 

@@ -1,0 +1,148 @@
+"""From the figures of one machine to ten million VMs: the arithmetic of docs/scale.md.
+
+python -m bench.scale > docs/scale.md
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from bench.figure import Figure
+from bench.result import Result, read
+from bench.statistic import median
+
+REFERENCE = Path(__file__).parent / "results" / "reference.json"
+_PAGE = Path(__file__).parent / "scale.md"
+
+_VMS = 10_000_000
+_MONTH_S = 30 * 86_400
+_BAD_DAY_S = 8 * 3_600
+_COMMITS = 4  # scheduled, approved, started, over
+_CORES = 16
+_LOADED = 0.5
+_SPARE = 1.1
+_POSTGRES = 4_900  # transactions a second; measured when the stores were chosen, like those below
+_LISTENERS = 300
+_CHANGES = 1_000
+
+
+def scale_markdown(result: Result) -> str:
+    return _PAGE.read_text(encoding="utf-8").format(**_machine(result), **_sums(_Figures(result)))
+
+
+class _Figures:
+    """Figures of a result by name; a result without one of them is no reference."""
+
+    def __init__(self, result: Result) -> None:
+        self._figures = {figure.name: figure for figure in result.figures}
+
+    def value(self, name: str) -> float:
+        value = self._figure(name).value
+        if value is None:
+            raise LookupError(f"the result has no value of {name!r}: measure all rows again")
+        return value
+
+    def sample(self, name: str, of: str) -> float:
+        return median(self._figure(name).samples[of])
+
+    def last(self, name: str, of: str) -> float:
+        return self._figure(name).samples[of][-1]
+
+    def _figure(self, name: str) -> Figure:
+        return self._figures[name]
+
+
+def _machine(result: Result) -> dict[str, str | int]:
+    return {
+        "processor": result.machine.processor,
+        "cores": result.machine.cores,
+        "at": result.at[:10],
+        "commit": result.commit,
+        "load": f"{result.load_average:.1f}",
+    }
+
+
+def _sums(figures: _Figures) -> dict[str, float | str]:
+    return {**_demand(), **_polling(figures), **_rest(figures)}
+
+
+def _demand() -> dict[str, float | str]:
+    third = _VMS // 3
+    bad = third * _COMMITS / _BAD_DAY_S
+    return {
+        "vms": _VMS,
+        "month": _MONTH_S,
+        "third": third,
+        "usual": _VMS * _COMMITS / _MONTH_S,
+        "bad": bad,
+        "polls_per_commit": _VMS / bad,
+        "maintained": third / _BAD_DAY_S,
+        "pg_share": bad / _POSTGRES,
+        "times_record": _VMS / _POSTGRES,
+        "hourly": _VMS / 3_600,
+        "record_vms": _POSTGRES / bad * _VMS / 1e6,
+        "relay_vms": _CHANGES / bad * _VMS / 1e6,
+        "long_polls": _VMS / 300,
+        "election": "4.8 to 6.3",
+    }
+
+
+def _polling(figures: _Figures) -> dict[str, float | str]:
+    poll_us, nginx_us = (figures.sample("keep-alive-cpu", of) for of in ("ours_us", "nginx_us"))
+    connection_us, nginx_connection_us = (figures.sample("connection-cpu", of) for of in ("ours_us", "nginx_us"))
+    nodes = nodes_for(poll_us)
+    return {
+        "poll_us": poll_us,
+        "nginx_us": nginx_us,
+        "connection_us": connection_us,
+        "nginx_connection_us": nginx_connection_us,
+        "cores_keep": cores_for(poll_us),
+        "cores_connection": cores_for(connection_us),
+        "nodes_keep": nodes,
+        "nodes_connection": nodes_for(connection_us),
+        "nodes_nginx": nodes_for(nginx_us),
+        "nodes_nginx_connection": nodes_for(nginx_connection_us),
+        "nginx_share": nginx_us / poll_us,
+        "connection_factor": connection_us / poll_us,
+        "long_poll_cores": cores_for(poll_us) / 300,
+        "vms_per_node": _VMS / nodes,
+        "rows_per_node": _VMS / nodes / 60,
+        "within_measured": f" are fewer than the {_LISTENERS} that were measured"
+        if nodes <= _LISTENERS
+        else f" are more than the {_LISTENERS} that were measured, so several share a subscription",
+    }
+
+
+def _rest(figures: _Figures) -> dict[str, float | str]:
+    vms_per_node = _VMS / nodes_for(figures.sample("keep-alive-cpu", "ours_us"))
+    idle_kib, waiting_kib = figures.value("idle-memory"), figures.value("waiting-memory")
+    start_mib, start_s = figures.value("start-memory"), figures.value("start-time")
+    rollout_ms = figures.last("rollout-time", "cpu_ms_per_vm")
+    return {
+        "idle_kib": idle_kib,
+        "waiting_kib": waiting_kib,
+        "start_mib": start_mib,
+        "start_s": start_s,
+        "state_gib": vms_per_node / 100_000 * start_mib / 1024,
+        "connection_gib": vms_per_node * idle_kib / 1024**2,
+        "waiting_gib": _VMS * waiting_kib / 1024**2,
+        "node_start_s": vms_per_node / 100_000 * start_s,
+        "long_poll_ms": figures.value("long-poll-last"),
+        "rollout_ms": rollout_ms,
+        "approvals": figures.sample("approval-rate", "approvals_per_s"),
+        "control_cores": _VMS // 3 / _BAD_DAY_S * rollout_ms / 1e3,
+    }
+
+
+def cores_for(poll_us: float) -> float:
+    """How many are half busy with a poll a second from every VM."""
+    return _VMS * poll_us / 1e6 / _LOADED
+
+
+def nodes_for(poll_us: float) -> int:
+    return math.ceil(cores_for(poll_us) / _CORES * _SPARE)
+
+
+if __name__ == "__main__":
+    print(scale_markdown(read(REFERENCE)), end="")
