@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from forewarn.agent.value import Case
 
@@ -22,11 +23,8 @@ def remember(case: Case, found: Mapping[str, str]) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(case.folder / _NAME)
-    folder = os.open(case.folder, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    for folder in (case.folder, *case.folder.parents[:2]):  # all of which may be new
+        _sync(folder)
 
 
 def recall(case: Case) -> Found:
@@ -36,6 +34,14 @@ def recall(case: Case) -> Found:
     except (OSError, ValueError):
         return {}
     return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+
+
+def _sync(folder: Path) -> None:
+    target = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(target)
+    finally:
+        os.close(target)
 
 
 def forget(case: Case) -> None:
