@@ -20,7 +20,7 @@ from forewarn.agent.journal import Journal
 from forewarn.agent.ledger import MIGRATIONS
 from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
 from forewarn.agent.value import Phase
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Unavailable
 
 
 @pytest.fixture
@@ -165,3 +165,14 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Rejected, match="cannot be opened"):
         Journal(tmp_path / "file" / "journal.db")
+
+
+def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: Journal) -> None:
+    journal.put(record())
+    journal._db.execute("PRAGMA max_page_count = 1")  # the disk is full
+    with pytest.raises(Unavailable, match="cannot be written"):
+        journal.put(record("E2", rule="x" * 100_000))
+    assert [each.key for each in journal.book] == ["E1"]
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    journal.put(record("E3"))
+    assert [each.key for each in journal.records()] == ["E3", "E1"]

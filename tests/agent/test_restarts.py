@@ -4,6 +4,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,11 @@ import pytest
 from tests.agent.conftest import DRAIN, SAVE, Guest
 
 from forewarn.agent.config import Config
+from forewarn.agent.daemon import Daemon
+from forewarn.client import AsyncClient
+from forewarn.errors import Unavailable
 from forewarn.testing.lab import Lab
+from forewarn.testing.scripted import Reply, Scripted
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
 HELD = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"  # taken, and not approved
@@ -160,3 +165,35 @@ def test_steps_under_way_have_a_grace_when_the_agent_is_told_to_stop(lab: Lab, t
 
 def _with_grace(agent: Guest, grace_s: float) -> Config:
     return replace(agent.config, grace_s=grace_s)
+
+
+async def _once(config: Config, lab_endpoint: str) -> None:
+    client = AsyncClient(lab_endpoint, sleep=lambda s: asyncio.sleep(min(s, 0.01)))
+    await Daemon(config, client=client, boot_id="boot-1").once()
+
+
+def test_an_agent_may_look_once_and_goes_on_the_next_time(lab: Lab, tmp_path: Path) -> None:
+    agent, place = guest(lab, tmp_path, FIFTEEN), lab.vm("web-0").endpoint
+    event = lab.reboot("web-0")
+    asyncio.run(_once(agent.config, place))
+    assert agent.lines == ["drain", "save"]
+    assert event.approved
+    lab.run_until(lambda: event.over)
+    asyncio.run(_once(agent.config, place))
+    assert agent.lines == ["drain", "save", "restore", "undrain"]
+    assert agent.records[0].closed
+
+
+def test_an_agent_that_looks_once_says_so_when_nobody_answers(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, f'vm = "web-0"\n{FIFTEEN}')
+    with Scripted(Reply(status=503)) as server, pytest.raises(Unavailable, match="status 503"):
+        asyncio.run(_once(agent.config, server.url))
+
+
+def test_a_step_whose_folder_cannot_be_made_has_failed_and_the_agent_goes_on(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "steps").write_text("in the way")
+    with guest(lab, tmp_path, FIFTEEN) as agent:
+        lab.reboot("web-0")
+        lab.wait_for(lambda: len([told for told in agent.noted.told if told[0] == "do"]) == 2)
+        assert [deed.state for deed in agent.records[0].deeds] == ["failed", "failed"]

@@ -25,7 +25,7 @@ class Board:
     """Blocks, as shared folders do: call it in a thread."""
 
     def __init__(self, folder: Path, vm: str) -> None:
-        self._folder, self._name = folder, quote(plain(vm), safe="")
+        self._folder, self._name = folder, _quoted(plain(vm))
 
     def look(self, ready: Iterable[str], open_: Iterable[str]) -> BoardView:
         """Show that we are alive and for which events we are ready, then read what others show of open ones."""
@@ -47,7 +47,12 @@ class Board:
             self._place(id_).rmdir()
 
     def _place(self, id_: str) -> Path:
-        return self._folder / "ready" / quote(id_, safe="")[:120]
+        return self._folder / "ready" / _quoted(id_)[:120]
+
+
+def _quoted(text: str) -> str:
+    """Fit for the name of a file, whatever a server sends."""
+    return quote(text, safe="").replace(".", "%2E")
 
 
 def _put(path: Path) -> float:

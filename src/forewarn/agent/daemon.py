@@ -81,7 +81,7 @@ class Daemon:
     async def once(self) -> None:
         """Look once, do what is due, and end."""
         try:
-            await self._prepare()
+            await self._prepare(patient=False)
             await self._watcher.watch(once=True)
             if self._keeper is not None:
                 await self._keeper.look()
@@ -157,16 +157,16 @@ class Daemon:
             if self._keeper is not None:
                 group.create_task(self._keeper.run())
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, *, patient: bool = True) -> None:
         self._journal.prune()
         forget_others(self._config.folders, (record.key for record in self._journal.records()))
-        self._setting.vm = await self._name()
+        self._setting.vm = await self._name(patient=patient)
         mend(self._config.cursor, self._journal, self._setting.boot_id)
         if self._config.board is not None:
             board = Board(self._config.board, self._setting.vm)
             self._keeper = Keeper(board, self._rules, lambda: self._journal.book, self._woken.set)
 
-    async def _name(self) -> str:
+    async def _name(self, *, patient: bool) -> str:
         """Whose agent this is: as configured, as the endpoint says, or as it said the last time."""
         if self._setting.vm:
             return self._setting.vm
@@ -178,6 +178,8 @@ class Daemon:
                 known = self._journal.recall("vm")
                 if known is not None:
                     return str(known)
+                if not patient:
+                    raise
                 self._trouble = f"this VM's name is not known yet: {error}"
                 LOG.warning("%s", self._trouble)
                 await asyncio.sleep(AGAIN_S)

@@ -78,16 +78,15 @@ class Journal:
     def _writing(self) -> Iterator[None]:
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+            yield
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             raise Unavailable(
                 f"the journal {str(self._path)!r} cannot be written ({error}): make room for it"
             ) from error
+        finally:
+            if self._db.in_transaction:  # also when the end of it failed
+                self._db.rollback()
 
     def _write(self, record: Record) -> None:
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from forewarn.agent.approval import BoardView
 from forewarn.agent.board import BEAT_S, Board
@@ -32,10 +33,9 @@ class Keeper:
         while True:
             self._poked.clear()
             await self.look()
-            try:
-                await asyncio.wait_for(self._poked.wait(), BEAT_S)
-            except TimeoutError:
-                pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):  # wait_for may swallow our end when it is poked at that moment
+                    await self._poked.wait()
 
     async def look(self) -> None:
         shared = [record for record in self._book() if self._is_shared(record)]

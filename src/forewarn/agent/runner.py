@@ -23,6 +23,7 @@ from forewarn.client import AsyncClient
 from forewarn.errors import ForewarnError, Rejected
 
 LOG = logging.getLogger("forewarn.agent")
+BROKEN_S = 5.0
 PATIENCE_S = 2.0  # with a reaction that was told to end
 
 
@@ -68,10 +69,17 @@ class Runner:
         task.add_done_callback(lambda done: self._ended(busy, done))
 
     def _ended(self, busy: Busy, task: asyncio.Task[None]) -> None:
-        del self._tasks[busy]
+        if task.cancelled() or (error := task.exception()) is None:
+            self._forget(busy)
+            return
+        # Its end could not be journalled, so it stands as begun. It counts as under way for a while, lest it be resumed
+        # again and again.
+        LOG.error("%s: %s", task.get_name(), error, exc_info=error)
+        task.get_loop().call_later(BROKEN_S, self._forget, busy)
+
+    def _forget(self, busy: Busy) -> None:
+        self._tasks.pop(busy, None)
         self._stopped.discard(busy)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("%s failed: %s", task.get_name(), error, exc_info=error)
         self._changed()
 
     def _stop(self, busy: Busy) -> None:
@@ -82,8 +90,7 @@ class Runner:
     async def _resume(self, key: str, step: Step, phase: Phase, *, asks: bool) -> None:
         end = None
         if asks:
-            case, reaction = self._case(key, step, phase), _reaction(step)
-            outcome = await self._within(lambda: _checked(reaction, case), step, phase, case)
+            outcome = await self._within(lambda: self._check(key, step, phase), step, phase)
             is_done = {"yes": True, "no": False}.get(outcome.text)
             end = resumed(step, phase, is_done)
             LOG.warning("%s of %s was found begun; was it done: %s", phase, step.name, outcome.text or "unknown")
@@ -94,11 +101,10 @@ class Runner:
         self._end(key, step, phase, Outcome(ok=end is State.DONE, text=text), is_final=True)
 
     async def _run(self, key: str, step: Step, phase: Phase) -> None:
-        case, reaction, began = self._case(key, step, phase), _reaction(step), time.monotonic()
-        LOG.info("%s %s for %s %s", phase, step.name, case.event.kind, key)
-        work = reaction.do if phase is Phase.DO else reaction.undo
+        began = time.monotonic()
+        LOG.info("%s %s for %s", phase, step.name, key)
         try:
-            outcome = await self._within(lambda: work(case), step, phase, case)
+            outcome = await self._within(lambda: self._react(key, step, phase), step, phase)
         except asyncio.CancelledError:
             if (key, step.name) not in self._stopped:
                 raise
@@ -106,7 +112,15 @@ class Runner:
         self._end(key, step, phase, outcome)
         self._observer.step_ended(step, phase, outcome, time.monotonic() - began)
 
-    async def _within(self, work: Callable[[], Awaitable[Outcome]], step: Step, phase: Phase, case: Case) -> Outcome:
+    async def _check(self, key: str, step: Step, phase: Phase) -> Outcome:
+        is_done = await _reaction(step).check(self._case(key, step, phase))
+        return Outcome(ok=True, text={True: "yes", False: "no", None: ""}[is_done])
+
+    async def _react(self, key: str, step: Step, phase: Phase) -> Outcome:
+        case, reaction = self._case(key, step, phase), _reaction(step)
+        return await (reaction.do(case) if phase is Phase.DO else reaction.undo(case))
+
+    async def _within(self, work: Callable[[], Awaitable[Outcome]], step: Step, phase: Phase) -> Outcome:
         """The outcome of a reaction, which gets its budget: of the server's time, and of ours."""
         budget_s = _budget_s(step, phase)
         task = asyncio.ensure_future(_caught(work))
@@ -140,7 +154,7 @@ class Runner:
         LOG.log(level, "%s %s %s for %s: %s", phase, step.name, deed.state, key, outcome.text)
 
     async def _ask_gate(self, move: AskGate) -> None:
-        step = Step(name=GATE.strip("()"), use="", budget_s=move.gate.timeout_s)
+        step = Step(name="_gate", use="", budget_s=move.gate.timeout_s)  # no step is called so
         answer, text = await ask(move.gate, self._case(move.key, step, Phase.DO))
         record = self._record(move.key)
         if record.consent is not None:
@@ -201,8 +215,3 @@ async def _caught(work: Callable[[], Awaitable[Outcome]]) -> Outcome:
     except Exception as error:  # a reaction that breaks must not break the agent
         LOG.exception("a reaction broke")
         return Outcome(ok=False, text=f"{type(error).__name__}: {error}")
-
-
-async def _checked(reaction: Reaction, case: Case) -> Outcome:
-    is_done = await reaction.check(case)
-    return Outcome(ok=True, text={True: "yes", False: "no", None: ""}[is_done])

@@ -16,9 +16,10 @@ from forewarn.client.event import key_of
 from forewarn.client.exchange import HOLD_S
 from forewarn.client.sight import Seen
 from forewarn.client.watching import Manner
-from forewarn.errors import ForewarnError
+from forewarn.errors import ForewarnError, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
+TRIES = 5  # of whoever looks once
 AGAIN_S = 5.0  # after a refusal, which somebody may mend
 
 
@@ -49,15 +50,20 @@ class Watcher:
             await asyncio.sleep(AGAIN_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Until the endpoint refuses; with `once` until its first answer."""
+        """Until the endpoint refuses; with `once` until its first answer, and not for long."""
+        failures = 0
         told = self._client.follow(self._cursor, Manner(explicit=True, within_s=lambda: 0.0 if once else self._hold_s))
         try:
             async for change in told:
                 if change is not None:
                     self._hear(change)
                     change.done()
-                elif self._note_poll() and once:
+                    continue
+                failures = 0 if self._note_poll() else failures + 1
+                if once and failures == 0:
                     return
+                if once and failures == TRIES:
+                    raise Unavailable(self.trouble)
         finally:
             await told.aclose()
 
