@@ -104,6 +104,7 @@ class ServiceProcess:
         deadline = time.monotonic() + self._start_s
         while not self._answers():
             if self._child.poll() is not None or time.monotonic() > deadline:
+                self.kill()
                 raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
             time.sleep(0.02)
 
