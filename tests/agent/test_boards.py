@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ from tests.agent.conftest import Guest
 
 from forewarn.agent.approval import BoardView
 from forewarn.agent.board import Board
+from forewarn.agent.keeper import Keeper
+from forewarn.agent.record import Book
 from forewarn.testing.lab import Lab
 
 TEXT = """
@@ -149,3 +152,21 @@ def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
             assert not event.approved
         else:
             lab.wait_for(lambda: event.approved)
+
+
+@pytest.mark.parametrize("laps", range(5))
+def test_a_keeper_that_is_poked_and_ended_at_once_ends(board: Path, laps: int) -> None:
+    async def poke_and_end() -> bool:
+        keeper = Keeper(Board(board, "web-0"), {}, Book, lambda: None)
+        task = asyncio.create_task(keeper.run())
+        while not keeper.view.ages_s and not (board / "alive" / "web-0").exists():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # it waits for the next beat now, or will find the poke
+        keeper.poke()
+        for _ in range(laps):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=10)
+        return bool(done)
+
+    assert asyncio.run(poke_and_end())
