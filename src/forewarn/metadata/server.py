@@ -9,11 +9,12 @@ from forewarn.metadata.board import Board
 from forewarn.metadata.doorstep import Doorstep
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.hall import Hall, Tally
-from forewarn.metadata.identity import Callers
+from forewarn.metadata.identity import Caller, Callers
 from forewarn.metadata.limits import Limits
 from forewarn.metadata.listener import Listener
 from forewarn.metadata.memory import Memory
 from forewarn.metadata.observation import Observations
+from forewarn.metadata.protocol import Connection
 from forewarn.metadata.reply import Writer
 from forewarn.metadata.seam import Backend
 from forewarn.metadata.throttle import Throttle
@@ -87,6 +88,12 @@ class MetadataServer:
         """Accept nobody there any more; whoever is connected stays."""
         for doorstep in self._doorsteps.pop(listener, ()):
             await doorstep.close()
+
+    def admit(self, caller: Caller) -> Connection:
+        """For a caller who did not come by a listener: the connection is the protocol of whatever it came by."""
+        connection = Connection(self._hall, caller)
+        self._hall.admit(connection, caller)
+        return connection
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nobody, answer whoever is held or in work, and close; hang up on who is left after the time."""
