@@ -1,0 +1,104 @@
+"""A connection in memory: a protocol at one end, a test at the other, and nothing between them that takes time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+
+class Wire(asyncio.Transport):
+    """What the test says is heard at once, packet by packet; what it does not read is kept, as a kernel would."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.heard = b""  # all that the protocol said and the test has read
+        self.is_over = False
+        self.was_reset = False
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._packets: deque[bytes | None] = deque()  # None: no more will come
+        self._unread = bytearray()
+        self._high = 64 * 1024
+        self._is_read, self._takes, self._is_closing, self._is_full = True, True, False, False
+        protocol.connection_made(self)
+
+    def say(self, packet: bytes) -> None:
+        if packet:
+            self._packets.append(packet)
+            self._deliver()
+
+    def say_no_more(self) -> None:
+        self._packets.append(None)
+        self._deliver()
+
+    def stop_reading(self) -> None:
+        self._is_read = False
+
+    def read_on(self) -> None:
+        self._is_read = True
+        self.heard += self._unread
+        self._unread.clear()
+        if self._is_full and not self.is_over:
+            self._is_full = False
+            self._protocol.resume_writing()
+        if self._is_closing:
+            self._end()
+
+    def _deliver(self) -> None:
+        while self._packets and self._takes and not (self._is_closing or self.is_over):
+            packet = self._packets.popleft()
+            if packet is not None:
+                self._protocol.data_received(packet)
+            elif not self._protocol.eof_received():
+                self.close()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    # What the protocol may ask of it.
+
+    def write(self, data: Any) -> None:
+        if self.is_over or self._is_closing:
+            return
+        if self._is_read:
+            self.heard += bytes(data)
+            return
+        self._unread += data
+        if len(self._unread) > self._high and not self._is_full:
+            self._is_full = True
+            self._protocol.pause_writing()
+
+    def write_eof(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._is_closing = True
+        if not self._unread:
+            self._end()
+
+    def abort(self) -> None:
+        self._unread.clear()
+        self._end()
+
+    def pause_reading(self) -> None:
+        self._takes = False
+
+    def resume_reading(self) -> None:
+        self._takes = True
+        self._loop.call_soon(self._deliver)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = high if high is not None else self._high
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unread)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self if name == "socket" else default
+
+    def setsockopt(self, *option: Any) -> None:
+        """The only one that is ever set: not to linger."""
+        self.was_reset = True
