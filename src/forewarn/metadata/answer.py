@@ -125,18 +125,14 @@ class Reception:
         return self._serve(caller, asked, trouble)
 
     def lasting(self, caller: Caller, request: Request) -> tuple[View, str] | None:
-        """The view and version of a poll that is answered alike until the view changes; None: of any other request.
-
-        To be asked right after its answer was given. Whatever a later answer depends on beside the view keeps a poll
-        from lasting, or tells the memory when it changes.
+        """The view and version of a poll that was just answered at once and would be answered alike until the view
+        changes; None: of any other request. Whatever else an answer depends on keeps a poll from lasting.
         """
         view = self._view(caller)
-        if view is None or not view.enabled or view.instead is not None or view.answers_from > _real_time():
-            return None
-        if self._throttle.is_on or self._faults.trouble_of(view) is not None:
+        if view is None or self._throttle.is_on or self._faults.trouble_of(view) is not None:
             return None
         asked = read(request, known=True, rules=self._rules(caller, view))
-        return (view, asked.version) if isinstance(asked, Poll) and asked.wait_s is None else None
+        return (view, asked.version) if isinstance(asked, Poll) else None
 
     def _token(self, caller: Caller, ask: GetToken, view: View) -> Answer:
         identity = _identity_of(view)
