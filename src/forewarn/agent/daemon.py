@@ -16,15 +16,14 @@ from forewarn.agent.journal import Journal
 from forewarn.agent.keeper import Keeper
 from forewarn.agent.move import Close, Move, Settle, Situation, Wait, made
 from forewarn.agent.observer import Observer, Unobserved, shielded
-from forewarn.agent.record import Record, State
 from forewarn.agent.report import Report, events_of, problems_of
-from forewarn.agent.rule import left_s
 from forewarn.agent.runner import Runner
 from forewarn.agent.servertime import ServerTime
 from forewarn.agent.setting import Setting
 from forewarn.agent.sight import sighted
+from forewarn.agent.telling import tell_seen, tell_settled
 from forewarn.agent.watcher import AGAIN_S, Watcher, mend
-from forewarn.client import AsyncClient, Change, lists
+from forewarn.client import AsyncClient, Change
 from forewarn.client.cursor import read_boot_id
 from forewarn.client.exchange import HOLD_S
 from forewarn.clock import Clock
@@ -111,7 +110,7 @@ class Daemon:
         if record is not None:
             is_new = self._journal.book.get(record.key) is None
             self._journal.put(record)
-            self._tell(record, is_new=is_new, now=now)
+            tell_seen(self._observer, record, is_new=is_new, vm=setting.vm, now=now)
             self._woken.set()
 
     def turn(self) -> float | None:
@@ -229,28 +228,10 @@ class Daemon:
         if after != record:
             self._journal.put(after)
         if isinstance(move, Settle):
-            self._tell_settled(record, move)
+            tell_settled(self._observer, record, move, self._setting.steps)
+        if isinstance(move, Close):
+            self._journal.prune()
         self._runner.start(move)
-
-    def _tell(self, record: Record, *, is_new: bool, now: float) -> None:
-        event, left = record.event, left_s(record.event, now)
-        if record.gone_at is not None:
-            LOG.info("%s %s is gone: %s", event.kind, record.key, record.outcome)
-            self._observer.gone(event, record.outcome)
-        elif is_new:
-            LOG.info("%s %s of %s, rule %r", event.kind, record.key, ", ".join(event.resources), record.rule)
-            self._observer.noticed(event, None if record.started_at is not None else left)
-            if lists(event, self._setting.vm) and left == 0:
-                self._observer.missed(event)
-        elif record.started_at is not None:
-            LOG.info("%s %s has started", event.kind, record.key)
-            self._observer.started(event, now - record.seen_at)
-
-    def _tell_settled(self, record: Record, move: Settle) -> None:
-        deed = move.deed
-        LOG.warning("%s %s %s for %s: %s", deed.phase, deed.step, deed.state, record.key, deed.text)
-        if deed.state is State.CUT and deed.step in self._setting.steps:
-            self._observer.step_cut(self._setting.steps[deed.step], record.event)
 
     def _changed(self) -> None:
         self._woken.set()
