@@ -38,6 +38,7 @@ class Connection(asyncio.Protocol):
         self.caller = caller
         self._hall = hall
         self._transport: asyncio.Transport
+        self._is_inside = False  # there is a transport
         self._known: Answers = _NOTHING  # what is remembered for this caller
         self._at_hand: Answers = _NOTHING  # the same while we are at rest, else nothing
         self._fresh = heard if 0 < len(heard) <= MOST_BYTES else None  # perhaps one whole request, and all there is
@@ -58,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport, self._is_inside = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=self._hall.limits.write_bytes)
         self._idle_timer = self._hall.loop.call_later(self._hall.limits.idle_s, self._look_idle)
         caller = self.caller
@@ -138,7 +139,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        return self._intake.waiting + self._transport.get_write_buffer_size()
+        unread = self._transport.get_write_buffer_size() if self._is_inside else 0
+        return self._intake.waiting + len(self._unsaid) + unread
 
     @property
     def _is_free(self) -> bool:

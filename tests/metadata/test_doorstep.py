@@ -1,0 +1,247 @@
+"""A connection per poll: whoever asks what is remembered is answered before it is let in, and cannot tell."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from contextlib import suppress
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forewarn.metadata import Board, Callers, Limits, MetadataServer, open_lab
+from forewarn.protocol.exchange import Rules
+from forewarn.testing.backend import FakeBackend
+
+ADDRESS = "127.0.5.7"
+
+
+class Readings:
+    """Rules that count how often a request was read with them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, location):
+        self.count += 1
+        return Rules()
+
+
+def test_whoever_connects_for_every_poll_is_answered_from_memory_and_counted(play):
+    readings = Readings()
+
+    async def story(world):
+        first = await world.ask(Connection="close")
+        once = readings.count
+        for _ in range(50):
+            world.backend.at += 1
+            client = await world.connect()
+            reply = await client.ask(Connection="close")
+            assert (reply.status, reply.body) == (200, first.body)
+            assert reply.headers["connection"] == "close"
+            assert await client.is_closed()
+        assert readings.count == once > 0
+        tally = world.server.tally
+        assert (tally.accepted, tally.requests, tally.answers[200]) == (51, 51, 51)
+        [poll], _ = world.server.observations.take()
+        assert (poll.count, poll.at) == (51, 1_700_000_050.0)
+
+    play(story, rules=readings)
+
+
+def test_a_caller_that_may_ask_again_stays_connected(play):
+    async def story(world):
+        await world.ask()
+        client = await world.connect()
+        for _ in range(3):
+            reply = await client.ask()
+            assert (reply.status, "connection" in reply.headers) == (200, False)
+        assert world.server.connections == 2
+        assert world.server.tally.accepted == 2
+
+    play(story)
+
+
+def test_what_comes_in_pieces_or_in_a_row_is_served_as_ever(play, request_bytes):
+    async def story(world):
+        await world.ask()
+        raw = request_bytes()
+        torn, piled = await world.connect(), await world.connect()
+        torn.send(raw[:30])
+        await world.until(lambda: world.server.buffered_bytes == 30)
+        torn.send(raw[30:])
+        assert (await torn.reply()).status == 200
+        piled.send(raw * 100)
+        for _ in range(100):
+            assert (await piled.reply()).status == 200
+
+    play(story)
+
+
+def test_a_change_is_told_to_the_next_caller(play, notice):
+    async def story(world):
+        for _ in range(3):
+            assert b"EVENT-1" not in (await world.ask(Connection="close")).body
+        world.backend.show("pair", notice())
+        for _ in range(3):
+            assert b"EVENT-1" in (await world.ask(Connection="close")).body
+        world.callers.assign(world.lab.place("127.0.7.1"), "other")
+        for _ in range(3):
+            assert b"EVENT-1" not in (await world.ask(Connection="close")).body
+        world.callers.release(world.lab.place("127.0.7.1"))
+        assert (await world.ask(Connection="close")).status == 404
+
+    play(story)
+
+
+def test_a_vm_that_has_all_its_connections_is_refused_what_is_remembered_too(play, request_bytes):
+    async def story(world):
+        await world.ask(Connection="close")
+        for _ in range(3):
+            assert (await world.ask()).status == 200
+        refused = await world.connect()
+        refused.send(request_bytes(Connection="close"))
+        assert await refused.is_closed()
+        assert world.server.tally.refused == 1
+        assert (await world.ask(vm="b", Connection="close")).status == 200
+
+    play(story, limits=Limits(connections_per_vm=3))
+
+
+def test_an_answer_that_the_socket_cannot_take_at_once_arrives_whole(play, notice, request_bytes):
+    async def story(world):
+        world.lab.listener.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        world.backend.show("pair", *(notice(f"EVENT-{number}", description="x" * 1000) for number in range(400)))
+        whole = (await world.ask(Connection="close")).body
+        assert len(whole) > 400_000
+        await world.ask()
+        for more in ({"Connection": "close"}, {}):
+            late = await world.connect()
+            late.writer.transport.pause_reading()
+            late.send(request_bytes(**more))
+            await world.until(lambda: world.server.buffered_bytes > 0)
+            late.writer.transport.resume_reading()
+            assert (await late.reply()).body == whole
+            if more:
+                assert await late.is_closed()
+            else:
+                assert (await late.ask()).body == whole
+
+    play(story)
+
+
+def test_without_free_files_callers_wait_and_are_served_afterwards(play, caplog, request_bytes):
+    async def story(world):
+        await world.ask(Connection="close")
+        sock = socket.socket()
+        sock.setblocking(False)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
+            with suppress(BlockingIOError):
+                sock.connect(world.lab.endpoint("127.0.7.1"))
+            await asyncio.get_running_loop().sock_sendall(sock, request_bytes(Connection="close"))
+            await world.until(lambda: "no room for further connections" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        with sock:
+            assert (await asyncio.get_running_loop().sock_recv(sock, 65_536)).startswith(b"HTTP/1.1 200 OK")
+        assert caplog.text.count("no room for further connections") <= 2
+
+    play(story)
+
+
+def ask(*lines, version="2020-07-01", http="1.1"):
+    head = "".join(f"{line}\r\n" for line in ("Metadata: true", *lines))
+    return f"GET /metadata/scheduledevents?api-version={version} HTTP/{http}\r\n{head}\r\n".encode()
+
+
+VISITS = [
+    ask(),
+    ask("Connection: close"),
+    ask("Connection: close", version="2017-08-01"),
+    ask("Connection: close", 'If-None-Match: "1-1"'),
+    ask(http="1.0"),
+    ask("Connection: keep-alive", http="1.0"),
+    ask() + ask(),
+    ask() * 3 + ask("Connection: close"),
+    ask()[:-1],
+    ask("Connection: close", 'If-None-Match: "1-1"', "Prefer: wait=300"),
+    ask("Connection: close", version="nonsense"),
+    b"",
+]
+visits = st.tuples(st.just("visit"), st.sampled_from(VISITS))
+changes = st.sampled_from([("show",), ("republish",), ("drop",), ("tick",), ("release",), ("assign",)])
+
+
+class House:
+    """One server on a socket of its own."""
+
+    def __init__(self, notice, *, remembers):
+        self.notice, self.board, self.callers = notice, Board(), Callers()
+        self.backend = FakeBackend(self.board)
+        self.backend.add_scope("single", "a")
+        self.lab = open_lab([ADDRESS], 0)
+        self.assign()
+        self.server = MetadataServer(board=self.board, backend=self.backend, callers=self.callers, remembers=remembers)
+
+    async def visit(self, raw):
+        """All that comes back to a caller that says this and no more."""
+        reader, writer = await asyncio.open_connection(*self.lab.endpoint(ADDRESS))
+        writer.write(raw)
+        writer.write_eof()
+        heard = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return heard
+
+    def show(self):
+        if self.board.view("a"):
+            self.backend.show("single", self.notice())
+
+    def republish(self):
+        if self.board.view("a"):
+            self.backend.republish("single")
+
+    def drop(self):
+        if self.board.view("a"):
+            self.backend.drop_scope("single")
+        else:
+            self.backend.add_scope("single", "a")
+
+    def tick(self):
+        self.backend.at += 0.5
+
+    def assign(self):
+        self.callers.assign(self.lab.place(ADDRESS), "a")
+
+    def release(self):
+        self.callers.release(self.lab.place(ADDRESS))
+
+    def seen(self):
+        tally = self.server.tally
+        return self.server.observations.take(), +tally.answers, tally.requests, tally.accepted, tally.refused
+
+
+async def tell(steps, notice):
+    houses = [House(notice, remembers=True), House(notice, remembers=False)]
+    for house in houses:
+        await house.server.start([house.lab.listener])
+    for name, *details in steps:
+        if name == "visit":
+            # Twice, so that there is something to remember.
+            heard = [[await house.visit(*details) for _ in range(2)] for house in houses]
+            assert heard[0] == heard[1], details
+        else:
+            for house in houses:
+                getattr(house, name)()
+    assert houses[0].seen() == houses[1].seen()
+    for house in houses:
+        await house.server.drain(1)
+
+
+@given(steps=st.lists(st.one_of(visits, visits, changes), min_size=2, max_size=12))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_visitors_of_any_kind_hear_what_they_would_hear_from_a_server_that_remembers_nothing(runner, notice, steps):
+    runner.run(tell(steps, notice))
