@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,7 @@ from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.seam import Committed, Polled
+from forewarn.store.seam import Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.table import Tables
 
@@ -67,8 +67,19 @@ class MemoryStore:
         events = self._tables.live.get(scope_id, {}).values()
         return replace(row, vms=tuple(vms), events=tuple(sorted(events, key=lambda event: event.seq)))
 
-    def scope_ids(self) -> list[str]:
-        return sorted(self._tables.scopes)
+    def scopes(self) -> Iterator[Scope]:
+        return iter([scope for scope in map(self.scope, self.scope_ids()) if scope is not None])
+
+    def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
+        return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
+
+    def counts(self) -> Counts:
+        return Counts(
+            vms=sum(map(len, self._tables.present.values())),
+            scopes=len(self._tables.scopes),
+            hosts=len(self._tables.hosts),
+            events=sum(map(len, self._tables.live.values())),
+        )
 
     def vm(self, key: str) -> Vm | None:
         return self._tables.vms.get(key)

@@ -62,16 +62,31 @@ def _next_wake() -> str:
     return text_of(select(func.min(first.c.at)))
 
 
+def _counts() -> str:
+    """Of `seam.Counts`, in the order of its fields."""
+    every = func.count()
+    there = (
+        select(every).select_from(vms).where(_IS_PRESENT),
+        select(every).select_from(scopes),
+        select(every).select_from(hosts),
+        select(every).select_from(events).where(_IS_LIVE),
+    )
+    return text_of(select(*(count.scalar_subquery() for count in there)))
+
+
+_IS_PRESENT = vms.c.removed_at.is_(None)
+_IS_LIVE = _status_is((Status.SCHEDULED, Status.STARTED))
 SCOPE = _one(scopes.c.id, *scopes.columns)
-SCOPE_IDS = text_of(select(scopes.c.id).order_by(scopes.c.id))
 PRESENT_VMS = text_of(
-    select(vms.c.body).where(vms.c.scope_id == bindparam("row_id"), vms.c.removed_at.is_(None)).order_by(vms.c.position)
+    select(vms.c.body).where(vms.c.scope_id == bindparam("row_id"), _IS_PRESENT).order_by(vms.c.position)
 )
 LIVE_EVENTS = text_of(
-    select(events.c.body)
-    .where(events.c.scope_id == bindparam("row_id"), _status_is((Status.SCHEDULED, Status.STARTED)))
-    .order_by(events.c.seq)
+    select(events.c.body).where(events.c.scope_id == bindparam("row_id"), _IS_LIVE).order_by(events.c.seq)
 )
+SCOPES = text_of(select(scopes).order_by(scopes.c.id))
+ALL_PRESENT_VMS = text_of(select(vms.c.scope_id, vms.c.body).where(_IS_PRESENT).order_by(vms.c.position))
+ALL_LIVE_EVENTS = text_of(select(events.c.scope_id, events.c.body).where(_IS_LIVE).order_by(events.c.seq))
+COUNTS = _counts()
 VM = _one(vms.c.key, vms.c.body)
 HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _one(events.c.id, events.c.body)
@@ -88,6 +103,14 @@ DUE_SCOPES = _due(scopes, scopes.c.id)
 DUE_GATES = _due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
 NEXT_WAKE = _next_wake()
 VERSION = {table.name: _one(table.c.id, table.c.version) for table in (scopes, gates, requests)}
+
+
+@cache
+def scope_ids_by(enabled: bool | None) -> str:
+    query = select(scopes.c.id).order_by(scopes.c.id)
+    if enabled is None:
+        return text_of(query)
+    return text_of(query.where(scopes.c.enabled_at.is_not(None) if enabled else scopes.c.enabled_at.is_(None)))
 
 
 @cache

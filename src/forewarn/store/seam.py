@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,15 @@ class Polled(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0  # requests since the scope came to be
 
 
+class Counts(NamedTuple):
+    """How much there is now."""
+
+    vms: int  # present ones
+    scopes: int
+    hosts: int
+    events: int  # that are not over
+
+
 class Committed(NamedTuple):
     """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
 
@@ -40,7 +49,9 @@ class Store(Protocol):
     """Reads show what is committed. Writes return when they are durable, or raise Conflict or Unavailable."""
 
     def scope(self, scope_id: str) -> Scope | None: ...
-    def scope_ids(self) -> list[str]: ...
+    def scopes(self) -> Iterator[Scope]: ...  # every one as it is now, in the order of their ids
+    def scope_ids(self, *, enabled: bool | None = None) -> list[str]: ...
+    def counts(self) -> Counts: ...
     def vm(self, key: str) -> Vm | None: ...  # removed ones too
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]: ...
     def hosts(self) -> list[Host]: ...

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
 from forewarn.store import backup, file, query, record, statement, writing
-from forewarn.store.seam import Committed, Polled
+from forewarn.store.seam import Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
 
@@ -44,22 +46,36 @@ class SqliteStore:
 
     def scope(self, scope_id: str) -> Scope | None:
         wanted = {"row_id": scope_id}
-        with file.translated(self._path, "read"):
-            # One transaction, lest the writer commits between the row and its events.
-            self._reader.execute("BEGIN")
-            try:
-                row = self._reader.execute(query.SCOPE, wanted).fetchone()
-                vms = self._reader.execute(query.PRESENT_VMS, wanted).fetchall() if row else []
-                events = self._reader.execute(query.LIVE_EVENTS, wanted).fetchall() if row else []
-            finally:
-                self._reader.execute("ROLLBACK")
+        with self._at_one_moment() as db:
+            row = db.execute(query.SCOPE, wanted).fetchone()
+            vms = db.execute(query.PRESENT_VMS, wanted).fetchall() if row else []
+            events = db.execute(query.LIVE_EVENTS, wanted).fetchall() if row else []
         if row is None:
             return None
         present = tuple(record.read_vm(body) for (body,) in vms)
         return record.read_scope(row, present, tuple(record.read_event(body) for (body,) in events))
 
-    def scope_ids(self) -> list[str]:
-        return [scope_id for (scope_id,) in self._rows(query.SCOPE_IDS)]
+    def scopes(self) -> Iterator[Scope]:
+        with self._at_one_moment() as db:
+            rows = db.execute(query.SCOPES).fetchall()
+            vms = _by_scope(db.execute(query.ALL_PRESENT_VMS))
+            events = _by_scope(db.execute(query.ALL_LIVE_EVENTS))
+        return (
+            record.read_scope(
+                row,
+                tuple(map(record.read_vm, vms.get(row[0], ()))),
+                tuple(map(record.read_event, events.get(row[0], ()))),
+            )
+            for row in rows
+        )
+
+    def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
+        return [scope_id for (scope_id,) in self._rows(query.scope_ids_by(enabled))]
+
+    def counts(self) -> Counts:
+        row = self._row(query.COUNTS)
+        assert row is not None
+        return Counts(*row)
 
     def vm(self, key: str) -> Vm | None:
         row = self._row(query.VM, row_id=key)
@@ -189,6 +205,16 @@ class SqliteStore:
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
+    @contextmanager
+    def _at_one_moment(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, lest the writer commits between a row and its events."""
+        with file.translated(self._path, "read"):
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                self._reader.execute("ROLLBACK")
+
     def _row(self, sql: str, **parameters: Any) -> tuple[Any, ...] | None:
         rows = self._rows(sql, **parameters)
         return rows[0] if rows else None
@@ -202,6 +228,13 @@ class SqliteStore:
         if limit is None:
             return self._rows(sql, **parameters)
         return self._rows(sql, limit=limit, **parameters)[::-1]
+
+
+def _by_scope(rows: Iterator[tuple[str, bytes]]) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for scope_id, body in rows:
+        found[scope_id].append(body)
+    return found
 
 
 def _given(**parameters: str | None) -> dict[str, str]:

@@ -24,7 +24,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Cursor, Happening, Schema, Webhook
 from forewarn.errors import Conflict, Unavailable
-from forewarn.store.seam import Committed, Store
+from forewarn.store.seam import Committed, Counts, Store
 from forewarn.testing.rows import (
     SCOPE,
     a_plan,
@@ -120,6 +120,44 @@ class StoreConformance(ABC):
             assert store.scope_ids() == [SCOPE]
 
         self.play(write, read)
+
+    def test_all_scopes_at_once_are_each_of_them(self) -> None:
+        rows = (Scope(id="b", enabled_at=1.0), Scope(id=SCOPE, incarnation=3, wakes_at=5.0), Scope(id="a"))
+        vms = (a_vm("z"), a_vm("gone", removed_at=3.0), a_vm("y"), a_vm("elsewhere", availability_set="db"))
+        events = (an_event("E3", seq=3), an_event("E2", seq=2, status=Status.STARTED), over(an_event("E1"), 1.0))
+
+        async def write(store: Store) -> None:
+            await store.commit(Commit(scopes=rows, vms=vms, events=(*events, an_event("E4", scope_id="b", seq=1))))
+
+        async def read(store: Store) -> None:
+            assert list(store.scopes()) == [store.scope(scope_id) for scope_id in store.scope_ids()]
+            assert store.scope_ids(enabled=True) == ["b"]
+            assert store.scope_ids(enabled=False) == sorted(["a", SCOPE])
+
+        self.play(write, read)
+
+    def test_all_scopes_at_once_are_those_of_the_moment_of_asking(self) -> None:
+        async def story(store: Store) -> None:
+            await store.commit(Commit(scopes=(Scope(id="a"), Scope(id="b"))))
+            scopes = store.scopes()
+            await store.commit(Commit(scopes=(Scope(id="b", version=1, incarnation=7),)))
+            assert [(scope.id, scope.incarnation) for scope in scopes] == [("a", 0), ("b", 0)]
+
+        self.play(story)
+
+    def test_it_counts_what_there_is_now(self) -> None:
+        vms = (a_vm("a"), a_vm("b"), a_vm("gone", removed_at=3.0))
+        events = (an_event("E1"), an_event("E2", seq=2, status=Status.STARTED), over(an_event("E3"), 1.0))
+
+        async def story(store: Store) -> None:
+            assert store.counts() == Counts(vms=0, scopes=0, hosts=0, events=0)
+            hosts = (Host(name="h1", location="north"),)
+            await store.commit(Commit(scopes=(Scope(id=SCOPE),), vms=vms, events=events, hosts=hosts))
+            assert store.counts() == Counts(vms=2, scopes=1, hosts=1, events=2)
+            await store.commit(Commit(vms=(a_vm("a", removed_at=4.0),), removed_hosts=("h1",)))
+            assert store.counts() == Counts(vms=1, scopes=1, hosts=0, events=2)
+
+        self.play(story)
 
     def test_what_a_scope_carries_besides_its_row_is_not_written_with_it(self) -> None:
         async def story(store: Store) -> None:
