@@ -59,6 +59,7 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -c 'from forewarn.console.reference import routes_markdown as page; print(page(), end="")' > docs/api.md
 	$(BIN)/python -c 'from forewarn.console.arm import page, routes; print(page.azure_api_markdown(routes.ROUTES), end="")' > docs/azure-api.md
 	$(BIN)/python -c 'from forewarn.console.arm import powershell, routes; print(powershell.powershell_markdown(routes.ROUTES), end="")' > docs/powershell.md
+	$(BIN)/python -m bench.scale > docs/scale.md
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.figure import Figure, absent
 from bench.ground import Ground
 
-QUOTED = 0.02  # of nginx's rate; docs/architecture.md
+QUOTED = 0.02  # of nginx's rate, by the sketches that our architecture was chosen by
 
 
 def measure(ground: Ground) -> tuple[Figure, ...]:

@@ -1,0 +1,29 @@
+"""Ten million VMs on paper: the page reckons with the reference run, and with nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench.result import read
+from bench.scale import REFERENCE, cores_for, nodes_for, scale_markdown
+from bench.target import BY_NAME
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+def test_the_page_is_what_the_reference_run_gives() -> None:
+    assert PAGE.read_text(encoding="utf-8") == scale_markdown(read(REFERENCE)), "call `make docs`"
+
+
+def test_the_reference_run_has_every_figure_and_describes_its_machine() -> None:
+    reference = read(REFERENCE)
+    assert {figure.name for figure in reference.figures} == set(BY_NAME)
+    assert not reference.is_quick
+    assert reference.machine.processor
+    assert reference.machine.cores >= 2
+
+
+def test_ten_million_polls_of_ten_microseconds_need_two_hundred_half_loaded_cores() -> None:
+    assert cores_for(10) == pytest.approx(200)
+    assert nodes_for(10) == 14  # of 16 cores, with a tenth to spare
