@@ -30,6 +30,8 @@ class Doorway:
 
     def introduce(self, callers: Callers, store: Store) -> None:
         """Tell who lives where; a VM that the fleet never had stops the start."""
+        if not any(entrance.residents for entrance in self._entrances.values()):
+            return  # and no directory of the whole fleet is made for nothing
         directory = Directory(store)
         try:
             for entrance in self._entrances.values():

@@ -84,8 +84,8 @@ class Mouth:
             board=self._board, backend=backing, callers=self._callers, rules_for=self._rules_for, limits=limits
         )
         self._server.observations.count_on(self._store.polls())
-        for scope_id in self._store.scope_ids():
-            self._publish(scope_id)
+        for scope in self._store.scopes():
+            self._publish(scope)
         self._store.subscribe(self._hear)
         self._faults.follow(self._server.faults.arm)
         await self._server.start(self._listeners)
@@ -147,14 +147,14 @@ class Mouth:
 
     def _hear(self, committed: Committed) -> None:
         for scope_id in dict.fromkeys(scope.id for scope in committed.commit.scopes):
-            self._publish(scope_id)
+            scope = self._store.scope(scope_id)
+            if scope is not None:
+                self._publish(scope)
 
-    def _publish(self, scope_id: str) -> None:
-        scope = self._store.scope(scope_id)
-        if scope is not None:
-            self._board.publish(view_of(scope, self._replays.shown(scope)))
-            for vm in scope.vms:
-                self._seat(vm)
+    def _publish(self, scope: Scope) -> None:
+        self._board.publish(view_of(scope, self._replays.shown(scope)))
+        for vm in scope.vms:
+            self._seat(vm)
 
     def _seat(self, vm: Vm) -> None:
         """A removed VM keeps its seat: it is on no board, so whoever calls there is unknown."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import getpass
 import logging
 import os
 import resource
 import signal
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -44,7 +45,6 @@ from forewarn.control.control import Control, Outside
 from forewarn.control.labtime import stored_setting
 from forewarn.core.change import Commit
 from forewarn.core.enablement import enable
-from forewarn.core.event import Status
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.policy import Around, Enablement
@@ -58,6 +58,7 @@ from forewarn.store.sqlite import SqliteStore
 log = logging.getLogger(__name__)
 _DRAIN_S = 5.0
 _OPEN_FILES = 65_536
+_AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,6 @@ class Service:
 
     def info(self) -> dict[str, Any]:
         now, speed, lab = self.control.labtime.show()
-        store = self.control.store
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -86,17 +86,12 @@ class Service:
             "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.mouth.listeners(),
             "console": self.front.shown() if self.front else None,
-            "counts": {
-                "vms": len(store.vms()),
-                "scopes": len(store.scope_ids()),
-                "hosts": len(store.hosts()),
-                "events": self.pending(),
-            },
+            "counts": self.control.store.counts()._asdict(),
         }
 
     def pending(self) -> int:
         """How many events are not over."""
-        return len(self.control.store.events(statuses=[Status.SCHEDULED, Status.STARTED]))
+        return self.control.store.counts().events
 
     def seats(self, most: int) -> list[tuple[str, str]]:
         """The first VMs of a lab, each with the base URL under which it is served."""
@@ -172,10 +167,23 @@ async def _serve(settings: Settings, announce: Callable[[Service], None]) -> int
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running(settings) as service:
+    async with AsyncExitStack() as stack:
+        with _for_good():
+            service = await stack.enter_async_context(running(settings))
         announce(service)
         await stop.wait()
         return service.pending()
+
+
+@contextmanager
+def _for_good() -> Iterator[None]:
+    """What is made meanwhile is a whole fleet, which stays: nobody looks for garbage in it, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def new_guid() -> str:
@@ -276,5 +284,6 @@ async def _enable_all(control: Control, settings: Settings) -> None:
     def decision(scope: Scope, around: Around) -> Scope:
         return enable(scope, by="the service", now=around.now)
 
-    for scope_id in control.store.scope_ids():
-        await control.desk.decide(scope_id, decision)
+    missing = control.store.scope_ids(enabled=False)
+    for at in range(0, len(missing), _AT_ONCE):
+        await asyncio.gather(*(control.desk.decide(scope_id, decision) for scope_id in missing[at : at + _AT_ONCE]))
