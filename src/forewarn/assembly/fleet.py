@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from importlib import resources
 from pathlib import Path
@@ -13,22 +14,28 @@ from forewarn.core.proposal import read_fleet
 from forewarn.errors import Rejected
 
 log = logging.getLogger(__name__)
+_TAKEN_UP = "fleet file"  # the digest of a text whose VMs the store knows, all of them
 
 
 def sample_fleet() -> str:
     return resources.files("forewarn.assembly").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
-def _warn_of_another(control: Control, settings: Settings) -> None:
+async def _warn_of_another(control: Control, settings: Settings) -> None:
     """Whoever names a file expects its VMs: a store that has a fleet already does not take them up by itself."""
     if not settings.fleet:
         return
     try:
-        proposal = read_fleet(_read(Path(settings.fleet)), source=settings.fleet)
+        text = _read(Path(settings.fleet))
+        if control.store.saved(_TAKEN_UP) == _digest(text):
+            return  # a store forgets no VM
+        proposal = read_fleet(text, source=settings.fleet)
     except Rejected:
         return  # it is not needed
-    unknown = [vm.name for vm in proposal.vms if control.store.vm(vm.key) is None]
-    if unknown:
+    known = {vm.key for vm in control.store.vms(removed=True)}
+    if all(vm.key in known for vm in proposal.vms):
+        await control.store.save(_TAKEN_UP, _digest(text))
+    else:
         log.warning(
             "%s is not applied, because %s has a fleet already: `forewarn fleet apply %s` shows the difference and "
             "applies it, or name an empty directory with --data",
@@ -39,8 +46,9 @@ def _warn_of_another(control: Control, settings: Settings) -> None:
 
 
 async def apply_first_fleet(control: Control, settings: Settings) -> None:
-    if control.store.scope_ids() or control.store.hosts():
-        _warn_of_another(control, settings)
+    there = control.store.counts()
+    if there.scopes or there.hosts:
+        await _warn_of_another(control, settings)
         return
     if settings.fleet:
         text, source = _read(Path(settings.fleet)), settings.fleet
@@ -51,6 +59,11 @@ async def apply_first_fleet(control: Control, settings: Settings) -> None:
     proposal = read_fleet(text, source=source)
     change = FleetChange(hosts=proposal.hosts, vms=proposal.vms, text=f"fleet set up from {source}")
     await control.fleets.change(change, who="forewarn")
+    await control.store.save(_TAKEN_UP, _digest(text))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _read(path: Path) -> str:
