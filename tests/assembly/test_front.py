@@ -100,7 +100,7 @@ def test_an_external_issuer_means_no_client_of_our_own(tmp_path: Path) -> None:
 def test_an_address_in_use_is_told_with_the_setting_that_changes_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Rejected, match="another program does; name another address with the setting 'console'"):
+        with pytest.raises(Rejected, match="another program does; name another with --console ADDRESS:PORT"):
             opened(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
 
 

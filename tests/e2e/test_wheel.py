@@ -63,7 +63,7 @@ def installed(place: Path, requirement: str) -> Path:
 
 @contextmanager
 def started(line: list[str], cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    home = {"HOME": str(cwd), "PATH": os.environ["PATH"]}
+    home = {"HOME": str(cwd), "PATH": os.environ["PATH"], "FOREWARN_CONSOLE": "127.0.0.1:0"}
     child = subprocess.Popen(line, cwd=cwd, env=home, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield child

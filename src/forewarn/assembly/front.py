@@ -150,7 +150,7 @@ def _bound(console: str) -> socket.socket:
         taken = error.errno == errno.EADDRINUSE
         raise Rejected(
             f"the console cannot listen on {console}: {'another program does' if taken else error.strerror}; "
-            "name another address with the setting 'console', or \"\" for none"
+            "name another with --console ADDRESS:PORT or the setting 'console', or \"\" for none"
         ) from error
     return sock
 
