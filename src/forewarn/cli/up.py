@@ -27,6 +27,7 @@ def _settings(function: Function) -> Function:
         click.option("--fleet", metavar="FILE", help="A fleet file, applied to an empty store."),
         click.option("--enablement", type=_ENABLEMENT, help="When a scope is given events."),
         click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="An address that VMs call."),
+        click.option("--console", metavar="ADDRESS:PORT", help='Where the API is served over HTTPS; "" nowhere.'),
     )
     for option in reversed(options):
         function = option(function)
