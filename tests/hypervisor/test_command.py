@@ -59,6 +59,7 @@ def test_a_command_is_told_what_to_do_in_its_environment_and_on_its_input(tmp_pa
     facts = {
         "act": "E1:vm-1",
         "vm": "vm-1",
+        "key": act.vm,
         "verb": "migrate",
         "kind": "Freeze",
         "event": "E1",

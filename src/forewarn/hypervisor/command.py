@@ -138,6 +138,7 @@ def facts_of(act: Act) -> dict[str, str]:
     return {
         "act": act.id,
         "vm": act.name,
+        "key": act.vm,
         "verb": act.verb,
         "kind": KINDS.get(act.verb, ""),
         "event": act.event_id,
