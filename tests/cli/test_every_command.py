@@ -199,5 +199,19 @@ def test_the_help_lists_every_command(command: Any) -> None:
     assert "forewarn up" in shown
 
 
+GROUPS = ("", *sorted({" ".join(name.split()[:-1]) for name in names(forewarn) if " " in name}))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_a_list_of_commands_says_of_each_is_whole_at_80_columns(command: Any, group: str) -> None:
+    lines = command.good(*group.split(), "--help", COLUMNS="80").splitlines()
+    assert [line for line in lines[1:] if line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("group", ["", "clock", "access client"])
+def test_a_group_by_its_name_alone_shows_its_help(command: Any, group: str) -> None:
+    assert command.refused(*group.split()) == command.good(*group.split(), "--help").rstrip("\n")
+
+
 def test_the_version_is_told(command: Any) -> None:
     assert command.good("--version").startswith("forewarn 0.")

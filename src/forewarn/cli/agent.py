@@ -99,7 +99,10 @@ def check(call: Invocation, file: Path) -> None:
 @click.option("--at", metavar="ADDRESS:PORT", help="Where the agent listens, if its file cannot be read.")
 @shown
 def status(call: Invocation, file: Path, at: str | None) -> None:
-    """Show how things stand: ask the agent, or read its journal when none is running."""
+    """Show how things stand.
+
+    The agent is asked, or its journal is read when none is running.
+    """
     state = state_of(None if at else load(file), at)
     if call.screen.as_json:
         call.screen.document(state)
@@ -112,9 +115,9 @@ def status(call: Invocation, file: Path, at: str | None) -> None:
 @_config_option
 @shown
 def explain(call: Invocation, event: str, file: Path) -> None:
-    """Tell what was done for an event, when and why, from the agent's journal.
+    """Tell what was done for an event, when and why.
 
-    EVENT is an event's id, or the first four or more characters of it.
+    It stands in the agent's journal. EVENT is an event's id, or the first four or more characters of it.
     """
     stories = stories_of(load(file), event)
     if call.screen.as_json:

@@ -54,9 +54,10 @@ def set_fault(
     count: int | None,
     for_s: float | None,
 ) -> None:
-    """Set a fault; without --count and --for it stays until it is cleared.
+    """Set a fault.
 
-    Parameters are given as NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows which there are.
+    Without --count and --for it stays until it is cleared. Parameters are given as
+    NAME=VALUE, such as notice=5s; `forewarn fault list --kinds` shows which there are.
     """
     if [vm is not None, scope is not None, every].count(True) != 1:
         raise Rejected("a fault is for a VM, a scope or everything: give one of --vm, --scope and --all")

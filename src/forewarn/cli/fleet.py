@@ -142,7 +142,10 @@ def _check_alone(call: Invocation, proposal: dict[str, object]) -> None:
 @click.option("--resurrect", is_flag=True, help="Bring back VMs that were deleted but are still in the file.")
 @served
 def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect: bool) -> int:
-    """Make the fleet what a file describes: shows the difference first, and asks."""
+    """Make the fleet what a file describes.
+
+    The difference is shown first, and you are asked.
+    """
     proposal: dict[str, object] = {**_proposal(file), "resurrect": resurrect}
     preview = _propose(call, {**proposal, "dry_run": True}, "apply")
     if not call.screen.as_json:

@@ -120,7 +120,14 @@ def _options(args: Sequence[str] | None) -> Iterator[str]:
     return takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)
 
 
+# A group by its name alone; click before 8.2 shows the help by itself.
+_NOTHING_TYPED = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def _tell_usage(error: click.ClickException, screen: Screen) -> int:
+    if isinstance(error, _NOTHING_TYPED) and not screen.as_json:
+        click.echo(error.format_message(), err=True)  # the help, which needs no hint at itself
+        return 2
     message = error.format_message().rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         message += _alike(message, error.ctx)

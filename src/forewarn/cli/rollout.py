@@ -117,7 +117,7 @@ def _command(verb: str, text: str) -> None:
                 call.screen.say(_STILL_DUE)
 
 
-_command("pause", "Publish nothing more for now; what is scheduled or started goes on.")
+_command("pause", "Publish nothing more for now; what is pending goes on.")
 _command("resume", "Go on with a paused rollout.")
 _command("abort", "End a rollout: what has not started is withdrawn.")
 

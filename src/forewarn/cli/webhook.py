@@ -55,7 +55,10 @@ def add_webhook(
     validate: bool,
     from_start: bool,
 ) -> None:
-    """Tell URL what happens to events, from now on, each delivery signed."""
+    """Tell URL what happens to events, from now on.
+
+    Each delivery is signed.
+    """
     body: View = {"url": url, "schema": schema, "over": over, "happenings": list(happenings)}
     body |= {"opted_in_only": opted_in_only, "validate": validate, "from_start": from_start}
     if secret_file is not None:
