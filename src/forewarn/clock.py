@@ -62,6 +62,12 @@ class LabClock:
         self._setting = setting or Setting(lab_at=real(), real_at=real())
         self._latest = self._setting.lab_at
         self._moved = asyncio.Event()
+        self._tell: list[Callable[[Setting], None]] = []
+
+    def follow(self, tell: Callable[[Setting], None]) -> None:
+        """Tell where the clock stands, now and whenever it is set."""
+        self._tell.append(tell)
+        tell(self._setting)
 
     @property
     def setting(self) -> Setting:
@@ -87,6 +93,8 @@ class LabClock:
         self._latest = max(self._latest, setting.lab_at)
         self._moved.set()
         self._moved = asyncio.Event()
+        for tell in self._tell:
+            tell(setting)
 
     async def sleep_until(self, at: float | None) -> None:
         while at is None or self.now() < at:

@@ -43,10 +43,20 @@ class FaultTable:
         self._first_asked_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
         self._untold: dict[tuple[str, str], Touch] = {}
         self._tell: list[Callable[[], None]] = []
+        self._tell_touched: list[Callable[[], None]] = []
 
     def follow(self, tell: Callable[[], None]) -> None:
         """Tell this when other faults may be on than before."""
         self._tell.append(tell)
+
+    def follow_touches(self, tell: Callable[[], None]) -> None:
+        """Tell this when there is something to `take`."""
+        self._tell_touched.append(tell)
+
+    def spend(self, fault_id: str, count: int) -> None:
+        """So many requests were touched elsewhere, where they are told of, too."""
+        if fault_id in self._used:
+            self._used[fault_id] += count
 
     def arm(self, faults: Sequence[Fault]) -> None:
         """From now on these, and no others, are on."""
@@ -55,7 +65,7 @@ class FaultTable:
         matters = bool(armed or self._armed)
         self._armed = armed or None
         self._troubles = {}
-        self._used = {fault.id: self._used.get(fault.id, fault.touched) for fault in armed}
+        self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in armed}
         self._armed_at = {fault.id: self._armed_at.get(fault.id, at) for fault in armed}
         self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._used}
         self.past.watch(any(fault.kind is FaultKind.STALE for fault in armed))
@@ -90,6 +100,8 @@ class FaultTable:
     def touch(self, fault: Fault, vm: str) -> None:
         self._used[fault.id] = self._used.get(fault.id, 0) + 1
         self._count(Touch(fault_id=fault.id, vm=vm, count=1, at=self._now()))
+        for tell in self._tell_touched:
+            tell()
 
     def late_until(self, fault: Fault, vm: str) -> float:
         """Loop time before which this VM is not answered: counted from its first request."""

@@ -118,6 +118,13 @@ class Callers:
     def __init__(self) -> None:
         self._vms: dict[str, str] = {}
         self._tell: list[Callable[[list[str]], None]] = []
+        self._tell_place: list[Callable[[str, str | None], None]] = []
+
+    def follow_places(self, tell: Callable[[str, str | None], None]) -> None:
+        """Tell whose each place is, now and at every change; None: nobody's."""
+        self._tell_place.append(tell)
+        for place, vm in self._vms.items():
+            tell(place, vm)
 
     def follow(self, tell: Callable[[list[str]], None]) -> None:
         """Tell this which VM has lost a place, before anybody calls there again."""
@@ -127,12 +134,16 @@ class Callers:
         if self._vms.get(place) != vm:
             self.release(place)
             self._vms[place] = vm
+            for tell in self._tell_place:
+                tell(place, vm)
 
     def release(self, place: str) -> None:
         vm = self._vms.pop(place, None)
         if vm is not None:
             for tell in self._tell:
                 tell([vm])
+            for tell_place in self._tell_place:
+                tell_place(place, None)
 
     def vm_at(self, place: str) -> str | None:
         return self._vms.get(place)

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from forewarn.core.event import Status
 from forewarn.core.history import Sighting
 from forewarn.metadata.seam import View
@@ -27,6 +29,7 @@ class _Seen:
     """How often one VM asked, and what it has been given of the events that are listed now."""
 
     count: int = 0
+    at: float = 0.0  # when, as far as others told
     mark: tuple[str, int, int, str] | None = None  # scope, epoch, incarnation, version: the last 200 looked at
     events: set[tuple[str, wire.Status]] = field(default_factory=set)
 
@@ -68,6 +71,22 @@ class Observations:
             if event not in seen.events and shows_kind(version, notice.kind):
                 seen.events.add(event)
                 self._keep([_sighting(notice, view, version, at)])
+
+    def take_new(self) -> tuple[list[Polled], list[Sighting]]:
+        """As `take`, but counts are those since the last batch: for whoever gathers them from several."""
+        polls, sightings = self.take()
+        for poll in polls:
+            self._seen_of(poll.vm).count = 0
+        return polls, sightings
+
+    def gather(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
+        """What another has seen, as its `take_new` gave it."""
+        for poll in polls:
+            seen = self._seen_of(poll.vm)
+            seen.count += poll.count
+            seen.at = max(seen.at, poll.at)
+            self._polls[poll.vm] = replace(poll, at=seen.at, count=seen.count)
+        self._keep(sightings)
 
     def take(self) -> tuple[list[Polled], list[Sighting]]:
         """All that is new since the last batch; `put_back` what could not be written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from forewarn.core.fault import Fault
 from forewarn.metadata.answer import Reception
 from forewarn.metadata.board import Board
 from forewarn.metadata.doorstep import Doorstep
@@ -78,6 +79,10 @@ class MetadataServer:
     def buffered_bytes(self) -> int:
         """What waits to be parsed or to be read by callers, of all connections."""
         return self._hall.buffered_bytes
+
+    def arm(self, faults: Sequence[Fault]) -> None:
+        """From now on these faults, and no others, are on."""
+        self.faults.arm(faults)
 
     async def start(self, listeners: Sequence[Listener]) -> None:
         """Serve these too; may be called again while the server runs."""
