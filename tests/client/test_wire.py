@@ -83,12 +83,24 @@ def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> 
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], "gives its length as 'zz'"),
         ([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (LARGEST_BODY + 1)], f"longer than {LARGEST_BODY}"),
         ([b"H" * (LARGEST_HEAD + 1)], "head of the answer is too long"),
+        ([b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n"], "does not speak HTTP"),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 2000], "how long its chunks are"),
     ],
-    ids=["nothing", "short", "short chunks", "ssh", "negative", "huge", "bad chunk", "endless", "long head"],
+    ids=[
+        *("nothing", "short", "short chunks", "ssh", "negative", "huge", "bad chunk", "endless", "long head"),
+        *("long status", "long size"),
+    ],
 )
 def test_what_is_no_answer_is_told(pieces: list[bytes], reason: str) -> None:
     with pytest.raises(Broken, match=reason):
         read(*pieces)
+
+
+@pytest.mark.timeout(60)  # it takes a fraction of a second, or ten minutes if each piece were read with all before it
+def test_what_was_read_of_a_body_in_chunks_is_not_read_again_with_each_piece() -> None:
+    raw = CHUNKED.replace(b"2;x=1\r\nbo\r\n", b"1\r\nx\r\n" * 20_000)
+    response, _ = read(*(raw[at : at + 1] for at in range(len(raw))))
+    assert response.body == b"x" * 20_000 + b"dy"
 
 
 @settings(max_examples=300, deadline=None)

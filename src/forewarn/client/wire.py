@@ -5,13 +5,17 @@ http.client cannot be awaited; so both drivers read the same way, and neither kn
 
 from __future__ import annotations
 
+import re
+
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.move import Broken
 from forewarn.protocol.message import Request, Response
 
 LARGEST_HEAD = 64 * 1024
 LARGEST_BODY = 8 * 1024 * 1024
+_LONGEST_SIZE = 1024  # of the line before a chunk
 _NO_BODY = frozenset({204, 304})
+_STATUS = re.compile(r"[1-9][0-9]{2}")
 
 
 def written(request: Request, endpoint: Endpoint) -> bytes:
@@ -30,6 +34,7 @@ class Incoming:
         self.keeps = False  # another request may follow on this connection
         self._data = bytearray()
         self._head: Response | None = None
+        self._chunks = _Chunks()
 
     def feed(self, data: bytes) -> Response | None:
         self.began = self.began or bool(data)
@@ -60,7 +65,7 @@ class Incoming:
         if head.status in _NO_BODY:
             return b""
         if "chunked" in _field(head, "transfer-encoding").lower():
-            body = _unchunked(self._data)
+            body = self._chunks.body_in(self._data)
         elif length := _field(head, "content-length"):
             body = self._first(_number(length, 10))
         else:
@@ -82,7 +87,7 @@ def _head(raw: bytes) -> tuple[str, Response]:
     """The version and the status line with its fields."""
     first, *lines = raw.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not (words[1].isascii() and words[1].isdigit()):
+    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _STATUS.fullmatch(words[1]):
         raise Broken(f"what answers does not speak HTTP ({first[:40]!r})")
     pairs = (line.partition(":") for line in lines)
     fields = tuple((name.strip().lower(), value.strip()) for name, colon, value in pairs if colon)
@@ -108,15 +113,22 @@ def _number(text: str, base: int) -> int:
     return number
 
 
-def _unchunked(data: bytearray) -> bytes | None:
-    """The body, once its last chunk is there."""
-    body, at = bytearray(), 0
-    while (end := data.find(b"\r\n", at)) >= 0:
-        size = _number(data[at:end].decode("latin-1").partition(";")[0].strip(), 16)
-        if size == 0:
-            return bytes(body) if data.find(b"\r\n\r\n", end) >= 0 else None
-        if len(data) < end + 2 + size + 2:
-            return None
-        body += data[end + 2 : end + 2 + size]
-        at = end + 2 + size + 2
-    return None
+class _Chunks:
+    """A body in chunks. What was read of it is not read again, however small its pieces are."""
+
+    def __init__(self) -> None:
+        self._body, self._at = bytearray(), 0
+
+    def body_in(self, data: bytearray) -> bytes | None:
+        """The body, once its last chunk is there."""
+        while (end := data.find(b"\r\n", self._at, self._at + _LONGEST_SIZE)) >= 0:
+            size = _number(data[self._at : end].decode("latin-1").partition(";")[0].strip(), 16)
+            if size == 0:
+                return bytes(self._body) if data.find(b"\r\n\r\n", end) >= 0 else None
+            if len(data) < end + 2 + size + 2:
+                return None
+            self._body += data[end + 2 : end + 2 + size]
+            self._at = end + 2 + size + 2
+        if len(data) >= self._at + _LONGEST_SIZE:
+            raise Broken("the answer does not say how long its chunks are")
+        return None
