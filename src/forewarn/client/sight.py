@@ -12,6 +12,7 @@ from enum import Enum, auto
 from forewarn.client.event import Event
 
 STALE_S = 70.0  # documents may be up to a minute stale (spec §11); what lasts longer is no stale one
+_DIGITS = 20  # of what this service counts; beyond that it is somebody else's tag
 _LOW, _FAR = 3, 10  # "falls back to a small number": to at most this, by more than that
 
 
@@ -78,8 +79,11 @@ def is_behind(known: Known, sight: Sight) -> bool:
 def epoch_of(tag: str) -> str:
     """The epoch that an ETag of this service carries; "" of any other (spec §4.3)."""
     epoch, dash, incarnation = tag.removeprefix("W/").strip('"').partition("-")
-    is_ours = dash and epoch.isascii() and epoch.isdigit() and incarnation.isascii() and incarnation.isdigit()
-    return epoch if is_ours else ""
+    return epoch if dash and _is_number(epoch) and _is_number(incarnation) else ""
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
 def _number(epoch: str) -> int:
