@@ -76,6 +76,16 @@ def test_an_event_may_lack_every_key() -> None:
     assert decoded() == ReceivedEvent()
 
 
+@pytest.mark.parametrize("field", ["EventId", "EventType", "EventStatus", "EventSource", "Description", "Resources"])
+def test_half_a_character_is_replaced_because_nobody_could_write_it_down(field: str) -> None:
+    assert "half ?" in repr(decoded(**{field: "half \ud800"}))
+
+
+def test_a_number_that_nobody_can_hold_is_none() -> None:
+    assert decoded(DurationInSeconds=10**400).duration_s is None
+    assert decode(b'{"DocumentIncarnation": 1%s, "Events": []}' % (b"0" * 400)).incarnation == -1
+
+
 @pytest.mark.parametrize(
     ("given_value", "read"),
     [(5, 5), (-1, -1), ("9", 9), (7.0, 7), (None, None), ("x", None), (True, None), ([], None)],

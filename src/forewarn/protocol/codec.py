@@ -99,6 +99,7 @@ def decode(raw: bytes) -> Received:
 
 
 _KNOWN = frozenset(fields(NEWEST))
+_LARGEST = 2**63 - 1  # what any reader of these numbers can hold
 
 
 def _received(event: dict[str, object]) -> ReceivedEvent:
@@ -120,12 +121,13 @@ def _received(event: dict[str, object]) -> ReceivedEvent:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """JSON may carry half of a character (`\\ud800`), which no file, database or program takes."""
+    return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
 
 
 def _names(value: object) -> tuple[str, ...]:
     listed = value if isinstance(value, list) else [value]
-    return tuple(name for name in listed if isinstance(name, str))
+    return tuple(_text(name) for name in listed if isinstance(name, str))
 
 
 def _spelled(words: type[StrEnum], value: object) -> str:
@@ -138,6 +140,7 @@ def _whole_number(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        return int(value)
+        number = int(value)
     except (ValueError, OverflowError):
         return None
+    return number if abs(number) <= _LARGEST else None
