@@ -320,3 +320,17 @@ def test_the_services_time_goes_on_between_its_answers_and_trouble_is_told_until
         assert client.answered_at == 100.0
         assert next(told) is None
         assert (client.trouble, client.answered_at) == ("", 102.5)
+
+
+@pytest.mark.parametrize("headers", [(), (("Date", "junk"),)], ids=["none", "junk"])
+def test_an_answer_without_a_date_does_not_stop_the_services_clock(headers: tuple[tuple[str, str], ...]) -> None:
+    """This machine's own may be hours away from it: steps would be cut for good."""
+    real = [100.0]
+    dated = says(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
+    with Scripted(dated, says(EMPTY, headers=headers)) as server:
+        client = Client(server.url, clock=lambda: real[0], sleep=lambda _: None)
+        client.events()
+        real[0] += 30
+        client.events()
+        real[0] += 1
+        assert (client.now, client.answered_at) == (1474309787.0 + 31, 130.0)

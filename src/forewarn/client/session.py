@@ -106,7 +106,8 @@ class Session:
             lambda version: poll(version=version, tag=watch.tag, hold_s=hold_s), patience_s=patience_s
         )
         answer = heard(response)
-        self._answered, self.date, self.answered_at, self.trouble = True, answer.at, self.clock(), ""
+        date = self.now() if answer.at is None else answer.at  # an answer without one does not stop its clock
+        self._answered, self.date, self.answered_at, self.trouble = True, date, self.clock(), ""
         self.held_s = self.answered_at - asked_at if answer.held else 0.0
         return answer
 
