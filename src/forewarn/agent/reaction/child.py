@@ -19,6 +19,7 @@ GRACE_S = 5.0  # between SIGTERM and SIGKILL, if the time allows
 _HASTE_S = 1.0  # the same if nobody wants it to go on
 _REST_S = 1.0
 LONGEST_LOG = 1024 * 1024
+_LONGEST_VARIABLE = 100_000  # Linux starts no program with one of more than 128 KiB
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -157,7 +158,7 @@ def variables(case: Case) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """Fit for an environment, whatever a server sends."""
-    return text.replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+    return text.replace("\0", "").encode("utf-8", "replace")[:_LONGEST_VARIABLE].decode("utf-8", "ignore")
 
 
 def _signal_name(number: int) -> str:
