@@ -16,6 +16,7 @@ from forewarn.console.arm.app import arm_routes
 from forewarn.console.call import Call
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.patience import Patience
 from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
 from forewarn.console.room import Room
@@ -42,6 +43,8 @@ def build(house: House, admit: Admit | None = None, directory: Directory | None 
     ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
     app = Starlette(routes=[ours, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
     app.router.redirect_slashes = False
+    if house.shown is not None:
+        app.add_middleware(Patience, shown=house.shown)
     app.state.house = house
     return app
 

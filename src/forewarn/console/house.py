@@ -42,6 +42,7 @@ class House:
     who: str  # how the history calls whoever asks here
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
+    shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     sign_in: SignIn | None = None  # None: nobody can sign in, and only the local socket is served
     real_time: Callable[[], float] = read_real_time  # of tokens, which lab time does not touch
