@@ -7,9 +7,10 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forewarn.assembly.settings import Settings
 from forewarn.errors import ForewarnError
@@ -36,6 +37,16 @@ def examine(settings: Settings, database: Path) -> list[Check]:
         lambda: _loopback(settings),
     ]
     return [found for check in checks for found in check()]
+
+
+def workers_seen(workers: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+    """Of a service that has them."""
+    if workers:
+        ready = sum(bool(worker["ready"]) for worker in workers)
+        text = f"{ready} of {len(workers)} workers answer VMs"
+        yield Check(
+            name="workers", ok=ready == len(workers), text=text, remedy="the service's log says why one is away"
+        )
 
 
 def _python() -> Iterator[Check]:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from forewarn.assembly.handover import SOCKETS, Packet, packets
 from forewarn.assembly.settings import Settings, Sockets
 from forewarn.console.directory import Directory
 from forewarn.errors import NotFound, Rejected
-from forewarn.metadata import Callers, Entrance, Found, Listener, MetadataServer, Porter, listener_of
+from forewarn.metadata import Callers, Entrance, Found, Listener, Porter, listener_of
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """Whoever serves VMs: a `MetadataServer`, or workers."""
+
+    async def start(self, listeners: Sequence[Listener]) -> None: ...
+    async def stop(self, listener: Listener) -> None: ...
 
 
 class Doorway:
@@ -45,7 +53,7 @@ class Doorway:
         for found in self._porter.open_first() if self._porter else ():
             self._changes.put_nowait(found)
 
-    async def start(self, server: MetadataServer) -> None:
+    async def start(self, server: Server) -> None:
         while not self._changes.empty():
             await self._apply(server, self._changes.get_nowait())
         watching = self._porter.run(self._changes.put_nowait) if self._porter else self._be_handed()
@@ -69,11 +77,11 @@ class Doorway:
             for entrance in self._entrances.values()
         ]
 
-    async def _keep(self, server: MetadataServer) -> None:
+    async def _keep(self, server: Server) -> None:
         while True:
             await self._apply(server, await self._changes.get())
 
-    async def _apply(self, server: MetadataServer, found: Found) -> None:
+    async def _apply(self, server: Server, found: Found) -> None:
         before = self._open.pop(found.entrance, None)
         if found.listener is not None:
             try:

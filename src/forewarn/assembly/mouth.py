@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import replace
 from typing import Any
 
 from forewarn.assembly.doorway import Doorway
 from forewarn.assembly.settings import Settings
 from forewarn.assembly.token import Tokens
+from forewarn.assembly.workers import Crew
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for, facts_for
@@ -29,6 +31,7 @@ from forewarn.metadata import (
     Reset,
     ScopeView,
     Way,
+    feed,
     open_lab,
     place_within,
 )
@@ -63,10 +66,11 @@ class Mouth:
         self._lab = lab
         self._listeners = [lab.listener] if lab else []
         self._doorway = doorway
-        self._board = Board(first_answer_delay_s=settings.first_answer_delay_s)
+        self._clock = control.clock
+        self._board: Board | Crew
         self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
-        self._server: MetadataServer | None = None
+        self._server: MetadataServer | Crew | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -79,17 +83,16 @@ class Mouth:
         return cls(settings, control, lab, doorway, callers)
 
     async def start(self, backing: Backing) -> None:
-        limits = Limits(requests_per_s=self._settings.requests_per_s or None)
-        self._server = MetadataServer(
-            board=self._board, backend=backing, callers=self._callers, rules_for=self._rules_for, limits=limits
-        )
-        self._server.observations.count_on(self._store.polls())
+        server = self._server = self._crew(backing) if self._settings.workers else self._alone(backing)
+        server.observations.count_on(self._store.polls())
         for scope in self._store.scopes():
             self._publish(scope)
         self._store.subscribe(self._hear)
-        self._faults.follow(self._server.faults.arm)
-        await self._server.start(self._listeners)
-        await self._doorway.start(self._server)
+        self._faults.follow(server.arm)
+        if isinstance(server, Crew):
+            await server.begin()
+        await server.start(self._listeners)
+        await self._doorway.start(server)
 
     async def listen_within(self, vm: str, sock: socket.socket) -> Listener:
         """Serve the VM with this key on a listening socket that it alone can reach."""
@@ -104,6 +107,16 @@ class Mouth:
     async def drain(self, timeout_s: float) -> None:
         await self._doorway.stop()
         await self._running.drain(timeout_s)
+
+    async def report(self) -> None:
+        """What VMs were seen to ask until now is in `observations` and `faults`, whichever process saw it."""
+        if isinstance(self._server, Crew):
+            await self._server.report()
+
+    async def caught_up(self) -> None:
+        """Whatever is committed is what VMs are shown, by whichever process."""
+        if isinstance(self._server, Crew):
+            await self._server.caught_up()
 
     @property
     def observations(self) -> Observations:
@@ -124,6 +137,10 @@ class Mouth:
                 shown.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
         return shown + self._doorway.shown()
 
+    def workers(self) -> list[dict[str, Any]]:
+        """The processes that serve VMs, if they are not this one."""
+        return self._server.shown() if isinstance(self._server, Crew) else []
+
     def endpoint_of(self, vm: Vm) -> str:
         """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
         if self._lab is None or not self._places.get(vm.key):
@@ -132,18 +149,29 @@ class Mouth:
         return f"http://{address}:{port}"
 
     @property
-    def _running(self) -> MetadataServer:
+    def _running(self) -> MetadataServer | Crew:
         assert self._server is not None
         return self._server
 
-    def _rules_for(self, location: str) -> Rules:
-        return Rules(
-            versions=self._settings.versions.get(location, VERSIONS),
-            header_always=self._settings.require_header,
-            unknown_version=self._settings.unknown_version,
-            iso_dates=self._settings.iso_dates,
-            gives_tokens=self._settings.identity_on_loopback,
+    def _alone(self, backing: Backing) -> MetadataServer:
+        """Everything in this process."""
+        board = self._board = Board(first_answer_delay_s=self._settings.first_answer_delay_s)
+        rules, by_location = rules_of(self._settings)
+        return MetadataServer(
+            board=board,
+            backend=backing,
+            callers=self._callers,
+            rules_for=lambda location: by_location.get(location, rules),
+            limits=Limits(requests_per_s=self._settings.requests_per_s or None),
         )
+
+    def _crew(self, backing: Backing) -> Crew:
+        settings = self._settings
+        rules, by_location = rules_of(settings)
+        begin = feed.Begin(rules, by_location, settings.first_answer_delay_s, settings.requests_per_s or None)
+        crew = Crew(settings.workers, begin=begin, backend=backing, callers=self._callers, clock=self._clock)
+        self._board = crew
+        return crew
 
     def _hear(self, committed: Committed) -> None:
         for scope_id in dict.fromkeys(scope.id for scope in committed.commit.scopes):
@@ -185,6 +213,18 @@ class Mouth:
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
         return self._lab.place(vm.lab_address)
+
+
+def rules_of(settings: Settings) -> tuple[Rules, dict[str, Rules]]:
+    """What the operator has set about the endpoint: usually, and where a location differs."""
+    rules = Rules(
+        versions=VERSIONS,
+        header_always=settings.require_header,
+        unknown_version=settings.unknown_version,
+        iso_dates=settings.iso_dates,
+        gives_tokens=settings.identity_on_loopback,
+    )
+    return rules, {name: replace(rules, versions=versions) for name, versions in settings.versions.items()}
 
 
 def view_of(scope: Scope, shown: Shown | None = None) -> ScopeView:

@@ -27,11 +27,12 @@ from forewarn.assembly.chores import (
     write_observations,
 )
 from forewarn.assembly.directory import DataDirectory
-from forewarn.assembly.doctor import examine
+from forewarn.assembly.doctor import examine, workers_seen
 from forewarn.assembly.fleet import apply_first_fleet
 from forewarn.assembly.front import Front, open_front
 from forewarn.assembly.hands import open_hypervisor
 from forewarn.assembly.keepers import Door, entry_about
+from forewarn.assembly.loop import fastest_loop
 from forewarn.assembly.mouth import Backing, Mouth
 from forewarn.assembly.settings import Hands, Settings
 from forewarn.assembly.starter import Starter
@@ -85,6 +86,7 @@ class Service:
             "enablement": self.settings.enablement,
             "identity_on_loopback": self.settings.identity_on_loopback,
             "listeners": self.mouth.listeners(),
+            "workers": self.mouth.workers(),
             "console": self.front.shown() if self.front else None,
             "counts": self.control.store.counts()._asdict(),
         }
@@ -129,9 +131,9 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await _keep(stack, control.reconciler.run())
         await _keep(stack, control.outbox.run())
         await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None))
-        stack.push_async_callback(mouth.drain, _DRAIN_S)
         stack.push_async_callback(flush, mouth.observations, store)
         stack.push_async_callback(note_faults, mouth.faults, control.faults)
+        stack.push_async_callback(mouth.drain, _DRAIN_S)
         await _keep(stack, tend_faults(mouth.faults, control.faults))
         await _keep(stack, write_observations(mouth.observations, store))
         stack.push_async_callback(anchor, control.labtime)
@@ -159,7 +161,7 @@ def run(settings: Settings, announce: Callable[[Service], None]) -> int:
     """Serve until a signal says to stop; `announce` is called once everything answers. How many events are pending."""
     os.umask(0o077)  # what we write is nobody else's to read
     _allow_many_connections()
-    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         return runner.run(_serve(settings, announce))
 
 
@@ -188,14 +190,6 @@ def _for_good() -> Iterator[None]:
 
 def new_guid() -> str:
     return str(uuid.uuid4()).upper()
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not on every platform
-        return None
-    return uvloop.new_event_loop
 
 
 def _allow_many_connections() -> None:
@@ -235,9 +229,11 @@ async def _let_keepers_in(stack: AsyncExitStack, service: Service, directory: Da
 
 def _console_house(service: Service, directory: DataDirectory) -> House:
     async def doctor() -> list[Any]:
-        return await asyncio.to_thread(examine, service.settings, directory.database)
+        found = await asyncio.to_thread(examine, service.settings, directory.database)
+        return [*found, *workers_seen(service.mouth.workers())]
 
     async def observe() -> None:
+        await service.mouth.report()
         await flush(service.mouth.observations, service.control.store)
         await note_faults(service.mouth.faults, service.control.faults)
 
@@ -249,6 +245,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         endpoint_of=service.mouth.endpoint_of,
         keepers=lambda: service.keepers.links,
         observe=observe,
+        shown=service.mouth.caught_up if service.settings.workers else None,
         sign_in=service.front.sign_in if service.front else None,
         strict_api_versions=service.settings.strict_api_versions,
     )

@@ -24,6 +24,9 @@ _LISTS = ("listen", "console_names", "oidc_audience")
 _FILE_ONLY = ("versions", "simulate", "listeners", "commands")  # tables
 
 
+_MOST_WORKERS = 64
+
+
 class Sockets(StrEnum):
     """Who opens the sockets that VMs call."""
 
@@ -48,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     listen: tuple[str, ...] = ()  # addresses VMs call, `ADDRESS:PORT`; a lab listens on loopback by itself
     listeners: tuple[dict[str, Any], ...] = ()  # by device, namespace, mark or source: who calls there is told by that
     sockets: Sockets = Sockets.OWN
+    workers: int = 0  # processes that answer VMs beside the one that decides; 0: that one does
     port: int = 8254  # of a lab's loopback addresses
     one_port_per_vm: bool = False  # a lab on a machine with one loopback address only
     enablement: Enablement = Enablement.ON_REQUEST
@@ -196,6 +200,10 @@ def _check(settings: Settings) -> None:
         raise Rejected("setting 'hypervisor' is 'command', but there is no command: add [commands.reboot] and others")
     if not 0 <= settings.first_answer_delay_s <= 120:
         raise Rejected(f"setting 'first_answer_delay_s' is {settings.first_answer_delay_s:g}: give 0 to 120 seconds")
+    if not 0 <= settings.workers <= _MOST_WORKERS:
+        raise Rejected(
+            f"setting 'workers' is {settings.workers}: give 0 to {_MOST_WORKERS}, one for each core to keep busy"
+        )
     if not 1 <= settings.port <= 65535:
         raise Rejected(f"setting 'port' is {settings.port}: give a port from 1 to 65535")
     for name in ("grace_s", "settle_s", "max_user_operations", "requests_per_s", "history_days"):

@@ -26,6 +26,7 @@ def _settings(function: Function) -> Function:
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="A settings file (TOML)."),
         click.option("--fleet", metavar="FILE", help="A fleet file, applied to an empty store."),
         click.option("--enablement", type=_ENABLEMENT, help="When a scope is given events."),
+        click.option("--workers", type=click.IntRange(0, 64), help="Processes that answer VMs; 0: the service itself."),
         click.option("--listen", multiple=True, metavar="ADDRESS:PORT", help="An address that VMs call."),
         click.option("--console", metavar="ADDRESS:PORT", help='Where the API is served over HTTPS; "" nowhere.'),
     )
@@ -99,6 +100,7 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -
             ("fleet", ", ".join(fleet)),
             ("events", f"{counts['events']} pending" if counts["events"] else "none pending"),
             *(("VMs call", _listener(at)) for at in info["listeners"][:4]),
+            *([("workers", str(len(info["workers"])))] if info["workers"] else []),
             *([("console", info["console"]["url"])] if info["console"] else []),
             ("data", info["data"]),
         ]

@@ -1,0 +1,117 @@
+"""One worker as the owner sees it: its process, its line, what it holds and how far behind it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from forewarn.assembly.pipe import Key, Pipe
+from forewarn.metadata import feed
+
+_MODULE = "forewarn.assembly.worker"
+
+
+class Member:
+    def __init__(self, slot: int, *, hear: Callable[[Member, Any], None], lost: Callable[[Member], None]) -> None:
+        """Starts the process; OSError if there can be none now."""
+        self.slot = slot
+        self.is_ready = self.is_leaving = False
+        self.holds: set[int] = set()  # sockets that it accepts on
+        self.behind_s = 0.0  # how long what was said last took to be done there
+        self.over = asyncio.Event()  # it accepts nobody any more: another is to take its place
+        self.gone = asyncio.Event()
+        self._hear, self._lost = hear, lost
+        self._loop = asyncio.get_running_loop()
+        self._numbers = count(1)
+        self._awaited: dict[int, tuple[asyncio.Future[None], float]] = {}
+        self._child, sock = _launch()
+        self._pipe = Pipe(sock, for_worker=False, hear=self._listen, lost=self._lose)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def is_serving(self) -> bool:
+        return self.is_ready and not self.is_leaving and not self.gone.is_set()
+
+    def tell(self, key: Key, raw: bytes, sock: socket.socket | None = None) -> None:
+        self._pipe.put(key, raw, sock)
+
+    def say(self, message: feed.ToWorker) -> None:
+        self._pipe.say(feed.pack(message))
+
+    def echo(self) -> asyncio.Future[None]:
+        """Done once all that was told until now is done there, or the worker is gone."""
+        return self._await(feed.Echo)
+
+    def report(self) -> asyncio.Future[None]:
+        """Done once what was seen there until now is told here, or the worker is gone."""
+        return self._await(feed.Report)
+
+    def silent_s(self) -> float:
+        """For how long something it should have said is missing."""
+        asked_at = next((at for _, at in self._awaited.values()), None)
+        return 0.0 if asked_at is None else self._loop.time() - asked_at
+
+    def kill(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+
+    async def bury(self) -> None:
+        """Wait until nothing is left of the process."""
+        await asyncio.to_thread(self._child.wait)
+
+    def _await(self, asking: Callable[[int], feed.Echo | feed.Report]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self.gone.is_set():
+            future.set_result(None)
+            return future
+        number = next(self._numbers)
+        self._awaited[number] = (future, self._loop.time())
+        self.say(asking(number))
+        return future
+
+    def _listen(self, message: Any) -> None:
+        self._hear(self, message)
+        if isinstance(message, feed.Echoed | feed.Seen) and message.id in self._awaited:
+            future, asked_at = self._awaited.pop(message.id)
+            self.behind_s = self._loop.time() - asked_at
+            _finish(future)
+
+    def _lose(self, why: str) -> None:
+        self.gone.set()
+        for future, _ in self._awaited.values():
+            _finish(future)
+        self._awaited.clear()
+        self.over.set()
+        self._lost(self)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    surroundings = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
+    with theirs:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=surroundings,
+                pass_fds=[theirs.fileno()],
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return child, ours

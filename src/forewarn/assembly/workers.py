@@ -1,0 +1,281 @@
+"""The owner's side of many processes: starts workers, tells them everything, writes down what they ask, replaces them.
+
+In the place of a `MetadataServer`, and of the `Board` it answers from. What there is to know is kept here as the bytes
+that workers are told, under one key each: a worker that begins is told all of it, and every change after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from forewarn.assembly.member import Member
+from forewarn.assembly.pipe import Key
+from forewarn.assembly.stand import Stands
+from forewarn.clock import Clock, LabClock, Setting
+from forewarn.core.fault import Fault, Sphere
+from forewarn.errors import Conflict, ForewarnError, Unavailable
+from forewarn.metadata import Backend, Callers, Listener, Observations, ScopeView, feed
+from forewarn.metadata.fault import FaultTable
+from forewarn.metadata.past import Past
+from forewarn.protocol.identity import Token, WrongResource
+
+log = logging.getLogger(__name__)
+_BEAT_S = 0.25
+_HUNG_S = 10.0  # a worker that has said nothing for so long is replaced
+_SOUND_S = 10.0  # one that lived so long did not fail to start
+_LONGEST_WAIT_S = 30.0
+_PATIENCE_S = 1.0  # for workers to do what they were told; those that are stuck are not waited for
+_LAGS_KEPT = 1000
+
+
+class Crew:
+    def __init__(self, size: int, *, begin: feed.Begin, backend: Backend, callers: Callers, clock: Clock) -> None:
+        self.size = size
+        self.observations = Observations()
+        self.faults = FaultTable(Past(), now=backend.now)  # gathers what they touch in workers
+        self.lags: deque[float] = deque(maxlen=_LAGS_KEPT)  # seconds from saying something to its being done
+        self._backend = backend
+        self._state: dict[Key, bytes] = {"begin": feed.pack(begin)}
+        self._counted: set[str] = set()  # faults that touch so many requests and no more
+        self._members: list[Member | None] = [None] * size
+        self._leavers: set[Member] = set()
+        self._stands = Stands(size)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._burials: set[asyncio.Task[None]] = set()
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited = set(range(size))  # slots in which nobody was ever ready
+        self._is_stopping = False
+        if isinstance(clock, LabClock):
+            clock.follow(self._set_clock)
+        callers.follow_places(self._seat)
+
+    async def begin(self) -> None:
+        """Start the workers; all of them know everything on return. Unavailable: one of them did not start."""
+        self._spawn(self._beat())
+        for slot in range(self.size):
+            self._spawn(self._keep(slot))
+        try:
+            await self._begun
+        except BaseException:
+            await self._end()
+            raise
+
+    def publish(self, scope: ScopeView) -> None:
+        """Show this from now on, everywhere."""
+        raw = feed.pack(feed.show(scope))
+        key = ("scope", scope.scope_id)
+        if self._state.get(key) != raw:
+            self._tell(key, raw)
+
+    def arm(self, faults: Sequence[Fault]) -> None:
+        armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
+        self._counted = {fault.id for fault in armed if fault.count is not None}
+        self._tell("faults", feed.pack(feed.Faults(armed)))
+
+    async def start(self, listeners: Sequence[Listener]) -> None:
+        """Serve these too; may be called again while workers run."""
+        for listener in listeners:
+            self._stands.add(listener)
+        self._share_out()
+
+    async def stop(self, listener: Listener) -> None:
+        """Accept nobody there any more; whoever is connected stays."""
+        self._stands.remove(listener)
+        self._share_out()
+
+    async def caught_up(self) -> None:
+        """All that was published until now is shown by every worker that is well."""
+        await self._all(member.echo() for member in self._serving)
+
+    async def report(self) -> None:
+        """What VMs asked until now, of whichever worker, is in `observations` and `faults`."""
+        await self._all(member.report() for member in self._serving)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Workers answer whoever is held or in work, tell what they have seen, and end."""
+        self._is_stopping = True
+        for listener in self._stands.listeners:
+            await self.stop(listener)
+        for member in self._alive:
+            member.tell("drain", feed.pack(feed.Drain(timeout_s)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s + _PATIENCE_S):
+                await asyncio.gather(*(member.gone.wait() for member in self._alive))
+        await self._end()
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The workers, for people."""
+        return [
+            {
+                "pid": member.pid if member else None,
+                "ready": bool(member and member.is_serving),
+                "behind_ms": round(member.behind_s * 1000, 1) if member else None,
+            }
+            for member in self._members
+        ]
+
+    @property
+    def _alive(self) -> list[Member]:
+        return [*(member for member in self._members if member is not None), *self._leavers]
+
+    @property
+    def _serving(self) -> list[Member]:
+        return [member for member in self._members if member is not None and member.is_serving]
+
+    async def _all(self, awaited: Iterable[asyncio.Future[None]]) -> None:
+        futures = list(awaited)
+        if futures:
+            await asyncio.wait(futures, timeout=_PATIENCE_S)
+
+    def _tell(self, key: Key, raw: bytes) -> None:
+        self._state[key] = raw
+        for member in self._alive:
+            member.tell(key, raw)
+
+    def _set_clock(self, setting: Setting) -> None:
+        self._tell("clock", feed.pack(feed.Clock(setting)))
+
+    def _seat(self, place: str, vm: str | None) -> None:
+        key = ("place", place)
+        self._tell(key, feed.pack(feed.Seat(place, vm)))
+        if vm is None:
+            del self._state[key]
+
+    def _share_out(self) -> None:
+        self._stands.share_out(self._serving)
+
+    async def _keep(self, slot: int) -> None:
+        """Somebody is in this slot, always; after failures in a row, after a while."""
+        failures = 0
+        while not self._is_stopping:
+            began_at = asyncio.get_running_loop().time()
+            member = self._hire(slot)
+            if member is not None:
+                await member.over.wait()
+            if self._is_stopping:
+                return
+            if member is not None and member.is_leaving:
+                continue
+            is_sound = asyncio.get_running_loop().time() - began_at > _SOUND_S
+            failures = 1 if is_sound else failures + 1
+            wait_s = 0.0 if failures == 1 else min(_LONGEST_WAIT_S, 2.0 ** (failures - 3))
+            self._mourn(slot, member, wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _hire(self, slot: int) -> Member | None:
+        try:
+            member = Member(slot, hear=self._hear, lost=self._lose)
+        except OSError as error:
+            log.warning("worker %d cannot be started: %s", slot, error)
+            return None
+        self._members[slot] = member
+        for key, raw in self._state.items():
+            member.tell(key, raw)
+        member.tell("complete", feed.pack(feed.Complete()))
+        return member
+
+    def _mourn(self, slot: int, member: Member | None, wait_s: float) -> None:
+        what = f"worker {slot}" + (f" (process {member.pid})" if member else "")
+        when = f"in {wait_s:g} s" if wait_s else "now"
+        log.warning("%s ended though nobody told it to: another is started %s", what, when)
+        if slot in self._awaited and not self._begun.done():
+            self._begun.set_exception(Unavailable(f"{what} ended before it was ready: the log says why"))
+
+    def _hear(self, member: Member, message: Any) -> None:
+        match message:
+            case feed.Enable() | feed.Approve() | feed.AskToken():
+                self._spawn(self._answer(member, message))
+            case feed.Seen():
+                self._gather(member, message)
+            case feed.Ready():
+                member.is_ready = True
+                self._awaited.discard(member.slot)
+                if not self._awaited and not self._begun.done():
+                    self._begun.set_result(None)
+                self._share_out()
+            case feed.Leaving():
+                self._let_go(member)
+
+    def _let_go(self, member: Member) -> None:
+        member.is_leaving = True
+        if not self._is_stopping:
+            self._leavers.add(member)
+            self._members[member.slot] = None
+            self._share_out()
+        member.over.set()
+
+    def _lose(self, member: Member) -> None:
+        self._leavers.discard(member)
+        if self._members[member.slot] is member:
+            self._members[member.slot] = None
+            self._share_out()
+        member.kill()
+        burial = asyncio.get_running_loop().create_task(member.bury())
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    def _gather(self, member: Member, seen: feed.Seen) -> None:
+        self.observations.gather(seen.polls, seen.sightings)
+        self.faults.put_back(seen.touches)
+        for touch in seen.touches:
+            if touch.fault_id in self._counted:
+                for other in self._alive:
+                    if other is not member:
+                        other.say(feed.Spent(touch.fault_id, touch.count))
+
+    async def _answer(self, member: Member, ask: feed.Ask) -> None:
+        """Durable before it is answered; and whoever asked is told what follows from it first."""
+        reply: feed.Reply
+        try:
+            reply = feed.reply(ask.id, await self._do(ask))
+        except ForewarnError as error:
+            reply = feed.Failed(ask.id, str(error), not isinstance(error, Unavailable | Conflict))
+        except Exception:
+            log.exception("what a worker asked for met a mistake of ours")
+            reply = feed.Failed(ask.id, "a mistake of the service", True)
+        member.say(reply)
+
+    async def _do(self, ask: feed.Ask) -> str | Token | WrongResource | None:
+        match ask:
+            case feed.Enable(vm=vm):
+                await self._backend.enable(vm)
+                return None
+            case feed.Approve(vm=vm, event_ids=event_ids):
+                return await self._backend.approve(vm, event_ids)
+            case feed.AskToken(identity=identity, resource=resource):
+                return await self._backend.token(identity, resource)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_BEAT_S)
+            for member in self._alive:
+                if member.silent_s() > _HUNG_S:
+                    log.warning("worker %d (process %d) hangs: ending it", member.slot, member.pid)
+                    member.kill()
+                elif member.is_ready:
+                    member.echo().add_done_callback(partial(self._note_lag, member))
+
+    def _note_lag(self, member: Member, echoed: asyncio.Future[None]) -> None:
+        self.lags.append(member.behind_s)
+
+    async def _end(self) -> None:
+        self._is_stopping = True
+        alive = self._alive
+        for member in alive:
+            member.kill()
+        await asyncio.gather(*(member.gone.wait() for member in alive))
+        await asyncio.gather(*self._burials)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,320 @@
+"""A service whose VMs are answered by worker processes: all that holds of one process holds of several."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port
+
+FLEET = """
+[[hosts]]
+name = "host-{n}"
+count = 4
+
+[[availability_sets]]
+name = "db"
+
+[[vms]]
+name = "db-{n}"
+count = 3
+availability_set = "db"
+
+[[vms]]
+name = "solo"
+"""
+NETWORK = """
+[[hosts]]
+name = "host-{n}"
+count = 2
+
+[[vms]]
+name = "web-{n}"
+count = 2
+address = "127.0.0.21"
+"""
+WORKERS = ("--workers", "2")
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+NAME = "/metadata/instance/compute/name?api-version=2019-08-01&format=text"
+METADATA = {"Metadata": "true"}
+ROUNDS = 12  # new connections: enough that no worker is left out
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=WORKERS) as running:
+        yield running
+
+
+def workers(service: ServiceProcess) -> list[int]:
+    """The processes of those that answer VMs just now."""
+    return [worker["pid"] for worker in service.api("GET", "/service").json["workers"] if worker["ready"]]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def connect_to_each(service: ServiceProcess, vm: str) -> dict[int, http.client.HTTPConnection]:
+    """A connection that is kept, in every worker."""
+    found: dict[int, http.client.HTTPConnection] = {}
+    pids = workers(service)
+    for _ in range(500):
+        connection = service.connect(service.endpoint(vm))
+        connection.connect()
+        assert poll_on(connection).status == 200
+        pid = holder_of(connection, pids)
+        if pid in found:
+            connection.close()
+        else:
+            found[pid] = connection
+        if len(found) == len(pids):
+            return found
+    raise AssertionError(f"only {list(found)} of {pids} ever accept")
+
+
+def holder_of(connection: http.client.HTTPConnection, pids: list[int]) -> int:
+    """Whose the other end of a connection is, as the kernel tells."""
+    ours = connection.sock.getsockname()
+    ours_spelled = f"{int.from_bytes(bytes(map(int, ours[0].split('.'))), 'little'):08X}:{ours[1]:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines():
+        columns = line.split()
+        if columns[2] == ours_spelled and columns[9] != "0":
+            for pid in pids:
+                if f"socket:[{columns[9]}]" in links_of(pid):
+                    return pid
+    raise AssertionError("nobody has the other end")
+
+
+def links_of(pid: int) -> set[str]:
+    links = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.add(str(path.readlink()))
+        except OSError:
+            continue
+    return links
+
+
+def poll_on(connection: http.client.HTTPConnection, target: str = TARGET, **headers: str) -> Answer:
+    connection.request("GET", target, headers=METADATA | headers)
+    response = connection.getresponse()
+    return Answer(response.status, response.read(), dict(response.getheaders()))
+
+
+def close(connections: dict[int, http.client.HTTPConnection]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
+def test_every_worker_shows_what_was_asked_for_as_soon_as_that_is_answered(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    assert len(workers(service)) == 2
+    connections = connect_to_each(service, "db-0")
+    event_id = ask(service, "restart", "db-0")
+    for connection in connections.values():
+        document = poll_on(connection).json
+        assert [event["EventId"] for event in document["Events"]] == [event_id]
+    close(connections)
+    for _ in range(ROUNDS):
+        assert [service.guest(vm, "GET", NAME).body.decode() for vm in ("db-1", "solo")] == ["db-1", "solo"]
+        assert service.poll("solo")["Events"] == []
+
+
+def test_an_approval_is_durable_whoever_takes_it_and_a_wrong_one_is_refused(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Spec §5.2."""
+    event_id = ask(service, "restart", "db-0")
+    refused = service.approve("solo", event_id)
+    assert (refused.status, refused.json) == (400, {"error": f"Bad request. Unknown EventId: {event_id}"})
+    assert service.approve("db-1", event_id).status == 200
+    assert service.api("GET", f"/events/{event_id}").json["approved_by"] == "db-1"
+    service.kill()
+    service.start()
+    assert service.api("GET", f"/events/{event_id}").json["approved_by"] == "db-1"
+
+
+def test_long_polls_wake_in_every_worker_and_are_answered_when_the_service_stops(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Spec §4.4."""
+    connections = connect_to_each(service, "db-0")
+    etag = poll_on(next(iter(connections.values()))).headers["ETag"]
+    given = [Held(service, connection, etag) for connection in connections.values()]
+    event_id = ask(service, "restart", "db-1")
+    for held in given:
+        answer = held.end()
+        assert (answer.status, answer.headers["Preference-Applied"]) == (200, "wait=30")
+        assert [event["EventId"] for event in answer.json["Events"]] == [event_id]
+        etag = answer.headers["ETag"]
+
+    given = [Held(service, connection, etag) for connection in connections.values()]
+    pids = [service.pid, *workers(service)]
+    os.kill(service.pid, signal.SIGTERM)
+    assert [held.end().status for held in given] == [304, 304]
+    assert service.stop() == 0
+    assert not any(map(is_alive, pids))
+    close(connections)
+
+
+class Held:
+    """A request that waits on a connection; made once the service has it."""
+
+    def __init__(self, service: ServiceProcess, connection: http.client.HTTPConnection, etag: str) -> None:
+        self._connection, self._etag = connection, etag
+        self._answer: Answer | None = None
+        self._thread = threading.Thread(target=self._wait)
+        before = polls_of(service, "db-0")
+        self._thread.start()
+        eventually(lambda: polls_of(service, "db-0") > before)
+
+    def _wait(self) -> None:
+        self._answer = poll_on(self._connection, **{"If-None-Match": self._etag, "Prefer": "wait=30"})
+
+    def end(self) -> Answer:
+        self._thread.join(timeout=15)
+        assert self._answer is not None
+        return self._answer
+
+
+def polls_of(service: ServiceProcess, vm: str) -> int:
+    polls: int = service.api("GET", f"/vms/{vm}").json["polls"]
+    return polls
+
+
+def test_requests_are_counted_over_all_workers_and_none_is_lost_when_they_stop(service: ServiceProcess) -> None:
+    connections = connect_to_each(service, "db-0")
+    before = polls_of(service, "solo")
+    for _ in range(ROUNDS):
+        service.poll("solo")
+    assert service.stop() == 0
+    service.start()
+    assert polls_of(service, "solo") == before + ROUNDS
+    close(connections)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nobody_is_refused_meanwhile(service: ServiceProcess) -> None:
+    first, second = workers(service)
+    os.kill(first, signal.SIGKILL)
+    for _ in range(ROUNDS):
+        assert service.poll("solo")["Events"] == []
+    eventually(lambda: len(workers(service)) == 2)
+    assert first not in workers(service)
+    assert second in workers(service)
+    close(connect_to_each(service, "solo"))
+    assert f"(process {first}) ended though nobody told it to: another is started now" in service.log.read_text()
+
+
+def test_a_worker_that_is_told_to_end_answers_whom_it_holds_and_another_takes_its_place(
+    service: ServiceProcess,
+) -> None:
+    connections = connect_to_each(service, "db-0")
+    pid, connection = next(iter(connections.items()))
+    held = Held(service, connection, poll_on(connection).headers["ETag"])
+    os.kill(pid, signal.SIGTERM)
+    assert held.end().status == 304
+    eventually(lambda: len(workers(service)) == 2 and pid not in workers(service))
+    eventually(lambda: not is_alive(pid))
+    close(connections)
+
+
+def test_a_service_that_is_killed_leaves_no_worker_behind_and_starts_again_at_once(service: ServiceProcess) -> None:
+    pids = workers(service)
+    service.kill()
+    eventually(lambda: not any(map(is_alive, pids)), within_s=5)
+    service.start()
+    assert service.poll("solo")["Events"] == []
+
+
+def test_a_service_that_hangs_is_not_spoken_for(service: ServiceProcess, ask: Callable[..., str]) -> None:
+    """Approvals get 503 on connections that are open; others wait to be accepted until it is back."""
+    connections = connect_to_each(service, "db-0")
+    connection = next(iter(connections.values()))
+    event_id = ask(service, "restart", "db-0")
+    told = "has said nothing for 1 s: accepting nobody until it does"
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: service.log.read_text().count(told) == 2)
+        body = f'{{"StartRequests": [{{"EventId": "{event_id}"}}]}}'
+        connection.request("POST", TARGET, body, METADATA)
+        response = connection.getresponse()
+        assert (response.status, response.read()[:32]) == (503, b'{ "error": "Service unavailable.')
+        assert poll_on(connection).status == 200
+        late = service.connect(service.endpoint("solo"))
+        late.request("GET", TARGET, headers=METADATA)
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    assert late.getresponse().status == 200
+    assert service.approve("db-0", event_id).status == 200
+    late.close()
+    close(connections)
+
+
+def test_a_fault_touches_requests_in_workers_and_what_it_touched_is_counted_over_all(service: ServiceProcess) -> None:
+    """Spec §11."""
+    assert service.forewarn("fault", "set", "internal-error", "--vm", "solo", "--count", "3").returncode == 0
+    answers = []
+    for _ in range(ROUNDS):
+        answers.append(service.guest("solo", "GET", TARGET).status)
+        catch_up(service)
+    assert answers == [500] * 3 + [200] * (ROUNDS - 3)
+
+
+def catch_up(service: ServiceProcess) -> None:
+    """Whatever one worker has told, the others know: a change is answered when all have done what they were told."""
+    for _ in range(2):  # what it told is here; what others were told then is there
+        assert service.api("POST", "/clock/speed", {"speed": 1}).status == 200
+
+
+def test_the_clock_of_a_lab_is_every_workers(service: ServiceProcess, ask: Callable[..., str]) -> None:
+    """Spec §12: dates, and what follows from time."""
+    connections = connect_to_each(service, "db-0")
+    event_id = ask(service, "restart", "db-0")
+    service.advance(3 * 24 * 3600)
+    for connection in connections.values():
+        assert all(event["EventId"] != event_id for event in poll_on(connection).json["Events"])
+        now = service.api("GET", "/clock").json["now"]
+        assert abs(read_date(poll_on(connection).headers["Date"]) - now) < 5
+    close(connections)
+
+
+def read_date(text: str) -> float:
+    from email.utils import parsedate_to_datetime
+
+    return parsedate_to_datetime(text).timestamp()
+
+
+def test_each_vm_may_have_a_port_of_its_own(tmp_path: Path) -> None:
+    with ServiceProcess(
+        data=tmp_path, fleet=FLEET, port=free_port(8), arguments=(*WORKERS, "--one-port-per-vm")
+    ) as lab:
+        names = ["db-0", "db-1", "db-2", "solo"]
+        assert [lab.guest(name, "GET", NAME).body.decode() for name in names * 3] == names * 3
+
+
+def test_a_network_is_served_by_workers_and_the_first_request_enables(tmp_path: Path) -> None:
+    """Spec §8.1."""
+    with ServiceProcess(data=tmp_path, fleet=NETWORK, command="serve", arguments=WORKERS) as network:
+        for _ in range(ROUNDS):
+            assert network.poll("web-1") == {"DocumentIncarnation": 1, "Events": []}
+        history = network.api("GET", "/history").json["entries"]
+        assert [entry["what"] for entry in history].count("enabled") == 1
+        checks = network.api("GET", "/doctor").json["checks"]
+        assert {"name": "workers", "ok": True, "text": "2 of 2 workers answer VMs"}.items() <= checks[-1].items()
+
+
+def test_a_port_in_use_stops_the_start_of_workers_too(service: ServiceProcess, tmp_path: Path) -> None:
+    other = ServiceProcess(data=tmp_path / "other", fleet=FLEET, port=service.port, arguments=WORKERS)
+    with pytest.raises(AssertionError, match="is in use by another program"), other:
+        pass
