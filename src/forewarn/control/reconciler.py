@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from msgspec.structs import replace
@@ -208,17 +208,24 @@ class Reconciler:
         return bool(due)
 
     async def _turn_gates(self) -> bool:
-        due = self._store.due_gates(self._desk.clock.now())
-        for gate in due:
-            try:
-                await self._turn_gate(gate)
-            except Conflict:
-                pass  # woken again meanwhile: it is still due
+        due = {gate.id: gate for gate in self._store.due_gates(self._desk.clock.now())}
+        scopes = {gate_id: {event.scope_id for event in self._waiting_at(gate_id)} for gate_id in due}
+        for gates in apart(scopes):
+            await _side_by_side(self._turn_gate(due[gate_id]) for gate_id in gates)
         return bool(due)
 
+    def _waiting_at(self, gate_id: str) -> list[Event]:
+        return self._store.events(gate_id=gate_id, statuses=[Status.SCHEDULED])
+
     async def _turn_gate(self, gate: Gate) -> None:
+        try:
+            await self._pass_through(gate)
+        except Conflict:
+            pass  # woken again meanwhile: it is still due
+
+    async def _pass_through(self, gate: Gate) -> None:
         around = self._desk.around()
-        waiting = self._store.events(gate_id=gate.id, statuses=[Status.SCHEDULED])
+        waiting = self._waiting_at(gate.id)
         if self._store.planned(gate_id=gate.id) or not waiting:
             await self._let_sleep(gate, None)
         elif gate.released_at is not None:
@@ -233,8 +240,8 @@ class Reconciler:
             await self._start_through(waiting)
 
     async def _start_through(self, waiting: list[Event]) -> None:
-        for scope_id in dict.fromkeys(event.scope_id for event in waiting):
-            await self._desk.decide(scope_id, turn)
+        scopes = dict.fromkeys(event.scope_id for event in waiting)
+        await _side_by_side(self._desk.decide(scope_id, turn) for scope_id in scopes)
 
     async def _let_sleep(self, gate: Gate, until: float | None) -> None:
         await self._store.commit(Commit(gates=(replace(gate, wakes_at=until),)))
@@ -253,6 +260,22 @@ class Reconciler:
 
 
 _FREE = -1.0
+
+
+def apart(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Gates in rounds, such that those of one round have no scope in common: what one of them starts there decides
+
+    whether another may. Of two that have, the one that comes first has its turn first.
+    """
+    rounds: list[list[str]] = []
+    busy_until: dict[str, int] = {}  # scope → the first round that it is free in
+    for gate_id, its in scopes.items():
+        number = max((busy_until.get(scope_id, 0) for scope_id in its), default=0)
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(gate_id)
+        busy_until.update(dict.fromkeys(its, number + 1))
+    return rounds
 
 
 def _released(gate: Gate, now: float) -> Entry:
