@@ -128,7 +128,12 @@ def test_a_reboot_is_prepared_approved_undone_and_explained(place: Place) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_agent_that_is_told_to_stop_ends_at_once_and_well(place: Place, number: int) -> None:
     with Lab(vms=["web-0"]) as lab, place.running(lab) as agent:
-        assert ends(agent, number) == (0, "")
+        code, said = ends(agent, number)
+    assert code == 0
+    assert said.splitlines() == [
+        f"INFO the agent runs; steps: away, mark; pages: http://127.0.0.1:{place.port}",
+        "INFO the endpoint answers",
+    ]
     assert "stopped, as its journal says" in place.said("status")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from forewarn.agent.config import Config
 from forewarn.agent.daemon import Daemon
 from forewarn.agent.face import Pages, showing
+from forewarn.agent.telling import tell_begun
 from forewarn.errors import Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
@@ -23,7 +24,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 async def run(config: Config) -> None:
     """Until SIGTERM or SIGINT."""
     if not config.listen:
-        await _until_told(Daemon(config))
+        await _until_told(Daemon(config), config)
         return
     _must_be_able_to_listen()
     from forewarn.agent.metrics import Metrics  # which loads much that an agent without pages can do without
@@ -32,7 +33,7 @@ async def run(config: Config) -> None:
     metrics = Metrics(config.steps)
     daemon = Daemon(config, observer=metrics)
     async with _shown(pages_of(metrics, daemon.situation, lambda: _facts(daemon)), config.listen):
-        await _until_told(daemon)
+        await _until_told(daemon, config)
 
 
 async def once(config: Config) -> None:
@@ -44,7 +45,8 @@ async def once(config: Config) -> None:
     await Daemon(config).once()
 
 
-async def _until_told(daemon: Daemon) -> None:
+async def _until_told(daemon: Daemon, config: Config) -> None:
+    tell_begun(config)
     for number in _SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, daemon.stop)
     await daemon.run()

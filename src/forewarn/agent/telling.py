@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from forewarn.agent.config import Config
 from forewarn.agent.move import Settle
 from forewarn.agent.observer import Observer
 from forewarn.agent.record import Record, State
@@ -13,6 +14,12 @@ from forewarn.agent.value import Step
 from forewarn.client import lists
 
 LOG = logging.getLogger("forewarn.agent")
+
+
+def tell_begun(config: Config) -> None:
+    """Somebody who has just started it sees that it lives, and where to look."""
+    pages = f"http://{config.listen}" if config.listen else "none"
+    LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
 
 
 def tell_seen(observer: Observer, record: Record, *, is_new: bool, vm: str, now: float) -> None:

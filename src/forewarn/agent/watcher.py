@@ -73,6 +73,8 @@ class Watcher:
         if self._answered_at is None or self._answered_at == before:
             self._say(self._client.trouble or "the endpoint gave no usable answer")
             return False
+        if before is None or self.trouble:
+            LOG.info("the endpoint answers%s", "" if before is None else " again")
         self.trouble = ""
         gap_s = 0.0 if before is None else self._answered_at - before
         self._observer.polled(max(0.0, gap_s - self._client.held_s))
