@@ -17,7 +17,7 @@ def rules_of(whole: Table, steps: Mapping[str, Step]) -> tuple[Rule, ...]:
     rules = tuple(_rule(table, number, steps) for number, table in enumerate(whole.tables("rules"), start=1))
     _names_must_differ(whole, rules)
     every = (*rules, *_profile(whole, steps))
-    if not every:
+    if not every and not whole.raw.get("profile"):
         whole.refuse("", "the file has no rules", 'write profile = "fifteen-minutes", or [[rules]]')
     return every
 
