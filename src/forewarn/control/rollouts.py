@@ -31,10 +31,13 @@ class Rollouts:
         self._stirred: set[str] = {request.id for request in self._store.requests(open_only=True)}
 
     def hear(self, committed: Committed) -> None:
-        """Remember which rollouts something has happened to; only those are looked at."""
+        """Remember which rollouts something has happened to; only those are looked at.
+
+        An event that is published or starts leaves a rollout nothing to do: its VMs were spoken for already.
+        """
         commit = committed.commit
         self._stirred.update(request.id for request in commit.requests if request.is_open)
-        self._stirred.update(event.request_id for event in commit.events if event.row.planned)
+        self._stirred.update(event.request_id for event in commit.events if event.row.planned and _matters(event))
         self._stirred.update(entry.request_id for entry in commit.entries if entry.what is What.SKIPPED)
 
     async def turn(self) -> bool:
@@ -110,6 +113,11 @@ class Rollouts:
 
     def _now(self) -> float:
         return self._desk.clock.now()
+
+
+def _matters(event: Event) -> bool:
+    """What is over makes room for other update domains; what failed may stop the rollout."""
+    return not event.is_live or bool(event.failures)
 
 
 def _withdrawing(event_id: str, progress: Progress) -> Callable[[Scope, Around], Scope]:
