@@ -167,8 +167,8 @@ def test_how_things_stand_is_told_last(record: Record, now: str) -> None:
 
 def test_a_plan_shows_what_a_shorter_notice_costs() -> None:
     assert plan_table(RULE, (900.0, 120.0, 30.0)) == [
-        (DRAIN, ["at once, 6m 5s before at the latest", "at once, 1m 5s before at the latest", "at once, late"]),
-        (SAVE, ["at once, 5m 5s before at the latest", "cut", "cut"]),
+        (DRAIN, ["at once, by 6m 5s before", "at once, by 1m 5s before", "at once, late"]),
+        (SAVE, ["at once, by 5m 5s before", "cut", "cut"]),
     ]
 
 

@@ -80,13 +80,17 @@ def test_a_file_is_checked_and_its_plan_shown_for_three_notices(command: Any, fi
     assert lines[0] == f"{file} is fine: 1 rule, 2 steps."
     assert lines[2] == "reboots  Reboot; approved: when-done"
     assert lines[3].split() == ["STEP", "USE", "BUDGET", "15", "MINUTES", "30", "SECONDS", "7", "DAYS"]
-    assert lines[4].startswith("drain  readiness  20s     at once, 5m 25s before at the latest  at once, 25s before")
-    assert lines[5].startswith("save   command    5m      at once, 5m 5s before at the latest   cut")
+    assert lines[4].startswith("drain  readiness  20s     at once, by 5m 25s before  at once, by 25s before")
+    assert lines[5].startswith("save   command    5m      at once, by 5m 5s before   cut")
+
+
+def test_the_file_to_check_may_be_named_as_the_other_commands_name_it(command: Any, file: Path) -> None:
+    assert command.good("agent", "check", "--config", str(file)) == command.good("agent", "check", str(file))
 
 
 def test_the_plan_is_given_to_programs(command: Any, file: Path) -> None:
     (rule,) = command.json("agent", "check", str(file))["rules"]
-    assert [step["begins"]["30 seconds"] for step in rule["steps"]] == ["at once, 25s before at the latest", "cut"]
+    assert [step["begins"]["30 seconds"] for step in rule["steps"]] == ["at once, by 25s before", "cut"]
 
 
 def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path) -> None:
@@ -162,6 +166,25 @@ def test_a_running_agent_is_asked(command: Any, file: Path, tmp_path: Path) -> N
     assert "fine, answered 1s ago" in text
     assert "No event is under way." in text
     assert [request.target for request in server.requests] == ["/state"] * 3
+
+
+def test_an_agent_that_runs_where_its_pages_are_not_reached_is_not_said_to_have_stopped(
+    command: Any, file: Path, tmp_path: Path
+) -> None:
+    keep(tmp_path, SEEN)
+    its_journal = Journal(tmp_path / "state" / "journal.db")
+    try:
+        text = command.good("agent", "status", "--config", str(file))
+        assert "running, but its pages are not reached from here; as its journal says" in text
+        assert command.json("agent", "status", "--config", str(file))["running"] is True
+    finally:
+        its_journal.close()
+    assert command.json("agent", "status", "--config", str(file))["running"] is False
+
+
+def test_an_address_that_is_none_is_told(command: Any) -> None:
+    sentence = command.refused("agent", "status", "--at", "here")
+    assert sentence == "'here' is no address: give it as 127.0.0.1:9258"
 
 
 def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:

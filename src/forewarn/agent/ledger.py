@@ -56,6 +56,21 @@ class Lock:
         os.close(self._fd)
 
 
+def is_held(path: Path) -> bool:
+    """Whether an agent has this journal."""
+    try:
+        fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def open_file(path: Path) -> sqlite3.Connection:
     """The journal for writing, made or brought up to date if need be."""
     try:

@@ -159,4 +159,4 @@ def _cell(slot: Slot, notice_s: float) -> str:
     if slot.late:
         return "at once, late"
     left = span(notice_s - slot.latest_at)
-    return f"at once, {left} before at the latest" if slot.due_at < slot.latest_at else f"{left} before"
+    return f"at once, by {left} before" if slot.due_at < slot.latest_at else f"{left} before"

@@ -80,13 +80,15 @@ def _rehearse(call: Invocation, config: Config, endpoint: str | None, once: bool
 
 
 @agent.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="[FILE]", envvar=ENV, default=DEFAULT)
+@click.argument("named", type=click.Path(path_type=Path), metavar="[FILE]", required=False)
+@_config_option
 @shown
-def check(call: Invocation, file: Path) -> None:
+def check(call: Invocation, named: Path | None, file: Path) -> None:
     """Check the agent's file, and show when its steps would begin.
 
     For each rule: what becomes of its steps with a notice of 15 minutes, 30 seconds and 7 days.
     """
+    file = named or file
     config = load(file)
     if call.screen.as_json:
         call.screen.document(plan_view(str(file), config))

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from forewarn.agent.config import Config
-from forewarn.agent.face import read_address
+from forewarn.agent.face import LISTEN, read_address
 from forewarn.agent.journal import Journal
+from forewarn.agent.ledger import is_held
 from forewarn.agent.move import Situation
 from forewarn.agent.record import Record
 from forewarn.agent.story import story_of
@@ -28,15 +29,15 @@ def state_of(config: Config | None, at: str | None) -> View:
     where = at or (config.listen if config else "")
     state = _asked(where) if where else None
     if state is not None:
-        return {"running": True, **state}
+        return {"running": True, "unheard": False, **state}
     if config is None:
         raise Unavailable(f"no agent answers at {where}: start it with `forewarn agent run`, or name its file")
-    return {"running": False, **_read(config)}
+    return {"running": is_held(config.journal), "unheard": True, **_read(config)}
 
 
 def _asked(where: str) -> View | None:
     """What the agent says at this address; None if nobody listens there."""
-    host, port = read_address(where)
+    host, port = _address(where)
     connection = http.client.HTTPConnection(host, port, timeout=_PATIENCE_S)  # which asks no proxy
     try:
         connection.request("GET", "/state")
@@ -51,6 +52,13 @@ def _asked(where: str) -> View | None:
     if answer.status != 200 or not isinstance(state, dict) or "in_maintenance" not in state:
         raise Rejected(f"what listens at {where} is no agent: see its `listen`")
     return state
+
+
+def _address(where: str) -> tuple[str, int]:
+    try:
+        return read_address(where)
+    except Rejected:
+        raise Rejected(f"{where!r} is no address: give it as {LISTEN}") from None
 
 
 def _read(config: Config) -> View:

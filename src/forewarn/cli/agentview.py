@@ -94,7 +94,7 @@ def show_state(call: Invocation, state: View) -> None:
 
 
 def _facts(state: View) -> Iterator[tuple[str, Cell]]:
-    yield "agent", word("running") if state["running"] else joined(word("stopped"), ", as its journal says")
+    yield "agent", _running(state)
     for name in ("vm", "endpoint"):
         if state.get(name):
             yield name, str(state[name])
@@ -105,6 +105,14 @@ def _facts(state: View) -> Iterator[tuple[str, Cell]]:
     yield "in maintenance", "yes" if state["in_maintenance"] else "no"
     for problem in state.get("problems", []):
         yield "problem", str(problem)
+
+
+def _running(state: View) -> Cell:
+    if not state["running"]:
+        return joined(word("stopped"), ", as its journal says")
+    if state["unheard"]:
+        return joined(word("running"), ", but its pages are not reached from here; as its journal says")
+    return word("running")
 
 
 def _health(health: View) -> str:
