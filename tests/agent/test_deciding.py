@@ -292,3 +292,43 @@ def test_an_event_that_comes_while_a_step_is_about_to_be_undone_takes_it_over() 
     held = moves(record(key="E0", plan=("drain",)), gone)[0]
     assert isinstance(held, Settle)
     assert held.deed.holder == "E1"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{}, GONE],
+    ids=["it is still listed", "it is gone, and its undo failed"],
+)
+def test_a_step_that_failed_for_another_event_is_gone_on_with_where_that_one_began(facts: dict[str, Any]) -> None:
+    """How things were before is known there only: whoever begins anew finds servers drained, and leaves them so."""
+    undo = (deed("drain", State.FAILED, Phase.UNDO, ended_at=NOW),) if facts else ()
+    first = record(deed("drain", State.FAILED), *undo, plan=("drain",), **facts)
+    begin = moves(first, record(key="E2"))[-1]
+    assert begin == Begin(key="E2", step=DRAIN, phase=Phase.DO, holder="E1")
+    again = record(deed("drain", State.FAILED, holder="E1"), key="E2")
+    assert moves(first, again, record(key="E3"))[-1] == Begin(key="E3", step=DRAIN, phase=Phase.DO, holder="E1")
+
+
+def test_a_step_that_was_tried_for_several_events_is_undone_for_the_last_of_them() -> None:
+    first, second = record(deed("drain", State.FAILED), **GONE), record(deed("drain", holder="E1"), *DONE[1:], key="E2")
+    kept = moves(first, second)[0]
+    assert isinstance(kept, Settle)
+    assert kept.deed.text == "still needed by event E2"
+    gone = replace(second, **GONE).with_deed(deed("save", State.SKIPPED, Phase.UNDO))
+    assert moves(first.with_deed(kept.deed), gone)[-1] == Begin(key="E2", step=DRAIN, phase=Phase.UNDO)
+
+
+def test_what_is_done_already_for_another_event_is_never_cut() -> None:
+    """It takes no time; and if it were not counted as needed, it would be undone with the other event."""
+    held = moves(record(*DONE), record(key="E2", left_s=10))[1]
+    assert isinstance(held, Settle)
+    assert (held.deed.state, held.deed.is_held) == (State.DONE, True)
+
+
+def test_what_a_reboot_has_undone_is_not_done_already() -> None:
+    fleeting = replace(DRAIN, survives_reboot=False)
+    rebooted = record(*DONE, left_s=None)
+    fresh = record(key="E2", boot_id="boot-2")
+    assert isinstance(moves(rebooted, fresh, boot_id="boot-2", steps=(DRAIN, SAVE))[-1], Settle)
+    begin = moves(rebooted, fresh, boot_id="boot-2", steps=(fleeting, SAVE))[-1]
+    assert begin == Begin(key="E2", step=fleeting, phase=Phase.DO)

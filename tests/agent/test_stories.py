@@ -4,6 +4,7 @@ handlers get wrong has a test here.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,3 +204,23 @@ def test_the_agents_time_is_the_servers(lab: Lab, tmp_path: Path) -> None:
         assert abs(agent.report.now - lab.now.timestamp()) < 2
         assert agent.report.vm == "web-0"
         assert agent.report.problems == ()
+
+
+def test_what_failed_for_one_event_and_is_tried_for_the_next_is_undone_as_it_was_before_both(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The second finds things as the first has left them, half done."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        port = server.getsockname()[1]
+        step = f'[steps.away]\nuse = "readiness"\nfile = "FOLDER/away"\nports = [{port}]\nbudget = "1s"\n'
+        with guest(lab, tmp_path, f"{step}[[rules]]\nsteps = ['away']\n") as agent:
+            first = lab.reboot("web-0")
+            lab.wait_for(lambda: ("do", "away") in agent.noted.told)
+            second = lab.reboot_host("web-0")
+            lab.wait_for(lambda: agent.noted.told.count(("do", "away")) == 2)
+            lab.withdraw(first)
+            lab.wait_for(lambda: any(record.closed for record in agent.records))
+            assert (tmp_path / "away").exists()
+            lab.withdraw(second)
+            lab.wait_for(lambda: all(record.closed for record in agent.records))
+            assert not (tmp_path / "away").exists()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from forewarn.agent.approval import BoardView
-from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
+from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record
 from forewarn.agent.value import Gate, Phase, Rule, Step
 
 Busy = tuple[str, str]  # the key of an event, and what is under way for it: the name of a step, GATE or APPROVAL
@@ -35,6 +35,7 @@ class Begin:
     step: Step
     phase: Phase
     tries: int = 1
+    holder: str = ""  # the event whose unfinished try is gone on with; "": this one begins anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +99,16 @@ Move = Begin | Resume | Settle | Stop | AskGate | Approve | Close | Wait
 def made(record: Record, move: Move, *, now: float, boot_id: str) -> Record:
     """The record once the move stands in the journal: before anything is run or sent."""
     match move:
-        case Begin(step=step, phase=phase, tries=tries):
+        case Begin():
             return record.with_deed(
-                Deed(step=step.name, phase=phase, state=State.BEGUN, begun_at=now, boot_id=boot_id, tries=tries)
+                Deed(
+                    step=move.step.name,
+                    phase=move.phase,
+                    begun_at=now,
+                    boot_id=boot_id,
+                    tries=move.tries,
+                    holder=move.holder,
+                )
             )
         case Settle(deed=deed):
             return record.with_deed(deed)

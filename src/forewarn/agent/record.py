@@ -18,6 +18,7 @@ class State(StrEnum):
 
 
 TRIED = frozenset({State.BEGUN, State.DONE, State.FAILED})
+HELD = "done already for event"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,13 @@ class Deed:
     boot_id: str = ""
     text: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
-    holder: str = ""  # the event for which it was really done; "": this one
+    holder: str = ""  # the event for which it was first tried; "": this one
     tries: int = 1
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing was run, because another event had it done already."""
+        return bool(self.holder) and self.text.startswith(HELD)
 
 
 class Asked(StrEnum):
@@ -86,7 +92,7 @@ class Record:
         return replace(self, deeds=(*others, deed))
 
     def holder_of(self, step: str) -> str:
-        """The event for which this one's step was really done: its own, unless another held it already."""
+        """The event for which this one's step was first tried: its own, unless another held or tried it before."""
         deed = self.deed(step)
         return deed.holder if deed and deed.holder else self.key
 

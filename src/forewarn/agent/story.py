@@ -108,7 +108,7 @@ def _deed(deed: Deed, promise: str) -> Iterator[Line]:
     if deed.state in (State.CUT, State.SKIPPED):
         yield Line(at=deed.begun_at, text=f"{name} {deed.state}{because}", detail=promise)
         return
-    if deed.holder:
+    if deed.is_held:
         yield Line(at=deed.begun_at, text=f"{name} held{because}", detail=promise)
         return
     again = f", try {deed.tries}" if 1 < deed.tries < 1_000 else ""
