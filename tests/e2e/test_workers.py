@@ -318,3 +318,78 @@ def test_a_port_in_use_stops_the_start_of_workers_too(service: ServiceProcess, t
     other = ServiceProcess(data=tmp_path / "other", fleet=FLEET, port=service.port, arguments=WORKERS)
     with pytest.raises(AssertionError, match="is in use by another program"), other:
         pass
+
+
+def test_a_slot_whose_workers_die_again_and_again_is_filled_after_a_while(service: ServiceProcess) -> None:
+    for _ in range(2):
+        victim = eventually(lambda: len(workers(service)) == 2 and workers(service)[0])
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda victim=victim: victim not in workers(service))  # type: ignore[misc]
+    eventually(lambda: "another is started in 0.5 s" in service.log.read_text())
+    assert service.poll("solo")["Events"] == []
+    eventually(lambda: len(workers(service)) == 2)
+
+
+class Poller(threading.Thread):
+    """A VM that polls on one connection as long as that lasts, then on another; notes what went back on one of them."""
+
+    def __init__(self, service: ServiceProcess, vm: str, over: threading.Event) -> None:
+        super().__init__()
+        self.polls = 0
+        self.refused: list[str] = []
+        self.went_back: list[tuple[int, int]] = []
+        self._service, self._vm, self._over = service, vm, over
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            connection = self._service.connect(self._service.endpoint(self._vm))
+            try:
+                connection.connect()
+            except OSError as error:
+                self.refused.append(str(error))
+                continue
+            try:
+                self._poll(connection)
+            except (OSError, http.client.HTTPException):
+                pass  # its worker was killed
+            finally:
+                connection.close()
+
+    def _poll(self, connection: http.client.HTTPConnection) -> None:
+        shown = 0
+        for _ in range(50):
+            if self._over.is_set():
+                return
+            incarnation = poll_on(connection).json["DocumentIncarnation"]
+            if incarnation < shown:
+                self.went_back.append((shown, incarnation))
+            shown = incarnation
+            self.polls += 1
+
+
+def test_while_events_change_and_workers_die_nobody_is_refused_and_no_incarnation_goes_back(
+    service: ServiceProcess, ask: Callable[..., str]
+) -> None:
+    """Spec §4.2, on each connection."""
+    over = threading.Event()
+    service.endpoint("db-0")
+    pollers = [Poller(service, f"db-{number % 3}", over) for number in range(6)]
+    for poller in pollers:
+        poller.start()
+    try:
+        for number in range(40):
+            event_id = ask(service, "restart", f"db-{number % 3}")
+            if number % 13 == 7:
+                os.kill(eventually(lambda: workers(service))[0], signal.SIGKILL)
+            assert service.api("POST", f"/events/{event_id}/withdraw", {}).status == 200
+    finally:
+        over.set()
+        for poller in pollers:
+            poller.join(timeout=30)
+    assert all(poller.polls > 50 for poller in pollers)
+    assert [poller.went_back for poller in pollers] == [[]] * len(pollers)
+    assert [poller.refused for poller in pollers] == [[]] * len(pollers)
+    incarnation = service.poll("db-0")["DocumentIncarnation"]
+    assert incarnation == 81  # every change was shown, and counted once
+    for _ in range(ROUNDS):
+        assert service.poll("db-1")["DocumentIncarnation"] == incarnation

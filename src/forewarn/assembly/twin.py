@@ -18,7 +18,7 @@ def twins_of(sock: socket.socket, count: int) -> list[socket.socket]:
     """So many beside it; none where that cannot be, and all have to share the one."""
     twins: list[socket.socket] = []
     with suppress(OSError):
-        if _is_elsewhere(sock):
+        if not count or _is_elsewhere(sock):
             return []
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         for _ in range(count):

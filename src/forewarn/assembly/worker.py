@@ -130,6 +130,8 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
             self._pipe.close()
+            if self._server is not None:
+                await self._server.drain(0.0)
             for _, sock in self._sockets.values():
                 sock.close()
 

@@ -1,0 +1,337 @@
+"""The owner's line to a worker, and what a worker makes of it; both ends are in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forewarn.assembly.pipe import GONE, Pipe
+from forewarn.assembly.worker import Worker
+from forewarn.core.fault import Fault, FaultKind
+from forewarn.metadata import CalledAddress, ScopeView, feed
+from forewarn.protocol.document import Document
+from forewarn.protocol.exchange import Rules
+from forewarn.protocol.instance import InstanceFacts
+
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+POLL = f"GET {TARGET} HTTP/1.1\r\nHost: m\r\nMetadata: true\r\n\r\n".encode()
+APPROVAL = b'{"StartRequests": [{"EventId": "E"}]}'
+APPROVE = (
+    f"POST {TARGET} HTTP/1.1\r\nHost: m\r\nMetadata: true\r\nContent-Length: {len(APPROVAL)}\r\n\r\n".encode()
+    + APPROVAL
+)
+PLACE = "127.0.0.1"
+SILENCE_S = 0.3
+
+
+class Owner:
+    """The test, as a worker knows it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.pipe = Pipe(sock, for_worker=False, hear=self._hear, lost=self.lost_to)
+        self.heard: asyncio.Queue[Any] = asyncio.Queue()
+        self.lost = ""
+        self._echoes: dict[int, asyncio.Future[None]] = {}
+        self.listening = socket.create_server((PLACE, 0))
+
+    def lost_to(self, why: str) -> None:
+        self.lost = why
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, feed.Echoed):
+            self._echoes.pop(message.id).set_result(None)
+        else:
+            self.heard.put_nowait(message)
+
+    def tell(self, *messages: feed.ToWorker) -> None:
+        for message in messages:
+            self.pipe.say(feed.pack(message))
+
+    def show(self, incarnation: int, scope_id: str = "s", vm: str = "web") -> None:
+        self.pipe.put(("scope", scope_id), feed.pack(feed.show(view(incarnation, scope_id, vm))))
+
+    def open(self) -> None:
+        told = feed.opening(1, CalledAddress(), is_loopback=True)
+        self.pipe.put(("stand", 1), feed.pack(told), self.listening)
+
+    async def done(self) -> None:
+        """All that was told until now is done."""
+        number = len(self._echoes) + random.getrandbits(40)
+        future = self._echoes[number] = asyncio.get_running_loop().create_future()
+        self.tell(feed.Echo(number))
+        await asyncio.wait_for(future, 10)
+
+    async def next(self, kind: type) -> Any:
+        async with asyncio.timeout(10):
+            while not isinstance(message := await self.heard.get(), kind):
+                pass
+            return message
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.listening.close()
+
+
+def view(incarnation: int, scope_id: str = "s", vm: str = "web") -> ScopeView:
+    return ScopeView(
+        scope_id=scope_id,
+        enabled=True,
+        epoch=1,
+        document=Document(incarnation=incarnation),
+        vms={vm: InstanceFacts(name=vm)},
+    )
+
+
+BEGIN = feed.Begin(Rules(), {}, 0.0, None)
+Story = Callable[[Owner, Worker], Awaitable[None]]
+
+
+def play(story: Story) -> None:
+    async def whole() -> None:
+        ours, theirs = socket.socketpair()
+        owner, worker = Owner(ours), Worker(theirs, silence_s=SILENCE_S)
+        running = asyncio.create_task(worker.run())
+        try:
+            await asyncio.wait_for(story(owner, worker), 60)
+        finally:
+            owner.close()
+            await asyncio.wait_for(running, 10)
+
+    asyncio.run(whole())
+
+
+async def begun(owner: Owner) -> None:
+    owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+    owner.show(1)
+    owner.tell(feed.Complete())
+    await owner.next(feed.Ready)
+    owner.open()
+    await owner.done()
+
+
+class Visitor:
+    """A connection that is kept."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def connect(cls, owner: Owner) -> Visitor:
+        return cls(*await asyncio.open_connection(*owner.listening.getsockname()))
+
+    def ask(self, raw: bytes = POLL) -> None:
+        self._writer.write(raw)
+
+    async def answer(self) -> tuple[int, bytes]:
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+            length = int(head.lower().split("content-length: ")[1].split()[0])
+            return int(head.split()[1]), await self._reader.readexactly(length)
+
+    async def poll(self) -> int:
+        """The incarnation that it is shown."""
+        self.ask()
+        return incarnation_of(await self.answer())
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+
+def incarnation_of(answer: tuple[int, bytes]) -> int:
+    status, body = answer
+    assert status == 200
+    incarnation: int = json.loads(body)["DocumentIncarnation"]
+    return incarnation
+
+
+def test_a_worker_accepts_nobody_before_it_was_told_everything() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+        visitor = await Visitor.connect(owner)
+        visitor.ask()
+        await owner.done()
+        owner.show(4)
+        owner.tell(feed.Complete())
+        await owner.next(feed.Ready)
+        owner.open()
+        assert incarnation_of(await visitor.answer()) == 4
+        await visitor.close()
+
+    play(story)
+
+
+def test_what_is_newer_takes_the_place_of_what_was_not_sent_and_a_slow_worker_costs_no_more() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        visitor = await Visitor.connect(owner)
+        assert await visitor.poll() == 1
+        for incarnation in range(2, 10_000):
+            owner.show(incarnation)
+        assert len(owner.pipe._waiting) == 1
+        await owner.done()
+        assert await visitor.poll() == 9_999
+        await visitor.close()
+
+    play(story)
+
+
+def test_on_one_connection_an_incarnation_never_goes_back_and_is_at_least_what_was_told_before() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        chance = random.Random(7)
+        visitors = [await Visitor.connect(owner) for _ in range(8)]
+        shown = [1] * len(visitors)
+        told = done = 1
+        for _ in range(400):
+            for _ in range(chance.randrange(4)):
+                told += 1
+                owner.show(told)
+            if chance.random() < 0.3:
+                await owner.done()
+                done = told
+            number = chance.randrange(len(visitors))
+            incarnation = await visitors[number].poll()
+            assert max(shown[number], done) <= incarnation <= told
+            shown[number] = incarnation
+        for visitor in visitors:
+            await visitor.close()
+
+    play(story)
+
+
+def test_a_fleet_is_told_in_pieces_and_changes_do_not_wait_behind_what_they_replace() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+        for number in range(5_000):
+            owner.show(1, f"s{number}", f"vm{number}")
+        owner.show(1)
+        owner.tell(feed.Complete())
+        await asyncio.sleep(0)
+        owner.show(2)  # while most of the rest has not been sent
+        await owner.next(feed.Ready)
+        owner.open()
+        visitor = await Visitor.connect(owner)
+        assert await visitor.poll() == 2
+        await visitor.close()
+
+    play(story)
+
+
+def test_an_approval_waits_for_the_owner_and_is_answered_after_what_follows_from_it() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        visitor = await Visitor.connect(owner)
+        visitor.ask(APPROVE)
+        asked = await owner.next(feed.Approve)
+        assert (asked.vm, asked.event_ids) == ("web", ("E",))
+        owner.show(2)
+        owner.tell(feed.Done(asked.id))
+        assert (await visitor.answer())[0] == 200
+        assert await visitor.poll() == 2
+
+        visitor.ask(APPROVE)
+        owner.tell(feed.Failed((await owner.next(feed.Approve)).id, "the disk is full"))
+        assert (await visitor.answer())[0] == 503
+        visitor.ask(APPROVE)
+        owner.tell(feed.Done((await owner.next(feed.Approve)).id, "E"))
+        assert await visitor.answer() == (400, b'{ "error": "Bad request. Unknown EventId: E" }')
+        await visitor.close()
+
+    play(story)
+
+
+def test_a_worker_that_hears_nothing_accepts_nobody_and_refuses_what_it_cannot_ask_for() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        inside = await Visitor.connect(owner)
+        assert await inside.poll() == 1
+        async with asyncio.timeout(10):
+            while worker._asking.is_heard:
+                await asyncio.sleep(0.01)
+        outside = await Visitor.connect(owner)
+        outside.ask()
+        inside.ask(APPROVE)
+        assert (await inside.answer())[0] == 503
+        assert await inside.poll() == 1, "what was heard last"
+        assert not outside._reader._buffer
+        owner.show(2)
+        assert incarnation_of(await outside.answer()) == 2
+        assert await inside.poll() == 2
+        await inside.close()
+        await outside.close()
+
+    play(story)
+
+
+def test_what_was_seen_is_told_when_it_is_asked_for_and_before_a_worker_ends() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        visitor = await Visitor.connect(owner)
+        for _ in range(5):
+            await visitor.poll()
+        owner.tell(feed.Report(1))
+        assert [poll.count for poll in (await owner.next(feed.Seen)).polls] == [5]
+        for _ in range(3):
+            await visitor.poll()
+        owner.tell(feed.Drain(1.0))
+        assert [poll.count for poll in (await owner.next(feed.Seen)).polls] == [3], "those since"
+        async with asyncio.timeout(10):
+            while not owner.lost:
+                await asyncio.sleep(0.01)
+        assert owner.lost == GONE
+        await visitor.close()
+
+    play(story)
+
+
+def test_what_a_fault_touches_is_told_at_once_and_what_it_touches_elsewhere_counts_here() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, who="ann", set_at=0.0, name="every VM", count=3)
+        owner.tell(feed.Faults((fault,)))
+        await owner.done()
+        visitor = await Visitor.connect(owner)
+        visitor.ask()
+        assert await visitor.answer() == (200, b"")
+        assert [(touch.fault_id, touch.vm, touch.count) for touch in (await owner.next(feed.Seen)).touches] == [
+            ("f1", "web", 1)
+        ]
+        owner.tell(feed.Spent("f1", 1))
+        await owner.done()
+        visitor.ask()
+        assert await visitor.answer() == (200, b"")
+        assert await visitor.poll() == 1
+        await visitor.close()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [feed.frame(99, feed.pack(feed.Echo(1))), feed.frame(1, feed.pack(feed.Faults(())))],
+    ids=["a frame is missing", "it was not told how to begin"],
+)
+def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: bytes) -> None:
+    async def whole() -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.sendall(raw)
+            why = await asyncio.wait_for(Worker(theirs).run(), 10)
+            assert why.startswith("Broken: ")
+
+    asyncio.run(whole())
+
+
+def test_a_scope_that_is_shown_anew_with_nothing_new_wakes_nobody() -> None:
+    shown = view(3)
+    assert feed.pack(feed.show(shown)) == feed.pack(feed.show(replace(shown, vms=dict(shown.vms))))
