@@ -1,39 +1,48 @@
-"""Latency where there is room: both servers at the same fixed rate, half of what the slower one can do."""
+"""Latency where there is room: both servers at the same rate, half of what the slower one can do.
+
+wrk has no rate, but pauses: 512 clients wait at random between an answer and the next request, on average as long as
+gives the rate. A pause is much longer than an answer takes, so clients keep asking while a server stalls. (h2load has a
+rate, but sends the requests of all its clients at one instant, and measures that queue.)
+"""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from pathlib import Path
 
 from bench.contest import arena
 from bench.figure import Figure
 from bench.ground import Ground
-from bench.pacer import Paced, paced
-from bench.statistic import ratio
-from bench.subject import TARGET
-from bench.wrk import wrk
+from bench.statistic import median, ratio
+from bench.wrk import Load, wrk
 
-_MOST = 20_000.0  # a second: what the client on its core can do without being late itself
+_SCRIPT = Path(__file__).parent / "paced.lua"
+_CLIENTS = 512
 
 
 def measure(ground: Ground) -> tuple[Figure, ...]:
-    seen: tuple[list[Paced], list[Paced]] = ([], [])
+    seen: tuple[list[Load], list[Load]] = ([], [])
     with arena(ground, "half-rate") as pair:
-        rate = min(_MOST, min(wrk(contender.url, seconds=ground.run_s).rate for contender in pair) / 2)
+        rate = min(wrk(contender.url, seconds=ground.run_s).rate for contender in pair) / 2
         for _ in ground.track(f"{rate:,.0f} polls a second, ours and nginx in turn", range(ground.runs)):
             for contender, runs in zip(pair, seen, strict=True):
                 runs.append(_run(contender.url, rate, ground.run_s))
-    ours, theirs = ([run.p99_us for run in runs] for runs in seen)
-    late = max(run.late_share for runs in seen for run in runs)
+    ours, theirs = ([float(run.p99_us) for run in runs] for runs in seen)
+    rates = " and ".join(f"{median([run.rate for run in runs]):,.0f}" for runs in seen)
     return (
         Figure(
             name="half-rate-p99",
             value=ratio(ours, theirs),
-            note=f"at {rate:,.0f} polls a second; the client was late with up to {late:.1%} of them",
+            note=f"{median(ours) / 1e3:.2f} and {median(theirs) / 1e3:.2f} ms, at {rates} a second",
             samples={"ours_us": tuple(ours), "nginx_us": tuple(theirs), "rate": (rate,)},
         ),
     )
 
 
-def _run(url: str, rate: float, seconds: float) -> Paced:
-    at = urlsplit(url)
-    return paced(at.hostname or "", at.port or 80, TARGET, rate=rate, seconds=seconds)
+def pause_ms(rate: float) -> int:
+    """The mean pause that gives the rate; longer ones are cut off at twice it."""
+    return max(1, round(_CLIENTS / rate * 1e3))
+
+
+def _run(url: str, rate: float, seconds: float) -> Load:
+    pause = str(pause_ms(rate))
+    return wrk(url, seconds=seconds, connections=_CLIENTS, script=_SCRIPT, arguments=(pause,))

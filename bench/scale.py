@@ -46,6 +46,9 @@ class _Figures:
     def sample(self, name: str, of: str) -> float:
         return median(self._figure(name).samples[of])
 
+    def first(self, name: str, of: str) -> float:
+        return self._figure(name).samples[of][0]
+
     def last(self, name: str, of: str) -> float:
         return self._figure(name).samples[of][-1]
 
@@ -84,7 +87,8 @@ def _demand() -> dict[str, float | str]:
         "record_vms": _POSTGRES / bad * _VMS / 1e6,
         "relay_vms": _CHANGES / bad * _VMS / 1e6,
         "long_polls": _VMS / 300,
-        "election": "4.8 to 6.3",
+        "hourly_batches": _VMS / 3_600 / 100,
+        "rollouts": third / 10_000,
     }
 
 
@@ -128,9 +132,11 @@ def _rest(figures: _Figures) -> dict[str, float | str]:
         "connection_gib": vms_per_node * idle_kib / 1024**2,
         "waiting_gib": _VMS * waiting_kib / 1024**2,
         "node_start_s": vms_per_node / 100_000 * start_s,
+        "process_start_s": vms_per_node / 100_000 * start_s / _CORES,
         "long_poll_ms": figures.value("long-poll-last"),
         "rollout_ms": rollout_ms,
         "approvals": figures.sample("approval-rate", "approvals_per_s"),
+        "small_rollout_ms": figures.first("rollout-time", "cpu_ms_per_vm"),
         "control_cores": _VMS // 3 / _BAD_DAY_S * rollout_ms / 1e3,
     }
 

@@ -34,11 +34,12 @@ def wrk(
     *,
     seconds: float,
     headers: tuple[str, ...] = (),
+    connections: int = CONNECTIONS,
     script: Path = _REPORT,
     arguments: tuple[str, ...] = (),
 ) -> Load:
     """One thread on the clients' core; AssertionError if anything but good answers came."""
-    line = ["taskset", "-c", str(CLIENT_CORE), "wrk", "-t1", f"-c{CONNECTIONS}", f"-d{max(1, round(seconds))}"]
+    line = ["taskset", "-c", str(CLIENT_CORE), "wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}"]
     line += ["-s", str(script), "-H", "Metadata: true"]
     for header in headers:
         line += ["-H", header]
@@ -48,7 +49,7 @@ def wrk(
     assert load.requests > 0, f"nothing was answered at {url}"
     assert not load.refused, f"{load.refused} of {load.requests} requests to {url} were refused"
     # Connections that are open when the time is over are not counted as broken by all versions of wrk.
-    assert load.broken <= CONNECTIONS, f"{load.broken} of {load.requests} requests to {url} broke"
+    assert load.broken <= connections, f"{load.broken} of {load.requests} requests to {url} broke"
     return load
 
 

@@ -16,9 +16,9 @@ def test_the_page_is_what_the_reference_run_gives() -> None:
     assert PAGE.read_text(encoding="utf-8") == scale_markdown(read(REFERENCE)), "call `make docs`"
 
 
-def test_the_reference_run_has_every_figure_and_describes_its_machine() -> None:
+def test_the_reference_run_describes_its_machine_and_has_no_figure_that_nobody_knows() -> None:
     reference = read(REFERENCE)
-    assert {figure.name for figure in reference.figures} == set(BY_NAME)
+    assert {figure.name for figure in reference.figures} <= set(BY_NAME)
     assert not reference.is_quick
     assert reference.machine.processor
     assert reference.machine.cores >= 2

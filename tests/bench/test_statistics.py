@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
-from bench.pacer import due_times
+from bench.half_rate import pause_ms
 from bench.statistic import median, percentile, ratio, spread
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,9 +48,6 @@ def test_runs_that_differ_are_told_apart_from_runs_that_do_not() -> None:
     assert spread([9, 10, 12]) == pytest.approx(0.3)
 
 
-def test_requests_at_a_fixed_rate_come_at_random_and_the_same_way_each_time() -> None:
-    times = due_times(1000, 5)
-    assert times == sorted(times) == due_times(1000, 5)
-    assert len(times) == pytest.approx(5000, rel=0.1)
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert max(gaps) > 3 * median(gaps)
+def test_pauses_give_the_rate_that_is_wanted() -> None:
+    assert pause_ms(16_000) == 32
+    assert pause_ms(10_000_000) == 1
