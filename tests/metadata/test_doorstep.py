@@ -191,7 +191,8 @@ class House:
         reader, writer = await asyncio.open_connection(*self.lab.endpoint(ADDRESS))
         writer.write(raw)
         writer.write_eof()
-        heard = await reader.read()
+        async with asyncio.timeout(5):
+            heard = await reader.read()
         writer.close()
         await writer.wait_closed()
         return heard

@@ -119,6 +119,24 @@ def test_a_client_that_half_closes_gets_its_304_at_once(play, request_bytes):
     play(story)
 
 
+def test_a_half_closed_connection_is_not_held_for_a_request_that_had_to_wait(play, request_bytes):
+    """Whoever had hung up before its turn came looks the same, too."""
+
+    async def story(world):
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
+        await world.until(lambda: world.backend.waiting == 1)
+        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        client.writer.write_eof()
+        await world.pause()
+        world.backend.is_open.set()
+        assert [(await client.reply()).status for _ in range(2)] == [200, 304]
+        assert await client.is_closed()
+
+    play(story)
+
+
 @pytest.mark.parametrize("change", ["dropped", "readdressed"])
 def test_a_vm_that_goes_away_while_held_is_told_it_is_unknown(play, notice, request_bytes, change):
     """Spec §7.4: nobody is given what belongs to the address's next owner."""

@@ -229,7 +229,7 @@ class Connection(asyncio.Protocol):
         )
 
     def _settle(self, answer: Answer) -> None:
-        while isinstance(answer, Hold) and self._hall.is_draining:
+        while isinstance(answer, Hold) and (self._hall.is_draining or (self._has_eof and answer.scope_id)):
             answer = answer.resume(True)
         if isinstance(answer, Response):
             self._write(answer)
