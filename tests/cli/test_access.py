@@ -86,10 +86,12 @@ def test_a_grant_needs_one_principal_and_one_resource(lab: Any) -> None:
     assert lab.refused("access", "grant", "Reader", "--everything").startswith("say to whom: one of --to CLIENT")
     both = lab.refused("access", "grant", "Reader", "--to", "ci", "--over-vm", "web", "--everything")
     assert both.startswith("say over what: one of --over RESOURCE")
-    assert "no VM is in a resource group 'x'" in lab.refused(
-        "access", "grant", "Reader", "--to", "ci", "--over-group", "x"
-    )
-    assert "is no client" in lab.refused("access", "grant", "Reader", "--to", "nobody", "--everything")
+    group = lab.refused("access", "grant", "Reader", "--to", "ci", "--over-group", "x")
+    assert group.startswith("no VM is in a resource group 'x': VMs are in ")
+    client = lab.refused("access", "grant", "Reader", "--to", "nobody", "--everything")
+    assert client == "client 'nobody' does not exist: `forewarn access show` lists the clients"
+    vm = lab.refused("access", "grant", "Reader", "--to-vm", "nobody", "--everything")
+    assert vm == "VM 'nobody' does not exist: `forewarn fleet show` lists the VMs"
     assert "'King' is not one of" in lab.refused("access", "grant", "King", "--to", "ci", "--everything")
 
 

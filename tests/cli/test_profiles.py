@@ -145,7 +145,7 @@ def test_what_is_no_text_is_told(command: Any, elsewhere: Any, certificates: Any
 
 
 def test_a_profile_that_is_forgotten_is_gone_from_the_file(signed: Any, elsewhere: Any) -> None:
-    assert signed.refused("logout") == "profile 'default' does not exist: there are lab"
+    assert signed.refused("logout") == "profile 'default' does not exist: give one of lab"
     assert signed.good("logout", "--profile", "lab") == f"Profile lab, for {elsewhere.url}, is forgotten.\n"
     assert SECRET not in kept(signed).read_text()
     assert "There is no profile." in signed.good("profiles")

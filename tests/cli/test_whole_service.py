@@ -101,6 +101,10 @@ def test_a_client_sees_and_does_what_was_granted_and_nothing_else(owner: Any, ur
     assert "does not have the right to operate over" in owner.refused("restart", "db-0", "--profile", "ci")
     assert "web-1" in owner.refused("fleet", "show", "web-1", "--profile", "ci")
     assert "administer" in owner.refused("access", "show", "--profile", "ci")
+    assert owner.refused("clock", "advance", "1m", "--profile", "ci") == (
+        "client ci does not have the right to run the platform over everything: "
+        "ask an administrator for the role Platform (`forewarn access grant`)"
+    )
 
     owner.good("access", "revoke", grant)
     assert "has no role anywhere" in owner.refused("events", "--profile", "ci")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.access import RIGHTS, Grant, Principal, Right, Role, client_principal, owner, vm_principal
+from forewarn.core.access import RIGHTS, Grant, Principal, Right, Role, client_principal, owner, role_for, vm_principal
 from forewarn.core.resource import (
     EVERYTHING,
     availability_set_resource,
@@ -40,6 +40,10 @@ def test_a_role_holds_these_rights_and_no_others(role: Role, rights: str) -> Non
     principal = somebody(role, EVERYTHING)
     assert {right for right in Right if principal.may(right, VMS)} == set(rights.split())
     assert set(RIGHTS) == set(Role)
+
+
+def test_of_the_roles_with_a_right_the_smallest_is_proposed() -> None:
+    assert [role_for(right) for right in Right] == list(Role)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,12 @@ def _only(otherwise: str, *given: str | None) -> str:
 
 def _group(call: Invocation, group: str) -> str:
     """The id of a resource group, as its VMs tell it."""
-    vms = [vm for vm in call.api.get("fleet")["vms"] if vm["resource_group"].casefold() == group.casefold()]
+    everywhere = call.api.get("fleet")["vms"]
+    vms = [vm for vm in everywhere if vm["resource_group"].casefold() == group.casefold()]
     found = sorted({f"/subscriptions/{vm['subscription_id']}/resourceGroups/{vm['resource_group']}" for vm in vms})
     if not found:
-        raise NotFound(f"no VM is in a resource group {group!r}: see `forewarn fleet show`, or give its id with --over")
+        groups = ", ".join(sorted({vm["resource_group"] for vm in everywhere})) or "none"
+        raise NotFound(f"no VM is in a resource group {group!r}: VMs are in {groups}; or give its id with --over")
     if len(found) > 1:
         raise Rejected(
             f"resource group {group!r} is in several subscriptions: give one of {', '.join(found)} to --over"

@@ -60,7 +60,7 @@ class ProfileBook:
     def find(self, name: str) -> Profile:
         known = self.all()
         if name not in known:
-            there = f"there are {', '.join(known)}" if known else "`forewarn login` makes one"
+            there = f"give one of {', '.join(known)}" if known else "`forewarn login` makes one"
             raise NotFound(f"profile {name!r} does not exist: {there}")
         return known[name]
 

@@ -128,6 +128,10 @@ def _principal(room: Room, text: str) -> str:
         return client_principal(client.id)
     if vm is not None:
         return vm_principal(vm.vm_id)
+    if sort == "client" and rest:
+        raise NotFound(f"client {rest!r} does not exist: `forewarn access show` lists the clients")
+    if sort == "vm" and rest:
+        raise NotFound(f"VM {rest!r} does not exist: `forewarn fleet show` lists the VMs")
     raise NotFound(
         f"{text!r} is no client and no VM: `forewarn access show` lists the clients; "
         "somebody from outside is written 'oidc:ID'"

@@ -10,7 +10,7 @@ from forewarn.console.house import House
 from forewarn.console.register import Listed
 from forewarn.console.visibility import Visibility
 from forewarn.control.control import Control
-from forewarn.core.access import Principal, Right
+from forewarn.core.access import Principal, Right, role_for
 from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
@@ -110,9 +110,10 @@ class Room:
     def must(self, right: Right, resource: str) -> None:
         if not self.principal.may(right, resource):
             what = "everything" if resource == EVERYTHING else resource
+            deed = "run the platform" if right is Right.PLATFORM else right
             raise Forbidden(
-                f"{self.who} does not have the right to {right} over {what}: ask an administrator for a role "
-                "(`forewarn access grant`)"
+                f"{self.who} does not have the right to {deed} over {what}: ask an administrator for the role "
+                f"{role_for(right)} (`forewarn access grant`)"
             )
 
     def now(self) -> float:

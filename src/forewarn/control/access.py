@@ -49,7 +49,10 @@ class Access:
             raise Rejected(f"the name {name!r} has signs that cannot be shown: give a plain one")
         async with self._writing:
             if self._store.client(wanted) is not None:
-                raise Refused(f"client {wanted!r} exists already: give another id, or make it another secret")
+                raise Refused(
+                    f"client {wanted!r} exists already: give another id, or give this one another secret with "
+                    f"`forewarn access client renew {wanted}`"
+                )
             made = Client(id=wanted, secret_hash=b"", name=name.strip(), by=who, at=self._now())
             return await self._with_secret(made, who, "added")
 

@@ -37,6 +37,11 @@ RIGHTS: dict[Role, frozenset[Right]] = {
 }
 
 
+def role_for(right: Right) -> Role:
+    """The role that brings this right, and little else."""
+    return next(role for role, rights in RIGHTS.items() if right in rights)
+
+
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A role, given to one principal over a resource and all that lies within it."""
 
