@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,14 @@ if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, __file__, "child"])
 open(f"{os.environ['FOREWARN_FOLDER']}/{len(sys.argv)}.pid", "w").write(str(os.getpid()))
 time.sleep(300)
+"""
+
+
+KILLED = """
+import asyncio, pathlib, sys
+from forewarn.testing.case import Tried
+folder, *run = sys.argv[1:]
+asyncio.run(Tried("command", {"run": run}, pathlib.Path(folder)).do())
 """
 
 
@@ -145,6 +155,24 @@ def test_a_command_that_is_cancelled_goes_with_its_whole_group(tmp_path: Path, s
             await vanished(int(file.read_text()))
 
     asyncio.run(story())
+
+
+def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on(
+    tmp_path: Path, stubborn: list[str]
+) -> None:
+    """Two of them at once would be in each other's way."""
+    folder = tmp_path / "case"
+    agent = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), *stubborn])
+    pids = [folder / "1.pid", folder / "2.pid"]
+    asyncio.run(appeared(*pids))
+    agent.kill()
+    agent.wait()
+    command, child = (int(pid.read_text()) for pid in pids)
+    assert process.process_of(command)
+
+    states = f"cat /proc/{command}/status /proc/{child}/status 2>/dev/null | grep State:"
+    assert do(f"{states} | grep -v zombie > $FOREWARN_FOLDER/seen; true", tmp_path).ok
+    assert (folder / "seen").read_text() == ""
 
 
 def test_a_command_is_undone_by_another(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from forewarn.agent.reaction.leftover import end_leftovers, marked, unmark
 from forewarn.agent.reaction.option import Line
 from forewarn.agent.reaction.patience import spare_s
 from forewarn.agent.value import Case, Outcome
@@ -39,6 +40,7 @@ async def run(line: Line, case: Case, *, log: str = "", more: Mapping[str, str] 
 async def status_of(line: Line, case: Case, *, log: str, more: Mapping[str, str] = _NOTHING) -> int:
     """The exit status, negative if a signal ended it. Raises TimeoutError when its time was over."""
     grace_s = min(GRACE_S, max(case.left_s(), 0.0) * 0.1)
+    await end_leftovers(case.folder, grace_s)
     patience_s = case.left_s() - grace_s - spare_s(case)
     with (case.folder / f"{log}.log").open("wb") as file:
         child, reading = await _start(line, case, file, more)
@@ -53,6 +55,7 @@ async def status_of(line: Line, case: Case, *, log: str, more: Mapping[str, str]
         finally:
             if child.returncode is None:
                 await _end(child, grace_s)
+            unmark(case.folder)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
@@ -61,6 +64,7 @@ async def _start(
     line: Line, case: Case, log: BinaryIO, more: Mapping[str, str]
 ) -> tuple[asyncio.subprocess.Process, asyncio.Task[None]]:
     """The pipe is our own: one of asyncio's would keep `wait` from returning while anybody holds its other end."""
+    named = variables(case) | dict(more) | marked(case.folder)
     ours, theirs = os.pipe()
     try:
         with _as_file(case).open("rb") as facts:
@@ -69,7 +73,7 @@ async def _start(
                 stdin=facts,
                 stdout=theirs,
                 stderr=theirs,
-                env=os.environ | {name: _plain(text) for name, text in (variables(case) | dict(more)).items()},
+                env=os.environ | {name: _plain(text) for name, text in named.items()},
                 start_new_session=True,
             )
     except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SLACK_S = 2.0  # the kernel's idea of when it booted is whole seconds
 _DEAD = frozenset({"Z", "X"})
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,19 @@ def send_signal(target: Process, number: signal.Signals) -> None:
             os.killpg(target.group, number)
         elif process_of(target.pid) == target:
             os.kill(target.pid, number)
+
+
+async def have_ended(targets: Iterable[Process], number: signal.Signals, within_s: float) -> bool:
+    """Whether they are gone, with their groups, so soon after this signal."""
+    meant = list(targets)
+    for target in meant:
+        send_signal(target, number)
+    deadline = asyncio.get_running_loop().time() + within_s
+    while still_there(meant):
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 def _started_at(found: Process) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import signal
@@ -15,10 +14,8 @@ from forewarn.agent.reaction.kind import BadOption, ReactionKind
 from forewarn.agent.reaction.memory import recall, remember
 from forewarn.agent.reaction.option import Line, Raw, line, path, seconds, text, texts
 from forewarn.agent.reaction.patience import spare_s
-from forewarn.agent.reaction.process import Process, process_in, processes_like, send_signal, still_there
+from forewarn.agent.reaction.process import Process, have_ended, process_in, processes_like, still_there
 from forewarn.agent.value import Case, Outcome
-
-_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +46,10 @@ class StopProcesses:
 
     async def _end(self, targets: list[Process], case: Case) -> Outcome:
         grace_s = min(self._options.grace_s, max(case.left_s() - 2 * spare_s(case), 0.0))
-        if await _ended(targets, signal.SIGTERM, grace_s):
+        if await have_ended(targets, signal.SIGTERM, grace_s):
             return Outcome(ok=True, text=f"{_told(targets)} ended")
         rest = still_there(targets)
-        if await _ended(rest, signal.SIGKILL, max(case.left_s() - spare_s(case) / 2, 0.1)):
+        if await have_ended(rest, signal.SIGKILL, max(case.left_s() - spare_s(case) / 2, 0.1)):
             return Outcome(ok=True, text=f"{_told(targets)} ended, {_told(rest)} by SIGKILL after {grace_s:.1f} s")
         return Outcome(ok=False, text=f"{_told(still_there(targets))} did not end, not even by SIGKILL")
 
@@ -72,18 +69,6 @@ class StopProcesses:
             found = process_in(options.pid_file)
             return [found] if found else []
         return processes_like(options.exe, options.command, options.uid)
-
-
-async def _ended(targets: Iterable[Process], number: signal.Signals, within_s: float) -> bool:
-    meant = list(targets)
-    for target in meant:
-        send_signal(target, number)
-    deadline = asyncio.get_running_loop().time() + within_s
-    while still_there(meant):
-        if asyncio.get_running_loop().time() >= deadline:
-            return False
-        await asyncio.sleep(_LOOK_S)
-    return True
 
 
 def _told(targets: Iterable[Process]) -> str:
