@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.agent.config import read as read_agents_file
 from forewarn.core.proposal import read_fleet
 from forewarn.testing.process import ServiceProcess
 
@@ -82,8 +83,13 @@ def test_the_python_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_fleet_in_the_readme_is_sound() -> None:
-    (example,) = blocks("toml")
-    assert len(read_fleet(example).vms) == 6
+    fleet, _ = blocks("toml")
+    assert len(read_fleet(fleet).vms) == 6
+
+
+def test_the_agents_file_in_the_readme_is_sound() -> None:
+    _, agents = blocks("toml")
+    assert set(read_agents_file(agents).steps) == {"leave", "save"}
 
 
 def test_the_two_commands_exist() -> None:
