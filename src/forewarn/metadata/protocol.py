@@ -171,7 +171,8 @@ class Connection(asyncio.Protocol):
 
     def _take_some(self) -> None:
         for _ in range(_REQUESTS_PER_TURN):
-            if not (self._is_free and self._take()):
+            has_more = self._intake.is_partial or self._has_eof
+            if not (has_more and self._is_free and self._take()):
                 return
         self._turn = self._hall.loop.call_soon(self._take_turn)
 
