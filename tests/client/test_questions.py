@@ -334,3 +334,10 @@ def test_an_answer_without_a_date_does_not_stop_the_services_clock(headers: tupl
         client.events()
         real[0] += 1
         assert (client.now, client.answered_at) == (1474309787.0 + 31, 130.0)
+
+
+@pytest.mark.parametrize("page", [b"<html>log in", b'{"name": "web-0"}', b"web-0\nweb-1", b"x" * 257])
+def test_a_page_of_somebody_else_is_no_name(driver: Driver, page: bytes) -> None:
+    """Nothing would ever be about a VM of that name, and nobody would be told."""
+    with Scripted(Reply(body=page)) as server, pytest.raises(Unavailable, match="no name of a VM: check the endpoint"):
+        driver(server.url).call("name")

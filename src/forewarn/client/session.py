@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from forewarn.protocol.versions import NEWEST, VERSIONS
 T = TypeVar("T")
 FIRST_ANSWER_S = 150.0  # the first answer may take two minutes (spec §8.1)
 ANSWER_S = 10.0
+_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # and no page of somebody else's
 LOG = logging.getLogger("forewarn.client")
 
 
@@ -133,6 +135,8 @@ class Session:
         name = response.body.decode("utf-8", "replace").strip()
         if not name:
             raise Unavailable("the service told an empty name for this VM: ask again")
+        if not _NAME.fullmatch(name):
+            raise Unavailable(f"the service told {name[:40]!r}, which is no name of a VM: check the endpoint")
         return name
 
     def _ask(self, request: Callable[[str], Request], *, patience_s: float) -> Talk[Response]:
