@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.agent.conftest import NOW, event
 
 from forewarn.agent.journal import Journal
-from forewarn.agent.ledger import MIGRATIONS
+from forewarn.agent.ledger import MIGRATIONS, unusable
 from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
 from forewarn.agent.value import Phase
 from forewarn.errors import Rejected, Unavailable
@@ -176,3 +176,14 @@ def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: Jou
     journal._db.execute("PRAGMA max_page_count = 1000000")
     journal.put(record("E3"))
     assert [each.key for each in journal.records()] == ["E3", "E1"]
+
+
+def test_a_journal_that_is_damaged_is_refused_and_one_whose_place_is_full_is_not_called_damaged(path: Path) -> None:
+    journal = Journal(path)
+    journal.put(record())
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(Rejected, match=r"is no journal .*: move it away and start again"):
+        Journal(path)
+    assert "cannot be opened (disk full)" in str(unusable(path, sqlite3.OperationalError("disk full")))

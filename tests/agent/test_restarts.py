@@ -15,7 +15,7 @@ from tests.agent.conftest import DRAIN, SAVE, Guest
 from forewarn.agent.config import Config
 from forewarn.agent.daemon import Daemon
 from forewarn.client import AsyncClient
-from forewarn.errors import Unavailable
+from forewarn.errors import Rejected, Unavailable
 from forewarn.testing.lab import Lab
 from forewarn.testing.scripted import Reply, Scripted
 
@@ -197,3 +197,14 @@ def test_a_step_whose_folder_cannot_be_made_has_failed_and_the_agent_goes_on(lab
         lab.reboot("web-0")
         lab.wait_for(lambda: len([told for told in agent.noted.told if told[0] == "do"]) == 2)
         assert [deed.state for deed in agent.records[0].deeds] == ["failed", "failed"]
+
+
+def test_an_agent_that_cannot_begin_says_why_in_a_sentence(lab: Lab, tmp_path: Path) -> None:
+    agent = guest(lab, tmp_path, FIFTEEN)
+    agent.config.cursor.mkdir(parents=True)
+    with pytest.raises(Rejected, match=r"the cursor .* cannot be read"):
+        asyncio.run(_run(agent.config))
+
+
+async def _run(config: Config) -> None:
+    await Daemon(config, client=AsyncClient(config.endpoint), boot_id="boot-1").run()

@@ -74,6 +74,8 @@ class Daemon:
                 await self._stopping.wait()
                 work.cancel()
             await self._runner.wind_up(self._config.grace_s)
+        except ExceptionGroup as several:
+            raise _first(several) from several
         finally:
             await self._close()
 
@@ -242,3 +244,9 @@ class Daemon:
         """Time may have jumped: look again."""
         self._answered.set()
         self._woken.set()
+
+
+def _first(several: ExceptionGroup[Exception]) -> Exception:
+    """What is wrong, without the tasks that it was found in."""
+    error = several.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error

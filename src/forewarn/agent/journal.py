@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.ledger import Lock, look_into, open_file
+from forewarn.agent.ledger import Lock, look_into, open_file, unusable
 from forewarn.agent.record import Book, Record
 from forewarn.agent.row import deed_row, event_row, record_from, upsert
 from forewarn.errors import Unavailable
@@ -28,7 +28,11 @@ class Journal:
         self._path = path
         self._lock = None if readonly else Lock(path)
         self._db = look_into(path) if readonly else open_file(path)
-        self.book = Book(records=tuple(self._read("WHERE closed = 0")))
+        try:
+            self.book = Book(records=tuple(self._read("WHERE closed = 0")))
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise unusable(path, error) from error
 
     def close(self) -> None:
         self._db.close()
@@ -80,7 +84,7 @@ class Journal:
             self._db.execute("BEGIN IMMEDIATE")
             yield
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise Unavailable(
                 f"the journal {str(self._path)!r} cannot be written ({error}): make room for it"
             ) from error

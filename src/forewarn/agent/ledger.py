@@ -86,7 +86,7 @@ def open_file(path: Path) -> sqlite3.Connection:
             db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
     except sqlite3.DatabaseError as error:
         db.close()
-        raise _no_journal(path, error) from error
+        raise unusable(path, error) from error
     except Rejected:
         db.close()
         raise
@@ -120,7 +120,7 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
     try:
         (version,) = db.execute("PRAGMA user_version").fetchone()
     except sqlite3.DatabaseError as error:
-        raise _no_journal(path, error) from error
+        raise unusable(path, error) from error
     if version > len(MIGRATIONS):
         raise Rejected(f"the journal {str(path)!r} was written by a newer forewarn: use that one")
     return int(version)
@@ -131,5 +131,8 @@ def _not_opened(path: Path, error: Exception) -> Rejected:
     return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): name another place for it")
 
 
-def _no_journal(path: Path, error: sqlite3.DatabaseError) -> Rejected:
+def unusable(path: Path, error: sqlite3.DatabaseError) -> Rejected:
+    """What is wrong with the place passes, or is mended there; what is wrong with the file is not."""
+    if isinstance(error, sqlite3.OperationalError):
+        return _not_opened(path, error)
     return Rejected(f"the journal {str(path)!r} is no journal ({error}): move it away and start again")
