@@ -72,6 +72,11 @@ class Executor:
     def at_work(self) -> int:
         return len(self._tasks)
 
+    @property
+    def has_due(self) -> bool:
+        """Whether acts are due now that were not begun yet."""
+        return bool(self._due) and self._due[0][0] <= self._clock.now()
+
     def owe(self, event: Event) -> None:
         """Take on what a started event owes; what was taken on, or waits to be recorded, is not taken twice."""
         for act in event.acts:

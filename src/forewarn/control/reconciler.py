@@ -115,7 +115,7 @@ class Reconciler:
             self._record_setbacks,
             self._record_outcomes,
             self._apply_planned,
-            self._rollouts.turn,
+            self._turn_rollouts,
             self._replays.turn,
             self._turn_scopes,
             self._turn_gates,
@@ -201,6 +201,9 @@ class Reconciler:
             self._planned_left = True
             raise
         return bool(waiting)
+
+    async def _turn_rollouts(self) -> bool:
+        return await self._rollouts.turn(acts_are_due=self._executor.has_due)
 
     async def _turn_scopes(self) -> bool:
         due = self._store.due_scopes(self._desk.clock.now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from forewarn.errors import Conflict
 from forewarn.store.seam import Committed
 
 _ENDED = {Progress.STOPPED, Progress.ABORTED, Progress.COMPLETED}
+_PATIENCE_S = 10.0  # how long room for more events may stay unused while acts are due
 
 
 class Rollouts:
@@ -29,6 +31,7 @@ class Rollouts:
         self._store = desk.store
         self._new_id = new_id
         self._stirred: set[str] = {request.id for request in self._store.requests(open_only=True)}
+        self._eased: dict[str, float] = {}  # rollouts that may have room for more events → since when
 
     def hear(self, committed: Committed) -> None:
         """Remember which rollouts something has happened to; only those are looked at.
@@ -37,10 +40,16 @@ class Rollouts:
         """
         commit = committed.commit
         self._stirred.update(request.id for request in commit.requests if request.is_open)
-        self._stirred.update(event.request_id for event in commit.events if event.row.planned and _matters(event))
+        for event in (event for event in commit.events if event.row.planned):
+            if event.failures:
+                self._stirred.add(event.request_id)  # enough of them stop it
+            elif not event.is_live:
+                self._eased.setdefault(event.request_id, self._now())
         self._stirred.update(entry.request_id for entry in commit.entries if entry.what is What.SKIPPED)
 
-    async def turn(self) -> bool:
+    async def turn(self, *, acts_are_due: bool = False) -> bool:
+        """Look at all of a rollout once for many of its events that end at one moment, each after its act."""
+        self._stir_eased(acts_are_due)
         did = False
         for request_id in sorted(self._stirred):
             self._stirred.discard(request_id)
@@ -56,6 +65,12 @@ class Rollouts:
                 self._stirred.add(request_id)
                 raise
         return did
+
+    def _stir_eased(self, acts_are_due: bool) -> None:
+        latest = self._now() - _PATIENCE_S if acts_are_due else math.inf
+        for request_id in [request_id for request_id, since in self._eased.items() if since <= latest]:
+            del self._eased[request_id]
+            self._stirred.add(request_id)
 
     async def _turn_one(self, request: Request, rollout: Rollout) -> bool:
         vms = self.vms_of(rollout)
@@ -113,11 +128,6 @@ class Rollouts:
 
     def _now(self) -> float:
         return self._desk.clock.now()
-
-
-def _matters(event: Event) -> bool:
-    """What is over makes room for other update domains; what failed may stop the rollout."""
-    return not event.is_live or bool(event.failures)
 
 
 def _withdrawing(event_id: str, progress: Progress) -> Callable[[Scope, Around], Scope]:
