@@ -11,7 +11,7 @@ import time
 from bench.crowd import Crowd, play, poll
 from bench.figure import Figure
 from bench.ground import Ground
-from bench.process import wait_until_quiet
+from bench.process import cpu_s, wait_until_quiet
 from bench.statistic import median, percentile
 from bench.subject import Subject, one_scope, subject
 
@@ -24,7 +24,7 @@ _WAIT_S = 300
 def measure(ground: Ground) -> tuple[Figure, ...]:
     guests = ground.sized(_GUESTS)
     with subject(ground.directory / "long-poll", one_scope(_VMS)) as service:
-        rounds = play(_story(ground, service, guests))
+        rounds, busy_us = play(_story(ground, service, guests))
     lasts = [times[-1] for times in rounds]
     thousands = tuple(median([times[n - 1] for times in rounds]) for n in range(1000, guests + 1, 1000))
     return (
@@ -34,23 +34,30 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
             note=f"{guests:,} guests, {len(rounds)} changes, median {median(lasts):.0f} ms; planning included",
             samples={"last_ms": tuple(lasts), "thousands_ms": thousands},
         ),
-        Figure(name="long-poll-thousand", value=median(lasts) / guests * 1000),
+        Figure(
+            name="long-poll-thousand",
+            value=median(lasts) / guests * 1000,
+            note=f"{median(busy_us):.0f} µs of the service's CPU for each",
+            samples={"cpu_us": tuple(busy_us)},
+        ),
     )
 
 
-async def _story(ground: Ground, service: Subject, guests: int) -> list[list[float]]:
-    crowd, rounds, pending = Crowd(), [], ""
+async def _story(ground: Ground, service: Subject, guests: int) -> tuple[list[list[float]], list[float]]:
+    """When each guest was answered, in milliseconds, and what one cost the service, in microseconds; by change."""
+    crowd, rounds, busy_us, pending = Crowd(), [], [], ""
     await crowd.connect(service.seats([f"web-{n}" for n in range(_VMS)]), guests)
     for _ in ground.track(f"{guests:,} long polls, changes", range(max(2, ground.sized(_CHANGES)))):
         await crowd.poll()
         waiting = crowd.ask(poll(crowd.etag, _WAIT_S))
         await asyncio.to_thread(wait_until_quiet, service.pid)
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), cpu_s(service.pid)
         change = asyncio.to_thread(_change, service, pending)
         pending, _ = await asyncio.gather(change, waiting.all())
         rounds.append([(at - begin) * 1e3 for at in waiting.times])
+        busy_us.append((cpu_s(service.pid) - before) / guests * 1e6)
     crowd.close()
-    return rounds
+    return rounds, busy_us
 
 
 def _change(service: Subject, pending: str) -> str:

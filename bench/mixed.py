@@ -16,7 +16,7 @@ from bench.contest import Contender
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
-from bench.statistic import ratio
+from bench.statistic import median, ratio
 from bench.subject import Subject, one_scope, subject
 from bench.wrk import wrk
 from forewarn.testing.process import eventually
@@ -43,7 +43,8 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
     polls = [rate * _POLLS for rate in mixed.rates]
     samples = {"pure_per_s": tuple(pure.rates), "polls_per_s": tuple(polls)}
     samples |= {"pure_us": tuple(pure.costs), "mixed_us": tuple(mixed.costs)}
-    return (Figure(name="mixed-rate", value=ratio(polls, pure.rates), samples=samples),)
+    note = f"{median(mixed.costs):.1f} and {median(pure.costs):.1f} µs of CPU per request"
+    return (Figure(name="mixed-rate", value=ratio(polls, pure.rates), note=note, samples=samples),)
 
 
 def _lasting_event(service: Subject) -> str:
