@@ -12,7 +12,9 @@ from bench.target import Verdict
 _WIDTH, _LEFT, _RIGHT, _LINE, _TOP = 960, 430, 140, 26, 64
 _LEAST, _MOST = 0.05, 20.0  # shares of what is wanted, on a logarithmic scale
 _MARKS = (0.1, 0.3, 1.0, 3.0, 10.0)
-_GOOD, _BAD, _PLAIN = "#2f7d4f", "#b3372f", "#7a7a7a"
+_PLAIN = "#7a7a7a"
+_COLOURS = {Verdict.MISSED: "#b3372f", Verdict.BELOW: "#b07a1e"}
+_GOOD = "#2f7d4f"
 
 
 def plot(result: Result) -> str:
@@ -24,8 +26,8 @@ def plot(result: Result) -> str:
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         _text(16, 26, f"forewarn in figures, {result.at[:10]}", size=17),
         _text(16, 46, "bar: measured as a share of what must be reached, logarithmic; 1 is the line", colour=_PLAIN),
-        *(_mark(mark, height) for mark in _MARKS),
         *(part for number, figure in enumerate(bars) for part in _bar(figure, _TOP + _LINE * number)),
+        *(_mark(mark, height) for mark in _MARKS),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -43,7 +45,7 @@ def _bar(figure: Figure, top: int) -> list[str]:
     share = figure.target.share(figure.value)
     assert share is not None
     end = place(share)
-    colour = _BAD if figure.verdict in (Verdict.MISSED, Verdict.BELOW) else _GOOD
+    colour = _COLOURS.get(figure.verdict, _GOOD)
     return [
         _text(_LEFT - 10, top + 17, figure.target.what, anchor="end"),
         f'<rect x="{_LEFT}" y="{top + 5}" width="{end - _LEFT:.1f}" height="{_LINE - 10}" fill="{colour}"/>',
