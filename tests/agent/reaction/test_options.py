@@ -168,3 +168,8 @@ def test_what_is_right_is_taken(use: str, options: dict[str, Any]) -> None:
 def test_every_option_of_every_reaction_is_tried_above() -> None:
     tried = {(use, name) for use, options in WELL for name in options}
     assert {(use, name) for use, kind in REACTIONS.items() for name in kind.options} == tried
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("1h30m", 5400), ("20s", 20), ("500ms", 0.5), ("90", 90), (2.5, 2.5)])
+def test_durations_are_written_as_everywhere(given: object, seconds: float) -> None:
+    assert REACTIONS["readiness"].read({"notice": given}).notice_s == seconds

@@ -10,13 +10,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forewarn.agent.reaction.kind import BadOption
+from forewarn.duration import read_duration
 
 Raw = Mapping[str, Any]
 Line = tuple[str, ...]  # a command and its arguments
 
 _TEXTS = '["…"]'
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_MS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def text(raw: Raw, key: str, default: str = "") -> str:
@@ -49,13 +49,22 @@ def flag(raw: Raw, key: str, *, default: bool) -> bool:
 
 
 def seconds(raw: Raw, key: str, default: float) -> float:
-    """A number of seconds, or a text such as "20s" or "15m"."""
+    """A number of seconds, or a text such as "20s", "1h30m" or "500ms"."""
     value = raw.get(key, default)
-    if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        return float(match[1]) * _UNITS_S[match[2]]
+    if isinstance(value, str):
+        value = _read_seconds(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise BadOption(key, f"{key} = {value!r} is no duration", f'write {key} = "20s"')
+        raise BadOption(key, f"{key} = {raw.get(key)!r} is no duration", f'write {key} = "20s"')
     return float(value)
+
+
+def _read_seconds(text: str) -> float | None:
+    if match := _MS.fullmatch(text.strip()):
+        return float(match[1]) / 1000
+    try:
+        return read_duration(text)
+    except ValueError:
+        return None
 
 
 def texts(raw: Raw, key: str, example: str = "") -> tuple[str, ...]:
