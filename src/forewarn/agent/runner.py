@@ -192,6 +192,7 @@ class Runner:
         done = record.deed(step.name)
         return Case(
             event=record.event,
+            key=key,
             vm=self._setting.vm,
             step=step,
             phase=phase,

@@ -91,6 +91,7 @@ class Case:
 
     event: Event
     vm: str  # the agent's own
+    key: str = ""  # of the event in the journal: its id, with #2 if it was gone before and came again
     step: Step
     phase: Phase
     folder: Path  # its own, durable, the same for `do` and `undo`

@@ -40,6 +40,14 @@ def test_what_is_told_twice_has_the_same_id(tmp_path: Path) -> None:
     assert first == second
 
 
+def test_an_event_that_comes_again_is_told_as_another(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        for key in (EVENT.id, f"{EVENT.id}#2"):
+            asyncio.run(tried(receiver, tmp_path).do(key=key))
+    first, second = (each.event["id"] for each in receiver.received)
+    assert first != second
+
+
 def test_a_secret_signs_what_is_told(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
     with Receiver() as receiver:

@@ -63,7 +63,8 @@ class Mail:
 
 def mail_about(case: Case, options: Options) -> EmailMessage:
     """Both mails of an event are one thread."""
-    thread = f"<{_NOT_PLAIN.sub('', case.event.id) or 'event'}.{_NOT_PLAIN.sub('', case.step.name)}@forewarn>"
+    event = _NOT_PLAIN.sub("", case.key or case.event.id) or "event"
+    thread = f"<{event}.{_NOT_PLAIN.sub('', case.step.name)}@forewarn>"
     mail = EmailMessage()
     mail["From"] = options.sender
     mail["To"] = ", ".join(options.receivers)

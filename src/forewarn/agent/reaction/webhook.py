@@ -57,9 +57,10 @@ class Webhook:
 
 
 def cloud_event(case: Case) -> dict[str, object]:
+    told = f"{case.key or case.event.id}/{case.vm}/{case.step.name}/{case.phase}"
     return {
         "specversion": "1.0",
-        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{case.event.id}/{case.vm}/{case.step.name}/{case.phase}")),
+        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, told)),
         "source": f"/forewarn/agent/{quote(case.vm, safe='')}",
         "type": _TYPES[case.phase],
         "subject": case.event.id or "unknown",
