@@ -110,3 +110,9 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
     with Scripted(Reply(body=b"front_7"), document) as server, Guest(tmp_path, server.url, text) as agent:
         eventually(lambda: agent.lines == ["drain"])
+
+
+def test_while_the_vms_name_is_not_known_the_reason_is_told(tmp_path: Path) -> None:
+    with Scripted(Reply(status=404)) as server, Guest(tmp_path, server.url, TEXT) as agent:
+        eventually(lambda: agent.noted.failures > 0)
+        assert [problem for problem in agent.report.problems if "this VM's name is not known yet" in problem]

@@ -206,5 +206,18 @@ def test_an_agent_that_cannot_begin_says_why_in_a_sentence(lab: Lab, tmp_path: P
         asyncio.run(_run(agent.config))
 
 
+@pytest.mark.parametrize("before", ["[[rules]]\nkinds = ['Freeze']\n", "[[rules]]\nname = 'old'\n"])
+def test_an_event_for_which_nothing_was_done_falls_under_the_rules_of_a_new_file(
+    lab: Lab, tmp_path: Path, before: str
+) -> None:
+    with guest(lab, tmp_path, f"{DRAIN}{before}") as agent:
+        event = lab.reboot("web-0")
+        lab.wait_for(lambda: ("noticed", "Reboot") in agent.noted.told)
+    with guest(lab, tmp_path, FIFTEEN) as agent:
+        lab.wait_for(lambda: event.approved)
+        assert agent.lines == ["drain", "save"]
+        assert agent.records[0].rule == "maintenance"
+
+
 async def _run(config: Config) -> None:
     await Daemon(config, client=AsyncClient(config.endpoint), boot_id="boot-1").run()

@@ -20,7 +20,7 @@ from forewarn.agent.report import Report, events_of, problems_of
 from forewarn.agent.runner import Runner
 from forewarn.agent.servertime import ServerTime
 from forewarn.agent.setting import Setting
-from forewarn.agent.sight import sighted
+from forewarn.agent.sight import reconsidered, sighted
 from forewarn.agent.telling import tell_seen, tell_settled
 from forewarn.agent.watcher import AGAIN_S, Watcher, mend
 from forewarn.client import AsyncClient, Change
@@ -162,10 +162,19 @@ class Daemon:
         self._journal.prune()
         forget_others(self._config.folders, (record.key for record in self._journal.records()))
         self._setting.vm = await self._name(patient=patient)
+        self._reconsider()
         mend(self._config.cursor, self._journal, self._setting.boot_id)
         if self._config.board is not None:
             board = Board(self._config.board, self._setting.vm)
             self._keeper = Keeper(board, self._rules, lambda: self._journal.book, self._woken.set)
+
+    def _reconsider(self) -> None:
+        """The file may have changed since these events were seen."""
+        for record in self._journal.book:
+            after = reconsidered(record, rules=self._setting.rules, vm=self._setting.vm)
+            if after is not None:
+                LOG.info("%s %s, rule %r now", after.event.kind, after.key, after.rule)
+                self._journal.put(after)
 
     async def _name(self, *, patient: bool) -> str:
         """Whose agent this is: as configured, as the endpoint says, or as it said the last time."""
@@ -183,6 +192,7 @@ class Daemon:
                     raise
                 self._trouble = f"this VM's name is not known yet: {error}"
                 LOG.warning("%s", self._trouble)
+                self._observer.failed(self._trouble)
                 await asyncio.sleep(AGAIN_S)
             else:
                 self._trouble = ""

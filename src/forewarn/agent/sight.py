@@ -37,6 +37,21 @@ def sighted(
     return None if known.event == change.event or known.started_at is not None else _changed(known, change.event, now)
 
 
+def reconsidered(record: Record, *, rules: Sequence[Rule], vm: str) -> Record | None:
+    """An event for which nothing was done, because no rule was about it or that one is no longer configured, under the
+    rule that is about it now; as it was first seen, so that the configuration alone decides.
+    """
+    if record.gone_at is not None or record.deeds or record.rule in {rule.name for rule in rules}:
+        return None
+    rule = rule_for(rules, record.event, vm, record.seen_at)
+    after = replace(record, rule=rule.name if rule else "", plan=_plan(rule))
+    return None if after == record else after
+
+
+def _plan(rule: Rule | None) -> tuple[str, ...]:
+    return tuple(step.name for step in rule.steps) if rule else ()
+
+
 def _key(id_: str, rounds: int) -> str:
     return f"{id_}#{rounds + 1}" if rounds else id_
 
@@ -49,7 +64,7 @@ def _new(key: str, event: Event, rule: Rule | None, now: float, boot_id: str) ->
         boot_id=boot_id,
         not_before=event.not_before,
         rule=rule.name if rule else "",
-        plan=tuple(step.name for step in rule.steps) if rule else (),
+        plan=_plan(rule),
         started_at=now if has_started(event) else None,
     )
 
