@@ -84,13 +84,15 @@ class Mouth:
 
     async def start(self, backing: Backing) -> None:
         server = self._server = self._crew(backing) if self._settings.workers else self._alone(backing)
+        if isinstance(server, Crew):
+            await server.begin()
         server.observations.count_on(self._store.polls())
         for scope in self._store.scopes():
             self._publish(scope)
         self._store.subscribe(self._hear)
         self._faults.follow(server.arm)
         if isinstance(server, Crew):
-            await server.begin()
+            await server.complete()
         await server.start(self._listeners)
         await self._doorway.start(server)
 

@@ -9,6 +9,7 @@ says nothing decides nothing either.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -112,7 +113,7 @@ class Worker:
             feed.Spent: lambda told: self._running.faults.spend(told.fault_id, told.count),
             feed.Seat: self._seat,
             feed.Show: lambda told: self._board.publish(told.view()),
-            feed.Complete: lambda told: self._pipe.say(feed.pack(feed.Ready())),
+            feed.Complete: self._be_ready,
             feed.Open: self._open,
             feed.Shut: self._shut,
             feed.Echo: lambda told: self._pipe.say(feed.pack(feed.Echoed(told.id))),
@@ -173,6 +174,12 @@ class Worker:
             limits=Limits(requests_per_s=told.requests_per_s),
         )
         self._server.faults.follow_touches(self._tell_touches_soon)
+
+    def _be_ready(self, told: feed.Complete) -> None:
+        # What is known of a fleet stays for good, and going through it for garbage takes longer than VMs should wait.
+        gc.freeze()
+        gc.enable()
+        self._pipe.say(feed.pack(feed.Ready()))
 
     def _set_clock(self, told: feed.Clock) -> None:
         clock = self._asking.clock
@@ -290,6 +297,7 @@ def main() -> None:
     # Ctrl-C goes to everybody at the terminal, and the owner is the one to say what follows from it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")
+    gc.disable()  # until all is known
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:

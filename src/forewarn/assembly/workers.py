@@ -50,16 +50,23 @@ class Crew:
         self._burials: set[asyncio.Task[None]] = set()
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited = set(range(size))  # slots in which nobody was ever ready
-        self._is_stopping = False
+        self._is_stopping = self._state_is_whole = False
         if isinstance(clock, LabClock):
             clock.follow(self._set_clock)
         callers.follow_places(self._seat)
 
     async def begin(self) -> None:
-        """Start the workers; all of them know everything on return. Unavailable: one of them did not start."""
+        """Start the workers, which know nothing yet and serve nobody."""
         self._spawn(self._beat())
         for slot in range(self.size):
             self._spawn(self._keep(slot))
+        await asyncio.sleep(0)  # their processes are there
+
+    async def complete(self) -> None:
+        """All there is to know was told, and is known on return. Unavailable: one of the workers did not start."""
+        self._state_is_whole = True
+        for member in self._alive:
+            member.tell("complete", feed.pack(feed.Complete()))
         try:
             await self._begun
         except BaseException:
@@ -177,7 +184,8 @@ class Crew:
         self._members[slot] = member
         for key, raw in self._state.items():
             member.tell(key, raw)
-        member.tell("complete", feed.pack(feed.Complete()))
+        if self._state_is_whole:
+            member.tell("complete", feed.pack(feed.Complete()))
         return member
 
     def _mourn(self, slot: int, member: Member | None, wait_s: float) -> None:
