@@ -49,23 +49,24 @@ def test_a_secret_can_go_into_a_file_instead(lab: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "over"),
+    ("words", "over", "called"),
     [
-        (["--everything"], "/"),
-        (["--over-group", "LAB"], "/resourceGroups/lab"),
-        (["--over-vm", "web"], "/virtualMachines/web"),
-        (["--over", f"{GROUP}/"], "/resourceGroups/lab"),
+        (["--everything"], "/", "everything"),
+        (["--over-group", "LAB"], "/resourceGroups/lab", "resource group lab of subscription sub"),
+        (["--over-vm", "web"], "/virtualMachines/web", "VM web of resource group lab of subscription sub"),
+        (["--over", f"{GROUP}/"], "/resourceGroups/lab", "resource group lab"),
+        (["--over", "/subscriptions/other"], "/subscriptions/other", "/subscriptions/other"),
     ],
-    ids=["everything", "group", "vm", "resource"],
+    ids=["everything", "group", "vm", "resource", "subscription"],
 )
-def test_a_role_is_granted_over_what_is_named(lab: Any, words: list[str], over: str) -> None:
+def test_a_role_is_granted_over_what_is_named(lab: Any, words: list[str], over: str, called: str) -> None:
     lab.good("access", "client", "add", "ci")
     granted = lab.json("access", "grant", "operator", "--to", "ci", *words)
     assert (granted["role"], granted["to"]) == ("Operator", "client:ci")
     assert granted["over"].endswith(over)
     assert len(grants(lab)) == 1
     told = lab.good("access", "revoke", granted["id"][:8])
-    assert told.startswith("client ci no longer has the role Operator over ")
+    assert told == f"client ci no longer has the role Operator over {called}.\n"
     assert grants(lab) == []
 
 

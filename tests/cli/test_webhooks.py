@@ -32,6 +32,18 @@ def test_adding_shows_a_secret_that_was_made_and_how_to_go_on(lab: Any) -> None:
     assert "password" not in shown
 
 
+def test_a_webhook_may_be_told_of_one_group_or_one_vm_alone(lab: Any) -> None:
+    told = lab.good("webhook", "add", URL, "--over-group", "LAB")
+    assert "is told what happens to all VMs within resource group lab of subscription sub." in told
+    assert "all of all VMs within resource group lab of subscription sub" in lab.good("webhook", "list")
+    told = lab.good("webhook", "add", URL, "--over", "web")
+    assert "is told what happens to all VMs within VM web of resource group lab of subscription sub." in told
+    assert "no VM is in a resource group 'x'" in lab.refused("webhook", "add", URL, "--over-group", "x")
+    assert lab.refused("webhook", "add", URL, "--over-group", "lab", "--over", "web") == (
+        "say over what once: give --over RESOURCE or --over-group GROUP"
+    )
+
+
 def test_a_secret_from_a_file_is_used_and_not_shown(lab: Any, secret_file: Path) -> None:
     with Receiver() as receiver:
         told = lab.good("webhook", "add", receiver.url, "--secret-file", str(secret_file))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from forewarn.cli.credential import client
+from forewarn.cli.group import group_id
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.name import name
 from forewarn.cli.screen import strong
 from forewarn.cli.suggestion import client_ids, grant_ids, vm_names
 from forewarn.cli.wording import over
-from forewarn.errors import NotFound, Rejected
+from forewarn.errors import Rejected
 
 ROLES = ("Reader", "Operator", "ScheduledEventContributor", "Platform", "Administrator")
 _ONE_TO = "say to whom: one of --to CLIENT, --to-vm VM or --to-external ID"
@@ -77,7 +78,7 @@ def grant(
     """
     to = _only(_ONE_TO, _prefixed("client:", client_id), _prefixed("vm:", to_vm), _prefixed("oidc:", to_external))
     place = _only(_ONE_OVER, resource, over_vm, over_group, "/" if everything else None)
-    place = place if over_group is None else _group(call, over_group)
+    place = place if over_group is None else group_id(call, over_group)
     granted = call.api.post("access", "grants", body={"role": role, "to": to, "over": place})
     if call.screen.as_json:
         call.screen.document(granted)
@@ -95,21 +96,6 @@ def _only(otherwise: str, *given: str | None) -> str:
     found = [value for value in given if value is not None]
     if len(found) != 1:
         raise Rejected(otherwise)
-    return found[0]
-
-
-def _group(call: Invocation, group: str) -> str:
-    """The id of a resource group, as its VMs tell it."""
-    everywhere = call.api.get("fleet")["vms"]
-    vms = [vm for vm in everywhere if vm["resource_group"].casefold() == group.casefold()]
-    found = sorted({f"/subscriptions/{vm['subscription_id']}/resourceGroups/{vm['resource_group']}" for vm in vms})
-    if not found:
-        groups = ", ".join(sorted({vm["resource_group"] for vm in everywhere})) or "none"
-        raise NotFound(f"no VM is in a resource group {group!r}: VMs are in {groups}; or give its id with --over")
-    if len(found) > 1:
-        raise Rejected(
-            f"resource group {group!r} is in several subscriptions: give one of {', '.join(found)} to --over"
-        )
     return found[0]
 
 

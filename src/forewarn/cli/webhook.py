@@ -9,11 +9,14 @@ import click
 
 from forewarn.cli.connection import View
 from forewarn.cli.duration import span
+from forewarn.cli.group import group_id
 from forewarn.cli.instant import when
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.private import read_secret
 from forewarn.cli.screen import Cell, faint, joined, strong
 from forewarn.cli.suggestion import webhook_ids
+from forewarn.cli.wording import over
+from forewarn.errors import Rejected
 
 _SCHEMAS = ("eventgrid", "cloudevents")
 _HAPPENINGS = ("Scheduled", "Started", "Completed", "Canceled")
@@ -29,7 +32,8 @@ def webhook() -> None:
 @webhook.command("add")
 @click.argument("url", metavar="URL")
 @click.option("--schema", type=click.Choice(_SCHEMAS), default="eventgrid", show_default=True, help="Form of the body.")
-@click.option("--over", metavar="RESOURCE", default="/", help="Only VMs within this: a resource id, a VM or a set.")
+@click.option("--over", "resource", metavar="RESOURCE", help="Only VMs within this: a resource id, a VM or a set.")
+@click.option("--over-group", metavar="GROUP", help="Only VMs of this resource group.")
 @click.option(
     "--happening",
     "happenings",
@@ -48,7 +52,8 @@ def add_webhook(
     call: Invocation,
     url: str,
     schema: str,
-    over: str,
+    resource: str | None,
+    over_group: str | None,
     happenings: tuple[str, ...],
     opted_in_only: bool,
     secret_file: Path | None,
@@ -59,11 +64,18 @@ def add_webhook(
 
     Each delivery is signed.
     """
-    body: View = {"url": url, "schema": schema, "over": over, "happenings": list(happenings)}
+    body: View = {"url": url, "schema": schema, "over": _within(call, resource, over_group)}
+    body |= {"happenings": list(happenings)}
     body |= {"opted_in_only": opted_in_only, "validate": validate, "from_start": from_start}
     if secret_file is not None:
         body["secret"] = read_secret(secret_file)
     _show_added(call, call.api.post("webhooks", body=body), is_made=secret_file is None)
+
+
+def _within(call: Invocation, resource: str | None, group: str | None) -> str:
+    if resource is not None and group is not None:
+        raise Rejected("say over what once: give --over RESOURCE or --over-group GROUP")
+    return resource or "/" if group is None else group_id(call, group)
 
 
 def _show_added(call: Invocation, view: View, *, is_made: bool) -> None:
@@ -123,7 +135,7 @@ def _told(view: View) -> str:
 
 def _over(view: View) -> str:
     vms = "VMs that opted in" if view["opted_in_only"] else "all VMs"
-    return vms if view["over"] == "/" else f"{vms} within {view['over']}"
+    return vms if view["over"] == "/" else f"{vms} within {over(view['over'])}"
 
 
 def _course(view: View) -> str:

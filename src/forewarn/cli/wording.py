@@ -11,6 +11,13 @@ from forewarn.cli.instant import clock_times, distance, when
 from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
 
 MANY = 5
+_USUAL_SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # that of fleets that name none
+_SORTS = {
+    "virtualMachines": "VM",
+    "virtualMachineScaleSets": "scale set",
+    "availabilitySets": "availability set",
+    "cloudServices": "cloud service",
+}
 _BY_SOMEBODY = frozenset(
     {"requested", "approved", "withdrawn", "paused", "resumed", "stopped", "fleet", "host", "clock", "fault", "webhook"}
 )
@@ -33,8 +40,17 @@ def noun(verb: str) -> str:
 
 
 def over(resource: str) -> str:
-    """What a role is granted over."""
-    return "everything" if resource == "/" else resource
+    """What a role is granted over, or a webhook is told of: as people call it, where that is clear."""
+    if resource == "/":
+        return "everything"
+    words = resource.strip("/").split("/")
+    if len(words) < 4 or words[:3:2] != ["subscriptions", "resourceGroups"]:
+        return resource
+    group = f"resource group {words[3]}"
+    group += "" if words[1] == _USUAL_SUBSCRIPTION else f" of subscription {words[1]}"
+    if len(words) == 4:
+        return group
+    return f"{_SORTS[words[6]]} {words[7]} of {group}" if len(words) == 8 and words[6] in _SORTS else resource
 
 
 def what(event: View) -> str:
