@@ -117,6 +117,8 @@ def test_small_things_are_remembered_by_name(journal: Journal) -> None:
 
 def test_the_file_is_its_owners_alone(journal: Journal, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    Journal(path.parent / "new" / "journal.db").close()
+    assert stat.S_IMODE((path.parent / "new").stat().st_mode) == 0o700
 
 
 def test_a_second_agent_is_refused_and_a_reader_is_not(journal: Journal, path: Path) -> None:

@@ -5,6 +5,7 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,21 @@ def test_an_event_for_which_nothing_was_done_falls_under_the_rules_of_a_new_file
         lab.wait_for(lambda: event.approved)
         assert agent.lines == ["drain", "save"]
         assert agent.records[0].rule == "maintenance"
+
+
+def test_a_name_that_was_told_before_is_not_waited_for_long(lab: Lab, tmp_path: Path) -> None:
+    """A Preempt gives 30 seconds, and a question of a single kind may take longer than that to fail."""
+    with guest(lab, tmp_path, HELD) as agent:
+        lab.wait_for(lambda: agent.noted.polls > 0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20)
+        with Guest(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", HELD) as agent:
+            asked, _ = silent.accept()
+            polled, _ = silent.accept()
+            with asked, polled:
+                assert b"/metadata/instance" in asked.recv(65_536)
+                assert b"/metadata/scheduledevents" in polled.recv(65_536)
+                assert agent.report.vm == "web-0"
 
 
 async def _run(config: Config) -> None:

@@ -30,6 +30,7 @@ from forewarn.clock import Clock
 from forewarn.errors import ForewarnError
 
 LOG = logging.getLogger("forewarn.agent")
+NAME_S = 5.0  # for the answer to a question that was answered before: a Preempt gives 30 s only (spec §6.3)
 
 
 class Daemon:
@@ -180,12 +181,13 @@ class Daemon:
         """Whose agent this is: as configured, as the endpoint says, or as it said the last time."""
         if self._setting.vm:
             return self._setting.vm
+        known = self._journal.recall("vm")
         while True:
             try:
-                self._endpoint = str(await self._client.discover())
-                name = await self._client.name()
-            except ForewarnError as error:
-                known = self._journal.recall("vm")
+                async with asyncio.timeout(None if known is None else NAME_S):
+                    self._endpoint = str(await self._client.discover())
+                    name = await self._client.name()
+            except (ForewarnError, TimeoutError) as error:
                 if known is not None:
                     return str(known)
                 if not patient:
@@ -196,7 +198,8 @@ class Daemon:
                 await asyncio.sleep(AGAIN_S)
             else:
                 self._trouble = ""
-                self._journal.remember("vm", name)
+                if name != known:
+                    self._journal.remember("vm", name)
                 return name
 
     async def _take_turns(self) -> None:

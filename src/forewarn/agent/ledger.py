@@ -40,7 +40,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         beside = path.with_name(f"{path.name}.lock")
         try:
-            beside.parent.mkdir(parents=True, exist_ok=True)
+            beside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _not_opened(path, error) from error
