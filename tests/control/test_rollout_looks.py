@@ -1,0 +1,82 @@
+"""When a rollout is looked at: once for all that ends at one moment, and soon in any case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from forewarn.core.event import Status
+from forewarn.core.request import Impact, Planned, Progress, Request, Rollout
+from forewarn.store.memory import MemoryStore
+from forewarn.testing.world import World, a_host, a_vm
+
+
+class Watched(MemoryStore):
+    """Counts how often each rollout asks what it has still to publish."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: Counter[str] = Counter()
+
+    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
+        self.looks[request_id or ""] += 1
+        return super().planned(request_id=request_id, gate_id=gate_id)
+
+
+@pytest.mark.parametrize("count", [100, 600])
+def test_how_often_a_rollout_is_looked_at_does_not_grow_with_its_vms(count: int) -> None:
+    store = Watched()
+    hosts = [a_host(f"h{number}") for number in range(10)]
+    world = World(store=store, hosts=hosts, vms=[a_vm(f"web-{n}", host=f"h{n % 10}") for n in range(count)])
+    rollout = _started(world, *(host.name for host in hosts))
+
+    world.advance(3600)
+
+    assert _progress(world, rollout) is Progress.COMPLETED
+    assert len(world.events(Status.OVER)) == count
+    assert store.looks[rollout.id] <= 8
+    world.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A rollout has published the first update domain of two, and its event is over."""
+    hosts = [a_host("h1"), a_host("h2")]
+    vms = [a_vm(f"web-{n}", host=f"h{n + 1}", availability_set="web", update_domain=n) for n in (0, 1)]
+    world = World(hosts=hosts, vms=vms)
+    _started(world, "h1", "h2")
+    world.settle()
+    (event,) = world.events()
+    world.do(world.control.requests.withdraw(event.id, who="ann"))
+    yield world
+    world.close()
+
+
+def test_room_for_more_events_waits_for_acts_that_are_due_but_not_for_long(world: World) -> None:
+    rollouts = world.control.rollouts
+    assert not world.do(rollouts.turn(acts_are_due=True))
+
+    world.clock.adopt(world.clock.jumped_to(world.now + 9.9))
+    assert not world.do(rollouts.turn(acts_are_due=True))
+    world.clock.adopt(world.clock.jumped_to(world.now + 0.2))
+    assert world.do(rollouts.turn(acts_are_due=True))
+    assert [planned.vms for planned in world.store.planned()] == [("web-1",)]
+
+
+def test_room_for_more_events_is_used_at_once_where_no_act_is_due(world: World) -> None:
+    assert world.do(world.control.rollouts.turn(acts_are_due=False))
+    assert [planned.vms for planned in world.store.planned()] == [("web-1",)]
+
+
+def _started(world: World, *hosts: str) -> Request:
+    rollout = Rollout(impact=Impact.UPDATE, hosts=hosts, max_failures=1)
+    return world.do(world.control.requests.start_rollout(rollout, who="ann"))
+
+
+def _progress(world: World, request: Request) -> Progress:
+    now = world.store.request(request.id)
+    assert now is not None
+    assert now.rollout is not None
+    return now.rollout.progress
