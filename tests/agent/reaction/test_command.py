@@ -157,6 +157,20 @@ def test_a_command_that_is_cancelled_goes_with_its_whole_group(tmp_path: Path, s
     asyncio.run(story())
 
 
+def test_nobody_escapes_the_end_of_a_command_by_leaving_its_group(tmp_path: Path) -> None:
+    escaped = "echo $$ > $FOREWARN_FOLDER/pid; exec sleep 300"
+
+    async def story() -> None:
+        running = asyncio.create_task(tried.do())
+        await appeared(pid)
+        running.cancel()
+        await asyncio.wait([running])
+        assert process.process_of(int(pid.read_text())) is None
+
+    tried, pid = Tried("command", {"run": f"setsid sh -c '{escaped}' & sleep 300"}, tmp_path), tmp_path / "pid"
+    asyncio.run(story())
+
+
 def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on(
     tmp_path: Path, stubborn: list[str]
 ) -> None:

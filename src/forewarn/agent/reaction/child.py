@@ -55,6 +55,7 @@ async def status_of(line: Line, case: Case, *, log: str, more: Mapping[str, str]
         finally:
             if child.returncode is None:
                 await _end(child, grace_s)
+                await end_leftovers(case.folder, 0.0)  # who has left its group
             unmark(case.folder)
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
