@@ -128,7 +128,7 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
 
 def _not_opened(path: Path, error: Exception) -> Rejected:
     why = getattr(error, "strerror", None) or str(error)
-    return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): name another place for it")
+    return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): name another place with `state`")
 
 
 def unusable(path: Path, error: sqlite3.DatabaseError) -> Rejected:
