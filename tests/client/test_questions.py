@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -47,6 +49,14 @@ def test_mine_are_the_events_that_list_this_vm(driver: Driver) -> None:
     assert [request.target.split("?")[0].rpartition("/")[2] for request in server.requests] == [
         *("name", "scheduledevents", "scheduledevents")
     ], "the name is learned once"
+
+
+def test_an_endpoint_where_nobody_listens_is_told_in_the_same_words_by_both(driver: Driver) -> None:
+    with Scripted(Reply()) as server:
+        url = server.url
+    with pytest.raises(Unavailable) as caught:
+        driver(url).call("events")
+    assert str(caught.value) == f"nothing answers at {url} ({os.strerror(errno.ECONNREFUSED)}): check the endpoint"
 
 
 def test_an_event_without_resources_lists_nobody() -> None:

@@ -4,6 +4,7 @@ blocking or awaiting, and sends back what came of it, or throws in what went wro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -31,6 +32,8 @@ class Stale(Broken):
 
 def unreachable(endpoint: Endpoint, error: Exception) -> Unreachable:
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno and why.startswith("Connect call failed"):
+        why = os.strerror(error.errno)  # those were asyncio's words
     return Unreachable(f"nothing answers at {endpoint} ({why}): check the endpoint")
 
 
