@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
+from itertools import count
 
 from msgspec.structs import replace
 
@@ -80,8 +81,7 @@ class Fleets:
     def _completed(self, change: FleetChange) -> FleetChange:
         """The change with what newcomers still lack: an id, a host, in a lab an address."""
         known = self._store.vms(removed=True) if self.lab_addresses else []
-        taken = {vm.lab_address for vm in known} | {vm.address for vm in change.vms}
-        free = _loopback_addresses(taken)
+        free = _loopback_addresses({vm.lab_address for vm in known} | {vm.address for vm in change.vms})
         vms = tuple(self._complete(vm, free) for vm in change.vms)
         return dataclasses.replace(change, vms=vms)
 
@@ -174,9 +174,4 @@ def _summary(change: FleetChange) -> str:
 def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:
     """127.0.0.1, 127.0.0.2 and so on: each VM of a lab is the loopback address that is called."""
     used = set(taken)
-    address = IPv4Address("127.0.0.1")
-    while True:
-        if str(address) not in used:
-            used.add(str(address))
-            yield str(address)
-        address += 1
+    return (address for address in map(str, map(IPv4Address, count(int(IPv4Address("127.0.0.1"))))) if address not in used)

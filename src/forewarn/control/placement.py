@@ -70,10 +70,11 @@ class Placement:
             self._seat(vm.key)
 
     def _meet(self, vm: Vm) -> None:
-        self._put(vm.key, "")
-        self._vms[vm.key] = (vm.scope_id, vm.update_domain)
-        self._homes[vm.key] = vm.host if vm.removed_at is None else ""
-        self._seat(vm.key)
+        key = vm.key
+        self._put(key, "")
+        self._vms[key] = (vm.scope_id, vm.update_domain)
+        self._homes[key] = vm.host if vm.removed_at is None else ""
+        self._seat(key)
 
     def _follow(self, act: Act) -> None:
         bound = self._bound.setdefault(act.vm, {})

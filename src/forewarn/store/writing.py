@@ -82,8 +82,7 @@ def _stored_version(db: Db, table: str, row_id: str) -> int:
 
 
 def _each(db: Db, sql: str, values: Iterable[Any], row_of: Callable[[Any], record.Row]) -> None:
-    for value in values:
-        db.execute(sql, row_of(value))
+    db.executemany(sql, map(row_of, values))
 
 
 def _id_row(row_id: str) -> record.Row:
