@@ -174,4 +174,5 @@ def _summary(change: FleetChange) -> str:
 def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:
     """127.0.0.1, 127.0.0.2 and so on: each VM of a lab is the loopback address that is called."""
     used = set(taken)
-    return (address for address in map(str, map(IPv4Address, count(int(IPv4Address("127.0.0.1"))))) if address not in used)
+    every = (str(IPv4Address(number)) for number in count(int(IPv4Address("127.0.0.1"))))
+    return (address for address in every if address not in used)
