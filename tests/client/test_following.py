@@ -122,6 +122,12 @@ def test_a_reboot_of_this_vm_narrows_what_is_unknown(after: Sight, expected: str
     assert told(sight(2, "A", boot="one"), after) == [expected]
 
 
+def test_a_reboot_while_an_event_was_still_to_come_says_nothing_about_its_end() -> None:
+    first, rebooted = sight(2, "A", boot="one"), sight(2, "A", boot="two")
+    assert told(first, rebooted, sight(9, "", boot="two")) == ["A unknown"]
+    assert told(first, rebooted, sight(9, "", boot="three")) == ["A finished"]
+
+
 def test_a_stale_document_of_the_same_epoch_is_ignored() -> None:
     """Spec §11: a document up to a minute stale."""
     assert told(sight(3, "A B"), sight(2, "A")) == []

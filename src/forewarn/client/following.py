@@ -65,7 +65,10 @@ def _seen(before: Seen | None, event: Event, sight: Sight) -> Seen:
         return Seen(event=event, boot=sight.boot)
     # What has started does not become scheduled again, whatever an odd server says.
     is_back = _has_started(before.event) and not _has_started(event)
-    return before if is_back else replace(before, event=event)
+    if is_back:
+        return before
+    # One that is still to come was not the reason why this VM came up anew.
+    return replace(before, event=event, boot=before.boot if _has_started(event) else sight.boot)
 
 
 def _of_new(before: dict[str, Seen], listed: dict[str, Event], sight: Sight) -> Iterator[Change]:

@@ -18,7 +18,7 @@ _LOW, _FAR = 3, 10  # "falls back to a small number": to at most this, by more t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An event that is listed, as it was last seen, and the boot during which it was first."""
+    """An event that is listed, as it was last seen, and the boot during which it was last seen to be still to come."""
 
     event: Event
     boot: str = ""
