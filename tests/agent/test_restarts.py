@@ -235,5 +235,22 @@ def test_a_name_that_was_told_before_is_not_waited_for_long(lab: Lab, tmp_path: 
                 assert agent.report.vm == "web-0"
 
 
+def test_an_event_that_is_still_to_come_after_another_reboot_is_prepared_for_when_it_starts(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """With a notice of days a VM may well be rebooted meanwhile, for reasons of its own."""
+    agent = guest(lab, tmp_path, f"{DRAIN}[[rules]]\nsteps = ['drain']\nbegin = 'late'\n")
+    with agent:
+        event = lab.reboot("web-0", notice="7d")
+        lab.wait_for(lambda: ("noticed", "Reboot") in agent.noted.told)
+    agent.start(boot_id="boot-2")
+    try:
+        lab.wait_for(lambda: agent.records[0].boot_id == "boot-2")
+        lab.approve(event)
+        lab.wait_for(lambda: agent.lines == ["drain"])
+    finally:
+        agent.end()
+
+
 async def _run(config: Config) -> None:
     await Daemon(config, client=AsyncClient(config.endpoint), boot_id="boot-1").run()

@@ -20,7 +20,7 @@ from forewarn.agent.report import Report, events_of, problems_of
 from forewarn.agent.runner import Runner
 from forewarn.agent.servertime import ServerTime
 from forewarn.agent.setting import Setting
-from forewarn.agent.sight import reconsidered, sighted
+from forewarn.agent.sight import outlived, reconsidered, sighted
 from forewarn.agent.telling import tell_seen, tell_settled
 from forewarn.agent.watcher import AGAIN_S, Watcher, mend
 from forewarn.client import AsyncClient, Change
@@ -255,6 +255,9 @@ class Daemon:
 
     def _polled(self) -> None:
         """Time may have jumped: look again."""
+        for record in self._journal.book:
+            if (after := outlived(record, self._setting.boot_id)) is not None:
+                self._journal.put(after)
         self._answered.set()
         self._woken.set()
 

@@ -72,7 +72,7 @@ class Record:
     key: str  # the event's id; with #2 if it was gone before and came again
     event: Event  # as it was last listed
     seen_at: float
-    boot_id: str  # of the boot in which it was first seen
+    boot_id: str  # of the boot in which it was last seen to be still to come, or first seen started
     not_before: float | None = None  # as first promised: the wire forgets it at the start (spec §4.2)
     rule: str = ""  # "": no rule is about it
     plan: tuple[str, ...] = ()  # names of steps, in order

@@ -48,6 +48,12 @@ def reconsidered(record: Record, *, rules: Sequence[Rule], vm: str) -> Record | 
     return None if after == record else after
 
 
+def outlived(record: Record, boot_id: str) -> Record | None:
+    """An event that is still to come after a reboot was not the reason for that: it will be prepared for when it is."""
+    is_coming = record.gone_at is None and record.started_at is None
+    return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None
+
+
 def _plan(rule: Rule | None) -> tuple[str, ...]:
     return tuple(step.name for step in rule.steps) if rule else ()
 
