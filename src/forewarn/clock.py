@@ -74,8 +74,12 @@ class LabClock:
         return self._setting
 
     def now(self) -> float:
-        # The wall clock under us may be set back; lab time stands still then.
-        self._latest = max(self._latest, self._setting.shows(self._real()))
+        # The wall clock under us may be set back; lab time stands still then. Every poll asks for it, so what
+        # `Setting.shows` says is written out here.
+        setting = self._setting
+        shown = setting.lab_at + (self._real() - setting.real_at) * setting.speed
+        if shown > self._latest:
+            self._latest = shown
         return self._latest
 
     def jumped_to(self, at: float) -> Setting:
