@@ -1,0 +1,63 @@
+"""The fleet file of a start: taken up by an empty store, known again afterwards, and told apart from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forewarn.assembly.fleet import apply_first_fleet
+from forewarn.assembly.settings import Settings
+from forewarn.testing.world import World
+
+HOST = '[[hosts]]\nname = "h1"\n'
+WEB = '[[vms]]\nname = "web-0"\n'
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.toml"
+
+
+def start(world: World, path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    world.do(apply_first_fleet(world.control, Settings(data=str(path.parent), fleet=str(path))))
+
+
+@pytest.mark.parametrize("again", [HOST + WEB, f"# in other words\n{HOST}{WEB}"], ids=["same text", "same VMs"])
+def test_a_file_whose_vms_are_known_is_nothing_to_speak_of(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture, again: str
+) -> None:
+    start(world, path, HOST + WEB)
+    for _ in range(2):
+        start(world, path, again)
+    assert [vm.name for vm in world.store.vms()] == ["web-0"]
+    assert not caplog.records
+
+
+def test_a_file_with_other_vms_is_spoken_of_at_every_start(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(world, path, HOST + WEB)
+    for _ in range(2):
+        start(world, path, HOST + WEB.replace("web", "db"))
+    assert ["is not applied" in record.message for record in caplog.records] == [True, True]
+    assert [vm.name for vm in world.store.vms()] == ["web-0"]
+
+
+def test_the_first_file_is_known_again_after_another_one(
+    world: World, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(world, path, HOST + WEB)
+    start(world, path, HOST + WEB.replace("web", "db"))
+    caplog.clear()
+    start(world, path, HOST + WEB)
+    assert not caplog.records
