@@ -12,6 +12,7 @@ import pytest
 from tests.agent.conftest import DRAIN, SAVE, Guest
 
 from forewarn.testing.lab import Lab
+from forewarn.testing.scripted import Reply, Scripted, says
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
 
@@ -182,6 +183,16 @@ def test_a_gate_must_say_yes_before_an_event_is_approved(lab: Lab, tmp_path: Pat
         settled(lab, agent)
         assert agent.lines == ["asked"]
         assert event.approved is (answer == "yes")
+
+
+def test_a_gate_that_answers_nonsense_is_silent(lab: Lab, tmp_path: Path) -> None:
+    with Scripted(Reply(body=b"[" * 100_000), says({"approve": True})) as gate:
+        rule = f"[[rules]]\napprove = 'when-done'\ngate = {{ url = '{gate.url}', every = '1s' }}\n"
+        with guest(lab, tmp_path, DRAIN + rule):
+            event = lab.reboot("web-0")
+            lab.wait_for(lambda: len(gate.requests) == 1)
+            lab.advance("2s")
+            lab.wait_for(lambda: event.approved)
 
 
 def test_a_gate_that_stays_silent_is_asked_again_until_its_deadline(lab: Lab, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_a_refusal_is_told_in_the_words_of_the_service() -> None:
         check(Response(status=404, body=b'{ "error": "Not found" }'))
     with pytest.raises(Rejected, match="status 405: no reason given"):
         check(Response(status=405))
+    with pytest.raises(Rejected, match=r"status 400: \[\[\["):
+        check(Response(status=400, body=b"[" * 2000))
 
 
 def test_a_watcher_passes_on_only_documents_that_differ() -> None:

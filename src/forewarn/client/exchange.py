@@ -141,7 +141,7 @@ def reason_of(response: Response) -> str:
     text = response.body[:2000].decode("utf-8", "replace").strip()
     try:
         said = json.loads(text)["error"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text or "no reason given"
     return said if isinstance(said, str) else text
 

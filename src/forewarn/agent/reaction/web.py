@@ -51,7 +51,7 @@ class Reply:
         """Its object, {} if it is none."""
         try:
             value = json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
