@@ -102,12 +102,13 @@ class Hall:
         task.add_done_callback(then)
 
     async def drain(self, timeout_s: float) -> None:
-        """Everybody is answered and leaves; who has not within the time is hung up on."""
+        """Everybody is answered and leaves; who has not within the time is hung up on: everybody, if there is none."""
         self.is_draining = True
         self.memory.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._drain()
+                if timeout_s > 0:
+                    await self._drain()
         for guest in tuple(self._guests):
             guest.hang_up()
         for task in tuple(self._works):
