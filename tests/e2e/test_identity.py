@@ -48,9 +48,9 @@ def ports(tmp_path: Path) -> Iterator[ServiceProcess]:
         yield running
 
 
-@pytest.fixture
-def network(tmp_path: Path) -> Iterator[ServiceProcess]:
-    with ServiceProcess(data=tmp_path, fleet=NETWORK, command="serve") as running:
+@pytest.fixture(params=[(), ("--workers", "2")], ids=["one process", "two workers"])
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=NETWORK, command="serve", arguments=request.param) as running:
         yield running
 
 

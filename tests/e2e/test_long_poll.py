@@ -29,9 +29,9 @@ availability_set = "db"
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[ServiceProcess]:
-    with ServiceProcess(data=tmp_path, fleet=FLEET) as running:
+@pytest.fixture(params=[(), ("--workers", "2")], ids=["one process", "two workers"])
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=request.param) as running:
         yield running
 
 

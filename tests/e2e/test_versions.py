@@ -56,12 +56,12 @@ FIRST = ["EventId", "EventStatus", "EventType", "ResourceType", "Resources", "No
 LATER = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[(), ("--workers", "2")], ids=["one process", "two workers"])
 def service(
-    tmp_path_factory: pytest.TempPathFactory, ask: Callable[..., str]
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ask: Callable[..., str]
 ) -> Iterator[tuple[ServiceProcess, dict[str, str]]]:
     """A lab whose clock stands still, with one event of each kind scheduled: the ids by VM."""
-    with ServiceProcess(data=tmp_path_factory.mktemp("kinds"), fleet=FLEET) as running:
+    with ServiceProcess(data=tmp_path_factory.mktemp("kinds"), fleet=FLEET, arguments=request.param) as running:
         assert running.api("POST", "/clock/speed", {"speed": 0}).status == 200
         ids = {kind.lower(): ask(running, what, kind.lower()) for kind, what in ASKS.items()}
         ids["FrontEnd_IN_0"] = ask(running, "restart", "FrontEnd_IN_0")
