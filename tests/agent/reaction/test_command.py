@@ -92,14 +92,14 @@ def test_what_a_server_sends_cannot_keep_a_command_from_running(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        pytest.param(["false"], "exit status 1", id="fails"),
-        pytest.param("exit 7", "exit status 7", id="a line for the shell"),
+        pytest.param(["false"], "exit status 1; what it wrote is in FOLDER/do.log", id="fails"),
+        pytest.param("exit 7", "exit status 7; what it wrote is in FOLDER/do.log", id="a line for the shell"),
         pytest.param("kill -9 $$", "'/bin/sh' was ended by SIGKILL", id="ended by a signal"),
         pytest.param(["/no/such"], "'/no/such' cannot be run: No such file or directory", id="not there"),
     ],
 )
 def test_a_command_that_fails_says_how(tmp_path: Path, run: Any, text: str) -> None:
-    assert do(run, tmp_path) == Outcome(ok=False, text=text)
+    assert do(run, tmp_path) == Outcome(ok=False, text=text.replace("FOLDER", str(tmp_path / "case")))
 
 
 def test_what_a_command_writes_is_kept_up_to_a_limit_and_never_stops_it(tmp_path: Path) -> None:

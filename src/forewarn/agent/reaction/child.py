@@ -26,15 +26,17 @@ _NOTHING: Mapping[str, str] = {}
 
 async def run(line: Line, case: Case, *, log: str = "", more: Mapping[str, str] = _NOTHING) -> Outcome:
     """Success is exit status 0. What it writes is in LOG.log of the case's folder, up to a limit."""
+    log = log or case.phase
     try:
-        status = await status_of(line, case, log=log or case.phase, more=more)
+        status = await status_of(line, case, log=log, more=more)
     except TimeoutError:
         return Outcome(ok=False, text=f"{line[0]!r} was ended: its time was over")
     except OSError as error:
         return Outcome(ok=False, text=f"{line[0]!r} cannot be run: {error.strerror}")
     if status < 0:
         return Outcome(ok=False, text=f"{line[0]!r} was ended by {_signal_name(-status)}")
-    return Outcome(ok=status == 0, text=f"exit status {status}")
+    hint = f"; what it wrote is in {case.folder / log}.log" if status else ""
+    return Outcome(ok=status == 0, text=f"exit status {status}{hint}")
 
 
 async def status_of(line: Line, case: Case, *, log: str, more: Mapping[str, str] = _NOTHING) -> int:
