@@ -6,7 +6,7 @@ import pytest
 
 from forewarn.agent.record import Approval, Asked, Consent, Deed, Record, State
 from forewarn.agent.story import plan_table, story_of
-from forewarn.agent.value import Phase, Rule, Step
+from forewarn.agent.value import Approve, Phase, Rule, Step, When
 from forewarn.client import ReceivedEvent
 
 DRAIN = Step(name="drain", use="command", budget_s=60)
@@ -163,6 +163,15 @@ def test_an_approval_is_told(state: Asked, sentence: str) -> None:
 def test_how_things_stand_is_told_last(record: Record, now: str) -> None:
     assert story_of(record, {}).now == now
     assert story_of(record, {}, "waits for web-1").now == "waits for web-1"
+
+
+def test_an_event_that_will_not_be_approved_says_why() -> None:
+    failed, cut = ended("drain", 1_001.0, 1_002.0, State.FAILED), ended("save", 1_000.0, 1_000.0, State.CUT)
+    record = SEEN.with_deed(failed).with_deed(cut)
+    approving = replace(RULE, approve=Approve(when=When.DONE))
+    now = "scheduled, and left to its NotBefore without an approval: drain failed, save cut"
+    assert story_of(record, {"reboots": approving}).now == now
+    assert story_of(record, {"reboots": RULE}).now == "scheduled"
 
 
 def test_a_plan_shows_what_a_shorter_notice_costs() -> None:

@@ -13,7 +13,7 @@ from math import inf
 
 from forewarn.agent.budget import Slot, layout
 from forewarn.agent.record import Asked, Deed, Record, State
-from forewarn.agent.value import Phase, Rule, Step
+from forewarn.agent.value import Phase, Rule, Step, When
 from forewarn.duration import span
 
 
@@ -39,7 +39,7 @@ def story_of(record: Record, rules: Mapping[str, Rule], waits_for: str = "") -> 
     return Story(
         title=f"event {record.key}: {record.event.kind} of {', '.join(record.event.resources) or 'nobody'}",
         lines=tuple(line for _, line in lines),
-        now=waits_for or _now(record),
+        now=waits_for or _now(record, rules.get(record.rule)),
     )
 
 
@@ -130,7 +130,7 @@ def _approving(record: Record) -> Iterator[Line]:
         yield Line(at=approval.at, text=words[approval.state] + (f": {approval.text}" if approval.text else ""))
 
 
-def _now(record: Record) -> str:
+def _now(record: Record, rule: Rule | None) -> str:
     if record.closed:
         failed = [deed.step for deed in record.deeds if deed.phase is Phase.UNDO and deed.state is State.FAILED]
         return (
@@ -141,7 +141,15 @@ def _now(record: Record) -> str:
         return "; ".join(f"{'undoing ' if deed.phase is Phase.UNDO else ''}{deed.step} under way" for deed in under_way)
     if record.gone_at is not None:
         return "gone, and being undone"
-    return "started" if record.started_at is not None else "scheduled"
+    return "started" if record.started_at is not None else f"scheduled{_unapproved(record, rule)}"
+
+
+def _unapproved(record: Record, rule: Rule | None) -> str:
+    """Why it will not be approved although its rule says so."""
+    lacking = [f"{deed.step} {deed.state}" for deed in record.deeds if deed.state in (State.FAILED, State.CUT)]
+    if rule is None or rule.approve.when is When.NEVER or record.approval is not None or not lacking:
+        return ""
+    return f", and left to its NotBefore without an approval: {', '.join(lacking)}"
 
 
 def plan_table(rule: Rule, notices_s: tuple[float, ...]) -> list[tuple[Step, list[str]]]:
