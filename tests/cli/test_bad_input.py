@@ -44,6 +44,7 @@ USAGE = {
     "power start web": (
         "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web start"
     ),
+    "power off web": "say which VMs, then one of off, start, deallocate, reapply, reimage: forewarn power web off",
     "resart web": "No such command 'resart'. Did you mean 'restart'? See `forewarn --help`",
     "frobnicate": "No such command 'frobnicate'; see `forewarn --help`",
     "events --limit 0": "Invalid value for '--limit': 0 is not in the range x>=1; see `forewarn events --help`",

@@ -77,6 +77,13 @@ def test_watching_gives_programs_one_document_per_change(command: Any) -> None:
         assert not words or json.loads(result.stdout)["incarnation"] == 2
 
 
+def test_watching_does_not_send_people_to_watch(command: Any) -> None:
+    quiet = Reply(body=b'{"DocumentIncarnation":1,"Events":[]}', headers=(("ETag", '"1-1"'),))
+    with Scripted(quiet, NAME, says({"error": "Not found"}, status=404)) as server:
+        result = command("guest", "watch", "--endpoint", server.url)
+    assert result.stdout.splitlines() == ["incarnation 1", "No event is announced to this VM.", ""]
+
+
 @pytest.mark.parametrize("words", [["events"], ["approve", ID]])
 def test_an_endpoint_where_nobody_listens_exits_with_3(command: Any, words: list[str]) -> None:
     with Scripted(Reply()) as server:

@@ -18,7 +18,8 @@ from forewarn.errors import ForewarnError, NotFound, Rejected
 
 _SHORTEST_PREFIX = 4
 _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "description")
-_NONE = "No event is announced to this VM. `forewarn guest watch` waits for one."
+_NONE = "No event is announced to this VM."
+_NONE_YET = f"{_NONE} `forewarn guest watch` waits for one."
 
 
 def endpoint_option(function: Function) -> Function:
@@ -44,7 +45,7 @@ def events(call: Invocation, endpoint: str | None) -> None:
     if call.screen.as_json:
         call.screen.document(_document(client, received, name))
     else:
-        _show(call, client, received, name)
+        _show(call, client, received, name, none=_NONE_YET)
 
 
 @guest.command()
@@ -59,7 +60,7 @@ def watch(call: Invocation, endpoint: str | None) -> None:
             call.screen.document(_document(client, received, name))
         else:
             call.screen.say(faint(f"incarnation {received.incarnation}"))
-            _show(call, client, received, name)
+            _show(call, client, received, name, none=_NONE)
             call.screen.say()
 
 
@@ -114,9 +115,9 @@ def own_name(client: Client) -> str | None:
         return None
 
 
-def _show(call: Invocation, client: Client, received: Received, name: str | None) -> None:
+def _show(call: Invocation, client: Client, received: Received, name: str | None, *, none: str) -> None:
     if not received.events:
-        call.screen.say(_NONE)
+        call.screen.say(none)
         return
     call.screen.table(_HEADERS, _rows(call, client, received, name))
 

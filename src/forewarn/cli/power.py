@@ -34,12 +34,14 @@ def power(call: Invocation, words: tuple[str, ...], wait: bool) -> int:
     """Turn VMs off or on, deallocate, reapply, reimage."""
     *vms, what = words
     if not vms or what not in _ASKS:
-        raise Rejected(f"say which VMs, then one of {', '.join(_ASKS)}: forewarn power {_vm_of(words)} start")
+        raise Rejected(f"say which VMs, then one of {', '.join(_ASKS)}: forewarn power {_mended(words)}")
     return ask(call, _ASKS[what], tuple(vms), wait=wait)
 
 
-def _vm_of(words: tuple[str, ...]) -> str:
-    return next((word for word in words if word not in _ASKS), "VM")
+def _mended(words: tuple[str, ...]) -> str:
+    """What was probably meant."""
+    vm = next((word for word in words if word not in _ASKS), "VM")
+    return f"{vm} {next((word for word in words if word in _ASKS), 'start')}"
 
 
 @click.command("perform-maintenance")
