@@ -112,6 +112,16 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
         eventually(lambda: agent.lines == ["drain"])
 
 
+@pytest.mark.timeout(60)  # it takes a few seconds, or minutes if each change were written with all others
+def test_a_thousand_events_of_neighbours_do_not_keep_the_agent_from_its_own(tmp_path: Path) -> None:
+    event = {"EventStatus": "Scheduled", "EventType": "Freeze", "NotBefore": ""}
+    others = [event | {"EventId": f"E{number}", "Resources": [f"web-{number}"]} for number in range(1, 2000)]
+    document = says({"DocumentIncarnation": 2, "Events": [*others, event | {"EventId": "A", "Resources": ["web-0"]}]})
+    text = f"vm = 'web-0'\n{DRAIN}[[rules]]\nsteps = ['drain']\n"
+    with Scripted(document) as server, Guest(tmp_path, server.url, text) as agent:
+        eventually(lambda: agent.lines == ["drain"], within_s=50)
+
+
 def test_while_the_vms_name_is_not_known_the_reason_is_told(tmp_path: Path) -> None:
     with Scripted(Reply(status=404)) as server, Guest(tmp_path, server.url, TEXT) as agent:
         eventually(lambda: agent.noted.failures > 0)

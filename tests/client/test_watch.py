@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forewarn.client import Change, Gone, Outcome, Scheduled, Started
+from forewarn.client import Change, Client, Gone, Outcome, Scheduled, Started
+from forewarn.client.cursor import load
+from forewarn.client.watching import Manner
 from forewarn.errors import Rejected
 from forewarn.testing.scripted import Reply, Scripted, says
 
@@ -213,3 +216,14 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_pause(driver: Driv
         one.take(1, "watch")
     assert server.connections == 2
     assert max(one.naps) < 0.1, "it is not taken for an outage"
+
+
+def test_in_order_a_change_that_is_done_with_counts_for_all_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "cursor"
+    with Scripted(document(4, "A B C")) as server:
+        with closing(Client(server.url).follow(path, Manner(explicit=True, in_order=True))) as told:
+            _, second, _ = (next(told) for _ in range(3))
+            assert words(list(load(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
+            second.done()
+            second.done()
+        assert words(list(load(path).unhandled)) == ["C Scheduled"]

@@ -51,14 +51,18 @@ class Watcher:
 
     async def watch(self, *, once: bool = False) -> None:
         """Until the endpoint refuses; with `once` until its first answer, and not for long."""
-        failures = 0
-        told = self._client.follow(self._cursor, Manner(explicit=True, within_s=lambda: 0.0 if once else self._hold_s))
+        failures, latest = 0, _nothing
+        within_s = 0.0 if once else self._hold_s
+        manner = Manner(explicit=True, in_order=True, within_s=lambda: within_s)
+        told = self._client.follow(self._cursor, manner)
         try:
             async for change in told:
                 if change is not None:
                     self._hear(change)
-                    change.done()
+                    latest = change.done
                     continue
+                latest()  # once for all of a poll: each time the cursor is written
+                latest = _nothing
                 failures = 0 if self._note_poll() else failures + 1
                 if once and failures == 0:
                     return
@@ -86,6 +90,10 @@ class Watcher:
             LOG.warning("%s", why)
         self.trouble = why
         self._observer.failed(why)
+
+
+def _nothing() -> None:
+    """Is what a poll without a change asks for."""
 
 
 def mend(path: Path, journal: Journal, boot_id: str) -> None:

@@ -46,6 +46,13 @@ class Ledger:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._put(replace(self.cursor, unhandled=left))
 
+    def done_up_to(self, change: Change) -> None:
+        """Handled, and all that were told before it."""
+        with self._lock:
+            left = self.cursor.unhandled
+            place = next((place for place, other in enumerate(left) if other is change), -1)
+            self._put(replace(self.cursor, unhandled=left[place + 1 :]))
+
     def _put(self, cursor: Cursor) -> None:
         is_new, self.cursor = cursor != self.cursor, cursor
         if self._path is None or not is_new:
@@ -58,11 +65,13 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How changes are told: `explicit` ones count as handled only by done(). With `within_s` somebody has other things
-    to do: it says how long the next poll may take, and None is told after each.
+    """How changes are told: `explicit` ones count as handled only by done(), and `in_order` with all before them, so
+    that a thousand need one write. With `within_s` somebody has other things to do: it says how long the next poll may
+    take, and None is told after each.
     """
 
     explicit: bool = False
+    in_order: bool = False
     within_s: Callable[[], float] | None = None
 
     def hold_s(self) -> float:
@@ -148,7 +157,7 @@ def _name(session: Session) -> Talk[str | None]:
 
 def _told(session: Session, ledger: Ledger, news: tuple[Change, ...], manner: Manner) -> Talk[None]:
     for change in news:
-        done = partial(ledger.done, change)
+        done = partial(ledger.done_up_to if manner.in_order else ledger.done, change)
         yield Tell(news=_fresh(change, session, done))
         if not manner.explicit:
             yield Do(call=done)
