@@ -17,7 +17,7 @@ from bench.crowd import Crowd, Guest, approval, play
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
-from bench.statistic import median, ratio
+from bench.statistic import median, ratio, spread
 from bench.subject import Subject, single_vms, subject
 
 _CLIENTS = 64
@@ -33,7 +33,7 @@ class Seen:
     singles: list[float] = field(default_factory=list)  # commits a second, one after the other
 
     def figure(self, name: str, what: str) -> Figure:
-        note = f"{what}; {median(self.rates):,.0f} and {median(self.singles):,.0f} a second"
+        note = f"{what}; {median(self.rates):,.0f} and {median(self.singles):,.0f} a second, the latter differ by {spread(self.singles):.0%}"
         samples = {"approvals_per_s": tuple(self.rates), "single_commits_per_s": tuple(self.singles)}
         return Figure(name=name, value=ratio(self.rates, self.singles), note=note, samples=samples)
 

@@ -63,6 +63,7 @@ def _machine(result: Result) -> dict[str, str | int]:
         "at": result.at[:10],
         "commit": result.commit,
         "load": f"{result.load_average:.1f}",
+        "most_load": f"{max(figure.load_average for figure in result.figures):.1f}",
     }
 
 
