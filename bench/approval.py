@@ -33,7 +33,8 @@ class Seen:
     singles: list[float] = field(default_factory=list)  # commits a second, one after the other
 
     def figure(self, name: str, what: str) -> Figure:
-        note = f"{what}; {median(self.rates):,.0f} and {median(self.singles):,.0f} a second, the latter differ by {spread(self.singles):.0%}"
+        rates = f"{median(self.rates):,.0f} and {median(self.singles):,.0f} a second"
+        note = f"{what}; {rates}, single commits differ by {spread(self.singles):.0%}"
         samples = {"approvals_per_s": tuple(self.rates), "single_commits_per_s": tuple(self.singles)}
         return Figure(name=name, value=ratio(self.rates, self.singles), note=note, samples=samples)
 
