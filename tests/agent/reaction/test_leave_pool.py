@@ -11,6 +11,7 @@ from typing import Any
 from forewarn.agent.value import Outcome
 from forewarn.testing.case import EVENT, Tried
 from forewarn.testing.receiver import Answer, Receiver
+from forewarn.testing.scripted import Scripted, says
 
 
 def tried(tmp_path: Path, **options: Any) -> Tried:
@@ -68,6 +69,15 @@ def test_headers_with_secrets_come_from_files(tmp_path: Path) -> None:
     assert receiver.received[0].headers["authorization"] == "Bearer hush"
     assert receiver.received[0].headers["x-team"] == "web"
     assert not any(b"hush" in file.read_bytes() for file in (tmp_path / "case").iterdir())
+
+
+def test_an_answer_that_repeats_a_secret_is_told_without_it(tmp_path: Path) -> None:
+    """It would stand in the journal, in the log and on the agent's pages."""
+    (tmp_path / "token").write_text("Bearer hush-hush\n")
+    with Scripted(says({"refused": "hush-hush"}, status=403)) as server:
+        leave = {"url": server.url, "header_files": {"Authorization": str(tmp_path / "token")}}
+        outcome = asyncio.run(tried(tmp_path, leave=leave).do())
+    assert outcome.text == 'the answer to POST was 403 ({"refused": "…"})'
 
 
 def test_a_secret_that_is_missing_is_told(tmp_path: Path) -> None:

@@ -41,7 +41,14 @@ class Errand:
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: secret_in(file) for name, file in self.header_files.items()}
         headers = {**kind, **self.headers, **secrets}
-        return Call(url=filled_url(self.url, case), method=self.method, headers=headers, body=body, ca_file=ca_file)
+        return Call(
+            url=filled_url(self.url, case),
+            method=self.method,
+            headers=headers,
+            body=body,
+            ca_file=ca_file,
+            secrets=tuple(secrets.values()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

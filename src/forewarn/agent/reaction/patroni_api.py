@@ -76,9 +76,15 @@ class Api:
 
     async def switch_over(self, leader: str, candidate: str, within_s: float) -> Reply:
         wish = {"leader": leader} | ({"candidate": candidate} if candidate else {})
-        headers = {"Content-Type": "application/json", **self._authorization()}
-        body = json.dumps(wish).encode()
-        call = Call(url=self._at("/switchover"), method="POST", headers=headers, body=body, ca_file=self.ca_file)
+        secret = self._authorization()
+        call = Call(
+            url=self._at("/switchover"),
+            method="POST",
+            headers={"Content-Type": "application/json", **secret},
+            body=json.dumps(wish).encode(),
+            ca_file=self.ca_file,
+            secrets=tuple(secret.values()),
+        )
         return await send(call, within_s=within_s)
 
     async def _get(self, route: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from forewarn.errors import Unavailable
 from forewarn.protocol.message import Response
 
 ONE_CALL_S = 10.0
+_SHORTEST_SECRET = 6  # shorter words, like "Basic", say nothing, or are found in every text
 _PORTS = {"http": 80, "https": 443}
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
@@ -35,12 +36,14 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes = field(default=b"", repr=False)
     ca_file: Path | None = None
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # among the headers: an answer may repeat them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     status: int
     text: str
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
@@ -57,8 +60,11 @@ class Reply:
 
     @property
     def brief(self) -> str:
-        """For a message: the status and the first words."""
-        words = " ".join(self.text.split())[:120]
+        """For a message: the status and the first words, without what was sent in secret."""
+        words = self.text
+        for secret in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
+            words = words.replace(secret, "…") if len(secret) >= _SHORTEST_SECRET else words
+        words = " ".join(words.split())[:120]
         return f"{self.status} ({words})" if words else str(self.status)
 
 
@@ -71,7 +77,7 @@ async def send(call: Call, *, within_s: float = ONE_CALL_S) -> Reply:
         raise Unreached(f"{host} gave no answer within {within_s:.1f} s") from None
     except (OSError, Broken, UnicodeError, ssl.SSLError) as error:
         raise Unreached(f"{host} {_why(error)}") from error
-    return Reply(status=response.status, text=response.body.decode("utf-8", "replace"))
+    return Reply(status=response.status, text=response.body.decode("utf-8", "replace"), secrets=call.secrets)
 
 
 async def send_patiently(call: Call, case: Case, *, wait_s: float = 0.5) -> Reply:
