@@ -61,10 +61,10 @@ class Reply:
     @property
     def brief(self) -> str:
         """For a message: the status and the first words, without what was sent in secret."""
-        words = self.text
-        for secret in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
-            words = words.replace(secret, "…") if len(secret) >= _SHORTEST_SECRET else words
-        words = " ".join(words.split())[:120]
+        text = self.text
+        for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
+            text = text.replace(word, "…") if len(word) >= _SHORTEST_SECRET else text
+        words = " ".join(text.split())[:120]
         return f"{self.status} ({words})" if words else str(self.status)
 
 
