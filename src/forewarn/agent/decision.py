@@ -13,8 +13,9 @@ from dataclasses import replace
 from forewarn.agent.approval import Verdict, all_ready, consented
 from forewarn.agent.budget import Slot, layout, no_time
 from forewarn.agent.move import Approve, AskGate, Begin, Move, Resume, Settle, Situation, Wait, made
-from forewarn.agent.record import HELD, TRIED, Asked, Deed, Record, State
+from forewarn.agent.record import HELD, Asked, Deed, Record, State
 from forewarn.agent.rule import has_started
+from forewarn.agent.sharing import holder_among, is_held, is_under_way, others_with
 from forewarn.agent.undoing import ended, undoing
 from forewarn.agent.value import Phase, Rule, Step, When
 from forewarn.client.event import key_of
@@ -89,8 +90,8 @@ def _after_reboot(record: Record, name: str, deed: Deed | None, now: Situation) 
 
 
 def _fresh(record: Record, step: Step, now: Situation) -> Move:
-    others = _others_with(record, step, now)
-    held = next((other for other in others if _is_held(other, step, now)), None)
+    others = others_with(record, step, now)
+    held = next((other for other in others if is_held(other, step, now)), None)
     if held is not None:
         return _held(record, held, step, now)
     slot = slots_of(record, now)[0]
@@ -98,47 +99,9 @@ def _fresh(record: Record, step: Step, now: Situation) -> Move:
         return _settled(record, step.name, State.CUT, now, _why_cut(record, now))
     if now.now < slot.due_at:
         return Wait(key=record.key, until=slot.due_at, why=f"{step.name} begins late")
-    if busy := next((other for other in others if _is_under_way(other, step)), None):
+    if busy := next((other for other in others if is_under_way(other, step)), None):
         return Wait(key=record.key, why=f"{step.name} is under way for event {busy.key}")
-    return Begin(key=record.key, step=step, phase=Phase.DO, holder=_holder(others, step, now))
-
-
-def _is_held(other: Record, step: Step, now: Situation) -> bool:
-    """Whether the step is done for the other event, and stays so while any event needs it."""
-    deed = other.deed(step.name)
-    is_done = deed is not None and deed.state is State.DONE and other.deed(step.name, Phase.UNDO) is None
-    return is_done and not _has_lapsed(other, step, now)
-
-
-def _has_lapsed(other: Record, step: Step, now: Situation) -> bool:
-    """Whether a reboot has undone what was tried for the other event."""
-    deed = other.deed(step.name)
-    return not step.survives_reboot and deed is not None and deed.boot_id != now.boot_id
-
-
-def _is_under_way(other: Record, step: Step) -> bool:
-    deeds = (other.deed(step.name, phase) for phase in Phase)
-    return any(deed is not None and deed.state is State.BEGUN for deed in deeds)
-
-
-def _holder(others: list[Record], step: Step, now: Situation) -> str:
-    """The event for which the step was tried, perhaps in part, and not undone: how it found things is known there, and
-    whoever goes on from here must undo that too.
-    """
-    undos = ((other, other.deed(step.name, Phase.UNDO)) for other in others if not _has_lapsed(other, step, now))
-    tried = (other for other, undo in undos if undo is None or undo.state is State.FAILED)
-    return next((other.holder_of(step.name) for other in tried), "")
-
-
-def _others_with(record: Record, step: Step, now: Situation) -> list[Record]:
-    if not step.holds:
-        return []
-    return [other for other in now.book if other.key != record.key and _has_tried(other, step.name)]
-
-
-def _has_tried(other: Record, name: str) -> bool:
-    deed = other.deed(name)
-    return deed is not None and deed.state in TRIED
+    return Begin(key=record.key, step=step, phase=Phase.DO, holder=holder_among(others, step, now))
 
 
 def _held(record: Record, other: Record, step: Step, now: Situation) -> Settle:
