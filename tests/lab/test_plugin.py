@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,13 @@ def test_fine(scheduled_events):
     assert "+0:15:00  started    Reboot of vm-0 started: its time had come" in report
     assert "+0:15:00  it started: its notice of 15 min had ended" in report
     assert "Freeze" not in done.stdout
+
+
+def test_a_mistake_in_a_test_is_shown_at_its_line_and_not_at_ours(tmp_path: Path) -> None:
+    done = run(tmp_path, "def test_it(scheduled_events):\n    scheduled_events.evict('vm-0')\n")
+    assert done.returncode == 1
+    assert "E       forewarn.errors.Refused: VM 'vm-0' is not a Spot VM" in done.stdout
+    assert re.findall(r"(\S+\.py:\d+): ", done.stdout) == ["test_it.py:2"]
 
 
 def test_nothing_is_imported_before_a_test_wants_a_lab(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.policy import Enablement, Policy
 from forewarn.core.proposal import read_fleet
 from forewarn.core.request import Ask, Impact, Rollout
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.hypervisor.behaviour import Behaviour
 from forewarn.testing import lab_request as request
 from forewarn.testing.lab_event import LabEvent
@@ -37,6 +37,8 @@ from forewarn.testing.lab_span import Span, instant_of, seconds_of
 from forewarn.testing.lab_stage import Stage
 from forewarn.testing.lab_story import history_of, whole_story
 from forewarn.testing.lab_vm import LabFault, LabVm
+
+__tracebackhide__ = True  # pytest shows the line of the test, not ours
 
 T = TypeVar("T")
 _MOST_STEPS = 100_000  # from one thing that is due to the next
@@ -294,7 +296,10 @@ class Lab:
     def _on_stage(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
         if self._stage is None:
             raise Refused("the lab is not open: use it in a `with` block, or call open() first")
-        return self._stage.do(work)
+        try:
+            return self._stage.do(work)
+        except ForewarnError as error:
+            raise error.with_traceback(None) from None  # a mistake of the test's: the service's lines tell nothing
 
 
 def _beginning(at: datetime | None) -> float:
