@@ -14,6 +14,7 @@ from pathlib import Path
 
 from forewarn.agent import process
 from forewarn.agent.config import load
+from forewarn.agent.telling import OneLine
 from forewarn.client.endpoint import read_endpoint
 from forewarn.errors import ForewarnError, Unavailable
 
@@ -22,7 +23,9 @@ _FORMAT = "%(levelname)s %(message)s"
 
 def main(words: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(words)
-    logging.basicConfig(level=logging.INFO, format=_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine(_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         config = load(given.config)
         if given.endpoint:

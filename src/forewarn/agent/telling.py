@@ -22,6 +22,14 @@ def tell_begun(config: Config) -> None:
     LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
 
 
+class OneLine(logging.Formatter):
+    """A message is a line, whatever a server puts into the names of things: it can forge no other."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        said = super().formatMessage(record)
+        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in said)
+
+
 def tell_seen(observer: Observer, record: Record, *, is_new: bool, vm: str, now: float) -> None:
     """The event is new, has started, or is gone."""
     event, left = record.event, left_s(record.event, now)
