@@ -55,7 +55,7 @@ def write_cursor(cursor: Cursor) -> bytes:
         "over": list(known.over),
         "unhandled": [_change(change) for change in cursor.unhandled],
     }
-    return json.dumps(whole, indent=1).encode("ascii") + b"\n"
+    return json.dumps(whole).encode("ascii") + b"\n"  # in one line: it is written with each change, and this is fast
 
 
 def read_cursor(raw: bytes) -> Cursor:
