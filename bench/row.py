@@ -11,6 +11,7 @@ from bench import (
     long_poll,
     memory,
     mixed,
+    reaction,
     rollout,
     scheduling,
     start,
@@ -30,5 +31,10 @@ ROWS: tuple[Row, ...] = (
     Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),
     Row(name="start", measure=start.measure, figures=("start-time", "start-memory", "first-start-time")),
     Row(name="rollout", measure=rollout.measure, figures=("rollout-time", "rollout-growth")),
+    Row(
+        name="reaction",
+        measure=reaction.measure,
+        figures=("reaction-held", "reaction-polling", "agent-memory", "agent-cpu"),
+    ),
     Row(name="azure-mock", measure=azure_mock.measure, figures=("azure-mock-rate",)),
 )

@@ -82,6 +82,10 @@ TARGETS: tuple[Target, ...] = (
     Target(name="rollout-time", what="a rollout over 10,000 VMs in virtual time", unit="s", at_most=60),
     # Twice is what a sort and cold caches may cost over ten times the VMs; anything quadratic is ten.
     Target(name="rollout-growth", what="the same, CPU per VM, 10,000 : 1,000", at_most=2),
+    Target(name="reaction-held", what="eviction → the agent's first step, long poll, p99", unit="ms", at_most=50),
+    Target(name="reaction-polling", what="the same, polling once a second", unit="ms", at_most=1100),
+    Target(name="agent-memory", what="memory of an agent at rest", unit="MiB", at_most=40),
+    Target(name="agent-cpu", what="CPU of an agent at rest", unit="%", at_most=0.5),
     Target(name="azure-mock-rate", what="throughput, ours : Azure's mock server (quoted)", at_least=1),
 )
 
