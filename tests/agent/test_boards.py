@@ -14,6 +14,7 @@ from tests.agent.conftest import Guest
 from forewarn.agent.approval import BoardView
 from forewarn.agent.board import Board
 from forewarn.agent.keeper import Keeper
+from forewarn.agent.move import Situation
 from forewarn.agent.record import Book
 from forewarn.testing.lab import Lab
 
@@ -157,7 +158,8 @@ def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
 @pytest.mark.parametrize("laps", range(5))
 def test_a_keeper_that_is_poked_and_ended_at_once_ends(board: Path, laps: int) -> None:
     async def poke_and_end() -> bool:
-        keeper = Keeper(Board(board, "web-0"), {}, Book, lambda: None)
+        nothing = Situation(book=Book(), rules={}, steps={}, vm="web-0", now=0, boot_id="boot")
+        keeper = Keeper(Board(board, "web-0"), lambda: nothing, lambda: None)
         task = asyncio.create_task(keeper.run())
         while not keeper.view.ages_s and not (board / "alive" / "web-0").exists():
             await asyncio.sleep(0)

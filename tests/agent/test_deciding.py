@@ -9,7 +9,7 @@ import pytest
 from tests.agent.conftest import NOW, event, step
 
 from forewarn.agent.approval import BoardView
-from forewarn.agent.decision import is_ready, next_moves, resumed
+from forewarn.agent.decision import next_moves, resumed
 from forewarn.agent.move import Approve, AskGate, Begin, Busy, Close, Move, Resume, Settle, Situation, Stop, Wait
 from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
 from forewarn.agent.value import Approve as Approving
@@ -153,8 +153,14 @@ def test_an_approval_without_an_answer_is_asked_for_again_a_little_later() -> No
 @pytest.mark.parametrize("state", [State.FAILED, State.CUT])
 def test_an_event_whose_step_failed_or_was_cut_is_not_approved(state: State) -> None:
     unready = record(deed("drain", state), deed("save"))
-    assert not is_ready(unready)
     assert moves(unready) == ()
+
+
+def test_what_a_reboot_undid_before_the_event_started_forbids_its_approval() -> None:
+    """Somebody else's reboot: the event is still to come, and the VM is no longer prepared for it."""
+    fleeting = replace(DRAIN, survives_reboot=False)
+    assert move(record(*DONE), boot_id="boot-2", steps=(DRAIN, SAVE)) == Approve(key="E1")
+    assert moves(record(*DONE), boot_id="boot-2", steps=(fleeting, SAVE)) == ()
 
 
 def test_an_event_that_has_started_or_that_no_rule_approves_is_not_approved() -> None:

@@ -167,7 +167,7 @@ class Daemon:
         mend(self._config.cursor, self._journal, self._setting.boot_id)
         if self._config.board is not None:
             board = Board(self._config.board, self._setting.vm)
-            self._keeper = Keeper(board, self._rules, lambda: self._journal.book, self._woken.set)
+            self._keeper = Keeper(board, self.situation, self._woken.set)
 
     def _reconsider(self) -> None:
         """The file may have changed since these events were seen."""

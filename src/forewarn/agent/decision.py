@@ -15,7 +15,7 @@ from forewarn.agent.budget import Slot, layout, no_time
 from forewarn.agent.move import Approve, AskGate, Begin, Move, Resume, Settle, Situation, Wait, made
 from forewarn.agent.record import HELD, Asked, Deed, Record, State
 from forewarn.agent.rule import has_started
-from forewarn.agent.sharing import holder_among, is_held, is_under_way, others_with
+from forewarn.agent.sharing import has_lapsed, holder_among, is_held, is_under_way, others_with
 from forewarn.agent.undoing import ended, undoing
 from forewarn.agent.value import Phase, Rule, Step, When
 from forewarn.client.event import key_of
@@ -43,10 +43,15 @@ def slots_of(record: Record, now: Situation) -> tuple[Slot, ...]:
     return layout(steps, record.event.not_before, now.now, begin=rule.begin, margin_s=rule.margin_s)
 
 
-def is_ready(record: Record) -> bool:
-    """Whether all steps are done: what an approval takes. A step that failed or was cut forbids it."""
+def is_ready(record: Record, now: Situation) -> bool:
+    """Whether all steps are done: what an approval takes. One that failed, was cut, or was undone by a reboot before
+    the event started forbids it.
+    """
     deeds = [record.deed(name) for name in record.plan]
-    return all(deed is not None and deed.state in (State.DONE, State.SKIPPED) for deed in deeds)
+    if not all(deed is not None and deed.state in (State.DONE, State.SKIPPED) for deed in deeds):
+        return False
+    steps = (now.steps[name] for name in record.plan if name in now.steps)
+    return not any(has_lapsed(record, step, now) for step in steps)
 
 
 def resumed(step: Step, phase: Phase, is_done: bool | None) -> State | None:
@@ -62,7 +67,7 @@ def _doing(record: Record, now: Situation) -> Iterator[Move]:
     name = next((name for name in record.plan if _is_open(record, name)), None)
     if name is not None:
         yield _next_step(record, name, now)
-    elif is_ready(record) and not has_started(record.event):
+    elif is_ready(record, now) and not has_started(record.event):
         yield from _approving(record, now)
 
 

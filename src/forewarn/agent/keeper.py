@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 from forewarn.agent.approval import BoardView
 from forewarn.agent.board import BEAT_S, Board
 from forewarn.agent.decision import is_ready
-from forewarn.agent.record import Book, Record
-from forewarn.agent.value import Rule, When
+from forewarn.agent.move import Situation
+from forewarn.agent.record import Record
+from forewarn.agent.value import When
 from forewarn.client.event import key_of
 
 LOG = logging.getLogger("forewarn.agent")
 
 
 class Keeper:
-    def __init__(self, board: Board, rules: Mapping[str, Rule], book: Callable[[], Book], changed: Callable[[], None]):
-        self._board, self._rules, self._book, self._changed = board, rules, book, changed
+    def __init__(self, board: Board, situation: Callable[[], Situation], changed: Callable[[], None]) -> None:
+        self._board, self._situation, self._changed = board, situation, changed
         self._poked = asyncio.Event()
         self._shown: set[str] = set()
         self.view = BoardView()
@@ -38,9 +39,10 @@ class Keeper:
                     await self._poked.wait()
 
     async def look(self) -> None:
-        shared = [record for record in self._book() if self._is_shared(record)]
+        now = self._situation()
+        shared = [record for record in now.book if _is_shared(record, now)]
         shown = {key_of(record.event) for record in shared}
-        ready = {key_of(record.event) for record in shared if is_ready(record)}
+        ready = {key_of(record.event) for record in shared if is_ready(record, now)}
         try:
             view = await asyncio.to_thread(self._board.look, ready, shown)
             for id_ in self._shown - shown:
@@ -53,11 +55,12 @@ class Keeper:
             self.view = view
             self._changed()
 
-    def _is_shared(self, record: Record) -> bool:
-        rule = self._rules.get(record.rule)
-        return record.gone_at is None and rule is not None and rule.approve.when is When.ALL_DONE
-
     def _say(self, why: str) -> None:
         if why != self.trouble:
             LOG.error("%s", why)
         self.trouble = why
+
+
+def _is_shared(record: Record, now: Situation) -> bool:
+    rule = now.rules.get(record.rule)
+    return record.gone_at is None and rule is not None and rule.approve.when is When.ALL_DONE

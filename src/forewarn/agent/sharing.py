@@ -11,12 +11,12 @@ def is_held(other: Record, step: Step, now: Situation) -> bool:
     """Whether the step is done for the other event, and stays so while any event needs it."""
     deed = other.deed(step.name)
     is_done = deed is not None and deed.state is State.DONE and other.deed(step.name, Phase.UNDO) is None
-    return is_done and not _has_lapsed(other, step, now)
+    return is_done and not has_lapsed(other, step, now)
 
 
-def _has_lapsed(other: Record, step: Step, now: Situation) -> bool:
-    """Whether a reboot has undone what was tried for the other event."""
-    deed = other.deed(step.name)
+def has_lapsed(record: Record, step: Step, now: Situation) -> bool:
+    """Whether a reboot has undone what was tried for this event."""
+    deed = record.deed(step.name)
     return not step.survives_reboot and deed is not None and deed.boot_id != now.boot_id
 
 
@@ -29,7 +29,7 @@ def holder_among(others: list[Record], step: Step, now: Situation) -> str:
     """The event for which the step was tried, perhaps in part, and not undone: how it found things is known there, and
     whoever goes on from here must undo that too.
     """
-    undos = ((other, other.deed(step.name, Phase.UNDO)) for other in others if not _has_lapsed(other, step, now))
+    undos = ((other, other.deed(step.name, Phase.UNDO)) for other in others if not has_lapsed(other, step, now))
     tried = (other for other, undo in undos if undo is None or undo.state is State.FAILED)
     return next((other.holder_of(step.name) for other in tried), "")
 
