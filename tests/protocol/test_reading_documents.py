@@ -151,7 +151,7 @@ NOTICES = st.builds(
 ).flatmap(lambda one: st.sampled_from([one, replace(one, status=Status.STARTED, not_before=None)]))
 DOCUMENTS = st.builds(
     Document,
-    incarnation=st.integers(0, 2**63),
+    incarnation=st.integers(0, 2**63 - 1),
     notices=st.lists(NOTICES, max_size=5).map(tuple),
     roles=st.booleans(),
 )
