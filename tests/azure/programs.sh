@@ -30,8 +30,11 @@ sdk)
     fetch -e '.[server,dev]' $sdk
     if command -v npm >/dev/null; then
         mkdir -p "$directory/node"
+        # Node has CAs of its own; those of the system count too, as for everybody else here.
+        system=/etc/ssl/certs/ca-certificates.crt
+        test -e "$system" && export NODE_EXTRA_CA_CERTS="${NODE_EXTRA_CA_CERTS:-$system}"
         # shellcheck disable=SC2086
-        timeout "$limit_s" npm install --prefix "$directory/node" --silent --no-audit --no-fund --no-save $node || {
+        timeout 300 npm install --prefix "$directory/node" --silent --no-audit --no-fund --no-save $node || {
             rm -rf "$directory/node"
             echo "no library for JavaScript: $node could not be fetched; the tests that need it are skipped"
         }
