@@ -34,6 +34,12 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.content)
 
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """Status, code and message of a refusal."""
+        told = self.json["error"]
+        return self.status, told["code"], told["message"]
+
 
 class Api:
     """Calls the console of a world. `refused` also sees to it that a refusal has changed nothing."""
@@ -129,8 +135,7 @@ class Api:
         before = self.stored()
         answer = self.call(method, target, body)
         assert self.stored() == before
-        error = answer.json["error"]
-        return answer.status, error["code"], error["message"]
+        return answer.error
 
     def stored(self) -> list[Any]:
         store = self.world.store

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.requests import Request
+from tests.console.conftest import Answer
 
 from forewarn.access.signing import SigningKey
 from forewarn.console.app import Admit, build
@@ -22,23 +23,6 @@ BASE = "https://localhost:8443"
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
 _PRINCIPAL = "test.principal"
-
-
-class Answer:
-    def __init__(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.content = content
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.content)
-
-    @property
-    def error(self) -> tuple[int, str, str]:
-        """Status, code and message of a refusal."""
-        told = self.json["error"]
-        return self.status, told["code"], told["message"]
 
 
 class Caller:
