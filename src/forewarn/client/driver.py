@@ -12,6 +12,7 @@ from forewarn.client.cursor import read_boot_id
 from forewarn.client.discovery import Discovery
 from forewarn.client.endpoint import Endpoint
 from forewarn.client.event import Event
+from forewarn.client.known import Known
 from forewarn.client.line import Line
 from forewarn.client.move import Do, Move, Pause, Run, Send, Talk, Tell
 from forewarn.client.session import Session
@@ -21,7 +22,7 @@ from forewarn.protocol.codec import Received
 T = TypeVar("T")
 
 
-class Client:
+class Client(Known):
     """Hears of maintenance and approves it, for the VM that it runs in. Without an endpoint it is discovered with the
     first question. May be shared by threads.
     """
@@ -42,36 +43,6 @@ class Client:
     @property
     def endpoint(self) -> Endpoint:
         return self.discover()
-
-    @property
-    def version(self) -> str:
-        """The api-version that is asked with: the newest that the service takes, as far as it is known yet."""
-        return self._session.version
-
-    @property
-    def date(self) -> float | None:
-        """The service's time with its latest document: time left is `not_before - date` (spec §12)."""
-        return self._session.date
-
-    @property
-    def now(self) -> float | None:
-        """The service's time: its latest, and what has passed since; None if it told none."""
-        return self._session.now()
-
-    @property
-    def answered_at(self) -> float | None:
-        """When the latest poll was answered, by this machine's monotonic clock; None if none was yet."""
-        return self._session.answered_at
-
-    @property
-    def held_s(self) -> float:
-        """How long the service kept its latest answer on our behalf; 0.0 if it did not."""
-        return self._session.held_s
-
-    @property
-    def trouble(self) -> str:
-        """Why the latest poll of a watcher failed; "" if it did not."""
-        return self._session.trouble
 
     def discover(self) -> Endpoint:
         """Where the service is; looked for once (spec §2.5)."""
