@@ -17,6 +17,8 @@ from forewarn.console.call import Call
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.patience import Patience
+from forewarn.console.portal.app import portal_routes
+from forewarn.console.portal.visit import Welcome
 from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
 from forewarn.console.room import Room
@@ -28,8 +30,16 @@ from forewarn.core.access import Principal, owner
 Admit = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told
 
 
-def build(house: House, admit: Admit | None = None, directory: Directory | None = None) -> Starlette:
-    """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything."""
+def build(
+    house: House,
+    admit: Admit | None = None,
+    directory: Directory | None = None,
+    welcome: Welcome | None = None,
+) -> Starlette:
+    """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything.
+
+    With `welcome`, which tells who is signed in there, it has the portal too.
+    """
     admit = admit or _the_owner(house)
     names = directory or Directory(house.control.store)
 
@@ -41,7 +51,8 @@ def build(house: House, admit: Admit | None = None, directory: Directory | None 
         by_path[line.path].append(line)
     routes = [_route(enter, path, lines) for path, lines in by_path.items()]
     ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
-    app = Starlette(routes=[ours, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
+    portal = portal_routes(house, names, welcome) if welcome is not None else []
+    app = Starlette(routes=[ours, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
     app.router.redirect_slashes = False
     if house.shown is not None:
         app.add_middleware(Patience, shown=house.shown)

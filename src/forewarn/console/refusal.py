@@ -46,15 +46,24 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def response_for(error: Exception) -> Response:
+    status, code, message = _told(error)
+    challenge = error.challenge if isinstance(error, Stranger) else "Bearer"
+    headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
+    return said(status, code, message, problems=_problems(error), headers=headers)
+
+
+def outcome_of(error: Exception) -> tuple[int, str]:
+    """The status and the sentence, for whoever says it in another form."""
+    status, _, message = _told(error)
+    return status, message
+
+
+def _told(error: Exception) -> tuple[int, str, str]:
     for of, status, code in _STATUS:
         if isinstance(error, of):
-            challenge = error.challenge if isinstance(error, Stranger) else "Bearer"
-            headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
-            return said(status, code, _message(error), problems=_problems(error), headers=headers)
+            return status, code, _message(error)
     log.error("a call failed that should not have", exc_info=error)
-    return said(
-        500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
-    )
+    return 500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
 
 
 def said(

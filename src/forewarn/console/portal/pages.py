@@ -1,0 +1,8 @@
+"""Every page of the portal, one line each: path under /portal, handler, template, the right it needs and over what."""
+
+from __future__ import annotations
+
+from forewarn.console.portal.page import PageLine
+
+# A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
+PAGES: tuple[PageLine, ...] = ()

@@ -1,0 +1,49 @@
+"""Templates into HTML. Everything is escaped; what a template can say of instants and spans is told here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from forewarn.core.story import span
+
+
+@cache
+def environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("forewarn.console.portal", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(instant=instant, day=day, span=span, segment=segment)
+    return made
+
+
+def render(template: str, **given: Any) -> str:
+    return environment().get_template(template).render(**given)
+
+
+def instant(at: float | None) -> Markup:
+    """A time of day that scripts can turn into the reader's own; a dash where there is none."""
+    if at is None:
+        return Markup("—")
+    when = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}" data-at="{}" title="{}">{}</time>').format(
+        f"{when:%Y-%m-%dT%H:%M:%SZ}", f"{at:.3f}", f"{when:%Y-%m-%d %H:%M:%S} UTC", f"{when:%H:%M:%S}"
+    )
+
+
+def day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def segment(text: str) -> str:
+    """A name within a path: its slashes stay, since a VM may be called group/name."""
+    return quote(text, safe="/:")

@@ -1,0 +1,1 @@
+// What every page has: the clock that goes on.

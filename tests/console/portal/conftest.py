@@ -1,0 +1,109 @@
+"""The portal over a world in virtual time, visited without a socket, by whoever a test says."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote, urlencode
+
+import pytest
+from starlette.requests import Request
+from tests.console.conftest import Answer, Api
+
+from forewarn.console.app import build
+from forewarn.console.portal.visit import Visit
+from forewarn.core.access import Grant, Principal, Role, owner
+from forewarn.testing.world import World
+
+TOKEN = "the-token-of-this-visit"
+_FORM = "application/x-www-form-urlencoded"
+
+
+class Page(Answer):
+    @property
+    def text(self) -> str:
+        """What a reader sees, without tags; runs of blanks are one."""
+        plain = re.sub(r"<(script|style|title).*?</\1>|<[^>]*>", " ", self.html, flags=re.S)
+        return re.sub(r"\s+", " ", html.unescape(plain)).strip()
+
+    @property
+    def html(self) -> str:
+        return self.content.decode()
+
+
+class Visitor:
+    """Somebody who is signed in to the portal of a world."""
+
+    def __init__(self, api: Api, principal: Principal) -> None:
+        self.api = api
+        self.world: World = api.world
+        self.principal = principal
+
+        async def welcome(request: Request) -> Visit:
+            return Visit(principal=self.principal, token=TOKEN, ends_at=float("inf"))
+
+        self.app = build(api.house, welcome=welcome)
+
+    def holding(self, role: str, *over: str, name: str = "client ci") -> Visitor:
+        """Somebody else, with this role over these resources."""
+        grants = [Grant(id=f"g{n}", role=Role(role), to="client:ci", over=resource) for n, resource in enumerate(over)]
+        return Visitor(self.api, Principal(id=name.replace(" ", ":"), name=name, grants=tuple(grants)))
+
+    def get(self, target: str) -> Page:
+        """A page that is shown."""
+        page = self.visit("GET", target)
+        assert page.status == 200, page.text
+        return page
+
+    def post(self, target: str, fields: Mapping[str, str | list[str]] = {}, *, token: str = TOKEN) -> Page:
+        """A form, sent as a browser does."""
+        sent = urlencode({"token": token, **fields}, doseq=True).encode()
+        return self.visit("POST", target, sent, {"content-type": _FORM})
+
+    def visit(self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] = {}) -> Page:
+        return self.world.do(self.visiting(method, target, body, headers))
+
+    async def visiting(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
+        path, _, query = target.partition("?")
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(b"host", b"localhost:8443"), *((n.encode(), v.encode()) for n, v in headers.items())],
+            "server": ("localhost", 8443),
+            "client": ("127.0.0.1", 50000),
+        }
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        named = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+        return Page(sent[0]["status"], named, b"".join(part.get("body", b"") for part in sent[1:]))
+
+
+@pytest.fixture
+def portal_of(api_of: Callable[..., Api]) -> Callable[..., Visitor]:
+    """Makes the portal of a world with another policy, fleet or store, visited by its owner."""
+
+    def make(*given: Any, **options: Any) -> Visitor:
+        return Visitor(api_of(*given, **options), owner("local user ann"))
+
+    return make
+
+
+@pytest.fixture
+def portal(portal_of: Callable[..., Visitor]) -> Visitor:
+    return portal_of()
