@@ -106,6 +106,11 @@ class MemoryStore:
         there = (event for event in self._tables.events.values() if event.status in statuses)
         return _newest(_matching(there, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
+    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        there = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
+        there.sort(key=lambda event: event.over_at or 0.0)
+        return _newest(there, limit) if newest else there[:limit]
+
     def gate(self, gate_id: str) -> Gate | None:
         return self._tables.gates.get(gate_id)
 
@@ -134,13 +139,14 @@ class MemoryStore:
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         scope_id: str | None = None,
         event_id: str | None = None,
         request_id: str | None = None,
         vm: str | None = None,
         limit: int | None = None,
     ) -> list[Entry]:
-        there = (entry for entry in self._tables.history if entry.seq > after)
+        there = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
         wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit)
 
@@ -226,6 +232,10 @@ def _matching(rows: Iterable[Row], **wanted: str | None) -> list[Row]:
 
 def _newest(rows: list[Row], limit: int | None) -> list[Row]:
     return rows if limit is None else rows[max(0, len(rows) - limit) :]
+
+
+def _is_within(at: float | None, since: float, until: float) -> bool:
+    return at is not None and since <= at <= until
 
 
 Waking = TypeVar("Waking", Scope, Gate)

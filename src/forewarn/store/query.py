@@ -57,6 +57,14 @@ def _status_is(statuses: tuple[Status, ...]) -> ColumnElement[bool]:
     return events.c.status.in_([literal_column(f"'{status}'") for status in statuses])
 
 
+def _events_over(newest: bool) -> str:
+    at, position = events.c.over_at, events.c.position
+    order = (at.desc(), position.desc()) if newest else (at, position)
+    return text_of(
+        _at_most(select(events.c.body).where(at.between(bindparam("since"), bindparam("until"))).order_by(*order))
+    )
+
+
 def _next_wake() -> str:
     first = union_all(*(select(func.min(table.c.wakes_at).label("at")) for table in (scopes, gates))).subquery()
     return text_of(select(func.min(first.c.at)))
@@ -90,6 +98,7 @@ COUNTS = _counts()
 VM = _one(vms.c.key, vms.c.body)
 HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _one(events.c.id, events.c.body)
+EVENTS_OVER = {newest: _events_over(newest) for newest in (True, False)}
 GATE = _one(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
 REQUEST = _one(requests.c.id, requests.c.body, requests.c.version)
 CLIENT = _one(clients.c.id, clients.c.body)
@@ -139,7 +148,8 @@ def planned_by(by: By) -> str:
 
 @cache
 def history_by(by: By, newest: bool) -> str:
-    query = select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after"), *_equal(history, by))
+    seq = history.c.seq
+    query = select(history.c.body, seq).where(seq > bindparam("after"), seq < bindparam("before"), *_equal(history, by))
     return _all(query, history.c.seq, newest)
 
 

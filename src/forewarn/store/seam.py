@@ -65,6 +65,9 @@ class Store(Protocol):
         statuses: Sequence[Status] = tuple(Status),
         limit: int | None = None,
     ) -> list[Event]: ...  # oldest first; with a limit, the newest ones
+    def events_over(
+        self, since: float, until: float, *, limit: int, newest: bool = True
+    ) -> list[Event]: ...  # that came to be over then, in that order; the newest ones, or the oldest
     def gate(self, gate_id: str) -> Gate | None: ...
     def request(self, request_id: str) -> Request | None: ...
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]: ...
@@ -78,6 +81,7 @@ class Store(Protocol):
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         scope_id: str | None = None,
         event_id: str | None = None,
         request_id: str | None = None,

@@ -25,6 +25,7 @@ from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
 
 Rows = list[tuple[Any, ...]]
+_LARGEST = 2**63 - 1  # that SQLite holds
 
 
 class SqliteStore:
@@ -105,6 +106,10 @@ class SqliteStore:
         sql = query.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
         return [record.read_event(body) for (body,) in self._newest(sql, limit, **wanted)]
 
+    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        rows = self._rows(query.EVENTS_OVER[newest], since=since, until=until, limit=limit)
+        return [record.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
+
     def gate(self, gate_id: str) -> Gate | None:
         row = self._row(query.GATE, row_id=gate_id)
         return record.read_gate(*row) if row else None
@@ -135,6 +140,7 @@ class SqliteStore:
         self,
         *,
         after: int = 0,
+        before: int | None = None,
         scope_id: str | None = None,
         event_id: str | None = None,
         request_id: str | None = None,
@@ -143,7 +149,8 @@ class SqliteStore:
     ) -> list[Entry]:
         wanted = _given(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         sql = query.history_by(tuple(wanted), limit is not None)
-        return [record.read_entry(*row) for row in self._newest(sql, limit, after=after, **wanted)]
+        bounds = {"after": after, "before": _LARGEST if before is None else before}
+        return [record.read_entry(*row) for row in self._newest(sql, limit, **bounds, **wanted)]
 
     def entries_after(self, seq: int, limit: int) -> list[Entry]:
         return [record.read_entry(*row) for row in self._rows(query.ENTRIES_AFTER, after=seq, limit=limit)]

@@ -329,6 +329,18 @@ class StoreConformance(ABC):
 
         self.play(story)
 
+    def test_events_that_are_over_are_found_by_when(self) -> None:
+        async def story(store: Store) -> None:
+            late, soon, twin = (over(an_event(name), at) for name, at in (("A", 9.0), ("B", 5.0), ("C", 5.0)))
+            await store.commit(Commit(events=(late, an_event("live"), soon, twin)))
+            assert store.events_over(0.0, 10.0, limit=9) == [soon, twin, late]
+            assert store.events_over(5.0, 9.0, limit=2) == [twin, late]
+            assert store.events_over(5.0, 9.0, limit=2, newest=False) == [soon, twin]
+            assert store.events_over(5.5, 8.5, limit=9) == []
+            assert store.events_over(0.0, 10.0, limit=0) == []
+
+        self.play(story)
+
     def test_planned_events_wait_until_they_are_unplanned(self) -> None:
         async def story(store: Store) -> None:
             p1, p2, p3 = a_plan("P2"), a_plan("P1", gate_id="g"), a_plan("P0", request_id="r2")
@@ -372,6 +384,9 @@ class StoreConformance(ABC):
             assert texts(after=1) == "bc"
             assert texts(limit=2) == "bc"
             assert texts(scope_id="s", after=1, limit=1) == "c"
+            assert texts(before=3) == "ab"
+            assert texts(scope_id="s", before=3, limit=1) == "b"
+            assert texts(after=1, before=3) == "b"
 
         self.play(story)
 
