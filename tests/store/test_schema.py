@@ -83,6 +83,7 @@ def test_a_step_that_fails_leaves_the_file_without_any(tmp_path: Path) -> None:
         query.events_by(("gate_id",), LIVE, False),
         query.events_by((), (Status.STARTED,), False),
         query.requests_by(True, False),
+        *query.EVENTS_OVER.values(),
         query.planned_by(("request_id",)),
         query.planned_by(("gate_id",)),
         query.history_by((), False),

@@ -150,6 +150,11 @@ class Mouth:
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
+    def rules_for(self, location: str) -> Rules:
+        """What VMs of this location are served by."""
+        rules, by_location = rules_of(self._settings)
+        return by_location.get(location, rules)
+
     @property
     def _running(self) -> MetadataServer | Crew:
         assert self._server is not None

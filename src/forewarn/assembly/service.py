@@ -243,6 +243,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         doctor=doctor,
         who=f"local user {getpass.getuser()}",
         endpoint_of=service.mouth.endpoint_of,
+        rules_for=service.mouth.rules_for,
         keepers=lambda: service.keepers.links,
         observe=observe,
         shown=service.mouth.caught_up if service.settings.workers else None,

@@ -56,7 +56,7 @@ async def explain(room: Room, call: Call) -> Story:
             f"{thing!r} is ambiguous, event {event.id} and rollout {rollout.id} begin so: give more of the id"
         )
     if event is not None:
-        return _explain_event(room, event)
+        return explain_event(room, event)
     if rollout is not None:
         return _explain_request(room, rollout)
     raise NotFound(
@@ -119,7 +119,7 @@ def _scope_of(room: Room, scope_id: str) -> Scope:
     return room.store.scope(scope_id) or Scope(id=scope_id)
 
 
-def _explain_event(room: Room, event: Event) -> Story:
+def explain_event(room: Room, event: Event) -> Story:
     scope = _scope_of(room, event.scope_id)
     asked = [entry for entry in room.store.history(request_id=event.request_id) if room.visible.entry(entry)]
     known = {entry.seq: entry for entry in (*asked, *_setbacks(room, event))}

@@ -25,20 +25,20 @@ _LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all 
 
 async def show(room: Room, call: Call, query: body.HistoryQuery) -> HistoryView:
     """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
-    wanted = _wanted(room, query)
+    wanted = wanted_by(room, query)
     page = _page(room, query, wanted)
     return await _next_page(room, query, wanted, page) if query.wait_s and not page.entries else page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
+class Wanted:
     """Which entries are meant."""
 
     like: dict[str, Any]  # what they have in common
     shared: tuple[str, ...] = ()  # events of several VMs, one of which is meant: their entries name none
 
 
-def _wanted(room: Room, query: body.HistoryQuery) -> _Wanted:
+def wanted_by(room: Room, query: body.HistoryQuery) -> Wanted:
     like: dict[str, Any] = {}
     if query.scope:
         like["scope_id"] = room.scope(query.scope).id
@@ -47,31 +47,31 @@ def _wanted(room: Room, query: body.HistoryQuery) -> _Wanted:
     if query.request:
         like["request_id"] = room.request(query.request).id
     if not query.vm:
-        return _Wanted(like=like)
+        return Wanted(like=like)
     vm = room.directory.find_any(query.vm)
     shared = [e.id for e in room.store.events(scope_id=vm.scope_id) if len(e.vms) > 1 and lists(e, vm.name)]
-    return _Wanted(like={**like, "vm": vm.name}, shared=tuple(shared[-_MOST_EVENTS:]))
+    return Wanted(like={**like, "vm": vm.name}, shared=tuple(shared[-_MOST_EVENTS:]))
 
 
-def _read(room: Room, wanted: _Wanted, after: int, limit: int) -> list[Entry]:
-    found = room.store.history(after=after, limit=limit, **wanted.like)
+def read(room: Room, wanted: Wanted, *, after: int = 0, before: int | None = None, limit: int) -> list[Entry]:
+    found = room.store.history(after=after, before=before, limit=limit, **wanted.like)
     for event_id in wanted.shared:
         if wanted.like.get("event_id", event_id) == event_id:
             alike = {**wanted.like, "event_id": event_id, "vm": ""}
-            found += room.store.history(after=after, limit=limit, **alike)
+            found += room.store.history(after=after, before=before, limit=limit, **alike)
     seen = [entry for entry in found if room.visible.entry(entry)]
     return sorted(seen, key=lambda entry: entry.seq)[-limit:] if wanted.shared else seen
 
 
-def _page(room: Room, query: body.HistoryQuery, wanted: _Wanted) -> HistoryView:
+def _page(room: Room, query: body.HistoryQuery, wanted: Wanted) -> HistoryView:
     """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
     seq = room.store.last_seq()
     if not room.sees_everything() and not wanted.like:
         return _page_of_some(room, query, seq)
     if query.after is None:
-        return _shown(_read(room, wanted, 0, query.limit), seq)
+        return _shown(read(room, wanted, limit=query.limit), seq)
     # No more can have been written than there are numbers since.
-    entries = _read(room, wanted, query.after, max(seq - query.after, query.limit))
+    entries = read(room, wanted, after=query.after, limit=max(seq - query.after, query.limit))
     return _cut(entries, query.limit, seq)
 
 
@@ -94,7 +94,7 @@ def _shown(entries: list[Entry], seq: int) -> HistoryView:
     return HistoryView(entries=tuple(EntryView.of(entry) for entry in entries), seq=last)
 
 
-async def _next_page(room: Room, query: body.HistoryQuery, wanted: _Wanted, page: HistoryView) -> HistoryView:
+async def _next_page(room: Room, query: body.HistoryQuery, wanted: Wanted, page: HistoryView) -> HistoryView:
     """Until there is something to show, the time is over (real time, spec §12), or the service stops.
 
     What was looked at and is nothing for the caller is not looked at again.

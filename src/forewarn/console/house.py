@@ -11,6 +11,7 @@ from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
+from forewarn.protocol.exchange import Rules
 
 
 class Keeper(Protocol):
@@ -30,6 +31,10 @@ def _nowhere(vm: Vm) -> str:
     return ""
 
 
+def _usual_rules(location: str) -> Rules:
+    return Rules()
+
+
 async def _nothing_seen() -> None:
     return
 
@@ -41,6 +46,7 @@ class House:
     doctor: Callable[[], Awaitable[Sequence[Any]]]  # checks, each with name, ok, text and remedy
     who: str  # how the history calls whoever asks here
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
+    rules_for: Callable[[str], Rules] = _usual_rules  # by which VMs of a location are served
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM

@@ -272,7 +272,7 @@ def _summary(event: Event, vm: Vm, record: Record) -> Line:
     """One event in one line: cause and end above, how it went below."""
     at = event.started_at if event.started_at is not None else event.published_at
     state = ending(event) if event.ending is not None else f"{event.status}"
-    sentences = [*_notice(event), *_how_given(event, vm, record), *_how_approved(event), *_how_performed(event, vm)]
+    sentences = [*notice_of(event), *_how_given(event, vm, record), *_how_approved(event), *_how_performed(event, vm)]
     sentences += [f"{line.text}: {line.detail}" for line in _interruptions(event, record) if line.detail]
     text = f"{kind_of(event)}, asked for by {event.who} ({event.cause}): {state}"
     if rollout := record.rollouts.get(event.request_id):
@@ -280,7 +280,8 @@ def _summary(event: Event, vm: Vm, record: Record) -> Line:
     return Line(at=at, text=text, detail="; ".join((*sentences, f"event {event.id}")))
 
 
-def _notice(event: Event) -> Iterator[str]:
+def notice_of(event: Event) -> Iterator[str]:
+    """What was promised, and what was given."""
     if not event.listed or _had_no_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
