@@ -81,6 +81,7 @@ class Control:
         self.outbox = Outbox(store, real_time=outside.real_time)
         self.webhooks = Webhooks(desk=self.desk, new_id=outside.new_id, outbox=self.outbox)
         self.labtime = LabTime(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
+        self.rehearsing = asyncio.Lock()  # one at a time: each takes a thread
         self._unsubscribe = store.subscribe(self._hear)
         if store.scope_ids():
             # Somebody ran before us: what came due meanwhile gives those who could not poll a moment to look.

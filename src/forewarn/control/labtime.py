@@ -55,6 +55,16 @@ class LabTime:
             await self._reconciler.settle()
         return clock.now()
 
+    async def step(self) -> bool:
+        """On to what falls due next, and do that; False where nothing will by itself."""
+        clock = self._lab_clock("advanced")
+        async with self._reconciler.driving:
+            wake = self._reconciler.next_wake()
+            if wake is not None:
+                await self._jump(clock, max(wake, clock.now()), self._polling(clock))
+                await self._reconciler.settle()
+        return wake is not None
+
     async def set_speed(self, speed: float, *, who: str = "") -> float:
         clock = self._lab_clock("set to another speed")
         # Not while somebody advances it: each would undo what the other has set.

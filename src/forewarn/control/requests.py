@@ -88,6 +88,14 @@ class Requests:
     async def start_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> Request:
+        request = self.planned_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
+        await self._store.commit(Commit(requests=(request,), entries=(self._requested(request),)))
+        return request
+
+    def planned_rollout(
+        self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
+    ) -> Request:
+        """The rollout as it would be started; refused where it cannot be."""
         minimum = CAUSES[rollout.cause].minimum_notice_s
         if short_notice and not notice_s:
             raise Rejected("a short notice needs a length: say how long with --notice")
@@ -103,9 +111,7 @@ class Requests:
                 must_have_destination(vm, self._desk.placement.hosts())
         names = [rollout.scope_id] if rollout.scope_id else list(rollout.hosts)
         request = self._request(Ask.ROLLOUT, who, names, notice_s or minimum, short_notice)
-        request = replace(request, rollout=rollout)
-        await self._store.commit(Commit(requests=(request,), entries=(self._requested(request),)))
-        return request
+        return replace(request, rollout=rollout)
 
     async def steer_rollout(self, request_id: str, progress: Progress, *, who: str) -> Request:
         """Pause, resume or abort a rollout that is under way."""
