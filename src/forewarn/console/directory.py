@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from forewarn.console.register import Listed, Register
-from forewarn.core.fleet import Vm
+from forewarn.core.fleet import Power, Vm
 from forewarn.errors import NotFound, Refused
 from forewarn.store.seam import Committed, Store
 
@@ -26,6 +26,7 @@ class Directory:
         self._gone: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
         self._homes: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
         self._home_of: dict[str, tuple[str, str]] = {}
+        self._off: dict[str, Power] = {}  # of those present VMs that are not running
         self._register = Register()
         for vm in store.vms(removed=True):
             self._meet(vm)
@@ -47,6 +48,13 @@ class Directory:
         wanted = name.casefold()
         keys = {*self._keys.get(wanted, ()), *self._gone.get(wanted, ())}
         return [vm for vm in map(self._store.vm, sorted(keys)) if vm is not None]
+
+    def has(self, key: str) -> bool:
+        """Whether a VM has this key now."""
+        return key in self._home_of
+
+    def power_of(self, key: str) -> Power:
+        return self._off.get(key, Power.RUNNING)
 
     def commonest_home(self) -> tuple[str, str] | None:
         """The subscription and resource group that most VMs are in."""
@@ -104,6 +112,10 @@ class Directory:
             del other[name]
         present[name].add(key)
         self._register.meet(vm)
+        if vm.power is Power.RUNNING or vm.removed_at is not None:
+            self._off.pop(key, None)
+        else:
+            self._off[key] = vm.power
         self._settle(key, (vm.subscription_id, vm.resource_group) if vm.removed_at is None else None)
 
     def _settle(self, key: str, home: tuple[str, str] | None) -> None:

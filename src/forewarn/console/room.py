@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
-from forewarn.console.register import Listed
+from forewarn.console.outlook import Outlook
+from forewarn.console.portal.overview import Overview
 from forewarn.console.visibility import Visibility
 from forewarn.control.control import Control
 from forewarn.core.access import Principal, Right, role_for
@@ -16,7 +17,7 @@ from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Host, Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.request import Request
-from forewarn.core.resource import EVERYTHING, covers, resource_of
+from forewarn.core.resource import EVERYTHING
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unavailable
 from forewarn.store.seam import Store
@@ -27,52 +28,18 @@ Again = Callable[[], Awaitable[Principal]]  # who is calling, asked once more
 _RECENT = 10_000  # events and requests among which a prefix is looked for, besides those under way
 
 
-class Outlook:
-    """The directory, without the VMs that a caller may not read: to them these do not exist."""
-
-    def __init__(self, directory: Directory, principal: Principal) -> None:
-        self.whole = directory
-        self._principal = principal
-        self._sees_all = principal.may(Right.READ, EVERYTHING)
-
-    def sees(self, vm: Vm) -> bool:
-        return self._reads(resource_of(vm))
-
-    def _reads(self, resource: str) -> bool:
-        return self._sees_all or self._principal.may(Right.READ, resource)
-
-    def find(self, name: str) -> Vm:
-        return self.whole.find(name, self.sees)
-
-    def find_any(self, name: str) -> Vm:
-        return self.whole.find_any(name, self.sees)
-
-    def within(self, resource: str) -> Sequence[Listed]:
-        every = self.whole.within(resource)
-        # VMs of an availability set are in it, but not under its id: who may read the one may not read the others.
-        if self._reads(resource) and all(covers(resource, one.resource) for one in every[:1]):
-            return every
-        return [one for one in every if self._reads(one.resource)]
-
-    def sets_within(self, resource: str) -> list[str]:
-        """A set that the caller may not read is not shown, even where they may read a VM of it."""
-        return [one for one in self.whole.sets_within(resource) if self._reads(one)]
-
-    def groups(self) -> list[str]:
-        """Those that hold anything that the caller may read."""
-        return [one for one in self.whole.groups() if self._reads(one) or self.within(one) or self.sets_within(one)]
-
-    def commonest_home(self) -> tuple[str, str] | None:
-        return self.whole.commonest_home()
-
-    def subscriptions(self) -> set[str]:
-        return self.whole.subscriptions()
-
-
 class Room:
-    def __init__(self, house: House, directory: Directory, principal: Principal, again: Again | None = None) -> None:
+    def __init__(
+        self,
+        house: House,
+        directory: Directory,
+        principal: Principal,
+        again: Again | None = None,
+        overview: Overview | None = None,
+    ) -> None:
         self.house = house
         self._again = again
+        self._overview = overview
         self._see_as(principal, directory)
 
     async def look_again(self) -> None:
@@ -92,6 +59,12 @@ class Room:
     @property
     def store(self) -> Store:
         return self.house.control.store
+
+    @property
+    def overview(self) -> Overview:
+        """How every VM is. The portal's rooms have one."""
+        assert self._overview is not None
+        return self._overview
 
     @property
     def who(self) -> str:

@@ -40,6 +40,13 @@ class Placement:
     def crowd(self, host: str) -> int:
         return self._crowd[host]
 
+    def keys(self) -> list[str]:
+        """Of every VM in the order they came; of those that were removed too."""
+        return list(self._vms)
+
+    def scope_of(self, key: str) -> str:
+        return self._vms[key][0]
+
     def mixes(self, host: str, vm: Vm) -> bool:
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 

@@ -99,6 +99,17 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
     return f"{subscription_id}/{resource_group}/{name}".casefold()
 
 
+def key_in_scope(scope_id: str, name: str) -> str:
+    """The key of the VM of that name in a scope: a scope lies within one resource group."""
+    return f"{group_of_scope(scope_id)}/{name.casefold()}"
+
+
+def group_of_scope(scope_id: str) -> str:
+    """Subscription and resource group, as the keys of its VMs begin."""
+    subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
+    return f"{subscription}/{group}"
+
+
 def scope_id_for(vm: Vm) -> str:
     """Spec §7.1: a set, a placement group or a service is one scope; any other VM is a scope of its own."""
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Power, Vm
+from forewarn.core.fleet import Power, Vm, key_in_scope
 
 
 class VmState(StrEnum):
@@ -36,22 +36,28 @@ UNDER_WAY = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTING, VmSta
 
 
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
-    """Of a VM and the live events of its scope: what is being done to it counts before what is to come."""
+    """Of a VM and the events of its scope, in the order they were published."""
     if vm.removed_at is not None:
         return VmState.GONE
-    name = vm.name.casefold()
-    mine = [event for event in events if event.is_live and any(one.casefold() == name for one in event.vms)]
-    for event in mine:
-        if (state := _under_way(vm, event)) is not None:
-            return state
-    if vm.power in _OFF:
-        return _OFF[vm.power]
-    return VmState.NOTICED if any(event.status is Status.SCHEDULED for event in mine) else VmState.RUNNING
+    return state_from((meaning_of(event).get(vm.key) for event in events), vm.power)
 
 
-def _under_way(vm: Vm, event: Event) -> VmState | None:
-    """None: it has not started, or is done with this VM."""
-    if event.status is not Status.STARTED:
-        return None
-    owed = [act for act in event.owed if act.vm == vm.key]
-    return _DOWN.get(owed[0].verb, VmState.STARTED) if owed else None
+def meaning_of(event: Event) -> Mapping[str, VmState]:
+    """What an event makes of which VM, by their keys. One whose act has an outcome is done with, and not among them."""
+    match event.status:
+        case Status.SCHEDULED:
+            return {key_in_scope(event.scope_id, name): VmState.NOTICED for name in event.vms}
+        case Status.STARTED:
+            return {act.vm: _DOWN.get(act.verb, VmState.STARTED) for act in event.owed}
+        case _:
+            return {}
+
+
+def state_from(meanings: Iterable[VmState | None], power: Power) -> VmState:
+    """What is being done to a VM counts before how it was left, and that before what is to come."""
+    noticed = False
+    for meaning in meanings:
+        if meaning in UNDER_WAY:
+            return meaning
+        noticed = noticed or meaning is VmState.NOTICED
+    return _OFF.get(power) or (VmState.NOTICED if noticed else VmState.RUNNING)

@@ -18,6 +18,7 @@ from forewarn.console.house import House
 from forewarn.console.portal.form import form_routes
 from forewarn.console.portal.frame import Enter, framed, not_let_in, refused
 from forewarn.console.portal.live import live_routes
+from forewarn.console.portal.overview import Overview
 from forewarn.console.portal.page import PREFIX, Drawn, PageLine, Table, Tabular
 from forewarn.console.portal.pages import PAGES
 from forewarn.console.portal.visit import Visit, Welcome
@@ -32,12 +33,14 @@ _AS = "as"  # the query's word for another form than HTML
 def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[BaseRoute]:
     """Everything under /portal that needs somebody signed in, and the way there from /."""
 
+    overview = Overview(house.control.store, house.control.placement, directory)
+
     async def enter(request: Request) -> tuple[Room, Visit]:
         async def again() -> Principal:
             return (await welcome(request)).principal
 
         visit = await welcome(request)
-        return Room(house, directory, visit.principal, again), visit
+        return Room(house, directory, visit.principal, again, overview), visit
 
     return [
         Route("/", _to_portal),

@@ -1,0 +1,170 @@
+"""How every VM of the fleet is, in memory, so that no page reads the whole fleet to show a part of it.
+
+Built when somebody first looks, from what the house holds anyway; from then on kept up to date by what is committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from forewarn.console.directory import Directory
+from forewarn.console.outlook import Outlook
+from forewarn.console.portal.block import Block, Group, block_id_for
+from forewarn.control.placement import Placement
+from forewarn.core.access import RIGHTS, Grant, Right
+from forewarn.core.event import Event, Status
+from forewarn.core.resource import covers
+from forewarn.core.vmstate import VmState, meaning_of, state_from
+from forewarn.store.seam import Committed, Store
+
+Change = tuple[str, VmState]  # a VM's key, and how it is now
+Hear = Callable[[Committed, Sequence[Change]], None]
+Part = frozenset[str] | None  # the VMs of a group that somebody sees; None: all
+_AT_A_STRETCH = 2_000  # VMs met before others get their turn
+_REMEMBERED = 64  # visitors who see a part, and what of which groups
+
+
+class Overview:
+    """`await ready()` before anything else is asked."""
+
+    def __init__(self, store: Store, placement: Placement, directory: Directory) -> None:
+        self._store = store
+        self._placement = placement
+        self._directory = directory
+        self._groups: dict[str, Group] = {}
+        self._works: dict[str, dict[str, Mapping[str, VmState]]] = {}  # scope → live event → what it makes of whom
+        self._parts: dict[tuple[Grant, ...], dict[str, frozenset[str]]] = {}
+        self._hears: list[Hear] = []
+        self._building: asyncio.Task[None] | None = None
+        self._stop: Callable[[], None] = lambda: None
+
+    async def ready(self) -> None:
+        """The first to ask has it built; others get their turn meanwhile."""
+        if self._building is None or (self._building.done() and _failed(self._building)):
+            self._building = asyncio.create_task(self._build())
+        await asyncio.shield(self._building)
+
+    def close(self) -> None:
+        self._stop()
+
+    def subscribe(self, hear: Hear) -> Callable[[], None]:
+        """Tell `hear` of every commit with the VMs whose state it changed; what is returned stops it."""
+        self._hears.append(hear)
+
+        def stop() -> None:
+            self._hears = [one for one in self._hears if one is not hear]
+
+        return stop
+
+    def state_of(self, key: str) -> VmState:
+        group = self._groups.get(_group_of(key))
+        return group.state_of(key) if group is not None else VmState.GONE
+
+    def counts(self, sees: Outlook) -> dict[VmState, int]:
+        """How many VMs are in which state, of those that somebody sees."""
+        told: Counter[VmState] = Counter()
+        for group, part in self.groups(sees):
+            told.update(group.counts(part))
+        return {state: told[state] for state in VmState if state is not VmState.GONE}
+
+    def groups(self, sees: Outlook) -> Iterator[tuple[Group, Part]]:
+        """Those in which somebody sees a VM, and which VMs."""
+        for group in self._groups.values():
+            part = self._part(group, sees)
+            if part is None or part:
+                yield group, part
+
+    def block_of(self, key: str) -> Block | None:
+        group = self._groups.get(_group_of(key))
+        return group.block_of(key) if group is not None else None
+
+    def _part(self, group: Group, sees: Outlook) -> Part:
+        if sees.reads(group.resource):
+            return None
+        if not any(_reaches_into(grant, group) for grant in sees.grants):
+            return frozenset()
+        known = self._parts.setdefault(sees.grants, {})
+        if len(self._parts) > _REMEMBERED:
+            del self._parts[next(iter(self._parts))]
+        if group.id not in known:
+            known[group.id] = frozenset(listed.key for listed in sees.within(group.resource))
+        return known[group.id]
+
+    async def _build(self) -> None:
+        self._stop()
+        self._groups, self._works, self._parts = {}, {}, {}
+        keys = iter(self._placement.keys())
+        for event in self._store.events(statuses=[Status.SCHEDULED, Status.STARTED]):
+            self._works.setdefault(event.scope_id, {})[event.id] = meaning_of(event)
+        self._stop = self._store.subscribe(self._hear)
+        while stretch := list(islice(keys, _AT_A_STRETCH)):
+            for key in stretch:
+                self._settle(key)
+            await asyncio.sleep(0)
+
+    def _hear(self, committed: Committed) -> None:
+        touched = dict.fromkeys(vm.key for vm in committed.commit.vms)
+        for event in committed.commit.events:
+            touched.update(dict.fromkeys(self._follow(event)))
+        changes = [(key, state) for key in touched if (state := self._settle(key)) is not None]
+        for hear in tuple(self._hears):
+            hear(committed, changes)
+
+    def _follow(self, event: Event) -> Iterator[str]:
+        """The VMs to which the event means something else than before."""
+        works = self._works.setdefault(event.scope_id, {})
+        old, new = works.get(event.id, {}), meaning_of(event)
+        if event.is_live:
+            works[event.id] = new
+        else:
+            works.pop(event.id, None)
+        if not works:
+            del self._works[event.scope_id]
+        return (key for key in {**old, **new} if old.get(key) is not new.get(key))
+
+    def _settle(self, key: str) -> VmState | None:
+        """Where and how a VM is by now; None: as before."""
+        group = self._groups.get(_group_of(key))
+        if not self._directory.has(key):
+            return self._forget(key, group) if group is not None else None
+        if group is None:
+            group = self._groups[_group_of(key)] = Group(_group_of(key))
+        scope_id = self._placement.scope_of(key)
+        is_new = group.join(key, block_id_for(scope_id))
+        if is_new:
+            self._look_again_at(group)
+        before, now = group.state_of(key), self._state(key, scope_id)
+        group.mark(key, now)
+        return now if is_new or now is not before else None
+
+    def _forget(self, key: str, group: Group) -> VmState | None:
+        if not group.leave(key):
+            return None
+        self._look_again_at(group)
+        if not group.size:
+            del self._groups[group.id]
+        return VmState.GONE
+
+    def _state(self, key: str, scope_id: str) -> VmState:
+        meanings = (meaning.get(key) for meaning in self._works.get(scope_id, {}).values())
+        return state_from(meanings, self._directory.power_of(key))
+
+    def _look_again_at(self, group: Group) -> None:
+        """What somebody sees of it may have changed."""
+        for known in self._parts.values():
+            known.pop(group.id, None)
+
+
+def _group_of(key: str) -> str:
+    return key.rpartition("/")[0]
+
+
+def _reaches_into(grant: Grant, group: Group) -> bool:
+    return Right.READ in RIGHTS[grant.role] and covers(group.resource, grant.over)
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.cancelled() or task.exception() is not None
