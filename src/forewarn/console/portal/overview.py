@@ -15,13 +15,14 @@ from forewarn.console.outlook import Outlook
 from forewarn.console.portal.block import Block, Group, block_id_for
 from forewarn.control.placement import Placement
 from forewarn.core.access import RIGHTS, Grant, Right
+from forewarn.core.change import Commit
 from forewarn.core.event import Event, Status
+from forewarn.core.fleet import group_of_scope
 from forewarn.core.resource import covers
 from forewarn.core.vmstate import VmState, meaning_of, state_from
 from forewarn.store.seam import Committed, Store
 
 Change = tuple[str, VmState]  # a VM's key, and how it is now
-Hear = Callable[[Committed, Sequence[Change]], None]
 Part = frozenset[str] | None  # the VMs of a group that somebody sees; None: all
 _AT_A_STRETCH = 2_000  # VMs met before others get their turn
 _REMEMBERED = 64  # visitors who see a part, and what of which groups
@@ -37,7 +38,8 @@ class Overview:
         self._groups: dict[str, Group] = {}
         self._works: dict[str, dict[str, Mapping[str, VmState]]] = {}  # scope → live event → what it makes of whom
         self._parts: dict[tuple[Grant, ...], dict[str, frozenset[str]]] = {}
-        self._hears: list[Hear] = []
+        self._heard: Commit | None = None
+        self._changes: Sequence[Change] = ()
         self._building: asyncio.Task[None] | None = None
         self._stop: Callable[[], None] = lambda: None
 
@@ -50,18 +52,23 @@ class Overview:
     def close(self) -> None:
         self._stop()
 
-    def subscribe(self, hear: Hear) -> Callable[[], None]:
-        """Tell `hear` of every commit with the VMs whose state it changed; what is returned stops it."""
-        self._hears.append(hear)
-
-        def stop() -> None:
-            self._hears = [one for one in self._hears if one is not hear]
-
-        return stop
+    def changed(self, commit: Commit) -> Sequence[Change]:
+        """The VMs whose state this commit changed. For whoever hears of commits, while they hear of this one."""
+        if self._heard is not commit:
+            self._heard, self._changes = commit, self._take_in(commit)
+        return self._changes
 
     def state_of(self, key: str) -> VmState:
         group = self._groups.get(_group_of(key))
         return group.state_of(key) if group is not None else VmState.GONE
+
+    def states_in(self, scope_id: str) -> list[Change]:
+        group = self._groups.get(group_of_scope(scope_id))
+        block = group.blocks.get(block_id_for(scope_id)) if group is not None else None
+        if group is None or block is None:
+            return []
+        keys = [scope_id.partition(":")[2]] if block.is_of_standalone else block.keys
+        return [(key, group.state_of(key)) for key in keys]
 
     def counts(self, sees: Outlook) -> dict[VmState, int]:
         """How many VMs are in which state, of those that somebody sees."""
@@ -106,12 +113,13 @@ class Overview:
             await asyncio.sleep(0)
 
     def _hear(self, committed: Committed) -> None:
-        touched = dict.fromkeys(vm.key for vm in committed.commit.vms)
-        for event in committed.commit.events:
+        self.changed(committed.commit)
+
+    def _take_in(self, commit: Commit) -> Sequence[Change]:
+        touched = dict.fromkeys(vm.key for vm in commit.vms)
+        for event in commit.events:
             touched.update(dict.fromkeys(self._follow(event)))
-        changes = [(key, state) for key in touched if (state := self._settle(key)) is not None]
-        for hear in tuple(self._hears):
-            hear(committed, changes)
+        return [(key, state) for key in touched if (state := self._settle(key)) is not None]
 
     def _follow(self, event: Event) -> Iterator[str]:
         """The VMs to which the event means something else than before."""
