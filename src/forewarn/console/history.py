@@ -53,14 +53,17 @@ def wanted_by(room: Room, query: body.HistoryQuery) -> Wanted:
     return Wanted(like={**like, "vm": vm.name}, shared=tuple(shared[-_MOST_EVENTS:]))
 
 
-def read(room: Room, wanted: Wanted, *, after: int = 0, before: int | None = None, limit: int) -> list[Entry]:
-    found = room.store.history(after=after, before=before, limit=limit, **wanted.like)
+def read(
+    room: Room, wanted: Wanted, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
+) -> list[Entry]:
+    """Oldest first: the newest ones within these bounds, or else the oldest."""
+    bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
+    found = room.store.history(**bounds, **wanted.like)
     for event_id in wanted.shared:
         if wanted.like.get("event_id", event_id) == event_id:
-            alike = {**wanted.like, "event_id": event_id, "vm": ""}
-            found += room.store.history(after=after, before=before, limit=limit, **alike)
-    seen = [entry for entry in found if room.visible.entry(entry)]
-    return sorted(seen, key=lambda entry: entry.seq)[-limit:] if wanted.shared else seen
+            found += room.store.history(**bounds, **{**wanted.like, "event_id": event_id, "vm": ""})
+    seen = sorted((entry for entry in found if room.visible.entry(entry)), key=lambda entry: entry.seq)
+    return seen[-limit:] if newest else seen[:limit]
 
 
 def _page(room: Room, query: body.HistoryQuery, wanted: Wanted) -> HistoryView:
@@ -70,8 +73,9 @@ def _page(room: Room, query: body.HistoryQuery, wanted: Wanted) -> HistoryView:
         return _page_of_some(room, query, seq)
     if query.after is None:
         return _shown(read(room, wanted, limit=query.limit), seq)
-    # No more can have been written than there are numbers since.
-    entries = read(room, wanted, after=query.after, limit=max(seq - query.after, query.limit))
+    # Of what not all can be seen no more can have been written than there are numbers since.
+    most = query.limit + 1 if room.sees_everything() else max(seq - query.after, query.limit)
+    entries = read(room, wanted, after=query.after, limit=most, newest=False)
     return _cut(entries, query.limit, seq)
 
 

@@ -99,7 +99,7 @@ def _beginning(event: Event, record: Record) -> Iterator[Line]:
     asked = f"{event.who} asked for it: {event.cause}{part}{replaces}"
     if not event.listed:
         yield Line(at=event.published_at, text=f"{asked}; carried out at once, with no event", detail=event.note)
-    elif _had_no_notice(event):
+    elif had_no_notice(event):
         yield Line(at=event.published_at, text=f"{asked}; it started without notice", detail=event.note)
     else:
         notice = _promised(event)
@@ -126,7 +126,7 @@ def _course(event: Event) -> Iterator[Line]:
     if event.approved_at is not None and event.approved_by != "policy":
         early = span(event.not_before - event.approved_at)
         yield Line(at=event.approved_at, text=f"{event.approved_by} approved it, {early} before its notice ended")
-    if event.started_at is not None and not _had_no_notice(event):
+    if event.started_at is not None and not had_no_notice(event):
         yield Line(at=event.started_at, text=f"it started: {_why_started(event)}")
     for act in event.acts:
         if act.outcome is not None:
@@ -145,7 +145,7 @@ def _why_started(event: Event) -> str:
     return f"its notice of {promised} had ended" + (f" {span(late)} before" if late >= 1 else "")
 
 
-def _had_no_notice(event: Event) -> bool:
+def had_no_notice(event: Event) -> bool:
     """Whether it began as it was published. Where lab time stands still, one that a VM approved did not."""
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
@@ -282,7 +282,7 @@ def _summary(event: Event, vm: Vm, record: Record) -> Line:
 
 def notice_of(event: Event) -> Iterator[str]:
     """What was promised, and what was given."""
-    if not event.listed or _had_no_notice(event):
+    if not event.listed or had_no_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
     promised = _promised(event)

@@ -145,10 +145,11 @@ class MemoryStore:
         request_id: str | None = None,
         vm: str | None = None,
         limit: int | None = None,
+        newest: bool = True,
     ) -> list[Entry]:
         there = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
         wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
-        return _newest(wanted, limit)
+        return _newest(wanted, limit) if newest else wanted[:limit]
 
     def entries_after(self, seq: int, limit: int) -> list[Entry]:
         start = bisect_right(self._tables.history, seq, key=lambda entry: entry.seq)

@@ -147,10 +147,10 @@ def planned_by(by: By) -> str:
 
 
 @cache
-def history_by(by: By, newest: bool) -> str:
+def history_by(by: By, backwards: bool) -> str:
     seq = history.c.seq
     query = select(history.c.body, seq).where(seq > bindparam("after"), seq < bindparam("before"), *_equal(history, by))
-    return _all(query, history.c.seq, newest)
+    return text_of(_at_most(query.order_by(seq.desc() if backwards else seq)))
 
 
 @cache

@@ -87,7 +87,8 @@ class Store(Protocol):
         request_id: str | None = None,
         vm: str | None = None,
         limit: int | None = None,
-    ) -> list[Entry]: ...  # oldest first; with a limit, the newest ones
+        newest: bool = True,
+    ) -> list[Entry]: ...  # oldest first; with a limit, the newest ones, or else the oldest
     def entries_after(self, seq: int, limit: int) -> list[Entry]: ...  # of the history, the oldest ones first
     def last_seq(self) -> int: ...
     def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]: ...

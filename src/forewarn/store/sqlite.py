@@ -146,11 +146,14 @@ class SqliteStore:
         request_id: str | None = None,
         vm: str | None = None,
         limit: int | None = None,
+        newest: bool = True,
     ) -> list[Entry]:
         wanted = _given(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
-        sql = query.history_by(tuple(wanted), limit is not None)
-        bounds = {"after": after, "before": _LARGEST if before is None else before}
-        return [record.read_entry(*row) for row in self._newest(sql, limit, **bounds, **wanted)]
+        backwards = newest and limit is not None
+        most = _LARGEST if limit is None else limit
+        bounds = {"after": after, "before": _LARGEST if before is None else before, "limit": most}
+        rows = self._rows(query.history_by(tuple(wanted), backwards), **bounds, **wanted)
+        return [record.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
 
     def entries_after(self, seq: int, limit: int) -> list[Entry]:
         return [record.read_entry(*row) for row in self._rows(query.ENTRIES_AFTER, after=seq, limit=limit)]

@@ -387,6 +387,8 @@ class StoreConformance(ABC):
             assert texts(before=3) == "ab"
             assert texts(scope_id="s", before=3, limit=1) == "b"
             assert texts(after=1, before=3) == "b"
+            assert texts(scope_id="s", limit=2, newest=False) == "ab"
+            assert texts(scope_id="s", newest=False) == "abc"
 
         self.play(story)
 
