@@ -38,6 +38,10 @@ GOOD: dict[tuple[str, str], Good] = {
     ("POST", "/requests"): lambda api: ("/requests", {"ask": "restart", "vms": ["db"]}),
     ("GET", "/requests/{id}"): lambda api: (f"/requests/{api.restart_of('db')[0]['request_id']}", None),
     ("POST", "/hosts/{name}/degrade"): lambda api: ("/hosts/h1/degrade", {"in_s": 7 * 86400}),
+    ("POST", "/requests/preview"): lambda api: ("/requests/preview", {"ask": "restart", "vms": ["db"]}),
+    ("POST", "/hosts/{name}/degrade/preview"): lambda api: ("/hosts/h1/degrade/preview", {"in_s": 7 * 86400}),
+    ("POST", "/hosts/{name}/fail/preview"): lambda api: ("/hosts/h1/fail/preview", None),
+    ("POST", "/rollouts/preview"): lambda api: ("/rollouts/preview", {"impact": "update", "hosts": ["h1", "h2"]}),
     ("POST", "/hosts/{name}/fail"): lambda api: ("/hosts/h1/fail", None),
     ("POST", "/hosts/{name}/repair"): lambda api: (f"/hosts/{_failed_host(api)}/repair", {}),
     ("GET", "/rollouts"): lambda api: ("/rollouts", None),
@@ -191,7 +195,7 @@ def test_a_body_that_is_no_object_is_refused(api: Any, line: Any) -> None:
 
 @pytest.mark.parametrize("line", _lines(having="{"))
 def test_an_unknown_thing_is_not_found(api: Any, line: Any) -> None:
-    good = {"/hosts/{name}/degrade": {"in_s": 86400}}
+    good = dict.fromkeys(("/hosts/{name}/degrade", "/hosts/{name}/degrade/preview"), {"in_s": 86400})
     target = line.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
     target = target.replace("{name}", "nothing").replace("{id}", "nothing")
     status, code, message = api.refused(line.method, target, good.get(line.path))

@@ -8,18 +8,24 @@ from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import Showing, request_view
 from forewarn.console.views import EventsOnly, HostView, ReceiptView, RequestStanding
 from forewarn.core.event import Ending, Event, Status
+from forewarn.core.fleet import Vm
 from forewarn.core.history import What
 from forewarn.core.request import Ask, Request
 
 
 async def ask(room: Room, call: Call, asked: body.Asking) -> ReceiptView:
     """Ask for maintenance of VMs: of all of them, or none."""
-    vms = [room.directory.find(name) for name in asked.vms]
-    must_be_told_once(asked.vms, [vm.key for vm in vms])
     receipt = await room.control.requests.ask_for_vms(
-        Ask(asked.ask), vms, who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
+        Ask(asked.ask), vms_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
     )
     return await _receipt(room, receipt.request)
+
+
+def vms_of(room: Room, asked: body.Asking) -> list[Vm]:
+    """Those that are named, each once."""
+    vms = [room.directory.find(name) for name in asked.vms]
+    must_be_told_once(asked.vms, [vm.key for vm in vms])
+    return vms
 
 
 async def perform_maintenance(room: Room, call: Call) -> EventsOnly:

@@ -15,15 +15,19 @@ from forewarn.core.rollout import remaining
 
 async def start(room: Room, call: Call, asked: body.NewRollout) -> RolloutView:
     """Start a rollout over hosts or a scope."""
-    hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
-    must_be_told_once(asked.hosts, list(hosts))
-    scope_id = room.scope(asked.scope).id if asked.scope else ""
-    rollout = Rollout(impact=asked.impact, hosts=hosts, scope_id=scope_id, max_failures=asked.max_failures)
     request = await room.control.requests.start_rollout(
-        rollout, who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
+        rollout_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
     )
     await room.catch_up()
     return _view(room, request.id)
+
+
+def rollout_of(room: Room, asked: body.NewRollout) -> Rollout:
+    """With its hosts and its scope by their own names."""
+    hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
+    must_be_told_once(asked.hosts, list(hosts))
+    scope_id = room.scope(asked.scope).id if asked.scope else ""
+    return Rollout(impact=asked.impact, hosts=hosts, scope_id=scope_id, max_failures=asked.max_failures)
 
 
 async def show_all(room: Room, call: Call) -> RolloutsView:

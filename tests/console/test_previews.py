@@ -1,0 +1,91 @@
+"""What would come of a call, told beforehand: with its rights, in its words, and changing nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
+
+
+def unchanged(api: Any, target: str, body: Any = None) -> Any:
+    before = api.stored()
+    answer = api.post(target, body)
+    assert api.stored() == before
+    return answer
+
+
+def test_a_preview_of_a_request_tells_its_events(api: Any) -> None:
+    told = unchanged(api, "/requests/preview", {"ask": "restart", "vms": ["db", "web-0"]})
+    (done,) = [api.post("/requests", {"ask": "restart", "vms": ["db", "web-0"]})]
+    facts = ("scope", "kind", "vms", "published_at", "not_before", "listed")
+    assert [[e[f] for f in facts] for e in told["events"]] == [[e[f] for f in facts] for e in done["events"]]
+    assert told["sentences"][0] == "2 events over 2 VMs, published at once."
+
+
+def test_a_preview_of_a_rollout_tells_one_update_domain_after_the_other(api: Any) -> None:
+    """Spec §6.2."""
+    told = unchanged(api, "/rollouts/preview", {"impact": "reboot", "scope": "web"})
+    assert [(e["wave"], e["update_domain"], e["vms"]) for e in told["events"]] == [
+        (1, 0, ["web-0"]),
+        (2, 1, ["web-1"]),
+        (3, 2, ["web-2"]),
+    ]
+    assert told["sentences"] == [
+        "3 events over 3 VMs, in 3 waves, one update domain of a scope at a time.",
+        "If nobody approves and every act takes its usual time, all is over in 46 min 30 s; approvals make it faster.",
+    ]
+
+
+def test_a_preview_of_a_host_tells_who_must_leave_it(api: Any) -> None:
+    told = unchanged(api, "/hosts/h1/degrade/preview", {"in_s": 7 * 86400})
+    assert sorted(name for event in told["events"] for name in event["vms"]) == ["db", "pool_0", "pool_1", "web-0"]
+    told = unchanged(api, "/hosts/h1/fail/preview")
+    assert {event["starts_at"] == event["published_at"] for event in told["events"]} == {True}
+
+
+@pytest.mark.parametrize(
+    ("target", "body"),
+    [
+        ("/requests", {"ask": "evict", "vms": ["db"]}),
+        ("/requests", {"ask": "restart", "vms": ["db", "DB"]}),
+        ("/requests", {"ask": "restart", "vms": ["nobody"]}),
+        ("/requests", {"ask": "restart", "vms": ["db"], "notice_s": 10}),
+        ("/rollouts", {"impact": "update"}),
+        ("/rollouts", {"impact": "update", "hosts": ["h9"]}),
+        ("/rollouts", {"impact": "update", "hosts": ["h1"], "notice_s": 10}),
+        ("/hosts/h1/degrade", {"in_s": 10}),
+        ("/hosts/h9/fail", None),
+    ],
+)
+def test_what_is_refused_is_refused_in_the_same_words_beforehand(api: Any, target: str, body: Any) -> None:
+    assert api.refused("POST", f"{target}/preview", body) == api.refused("POST", target, body)
+
+
+def test_a_preview_needs_the_right_of_what_it_tells(api: Any) -> None:
+    operator = api.holding("Operator", DB)
+    assert operator.post("/requests/preview", {"ask": "restart", "vms": ["db"]})["vms"] == 1
+    assert operator.call("POST", "/requests/preview", {"ask": "restart", "vms": ["web-0"]}).status == 404
+    assert operator.call("POST", "/rollouts/preview", {"impact": "update", "hosts": ["h1"]}).status == 403
+    reader = api.holding("Reader", "/")
+    assert reader.call("POST", "/requests/preview", {"ask": "restart", "vms": ["db"]}).status == 403
+
+
+def test_where_events_are_disabled_a_preview_says_that_it_happens_at_once(asleep: Any) -> None:
+    """Spec §8.2."""
+    told = unchanged(asleep, "/requests/preview", {"ask": "restart", "vms": ["db"]})
+    assert [(event["listed"], event["kind"]) for event in told["events"]] == [(False, None)]
+    assert "disabled there" in told["sentences"][0]
+
+
+def test_several_previews_at_once_are_told_one_after_the_other(api_of: Callable[..., Any]) -> None:
+    api = api_of()
+
+    async def several() -> list[int]:
+        calls = [api.calling("POST", "/requests/preview", {"ask": "restart", "vms": ["db"]}) for _ in range(5)]
+        return [answer.status for answer in await asyncio.gather(*calls)]
+
+    assert api.world.do(several()) == [200] * 5
