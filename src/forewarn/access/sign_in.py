@@ -67,5 +67,16 @@ class SignIn:
         )
 
 
+def claims_of(client: Client) -> Claims:
+    """A client that has shown its secret, as its tokens will say it."""
+    return Claims(
+        ids=(client.principal_id,),
+        name=client.name or client.id,
+        tenant="",
+        expires_at=0,
+        secret_mark=mark_of(client.secret_hash),
+    )
+
+
 def _derived(what: str, of: str) -> str:
     return str(uuid.uuid5(_NAMES, f"{what}:{of.casefold()}"))

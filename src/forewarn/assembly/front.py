@@ -18,8 +18,10 @@ from typing import Any
 
 from forewarn.access.certificate import Certificates, ca_file, own
 from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.link import Links
 from forewarn.access.pem import Pair
 from forewarn.access.secret import hashed, keep_secret, new_secret, read_secret
+from forewarn.access.session import Sessions
 from forewarn.access.sign_in import SignIn
 from forewarn.access.signing import SigningKey
 from forewarn.access.token import Issuer
@@ -30,8 +32,12 @@ from forewarn.console.app import build
 from forewarn.console.directory import Directory
 from forewarn.console.door import Door
 from forewarn.console.house import House
+from forewarn.console.plain import PlainHttp
+from forewarn.console.portal.local import HOME
+from forewarn.console.portal.session import Lobby
+from forewarn.console.portal.sign_in import ONCE, sign_in_routes
 from forewarn.console.server import serve_tls
-from forewarn.core.access import Client, Grant, Role, client_principal
+from forewarn.core.access import ADMIN, Client, Grant, Role, client_principal
 from forewarn.core.change import Commit
 from forewarn.core.history import Entry, What
 from forewarn.core.resource import EVERYTHING
@@ -39,7 +45,6 @@ from forewarn.errors import ForewarnError, Rejected
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
-ADMIN = "admin"
 _TENANT = "tenant"  # under which the store keeps its id
 _ADMIN_MADE = "admin made"
 _BACKLOG = 1024
@@ -57,11 +62,22 @@ class Front:
     ca: Path | None  # None: the certificate is the user's own
     sign_in: SignIn
     secret: Path
+    portal: str  # its URL; over plain http where a browser of this machine reaches it so
+    sessions: Sessions
+    links: Links
 
     @asynccontextmanager
     async def serve(self, house: House, directory: Directory) -> AsyncIterator[None]:
         """For whoever signs in, until the block is left."""
-        app = build(house, Door(sign_in=self.sign_in, store=house.control.store).admit, directory)
+        lobby = Lobby(house=house, sign_in=self.sign_in, sessions=self.sessions)
+        app = build(
+            house,
+            Door(sign_in=self.sign_in, store=house.control.store).admit,
+            directory,
+            welcome=lobby.welcome,
+            doors=sign_in_routes(lobby, self.links),
+        )
+        app.add_middleware(PlainHttp)
         async with serve_tls(app, self.sock, self.pair.certificate, self.pair.key) as context:
             renewing = asyncio.create_task(self._keep_renewing(context))
             try:
@@ -88,6 +104,7 @@ class Front:
         """What people and `forewarn env` need to know of it."""
         return {
             "url": self.url,
+            "portal": self.portal,
             "tenant_id": self.sign_in.tenant_id,
             "client_id": ADMIN,
             "ca": str(self.ca) if self.ca else "",
@@ -119,13 +136,15 @@ async def _front(settings: Settings, directory: DataDirectory, store: Store, soc
     url = _url(host, port)
     names = (*settings.console_names, *_names_of(host))
     certify = partial(_pair, settings, directory, names)
+    key = SigningKey.ready(directory.tls / "token.key")
     issuer = Issuer(
         f"{url}/adfs",
-        SigningKey.ready(directory.tls / "token.key"),
+        key,
         lifetime_s=round(settings.token_minutes * 60),
         audiences=[f"https://{_spelled(name)}:{port}" for name in ("localhost", "127.0.0.1", "::1", *names)],
     )
     sign_in = SignIn(issuer=issuer, tenant_id=await _tenant(store), external=_external(settings))
+    here = url.replace("https:", "http:", 1) if _is_here(host) else url
     return Front(
         sock=sock,
         url=url,
@@ -134,6 +153,9 @@ async def _front(settings: Settings, directory: DataDirectory, store: Store, soc
         ca=None if settings.console_certificate else ca_file(directory.tls),
         sign_in=sign_in,
         secret=directory.admin_secret,
+        portal=f"{here}{HOME}",
+        sessions=Sessions(key=key, tenant_id=sign_in.tenant_id),
+        links=Links(f"{here}{ONCE}/", read_real_time),
     )
 
 
@@ -164,9 +186,13 @@ def _pair(settings: Settings, directory: DataDirectory, names: tuple[str, ...]) 
 
 def _url(host: str, port: int) -> str:
     """By a name that the certificate has, and that people type."""
+    return f"https://{'localhost' if _is_here(host) else _spelled(host)}:{port}"
+
+
+def _is_here(host: str) -> bool:
+    """Whether programs of this machine reach what listens there as localhost."""
     address = ip_address(host)
-    name = "localhost" if address.is_loopback or address.is_unspecified else _spelled(host)
-    return f"https://{name}:{port}"
+    return address.is_loopback or address.is_unspecified
 
 
 def _names_of(host: str) -> tuple[str, ...]:

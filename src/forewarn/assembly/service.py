@@ -248,6 +248,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         observe=observe,
         shown=service.mouth.caught_up if service.settings.workers else None,
         sign_in=service.front.sign_in if service.front else None,
+        links=service.front.links if service.front else None,
         strict_api_versions=service.settings.strict_api_versions,
     )
 

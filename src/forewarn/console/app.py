@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route, Router
+from starlette.routing import BaseRoute, Mount, Route, Router
 
 from forewarn.console.arm.app import arm_routes
 from forewarn.console.call import Call
@@ -18,6 +18,7 @@ from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.patience import Patience
 from forewarn.console.portal.app import portal_routes
+from forewarn.console.portal.headers import Headers
 from forewarn.console.portal.visit import Welcome
 from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
@@ -35,10 +36,11 @@ def build(
     admit: Admit | None = None,
     directory: Directory | None = None,
     welcome: Welcome | None = None,
+    doors: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything.
 
-    With `welcome`, which tells who is signed in there, it has the portal too.
+    With `welcome`, which tells who is signed in there, it has the portal too; `doors` are where people sign in.
     """
     admit = admit or _the_owner(house)
     names = directory or Directory(house.control.store)
@@ -52,8 +54,10 @@ def build(
     routes = [_route(enter, path, lines) for path, lines in by_path.items()]
     ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
     portal = portal_routes(house, names, welcome) if welcome is not None else []
-    app = Starlette(routes=[ours, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
+    app = Starlette(routes=[ours, *doors, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
     app.router.redirect_slashes = False
+    if welcome is not None:
+        app.add_middleware(Headers)
     if house.shown is not None:
         app.add_middleware(Patience, shown=house.shown)
     app.state.house = house

@@ -38,40 +38,48 @@ class Door:
         """Raises Stranger, or Unavailable where an external issuer could never be reached."""
         try:
             claims = await self._sign_in.verify(_token(request), self._real_time())
-            name = self._name(claims)
+            return principal_of(claims, self._store)
         except (BadToken, Unauthenticated) as error:
             raise Stranger(str(error), self._challenge(request)) from None
-        grants = tuple(grant for one in claims.ids for grant in self._store.grants(to=one))
-        return Principal(id=claims.who, name=name, grants=grants)
-
-    def _name(self, claims: Claims) -> str:
-        """How the history calls them. Unauthenticated where the one whom the token was given to is gone."""
-        if claims.vm_id:
-            return self._name_of_vm(claims)
-        if not claims.who.startswith(_CLIENT):
-            return f"{claims.name} (oidc)"  # what they call themselves never makes them one of ours
-        return self._name_of_client(claims)
-
-    def _name_of_client(self, claims: Claims) -> str:
-        """A token goes with the secret that it was given for, and so with its client: another may have that id now."""
-        client_id = claims.who.removeprefix(_CLIENT)
-        client = self._store.client(client_id)
-        if client is None:
-            raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
-        if mark_of(client.secret_hash) != claims.secret_mark:
-            raise Unauthenticated(f"client {client_id!r} was given another secret: sign in with that one")
-        return f"client {client_id}"
-
-    def _name_of_vm(self, claims: Claims) -> str:
-        vm = self._store.vm(claims.vm_key)
-        if vm is None or vm.removed_at is not None or vm.vm_id.casefold() != claims.vm_id.casefold():
-            raise Unauthenticated(f"VM {claims.name!r}, which the token was given to, is gone: get one in another VM")
-        return f"VM {vm.name}"
 
     def _challenge(self, request: Request) -> str:
         external = self._sign_in.external
         where = external.url if external is not None else f"{request.url.scheme}://{request.url.netloc}/adfs"
         return f'Bearer authorization_uri="{where}", error="invalid_token"'
+
+
+def principal_of(claims: Claims, store: Store) -> Principal:
+    """Whoever was proven to be so, as of now. Unauthenticated where the one whom the proof was given to is gone."""
+    name = _name(claims, store)
+    grants = tuple(grant for one in claims.ids for grant in store.grants(to=one))
+    return Principal(id=claims.who, name=name, grants=grants)
+
+
+def _name(claims: Claims, store: Store) -> str:
+    """How the history calls them."""
+    if claims.vm_id:
+        return _name_of_vm(claims, store)
+    if not claims.who.startswith(_CLIENT):
+        return f"{claims.name} (oidc)"  # what they call themselves never makes them one of ours
+    return _name_of_client(claims, store)
+
+
+def _name_of_client(claims: Claims, store: Store) -> str:
+    """A proof goes with the secret that it was given for, and so with its client: another may have that id now."""
+    client_id = claims.who.removeprefix(_CLIENT)
+    client = store.client(client_id)
+    if client is None:
+        raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
+    if mark_of(client.secret_hash) != claims.secret_mark:
+        raise Unauthenticated(f"client {client_id!r} was given another secret: sign in with that one")
+    return f"client {client_id}"
+
+
+def _name_of_vm(claims: Claims, store: Store) -> str:
+    vm = store.vm(claims.vm_key)
+    if vm is None or vm.removed_at is not None or vm.vm_id.casefold() != claims.vm_id.casefold():
+        raise Unauthenticated(f"VM {claims.name!r}, which the token was given to, is gone: get one in another VM")
+    return f"VM {vm.name}"
 
 
 def _token(request: Request) -> str:

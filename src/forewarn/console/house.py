@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from forewarn.access.link import Links
 from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
 from forewarn.control.control import Control
@@ -50,6 +51,7 @@ class House:
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
+    links: Links | None = None  # that sign in to the portal once; None: there is none
     sign_in: SignIn | None = None  # None: nobody can sign in, and only the local socket is served
     real_time: Callable[[], float] = read_real_time  # of tokens, which lab time does not touch
     strict_api_versions: bool = False  # of Azure's API

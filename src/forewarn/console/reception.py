@@ -1,6 +1,7 @@
 """Where those who connect are taken in: as many as there is room for, and none who takes long to shake hands.
 
-The others wait in the system's queue, where they cost us nothing.
+The others wait in the system's queue, where they cost us nothing. One port takes TLS from everywhere, and plain http
+from this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from forewarn.console.plain import is_of_this_machine
 from forewarn.console.visitor import Visitor
 
 log = logging.getLogger(__name__)
@@ -19,6 +21,14 @@ HANDSHAKE_S = 10.0  # real time
 _SHARE = 4  # connections to one socket are at most one part in so many of all files that this process may have open
 _QUEUE = 1024
 _AGAIN_S = 0.5
+_LEAST_S = 0.001
+_TLS = b"\x16"  # a handshake's record (RFC 8446 §5.1)
+_MOST_READ = 65536
+_SENTENCE = b"this port speaks https to whoever is not on its machine: call it with https://\n"
+_AWAY = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(_SENTENCE),
+    _SENTENCE,
+)
 
 
 def most_visitors() -> int:
@@ -58,17 +68,78 @@ class Reception:
             stay.add_done_callback(self._left)
 
     async def _stay(self, connection: socket.socket) -> None:
-        visitor = self._make()
-        patience_s = HANDSHAKE_S if self._context else None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: visitor, connection, ssl=self._context, ssl_handshake_timeout=patience_s
-            )
-        except OSError:  # also what ssl raises, and what a handshake that takes too long ends with
+            if self._context is None:
+                await self._host(connection)
+            else:
+                await self._greet(connection, self._context)
+        except OSError:  # also what ssl raises, and what takes too long ends with
             connection.close()
+
+    async def _greet(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+        """By their first byte those are known who speak TLS; the others must be on this machine."""
+        ends_at = asyncio.get_running_loop().time() + HANDSHAKE_S
+        first = await _first_byte(connection)
+        if first == _TLS:
+            await self._host(connection, context, max(_LEAST_S, ends_at - asyncio.get_running_loop().time()))
+        elif first and _is_on_this_machine(connection):
+            await self._host(connection)
         else:
-            await visitor.gone.wait()
+            _send_away(connection)
+
+    async def _host(
+        self, connection: socket.socket, context: ssl.SSLContext | None = None, patience_s: float | None = None
+    ) -> None:
+        visitor = self._make()
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: visitor, connection, ssl=context, ssl_handshake_timeout=patience_s
+        )
+        await visitor.gone.wait()
 
     def _left(self, stay: asyncio.Task[None]) -> None:
         self._stays.discard(stay)
         self._room.release()
+
+
+async def _first_byte(connection: socket.socket) -> bytes:
+    """What they say first, which is left for others to read; nothing from those who hang up."""
+    connection.setblocking(False)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            while (first := _peeked(connection)) is None:
+                await _until_readable(connection)
+    except asyncio.CancelledError:
+        connection.close()
+        raise
+    return first
+
+
+def _peeked(connection: socket.socket) -> bytes | None:
+    try:
+        return connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return None
+
+
+async def _until_readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
+
+
+def _is_on_this_machine(connection: socket.socket) -> bool:
+    return is_of_this_machine(str(connection.getpeername()[0]).partition("%")[0])
+
+
+def _send_away(connection: socket.socket) -> None:
+    """With what they said read as far as it is there: else the system drops our answer with it."""
+    try:
+        connection.recv(_MOST_READ)
+        connection.send(_AWAY)
+        connection.shutdown(socket.SHUT_WR)
+    finally:
+        connection.close()

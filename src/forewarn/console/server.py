@@ -1,4 +1,4 @@
-"""The console on a unix socket that only its owner can open, and on an HTTPS port."""
+"""The console on a unix socket that only its owner can open, and on a port: HTTPS, and for this machine plain http."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
-    """As `serve_unix`, over TLS, on a socket that listens already. What is loaded into the context counts from then."""
+    """As `serve_unix`, over TLS, on a socket that listens already, and over plain http for whoever is on this machine.
+
+    What is loaded into the context counts from then.
+    """
     config = _config(app, ssl_certfile=certificate, ssl_keyfile=key)
     config.load()
     assert config.ssl is not None
@@ -87,6 +90,7 @@ def _config(app: Starlette, **more: Any) -> uvicorn.Config:
         ws="none",
         timeout_graceful_shutdown=_DRAIN_S,
         server_header=False,
+        proxy_headers=False,  # who calls, and over what, is told by the connection alone
         **more,
     )
 

@@ -9,6 +9,8 @@ import msgspec
 
 from forewarn.core.resource import EVERYTHING, covers
 
+ADMIN = "admin"  # the client that a service has from its first start
+
 
 class Right(StrEnum):
     """What somebody must be allowed to do."""

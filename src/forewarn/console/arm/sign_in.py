@@ -1,29 +1,23 @@
-"""Signing in: a client's secret for a token (RFC 6749 §4.4), refused in the words that Azure's clients show.
-
-Nothing slows down those who guess: a secret is 256 random bits, and there are none of other making.
-"""
+"""Signing in: a client's secret for a token (RFC 6749 §4.4), refused in the words that Azure's clients show."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import logging
 from dataclasses import dataclass, field
 from urllib.parse import unquote_plus
 
 from forewarn.access.claims import shown, spelled
-from forewarn.access.secret import fits, hashed, new_secret
 from forewarn.access.token import MANAGEMENT, Issuer
 from forewarn.console.arm.discovery import who_signs_in
 from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute
 from forewarn.console.house import House
+from forewarn.console.proof import proven
 from forewarn.core.access import Client
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Unauthenticated
 from forewarn.store.seam import Store
 
-log = logging.getLogger(__name__)
 _DEFAULT = "/.default"  # all that was granted: the one scope there is
-_NOBODYS = hashed(new_secret())  # compared with where there is no client, so that both take the same time
 _UNCACHED = {"Cache-Control": "no-store", "Pragma": "no-cache"}
 
 
@@ -100,18 +94,10 @@ def _basic(encoded: str) -> _Credentials:
 
 
 def _proven(given: _Credentials, store: Store) -> Client:
-    """The client with this id and secret; that one is unknown or the other wrong cannot be told apart."""
-    client = store.client(given.client_id.casefold())
-    known = client.secret_hash if client is not None else _NOBODYS
-    if not fits(given.secret, known) or client is None:
-        # An id that nobody has may be a secret that was typed in its place.
-        log.info("a sign-in as %s was refused", shown(client.id) if client is not None else "nobody we know")
-        sentence = (
-            f"client {shown(given.client_id)} does not exist, or this is not its secret: "
-            "`forewarn access show` lists the clients"
-        )
-        raise NoToken(401, "invalid_client", 7000215, sentence)
-    return client
+    try:
+        return proven(given.client_id, given.secret, store)
+    except Unauthenticated as refused:
+        raise NoToken(401, "invalid_client", 7000215, str(refused)) from None
 
 
 def _audience(call: ArmCall, issuer: Issuer) -> str:

@@ -1,0 +1,94 @@
+"""Sessions of people who look at pages: a signed text that their browser keeps, and which of them were ended early.
+
+Signed with the key of our tokens, but for an audience of its own: neither is ever taken for the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from forewarn.access import jws
+from forewarn.access.claims import BadToken, Bounds, Claims, Reason, must_hold
+from forewarn.access.signing import ALGORITHM, SigningKey
+
+LASTS_S = 12 * 3600  # real time
+_AUDIENCE = frozenset({"forewarn portal"})
+_MOST_ENDED = 2000
+_OVER = "the session is over: sign in again"
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """Who signed in, and how; what they may do is looked up whenever they ask."""
+
+    id: str
+    ends_at: float
+    claims: Claims
+    issuer: str = ""  # the one outside that vouched for them; "": we did
+    is_owner: bool = False  # whoever the service belongs to, by a link that only they could have made
+
+
+class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
+    jti: str
+    ids: tuple[str, ...]
+    name: str
+    mark: str = ""
+    via: str = ""
+    owner: bool = False
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that count no longer, though their time is not over."""
+
+    ids: dict[str, float] = {}  # when each would have ended
+    until: float = 0.0  # every session that ends by then: too many were ended to know them one by one
+
+    def has(self, session: Session) -> bool:
+        return session.id in self.ids or session.ends_at <= self.until
+
+    def with_one(self, session: Session, now: float) -> Ended:
+        left = {one: at for one, at in self.ids.items() if at > now} | {session.id: session.ends_at}
+        latest = sorted(left.items(), key=lambda each: each[1], reverse=True)
+        lost = latest[_MOST_ENDED:]
+        return Ended(ids=dict(latest[:_MOST_ENDED]), until=max(self.until, *(at for _, at in lost), 0.0))
+
+
+class Sessions:
+    """Makes sessions at the service with this tenant id, and reads them."""
+
+    def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
+        self._key = key
+        self._tenant_id = tenant_id
+
+    def begin(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
+        payload = _Payload(
+            iss=self._tenant_id,
+            aud=min(_AUDIENCE),
+            nbf=int(now),
+            exp=int(now) + LASTS_S,
+            jti=secrets.token_urlsafe(16),
+            ids=claims.ids,
+            name=claims.name,
+            mark=claims.secret_mark,
+            via=issuer,
+            owner=is_owner,
+        )
+        return jws.signed(msgspec.json.encode(payload), self._key.private, algorithm=ALGORITHM, kid=self._key.kid)
+
+    def read(self, text: str, now: float) -> Session:
+        """Raises BadToken."""
+        header = jws.header_of(text)
+        if header.kid != self._key.kid:
+            raise BadToken(Reason.UNKNOWN_KEY, _OVER)
+        jws.must_be_signed_with((ALGORITHM,), header)
+        payload = jws.payload_of(text, self._key.public, ALGORITHM, _Payload)
+        must_hold(payload, issuer=self._tenant_id, audiences=_AUDIENCE, now=now)
+        claims = Claims(
+            ids=payload.ids,
+            name=payload.name,
+            tenant=self._tenant_id,
+            expires_at=payload.exp,
+            secret_mark=payload.mark,
+        )
+        return Session(id=payload.jti, ends_at=payload.exp, claims=claims, issuer=payload.via, is_owner=payload.owner)

@@ -1,0 +1,134 @@
+"""Signing in to the portal: by a client's secret, by a link that is good once, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from forewarn.access.link import Links
+from forewarn.access.sign_in import claims_of
+from forewarn.console.portal.frame import SIGN_IN, plain
+from forewarn.console.portal.guard import must_be_ours, must_repeat
+from forewarn.console.portal.local import HOME, local
+from forewarn.console.portal.page import PREFIX
+from forewarn.console.portal.session import Lobby
+from forewarn.console.proof import proven
+from forewarn.console.reading import LONGEST_FORM, read_whole
+from forewarn.console.refusal import outcome_of
+from forewarn.core.access import ADMIN, Client
+from forewarn.errors import Rejected, Unauthenticated
+
+ONCE = f"{SIGN_IN}/once"
+_TELL_NOBODY = {"Referrer-Policy": "no-referrer"}
+_FORM = "application/x-www-form-urlencoded"
+_AHEAD = ("sec-purpose", "purpose", "x-purpose", "x-moz")  # by which browsers say that nobody has clicked yet
+_NOBODY_YET = "a browser that looks ahead signs nobody in: open the link yourself"
+
+
+def sign_in_routes(lobby: Lobby, links: Links) -> list[BaseRoute]:
+    """All that is open to whoever is not signed in yet."""
+
+    async def show(request: Request) -> Response:
+        to = local(request.query_params.get("to", ""))
+        try:
+            await lobby.welcome(request)
+        except Unauthenticated:
+            return _form(lobby, to=to)
+        return RedirectResponse(to, status_code=303)
+
+    async def take(request: Request) -> Response:
+        must_be_ours(request.headers)
+        fields = await read_fields(request)
+        to, client_id = local(fields.get("to", "")), fields.get("client_id", "").strip()
+        response = RedirectResponse(to, status_code=303)
+        try:
+            lobby.begin(request, response, claims_of(_proven(lobby, client_id, fields.get("secret", "").strip())))
+        except Unauthenticated as error:
+            return _form(lobby, status=401, to=to, client_id=client_id, sentence=str(error))
+        return response
+
+    async def open_link(request: Request) -> Response:
+        if _nobody_clicked(request):
+            raise Rejected(_NOBODY_YET)
+        whom = links.spend(request.path_params["code"])
+        response = go_on(HOME, "Signed in")
+        lobby.begin(request, response, whom.claims, is_owner=whom.is_owner)
+        return response
+
+    async def sign_out(request: Request) -> Response:
+        response = RedirectResponse(f"{SIGN_IN}", status_code=303)
+        try:
+            visit = await lobby.welcome(request)
+        except Unauthenticated:
+            lobby.forget(request, response)
+            return response
+        must_repeat(visit, request.headers, await read_fields(request))
+        await lobby.end(request, response)
+        return response
+
+    return [
+        Route(SIGN_IN, answering(show), methods=["GET"]),
+        Route(SIGN_IN, answering(take), methods=["POST"]),
+        Route(f"{ONCE}/{{code}}", answering(open_link), methods=["GET"]),
+        Route(f"{PREFIX}/sign-out", answering(sign_out), methods=["POST"]),
+    ]
+
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def answering(answer: Answer) -> Answer:
+    """What it answers, or its refusal as a page."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is left to read it
+        except Exception as error:
+            status, sentence = outcome_of(error)
+            return plain("plain.html", status=status, title="Not signed in", sentence=sentence)
+
+    return endpoint
+
+
+def go_on(to: str, title: str) -> Response:
+    """To a page of ours, by a page of ours: a browser that came from elsewhere sends no cookie before that."""
+    response = plain("sign-in-go-on.html", title=title, to=to)
+    response.headers.update(_TELL_NOBODY)
+    return response
+
+
+async def read_fields(request: Request) -> dict[str, str]:
+    """What a form sent."""
+    body = await read_whole(request, LONGEST_FORM)
+    if body is None:
+        raise Rejected(f"the form is longer than {LONGEST_FORM} bytes: send less")
+    if not request.headers.get("content-type", "").startswith(_FORM):
+        raise Rejected(f"this takes forms, as {_FORM}: send one")
+    return dict(parse_qsl(body.decode("utf-8", errors="replace"), keep_blank_values=True))
+
+
+def _form(lobby: Lobby, *, status: int = 200, **given: Any) -> Response:
+    external = lobby.sign_in.external
+    issuer = external.url if external else ""
+    usual = {"title": "Sign in", "client_id": ADMIN, "sentence": "", "issuer": issuer, "by_issuer": False}
+    return plain("sign-in.html", status=status, **{**usual, **given})
+
+
+def _proven(lobby: Lobby, client_id: str, secret: str) -> Client:
+    external = lobby.sign_in.external
+    if external is not None:
+        raise Unauthenticated(f"clients sign in at {external.url!r}: go there")
+    return proven(client_id, secret, lobby.house.control.store)
+
+
+def _nobody_clicked(request: Request) -> bool:
+    """A link is spent by being opened, not by being looked at."""
+    looks_ahead = any("pre" in request.headers.get(name, "").lower() for name in _AHEAD)
+    return request.method == "HEAD" or looks_ahead or request.headers.get("sec-fetch-dest", "document") != "document"
