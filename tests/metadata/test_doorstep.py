@@ -222,7 +222,7 @@ class House:
 
     def seen(self):
         tally = self.server.tally
-        return self.server.observations.take(), +tally.answers, tally.requests, tally.accepted, tally.refused
+        return self.server.observations.take(), +tally.answered, tally.requests, tally.accepted, tally.refused
 
 
 async def tell(steps, notice):

@@ -45,6 +45,7 @@ POLLS = [
     get(b"2020-07-01", b'If-None-Match: "1-1"'),
     get(b"2020-07-01", b'If-None-Match: "1-2", "1-3"'),
     get(b"2020-07-01", b"If-None-Match: junk"),
+    get(b"2020-07-01", b"User-Agent: curl/8.1"),
 ]
 LONG_POLLS = [get(b"2020-07-01", b'If-None-Match: "1-%d"' % tag, b"Prefer: wait=300") for tag in (1, 2)]
 ODD = [
@@ -174,7 +175,7 @@ class Telling:
         polls, sightings = self.server.observations.take()
         touches = {(touch.fault_id, touch.vm): touch for touch in self.server.faults.take()}
         self.stock.append(
-            (tally.requests, +tally.answers, tally.held, {poll.vm: poll for poll in polls}, sightings, touches)
+            (tally.requests, +tally.answered, tally.held, {poll.vm: poll for poll in polls}, sightings, touches)
         )
 
     def seen(self):

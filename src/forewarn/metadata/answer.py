@@ -20,6 +20,7 @@ from forewarn.metadata.identity import Caller, Callers
 from forewarn.metadata.memory import Memory
 from forewarn.metadata.observation import Observations
 from forewarn.metadata.seam import Backend, Reset, View
+from forewarn.metadata.sort import agent_of
 from forewarn.metadata.throttle import Throttle
 from forewarn.protocol.answer import not_found
 from forewarn.protocol.exchange import (
@@ -121,8 +122,8 @@ class Reception:
         if spoiled is not None:
             return spoiled
         if not view.enabled:
-            return self._enable_first(caller, asked, view, trouble)
-        return self._serve(caller, asked, trouble)
+            return self._enable_first(caller, asked, agent_of(request), view, trouble)
+        return self._serve(caller, asked, agent_of(request), trouble)
 
     def lasting(self, caller: Caller, request: Request) -> tuple[View, str] | None:
         """The view and version of a poll that was just answered at once and would be answered alike until the view
@@ -154,12 +155,14 @@ class Reception:
             return not_found()
         return answer_token(given, ask=ask, identity=identity, now=read_real_time())
 
-    async def _enable_first(self, caller: Caller, asked: Poll | Approve, view: View, trouble: Trouble | None) -> Rest:
+    async def _enable_first(
+        self, caller: Caller, asked: Poll | Approve, agent: str, view: View, trouble: Trouble | None
+    ) -> Rest:
         try:
             await self._enable(view)
         except (Unavailable, Conflict):
             return unavailable
-        return partial(self._serve, caller, asked, trouble)
+        return partial(self._serve, caller, asked, agent, trouble)
 
     async def _enable(self, view: View) -> None:
         """First requests that come together share one enabling, and no caller who hangs up undoes it."""
@@ -178,12 +181,13 @@ class Reception:
         if not enabling.cancelled():
             enabling.exception()  # those who wait are told; with nobody left it is of no interest
 
-    def _serve(self, caller: Caller, asked: Poll | Approve, trouble: Trouble | None) -> Answer:
+    def _serve(self, caller: Caller, asked: Poll | Approve, agent: str, trouble: Trouble | None) -> Answer:
         view = self._view(caller)
         if view is None:
             return not_found()
         self._memory.settle_for(view.vm)
-        self._observations.asked(view, asked.version, self._backend.now())
+        wait_s = _will_wait_s(asked, view)
+        self._observations.asked(view, asked.version, self._backend.now(), agent=agent, wait_s=wait_s)
         serve = self._serve_now if trouble is None else partial(self._serve_in_trouble, trouble)
         if view.answers_from > _real_time():
             return Hold(until=view.answers_from, resume=lambda over: serve(caller, asked))
@@ -246,6 +250,13 @@ class Reception:
 def _on_a_network(rules: Rules, is_local: bool) -> Rules:
     """The header is always required there (spec §2.2), and who calls is certain enough for tokens (spec §2.8)."""
     return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not is_local)
+
+
+def _will_wait_s(asked: Poll | Approve, view: View) -> int:
+    """How long the answer may be held: not at all, if there is one already."""
+    if not isinstance(asked, Poll) or asked.wait_s is None or view.instead is not None:
+        return 0
+    return asked.wait_s if is_current(asked, epoch=view.epoch, incarnation=view.document.incarnation) else 0
 
 
 def _identity_of(view: View) -> ManagedIdentity:

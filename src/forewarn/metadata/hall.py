@@ -15,8 +15,10 @@ from forewarn.metadata.identity import Caller
 from forewarn.metadata.limits import Limits
 from forewarn.metadata.memory import Memory
 from forewarn.metadata.reply import Writer
+from forewarn.metadata.sort import Sort
 
 _DRAINS_PER_TURN = 200
+RESET = 0  # in the place of a status: the connection was reset instead
 
 
 class Guest(Protocol):
@@ -40,12 +42,21 @@ class Tally:
     refused: int = 0  # connections beyond the limit of one VM
     held: int = 0  # requests waiting just now
     requests: int = 0
-    answers: Counter[int] = field(default_factory=Counter)  # by status
+    answered: Counter[tuple[Sort, int]] = field(default_factory=Counter)  # by what was asked for, and status
 
-    def count(self, status: int, times: int) -> None:
+    def count(self, sort: Sort, status: int, times: int) -> None:
         """Requests that were answered from memory."""
         self.requests += times
-        self.answers[status] += times
+        self.answered[sort, status] += times
+
+    @property
+    def answers(self) -> Counter[int]:
+        """By status alone."""
+        found: Counter[int] = Counter()
+        for (_, status), times in self.answered.items():
+            if status != RESET:
+                found[status] += times
+        return found
 
 
 class Hall:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from forewarn.metadata.observation import Observations
 from forewarn.metadata.reply import Dated, Writer
 from forewarn.metadata.seam import View
+from forewarn.metadata.sort import Sort
 
 if TYPE_CHECKING:
     from forewarn.metadata.identity import Caller
@@ -27,11 +28,13 @@ Answers = dict[bytes, "Remembered"]
 class Remembered:
     """One request's answer, as long as it is right."""
 
-    __slots__ = ("count", "dated", "keep_alive", "shelf", "status", "version")
+    __slots__ = ("agent", "count", "dated", "keep_alive", "shelf", "sort", "status", "version")
 
-    def __init__(self, *, shelf: Shelf, dated: Dated, keep_alive: bool, status: int, version: str) -> None:
+    def __init__(
+        self, *, shelf: Shelf, dated: Dated, keep_alive: bool, status: int, version: str, sort: Sort, agent: str
+    ) -> None:
         self.shelf, self.dated, self.keep_alive = shelf, dated, keep_alive
-        self.status, self.version = status, version
+        self.status, self.version, self.sort, self.agent = status, version, sort, agent
         self.count = 0  # repeats that are not settled yet
 
 
@@ -54,7 +57,7 @@ class Memory:
         writer: Writer,
         observations: Observations,
         now: Callable[[], float],
-        count: Callable[[int, int], None],
+        count: Callable[[Sort, int, int], None],
         is_on: bool = True,
     ) -> None:
         self._writer, self._observations, self._now, self._count = writer, observations, now, count
@@ -84,7 +87,17 @@ class Memory:
         return dated.raw if dated.date is date else dated.at(date)
 
     def remember(
-        self, raw: bytes, caller: Caller, view: View, *, version: str, dated: Dated, keep_alive: bool, status: int
+        self,
+        raw: bytes,
+        caller: Caller,
+        view: View,
+        *,
+        version: str,
+        dated: Dated,
+        keep_alive: bool,
+        status: int,
+        sort: Sort,
+        agent: str,
     ) -> Answers:
         """Give this answer to these bytes from now on; gives all that this caller may be answered with."""
         if not self._is_on:
@@ -96,7 +109,9 @@ class Memory:
         if len(answers) >= _MOST_PER_VM:
             self._settle(shelf)
             del answers[next(iter(answers))]
-        answers[raw] = Remembered(shelf=shelf, dated=dated, keep_alive=keep_alive, status=status, version=version)
+        answers[raw] = Remembered(
+            shelf=shelf, dated=dated, keep_alive=keep_alive, status=status, version=version, sort=sort, agent=agent
+        )
         return answers
 
     def forget(self, vms: Iterable[str]) -> None:
@@ -134,10 +149,10 @@ class Memory:
         for answers in shelf.answers.values():
             for answer in answers.values():
                 if answer.count:
-                    self._count(answer.status, answer.count)
+                    self._count(answer.sort, answer.status, answer.count)
                     total += answer.count
                     answer.count = 0
-        self._observations.asked(shelf.view, last.version, shelf.at, count=total)
+        self._observations.asked(shelf.view, last.version, shelf.at, count=total, agent=last.agent)
 
     def _empty(self, shelf: Shelf) -> None:
         self._settle(shelf)

@@ -1,17 +1,19 @@
-"""What was seen of the VMs: when each last asked, and which event each was given when. Gathered in memory, handed
-out in batches to whoever writes them down.
+"""What was seen of the VMs: when each last asked and how often, and which event each was given when. Gathered in
+memory, handed out in batches to whoever writes them down.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from forewarn.core.event import Status
 from forewarn.core.history import Sighting
+from forewarn.core.pace import Pace
 from forewarn.metadata.seam import View
 from forewarn.protocol import document as wire
 from forewarn.protocol.versions import shows_kind
@@ -21,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_SIGHTINGS = 100_000
 _MOST_VMS = 100_000
+_WINDOW_S = 60.0  # of real time: how often a VM asks is told of the last one or two of these
 _SPELLED = {wire.Status.SCHEDULED: Status.SCHEDULED.value, wire.Status.STARTED: Status.STARTED.value}
 
 
@@ -28,15 +31,27 @@ _SPELLED = {wire.Status.SCHEDULED: Status.SCHEDULED.value, wire.Status.STARTED: 
 class _Seen:
     """How often one VM asked, and what it has been given of the events that are listed now."""
 
+    scope_id: str = ""
     count: int = 0
+    asked_at: float | None = None  # in real time; None: not since we are here
+    wait_s: int = 0  # that it was content to wait then
+    window: tuple[float, int] | None = None  # when that began, and the count then
+    earlier: tuple[float, int] | None = None  # the one before
     at: float = 0.0  # when, as far as others told
     mark: tuple[str, int, int, str] | None = None  # scope, epoch, incarnation, version: the last 200 looked at
     events: set[tuple[str, wire.Status]] = field(default_factory=set)
 
 
 class Observations:
-    def __init__(self, *, most_sightings: int = _MOST_SIGHTINGS, most_vms: int = _MOST_VMS) -> None:
-        self._most_sightings, self._most_vms = most_sightings, most_vms
+    def __init__(
+        self,
+        *,
+        most_sightings: int = _MOST_SIGHTINGS,
+        most_vms: int = _MOST_VMS,
+        real: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_sightings, self._most_vms, self._real = most_sightings, most_vms, real
+        self._began_at = real()
         self._polls: dict[str, Polled] = {}
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
@@ -46,17 +61,21 @@ class Observations:
     def count_on(self, polls: Iterable[Polled]) -> None:
         """Go on counting where what is written stopped: a restart takes no request back."""
         for poll in polls:
-            self._seen_of(poll.vm).count = poll.count
+            seen = self._seen_of(poll.vm)
+            seen.count, seen.scope_id = poll.count, poll.scope_id
 
     def settle_with(self, settle: Callable[[], None]) -> None:
         """Call this before a batch is handed out: it tells what was asked and not told yet."""
         self._settle = settle
 
-    def asked(self, view: View, version: str, at: float, *, count: int = 1) -> None:
-        """So many times, the last of them at this moment and in this version."""
-        seen = self._seen_of(view.vm)
-        seen.count += count
-        self._polls[view.vm] = Polled(vm=view.vm, scope_id=view.scope_id, at=at, version=version, count=seen.count)
+    def asked(self, view: View, version: str, at: float, *, count: int = 1, agent: str = "", wait_s: int = 0) -> None:
+        """So many times, the last of them at this moment, in this version and by this program."""
+        vm, scope_id = view.vm, view.scope_id
+        seen = self._seen_of(vm)
+        self._count(seen, scope_id, count, wait_s)
+        self._polls[vm] = Polled(
+            vm=vm, scope_id=scope_id, at=at, version=version, count=seen.count, agent=agent, wait_s=wait_s
+        )
 
     def given(self, view: View, version: str, at: float) -> None:
         """The VM was given the whole document, as this version shows it."""
@@ -83,7 +102,7 @@ class Observations:
         """What another has seen, as its `take_new` gave it."""
         for poll in polls:
             seen = self._seen_of(poll.vm)
-            seen.count += poll.count
+            self._count(seen, poll.scope_id, poll.count, poll.wait_s)
             seen.at = max(seen.at, poll.at)
             self._polls[poll.vm] = replace(poll, at=seen.at, count=seen.count)
         self._keep(sightings)
@@ -100,6 +119,38 @@ class Observations:
         newer, self._sightings = self._sightings, []
         self._keep(sightings)
         self._keep(newer)
+
+    def pace(self, vm: str) -> Pace | None:
+        """How this VM asks; None: it never has."""
+        seen = self._seen.get(vm)
+        return None if seen is None or not seen.count else self._pace(seen, self._real())
+
+    def paces(self) -> Iterator[tuple[str, Pace]]:
+        """How every VM asks that ever has, each with its scope; changes meanwhile may be missed."""
+        now = self._real()
+        for seen in tuple(self._seen.values()):
+            if seen.count:
+                yield seen.scope_id, self._pace(seen, now)
+
+    def _pace(self, seen: _Seen, now: float) -> Pace:
+        if seen.asked_at is None:
+            return Pace(max(0.0, now - self._began_at))
+        began = seen.earlier or seen.window
+        gap_s = None
+        if began is not None and seen.count > began[1]:
+            gap_s = (seen.asked_at - began[0]) / (seen.count - began[1])
+        return Pace(max(0.0, now - seen.asked_at - seen.wait_s), gap_s)
+
+    def _count(self, seen: _Seen, scope_id: str, count: int, wait_s: int) -> None:
+        now = self._real()
+        seen.count += count
+        seen.scope_id, seen.asked_at, seen.wait_s = scope_id, now, wait_s
+        if seen.window is None:
+            seen.window = (now, seen.count)
+        elif now - seen.window[0] > _WINDOW_S:
+            # What came after a long silence says nothing about the time before it.
+            was_silent = now - seen.window[0] > 3 * _WINDOW_S
+            seen.earlier, seen.window = None if was_silent else seen.window, (now, seen.count)
 
     def _seen_of(self, vm: str) -> _Seen:
         seen = self._seen.get(vm)

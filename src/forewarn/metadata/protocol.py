@@ -12,13 +12,14 @@ from contextlib import suppress
 from typing import cast
 
 from forewarn.metadata.answer import Answer, Drip, Hold, Rest
-from forewarn.metadata.hall import Hall
+from forewarn.metadata.hall import RESET, Hall
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.intake import Intake, Spoiled, Whole
 from forewarn.metadata.memory import MOST_BYTES, Answers
 from forewarn.metadata.pour import Pour
 from forewarn.metadata.reply import BROKEN, CONTINUE
 from forewarn.metadata.seam import Reset
+from forewarn.metadata.sort import NO_REQUEST, STRANGER, Sort, agent_of, sort_of
 from forewarn.protocol.exchange import Request, Response, timed_out
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._pour: Pour | None = None
         self._keep_alive = keep_alive
         self._is_old = False
+        self._sort: Sort = NO_REQUEST  # of the request in work
         self._writes_wait = self._reads_wait = self._has_eof = self._is_closing = False
         self._discarded = 0
         self._turn: asyncio.Handle | None = None  # there is more to do, when others have had their turn
@@ -189,6 +191,7 @@ class Connection(asyncio.Protocol):
             self._deadline.cancel()
             self._deadline = None
         if isinstance(taken, Spoiled):
+            self._sort = NO_REQUEST
             self._refuse(taken.response)
             return False
         self._answer(taken)
@@ -206,8 +209,10 @@ class Connection(asyncio.Protocol):
     def _answer(self, whole: Whole) -> None:
         self._hall.tally.requests += 1
         self._is_old = whole.is_old
+        is_known = self._hall.reception.knows(self.caller)
+        self._sort = sort_of(whole.request) if is_known else STRANGER
         # A stranger may be a VM by the time it connects again.
-        self._keep_alive = whole.keep_alive and self._hall.reception.knows(self.caller)
+        self._keep_alive = whole.keep_alive and is_known
         answer = self._hall.reception.answer(self.caller, whole.request)
         fresh, self._fresh = self._fresh, None
         if fresh is not None and not self._intake.waiting and isinstance(answer, Response):
@@ -227,6 +232,8 @@ class Connection(asyncio.Protocol):
             dated=self._hall.writer.dated(answer, keep_alive=self._keep_alive, is_old=self._is_old),
             keep_alive=self._keep_alive,
             status=answer.status,
+            sort=self._sort,
+            agent=agent_of(request),
         )
 
     def _settle(self, answer: Answer) -> None:
@@ -245,6 +252,7 @@ class Connection(asyncio.Protocol):
             self._hall.work(answer, self._worked)
 
     def _reset(self) -> None:
+        self._hall.tally.answered[self._sort, RESET] += 1
         sock = self._transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.hang_up()
@@ -293,7 +301,7 @@ class Connection(asyncio.Protocol):
 
     def _bytes_for(self, response: Response) -> bytes:
         self._keep_alive = self._keep_alive and not self._hall.is_draining
-        self._hall.tally.answers[response.status] += 1
+        self._hall.tally.answered[self._sort, response.status] += 1
         return self._hall.writer.bytes_for(response, keep_alive=self._keep_alive, is_old=self._is_old)
 
     def _end_answer(self, *, linger: bool) -> None:
@@ -324,6 +332,7 @@ class Connection(asyncio.Protocol):
     def _be_late(self) -> None:
         self._deadline = None
         if not self._is_closing:
+            self._sort = NO_REQUEST
             self._refuse(timed_out())
 
     def _look_idle(self) -> None:

@@ -27,6 +27,8 @@ class Polled(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     version: str
     count: int = 0  # requests since the scope came to be
+    agent: str = ""  # the program that asked, as it calls itself
+    wait_s: int = 0  # for how long it is content to wait for an answer: until then it still asks
 
 
 class Counts(NamedTuple):

@@ -1,0 +1,204 @@
+"""Which program asks, how often, and since when it has not: kept beside the counts, at no cost to a poll."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.core.pace import SILENT_S, Pace
+from forewarn.metadata import Observations, View
+from forewarn.metadata.sort import MOST_OF_AGENT, STRANGER, Sort, agent_of, sort_of
+from forewarn.protocol.document import Document
+from forewarn.protocol.instance import InstanceFacts
+from forewarn.protocol.message import Request
+from forewarn.store.seam import Polled
+
+NEWEST = "2020-07-01"
+
+
+class Time:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def view(vm="a"):
+    return View(
+        vm=vm,
+        scope_id="pair",
+        enabled=True,
+        epoch=1,
+        document=Document(incarnation=1),
+        facts=InstanceFacts(name=vm),
+    )
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+def seen(time):
+    return Observations(real=time)
+
+
+def ask(seen, time, *, every_s, times, **how):
+    for _ in range(times):
+        time.now += every_s
+        seen.asked(view(), NEWEST, 1.0, **how)
+
+
+def test_a_vm_that_never_asked_has_no_pace(seen):
+    assert seen.pace("a") is None
+    assert list(seen.paces()) == []
+
+
+def test_the_average_gap_is_that_of_late(seen, time):
+    ask(seen, time, every_s=10, times=30)
+    assert seen.pace("a") == Pace(0.0, pytest.approx(10))
+    ask(seen, time, every_s=1, times=200)
+    assert seen.pace("a").gap_s == pytest.approx(1)
+
+
+def test_a_single_request_says_nothing_about_the_next(seen, time):
+    ask(seen, time, every_s=1, times=1)
+    assert seen.pace("a") == Pace(0.0, None)
+
+
+def test_requests_told_together_count_each(seen, time):
+    ask(seen, time, every_s=1, times=20, count=5)
+    assert seen.pace("a").gap_s == pytest.approx(0.2)
+
+
+def test_a_long_silence_is_no_gap_between_polls(seen, time):
+    ask(seen, time, every_s=1, times=100)
+    time.now += 10_000
+    ask(seen, time, every_s=1, times=3)
+    assert seen.pace("a").gap_s == pytest.approx(1)
+
+
+def test_a_vm_is_silent_after_a_minute_of_real_time(seen, time):
+    ask(seen, time, every_s=1, times=3)
+    time.now += SILENT_S
+    assert not seen.pace("a").is_silent
+    time.now += 1
+    assert seen.pace("a").is_silent
+    assert list(seen.paces()) == [("pair", seen.pace("a"))]
+
+
+def test_whoever_waits_for_an_answer_still_asks(seen, time):
+    ask(seen, time, every_s=1, times=1, wait_s=300)
+    time.now += 300
+    assert seen.pace("a").silent_s == 0
+    time.now += SILENT_S + 1
+    assert seen.pace("a").is_silent
+
+
+def test_after_a_restart_those_who_asked_before_are_given_a_minute(seen, time):
+    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
+    assert seen.pace("a") == Pace(0.0, None)
+    time.now += SILENT_S + 1
+    assert seen.pace("a").is_silent
+    ask(seen, time, every_s=1, times=2)
+    assert seen.pace("a") == Pace(0.0, pytest.approx(1))
+
+
+def test_what_workers_have_seen_counts_here(seen, time):
+    worker = Observations(real=time)
+    for _ in range(5):
+        time.now += 2
+        worker.asked(view(), NEWEST, 1.0, agent="curl/8.1", wait_s=30)
+        seen.gather(*worker.take_new())
+    assert seen.pace("a").gap_s == pytest.approx(2)
+    [poll], _ = seen.take()
+    assert (poll.agent, poll.wait_s, poll.count) == ("curl/8.1", 30, 5)
+
+
+def test_the_program_that_asks_is_kept_with_the_poll_whether_it_is_remembered_or_not(play):
+    async def story(world):
+        client = await world.connect()
+        for _ in range(3):
+            await client.ask(User_Agent="curl/8.1")
+        [poll], _ = world.server.observations.take()
+        assert (poll.agent, poll.count) == ("curl/8.1", 3)
+        await client.ask(User_Agent="other")
+        await client.ask(User_Agent="curl/8.1")  # remembered, and the last
+        assert [poll.agent for poll in world.server.observations.take()[0]] == ["curl/8.1"]
+
+    play(story)
+
+
+def test_a_poll_that_waits_says_for_how_long_and_one_that_is_answered_at_once_does_not(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        tag = (await client.ask()).headers["etag"]
+        await client.ask(If_None_Match='"0-0"', Prefer="wait=120")
+        assert [poll.wait_s for poll in world.server.observations.take()[0]] == [0]
+        client.send(request_bytes(If_None_Match=tag, Prefer="wait=120"))
+        await world.until(lambda: world.server.tally.held == 1)
+        assert [poll.wait_s for poll in world.server.observations.take()[0]] == [120]
+
+    play(story)
+
+
+def asking(agent):
+    return Request(method="GET", target="/", headers=(("user-agent", agent), ("user-agent", "second")))
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("python-requests/2.31", "python-requests/2.31"),
+        ("a\x1b[31mb\x00c\xa0", "a[31mbc"),
+        ("x" * 500, "x" * MOST_OF_AGENT),
+        ("<script>", "<script>"),
+        ("", ""),
+    ],
+    ids=["usual", "what cannot be printed", "long", "markup", "empty"],
+)
+def test_a_program_is_called_what_it_says_within_bounds(sent, kept):
+    assert agent_of(asking(sent)) == kept
+
+
+def test_a_program_that_says_nothing_has_no_name():
+    assert agent_of(Request(method="GET", target="/")) == ""
+
+
+EVENTS = "/metadata/scheduledevents"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "sort"),
+    [
+        ("GET", f"{EVENTS}?api-version=2020-07-01", Sort("poll", "2020-07-01")),
+        ("GET", "/Metadata/ScheduledEvents/?API-Version=2017-08-01", Sort("poll", "2017-08-01")),
+        ("GET", f"{EVENTS}?api-version=2031-01-01", Sort("poll", "other")),
+        ("GET", EVENTS, Sort("poll", "none")),
+        ("POST", f"{EVENTS}?api-version=2020-07-01", Sort("approval", "2020-07-01")),
+        ("BREW", f"{EVENTS}?api-version=2020-07-01", Sort("other", "2020-07-01")),
+        ("GET", "/metadata/instance/compute?api-version=2021-02-01", Sort("instance")),
+        ("GET", "/metadata/identity/oauth2/token?resource=x", Sort("token")),
+        ("GET", "/favicon.ico", Sort("other")),
+        ("OPTIONS", "*", Sort("other")),
+    ],
+)
+def test_requests_are_counted_by_few_words(method, target, sort):
+    assert sort_of(Request(method=method, target=target)) == sort
+
+
+def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
+    async def story(world):
+        client = await world.connect()
+        for _ in range(3):
+            await client.ask()
+        await client.ask(f"{EVENTS}?api-version=nonsense")
+        await world.ask(vm="nobody")
+        assert world.server.tally.answered == {
+            (Sort("poll", "2020-07-01"), 200): 3,
+            (Sort("poll", "other"), 400): 1,
+            (STRANGER, 404): 1,
+        }
+
+    play(story)
