@@ -97,7 +97,11 @@ def translated(path: Path, done: str) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): see to it and try again") from error
+        raise unavailable(path, done, error) from error
+
+
+def unavailable(path: Path, done: str, error: Exception) -> Unavailable:
+    return Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): see to it and try again")
 
 
 def _starts_like_sqlite(path: Path) -> bool:

@@ -19,7 +19,9 @@ from forewarn.core.history import Entry, Sighting
 from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
+from forewarn.errors import Conflict
 from forewarn.store import backup, file, query, record, statement, writing
+from forewarn.store.recent import Recent
 from forewarn.store.seam import Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
@@ -35,6 +37,7 @@ class SqliteStore:
         self._path = path
         self._reader = reader
         self._writer = writer
+        self._recent = Recent()
         self._subscribers = Subscribers()
 
     @classmethod
@@ -46,15 +49,10 @@ class SqliteStore:
             return cls(path, reader=file.connect_reader(path), writer=writer)
 
     def scope(self, scope_id: str) -> Scope | None:
-        wanted = {"row_id": scope_id}
-        with self._at_one_moment() as db:
-            row = db.execute(query.SCOPE, wanted).fetchone()
-            vms = db.execute(query.PRESENT_VMS, wanted).fetchall() if row else []
-            events = db.execute(query.LIVE_EVENTS, wanted).fetchall() if row else []
-        if row is None:
-            return None
-        present = tuple(record.read_vm(body) for (body,) in vms)
-        return record.read_scope(row, present, tuple(record.read_event(body) for (body,) in events))
+        known = self._recent.scope(scope_id)
+        if known is None and (known := self._read_scope(scope_id)) is not None:
+            self._recent.keep(known)
+        return known
 
     def scopes(self) -> Iterator[Scope]:
         with self._at_one_moment() as db:
@@ -190,11 +188,15 @@ class SqliteStore:
         return row[0] if row else None
 
     async def commit(self, commit: Commit) -> int:
-        committed = await self._writer.write(lambda db: writing.apply(db, commit), self._subscribers.tell)
+        try:
+            committed = await self._writer.write(lambda db: writing.apply(db, commit), self._tell)
+        except Conflict:
+            self._recent.forget(scope.id for scope in commit.scopes)  # should another process have written
+            raise
         return committed.seq
 
     async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        await self._writer.write(lambda db: writing.observe(db, polls, sightings))
+        await self._writer.write(lambda db: writing.observe(db, polls, sightings), lambda _: self._recent.touch(polls))
 
     async def save(self, name: str, value: bytes) -> None:
         await self._writer.write(lambda db: writing.save(db, name, value))
@@ -215,6 +217,21 @@ class SqliteStore:
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
+    def _tell(self, committed: Committed) -> None:
+        self._recent.hear(committed.commit)
+        self._subscribers.tell(committed)
+
+    def _read_scope(self, scope_id: str) -> Scope | None:
+        wanted = {"row_id": scope_id}
+        with self._at_one_moment() as db:
+            row = db.execute(query.SCOPE, wanted).fetchone()
+            vms = db.execute(query.PRESENT_VMS, wanted).fetchall() if row else []
+            events = db.execute(query.LIVE_EVENTS, wanted).fetchall() if row else []
+        if row is None:
+            return None
+        present = tuple(record.read_vm(body) for (body,) in vms)
+        return record.read_scope(row, present, tuple(record.read_event(body) for (body,) in events))
+
     @contextmanager
     def _at_one_moment(self) -> Iterator[sqlite3.Connection]:
         """One transaction, lest the writer commits between a row and its events."""
@@ -230,8 +247,10 @@ class SqliteStore:
         return rows[0] if rows else None
 
     def _rows(self, sql: str, **parameters: Any) -> Rows:
-        with file.translated(self._path, "read"):
+        try:
             return self._reader.execute(sql, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise file.unavailable(self._path, "read", error) from error
 
     def _newest(self, sql: str, limit: int | None, **parameters: Any) -> Rows:
         """All rows in order, or the `limit` last of them, which `sql` then finds backwards."""

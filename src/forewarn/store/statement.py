@@ -42,6 +42,7 @@ from forewarn.store.schema import (
 _ZERO: ColumnElement[Any] = literal_column("0")
 _ONE: ColumnElement[Any] = literal_column("1")
 _OVER: ColumnElement[Any] = literal_column(f"'{Status.OVER}'")
+_OWN = ("position", "body")  # of an event's row, and nothing it is found by
 _DIALECT = sqlite.dialect(paramstyle="named")
 
 
@@ -80,6 +81,12 @@ def _move(table: Table, **special: ColumnElement[Any]) -> str:
     values = {**plain, "version": table.c.version + _ONE, **special}
     found = and_(table.c.id == bindparam("row_id"), table.c.version == bindparam("decided_on"))
     return text_of(update(table).where(found).values(values))
+
+
+def _change_event() -> str:
+    """Puts a new body in an event's row; counts no row where anything is new that it can be found by."""
+    same = (column.is_not_distinct_from(bindparam(column.name)) for column in events.columns if column.name not in _OWN)
+    return text_of(update(events).where(and_(*same)).values(body=bindparam("body")))
 
 
 def _remove(table: Table, key: str) -> str:
@@ -133,6 +140,7 @@ def _move_cursor() -> str:
 ADD_SCOPE = _add(scopes)
 MOVE_SCOPE = _move(scopes, last_request_at=_later(scopes.c.last_request_at, bindparam("new_last_request_at")))
 PUT_VM = _put_vm()
+CHANGE_EVENT = _change_event()
 PUT_EVENT = _put(events, "id")
 PUT_HOST = _put(hosts, "name")
 REMOVE_HOST = _remove(hosts, "name")

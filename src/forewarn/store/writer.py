@@ -1,7 +1,8 @@
-"""The one writer: a thread that takes what waits, tries each write in a savepoint, commits once, answers all.
+"""The one writer: a thread that takes what waits, does it all, commits once, answers all.
 
-A write that fails by itself (a Conflict) is undone alone. Trouble with the file undoes the whole group: nobody
-was answered yet, so each of them is told Unavailable, and the next group is tried afresh.
+A write that fails by itself (a Conflict) is undone alone: that is rare, so savepoints are set only when the group is
+done again after one has failed. Trouble with the file undoes the whole group: nobody was answered yet, so each of them
+is told Unavailable, and the next group is tried afresh.
 """
 
 from __future__ import annotations
@@ -88,12 +89,21 @@ class Writer:
 
     def _carry_out(self, jobs: list[_Job]) -> list[Outcome]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            outcomes = [self._attempt(job) for job in jobs]
-            self._db.execute("COMMIT")
+            return self._in_one(lambda: [(job.write(self._db), None) for job in jobs])
+        except Exception as error:
+            self._undo_all()
+            if _is_trouble_with_the_file(error):
+                return [(None, self._unavailable(error)) for _ in jobs]
+        try:
+            return self._in_one(lambda: [self._attempt(job) for job in jobs])
         except Exception as error:
             self._undo_all()
             return [(None, self._unavailable(error)) for _ in jobs]
+
+    def _in_one(self, write_all: Callable[[], list[Outcome]]) -> list[Outcome]:
+        self._db.execute("BEGIN IMMEDIATE")
+        outcomes = write_all()
+        self._db.execute("COMMIT")
         return outcomes
 
     def _attempt(self, job: _Job) -> Outcome:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from forewarn.core.change import Commit
+from forewarn.core.event import Event
 from forewarn.core.history import Entry, Sighting
 from forewarn.store import query, record, statement
 from forewarn.store.guard import Guarded, conflict
@@ -22,7 +23,8 @@ def apply(db: Db, commit: Commit) -> Committed:
     for scope in commit.scopes:
         _guarded(db, "scopes", scope, record.scope_row(scope), statement.ADD_SCOPE, statement.MOVE_SCOPE)
     _each(db, statement.PUT_VM, commit.vms, record.vm_row)
-    _each(db, statement.PUT_EVENT, commit.events, record.event_row)
+    for event in commit.events:
+        _put_event(db, event)
     _each(db, statement.PUT_HOST, commit.hosts, record.host_row)
     _each(db, statement.REMOVE_HOST, commit.removed_hosts, _id_row)
     for gate in commit.gates:
@@ -81,8 +83,18 @@ def _stored_version(db: Db, table: str, row_id: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _each(db: Db, sql: str, values: Iterable[Any], row_of: Callable[[Any], record.Row]) -> None:
-    db.executemany(sql, map(row_of, values))
+def _each(db: Db, sql: str, values: Sequence[Any], row_of: Callable[[Any], record.Row]) -> None:
+    if len(values) == 1:
+        db.execute(sql, row_of(values[0]))
+    elif values:
+        db.executemany(sql, map(row_of, values))
+
+
+def _put_event(db: Db, event: Event) -> None:
+    """Most changes leave alone what the event is found by: then its indexes, six of them, are not written again."""
+    row = record.event_row(event)
+    if db.execute(statement.CHANGE_EVENT, row).rowcount != 1:
+        db.execute(statement.PUT_EVENT, row)
 
 
 def _id_row(row_id: str) -> record.Row:

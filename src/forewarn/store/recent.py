@@ -1,0 +1,110 @@
+"""Scopes that were read lately, kept as commits change them: whoever decides upon one seldom reads it again.
+
+What is kept is never ahead of what is committed. It may be behind for as long as a commit is durable and nobody was
+told of it yet; whoever decides then meets a Conflict, is told first, and decides again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from forewarn.core.change import Commit
+from forewarn.core.event import Event
+from forewarn.core.fleet import Vm
+from forewarn.core.scope import Scope
+from forewarn.store.seam import Polled
+
+_MOST_VMS = 20_000  # in all that is kept: some 50 MB
+
+
+class Recent:
+    def __init__(self, most_vms: int = _MOST_VMS) -> None:
+        self._scopes: OrderedDict[str, Scope] = OrderedDict()  # whose turn to go comes first, first
+        self._most = most_vms
+        self._weight = 0
+
+    def scope(self, scope_id: str) -> Scope | None:
+        """As it is committed; None: it has to be read."""
+        scope = self._scopes.get(scope_id)
+        if scope is not None:
+            self._scopes.move_to_end(scope_id)
+        return scope
+
+    def keep(self, scope: Scope) -> None:
+        self.forget((scope.id,))
+        self._scopes[scope.id] = scope
+        self._weight += _weight(scope)
+        while self._weight > self._most:
+            self._weight -= _weight(self._scopes.popitem(last=False)[1])
+
+    def forget(self, scope_ids: Iterable[str]) -> None:
+        for scope_id in scope_ids:
+            if (gone := self._scopes.pop(scope_id, None)) is not None:
+                self._weight -= _weight(gone)
+
+    def hear(self, commit: Commit) -> None:
+        """Told of every commit, in their order."""
+        if any(not self._is_at_home(vm) for vm in commit.vms):
+            self._forget_all()  # it may have been in any of them
+        moved = {scope.id for scope in commit.scopes if self._move(scope)}
+        told = {scope.id for scope in commit.scopes}
+        self.forget({row.scope_id for row in (*commit.vms, *commit.events)} - told)
+        for scope_id in moved:
+            self._fill(scope_id, commit.vms, commit.events)
+
+    def touch(self, polls: Sequence[Polled]) -> None:
+        """VMs have asked: that moves no version on."""
+        for polled in polls:
+            scope = self._scopes.get(polled.scope_id)
+            if scope is not None:
+                self._scopes[scope.id] = replace(scope, last_request_at=_later(scope.last_request_at, polled.at))
+
+    def _is_at_home(self, vm: Vm) -> bool:
+        """Whether the VM is in the scope where it was."""
+        scope = self._scopes.get(vm.scope_id)
+        return scope is not None and any(known.key == vm.key for known in scope.vms)
+
+    def _move(self, row: Scope) -> bool:
+        """Put a scope's new row in place of the one it was decided on; False: it was read after that."""
+        known = self._scopes.get(row.id)
+        if known is None or known.version != row.version:
+            return False
+        self._scopes[row.id] = replace(
+            row,
+            version=row.version + 1,
+            last_request_at=_later(known.last_request_at, row.last_request_at),
+            vms=known.vms,
+            events=known.events,
+            news=(),
+        )
+        return True
+
+    def _fill(self, scope_id: str, vms: Sequence[Vm], events: Sequence[Event]) -> None:
+        scope = self._scopes[scope_id]
+        if vms:
+            latest = {vm.key: vm for vm in (*scope.vms, *vms) if vm.scope_id == scope_id}
+            self._weight -= len(scope.vms)
+            scope = replace(scope, vms=tuple(vm for vm in latest.values() if vm.removed_at is None))
+            self._weight += len(scope.vms)
+        if events:
+            known = {event.id: event for event in (*scope.events, *events) if event.scope_id == scope_id}
+            live = sorted((event for event in known.values() if event.is_live), key=lambda event: event.seq)
+            scope = replace(scope, events=tuple(live))
+        self._scopes[scope_id] = scope
+
+    def _forget_all(self) -> None:
+        self._scopes.clear()
+        self._weight = 0
+
+
+def _weight(scope: Scope) -> int:
+    return 1 + len(scope.vms)
+
+
+def _later(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

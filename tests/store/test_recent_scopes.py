@@ -1,0 +1,85 @@
+"""A scope that was read lately is not read again, and is shown as commits have left it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from forewarn.core.change import Commit
+from forewarn.core.scope import Scope
+from forewarn.store import SqliteStore
+from forewarn.store.recent import Recent
+from forewarn.testing.rows import SCOPE, a_poll, a_vm, an_event, changed, over
+
+WEB = Scope(id=SCOPE, version=1, vms=(a_vm("web-0"), a_vm("web-1")))
+DB = a_vm("db-0", availability_set="db")
+
+
+def kept(*scopes: Scope, most_vms: int = 100) -> Recent:
+    recent = Recent(most_vms)
+    for scope in scopes:
+        recent.keep(scope)
+    return recent
+
+
+def test_a_commit_moves_what_was_decided_on() -> None:
+    recent = kept(WEB)
+    event, stopped = an_event("E"), changed(WEB.vms[1], host="h2")
+    recent.hear(Commit(scopes=(changed(WEB, epoch=7),), vms=(stopped,), events=(event,)))
+    assert recent.scope(SCOPE) == Scope(id=SCOPE, version=2, epoch=7, vms=(WEB.vms[0], stopped), events=(event,))
+
+
+def test_what_was_read_after_a_commit_stays_when_the_commit_is_told_of() -> None:
+    later = changed(WEB, version=3, epoch=9)
+    recent = kept(later)
+    recent.hear(Commit(scopes=(changed(WEB, epoch=7),), events=(an_event("E"),)))
+    assert recent.scope(SCOPE) is later
+
+
+def test_events_that_are_over_and_vms_that_are_gone_are_not_shown() -> None:
+    event = an_event("E")
+    recent = kept(changed(WEB, events=(event,)))
+    recent.hear(Commit(scopes=(WEB,), vms=(changed(WEB.vms[0], removed_at=5.0),), events=(over(event, 5.0),)))
+    assert recent.scope(SCOPE) == changed(WEB, version=2, vms=(WEB.vms[1],))
+
+
+def test_a_vm_that_moves_may_have_been_in_any_scope() -> None:
+    recent = kept(WEB, Scope(id=DB.scope_id, version=1, vms=(DB,)))
+    recent.hear(Commit(vms=(changed(WEB.vms[0], availability_set="db"),)))
+    assert recent.scope(SCOPE) is None
+    assert recent.scope(DB.scope_id) is None
+
+
+def test_a_poll_moves_the_last_request_and_never_back() -> None:
+    recent = kept(WEB)
+    recent.touch([a_poll("web-0", 20.0), a_poll("web-0", 10.0)])
+    recent.hear(Commit(scopes=(changed(WEB, last_request_at=5.0),)))
+    assert recent.scope(SCOPE) == changed(WEB, version=2, last_request_at=20.0)
+
+
+def test_those_that_were_asked_for_longest_ago_go_first() -> None:
+    scopes = [Scope(id=f"s{number}", vms=(a_vm("x"),)) for number in range(3)]
+    recent = kept(*scopes[:2], most_vms=4)
+    recent.scope("s0")
+    recent.keep(scopes[2])
+    assert [recent.scope(scope.id) is not None for scope in scopes] == [True, False, True]
+
+
+def test_a_scope_larger_than_all_that_may_be_kept_is_not_kept() -> None:
+    assert kept(WEB, most_vms=2).scope(SCOPE) is None
+
+
+def test_of_a_scope_that_was_just_read_nothing_is_read_from_the_file(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await store.commit(Commit(scopes=(Scope(id=SCOPE),), vms=WEB.vms))
+        first = store.scope(SCOPE)
+        said: list[str] = []
+        store._reader.set_trace_callback(said.append)
+        await store.commit(Commit(scopes=(WEB,), events=(an_event("E"),)))
+        assert first == WEB
+        assert store.scope(SCOPE) == changed(WEB, version=2, events=(an_event("E"),))
+        assert not said
+        await store.close()
+
+    asyncio.run(story())
