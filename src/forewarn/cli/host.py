@@ -7,6 +7,7 @@ import click
 from forewarn.cli.connection import View
 from forewarn.cli.duration import duration
 from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.preview import dry_run_option, show_preview
 from forewarn.cli.receipt import show_events, wait_for_request
 from forewarn.cli.request import short_notice_option, wait_option
 from forewarn.cli.screen import strong, word
@@ -19,22 +20,30 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
 @host_argument
 @click.option("--in", "in_s", type=duration, default="7d", show_default=True, metavar="DURATION", help="When.")
 @short_notice_option
+@dry_run_option
 @wait_option
 @served
-def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, wait: bool) -> int:
+def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
     """Predict a host's failure: each of its VMs is told to move."""
     body: dict[str, object] = {"in_s": in_s}
     if short_notice:
         body["short_notice"] = True
+    if dry_run:
+        show_preview(call, call.api.post("hosts", host, "degrade", "preview", body=body))
+        return 0
     return _answered(call, host, "is predicted to fail", call.api.post("hosts", host, "degrade", body=body), wait)
 
 
 @click.command()
 @host_argument
+@dry_run_option
 @wait_option
 @served
-def fail(call: Invocation, host: str, wait: bool) -> int:
+def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Let a host fail now: its VMs start elsewhere, with no notice."""
+    if dry_run:
+        show_preview(call, call.api.post("hosts", host, "fail", "preview"))
+        return 0
     return _answered(call, host, "has failed", call.api.post("hosts", host, "fail"), wait)
 
 

@@ -7,6 +7,7 @@ from click.shell_completion import CompletionItem
 
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.name import name
+from forewarn.cli.preview import dry_run_option
 from forewarn.cli.receipt import show_events, wait_for_events
 from forewarn.cli.request import ask, wait_option
 from forewarn.cli.suggestion import vm_names
@@ -28,14 +29,15 @@ def _words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 
 @click.command()
 @click.argument("words", type=name, metavar=f"VM... {'|'.join(_ASKS)}", nargs=-1, required=True, shell_complete=_words)
+@dry_run_option
 @wait_option
 @served
-def power(call: Invocation, words: tuple[str, ...], wait: bool) -> int:
+def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -> int:
     """Turn VMs off or on, deallocate, reapply, reimage."""
     *vms, what = words
     if not vms or what not in _ASKS:
         raise Rejected(f"say which VMs, then one of {', '.join(_ASKS)}: forewarn power {_mended(words)}")
-    return ask(call, _ASKS[what], tuple(vms), wait=wait)
+    return ask(call, _ASKS[what], tuple(vms), wait=wait, dry_run=dry_run)
 
 
 def _mended(words: tuple[str, ...]) -> str:

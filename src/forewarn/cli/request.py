@@ -10,6 +10,7 @@ import click
 from forewarn.cli.duration import duration
 from forewarn.cli.invocation import Invocation, served
 from forewarn.cli.name import name
+from forewarn.cli.preview import dry_run_option, show_preview
 from forewarn.cli.receipt import show_receipt, wait_for_request
 from forewarn.cli.suggestion import vm_names
 from forewarn.errors import Rejected
@@ -28,7 +29,7 @@ short_notice_option = click.option(
 
 
 def _asking(function: Command) -> Command:
-    for option in (wait_option, short_notice_option, notice_option, vms_argument):
+    for option in (wait_option, dry_run_option, short_notice_option, notice_option, vms_argument):
         function = option(function)
     return function
 
@@ -41,6 +42,7 @@ def ask(
     wait: bool,
     notice_s: float | None = None,
     short_notice: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Send the request, say what becomes of it, and wait for that if told to."""
     if notice_s == 0 and not short_notice:
@@ -52,6 +54,9 @@ def ask(
         body["notice_s"] = notice_s
     if short_notice:
         body["short_notice"] = True
+    if dry_run:
+        show_preview(call, call.api.post("requests", "preview", body=body))
+        return 0
     answer = call.api.post("requests", body=body)
     if wait:
         return wait_for_request(call, answer)

@@ -10,6 +10,7 @@ from forewarn.cli.connection import View
 from forewarn.cli.duration import duration
 from forewarn.cli.following import Look, follow
 from forewarn.cli.invocation import Invocation, served
+from forewarn.cli.preview import dry_run_option, show_preview
 from forewarn.cli.request import short_notice_option
 from forewarn.cli.rolloutview import panel, progress_line, show_rollout, show_rollouts, state
 from forewarn.cli.screen import word
@@ -48,15 +49,26 @@ def rollout() -> None:
 @click.option("--keep-going", is_flag=True, help="Never stop, however many VMs fail.")
 @click.option("--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m.")
 @short_notice_option
+@dry_run_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
 @served
 def start(
-    call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str | None, wait: bool, **options: Any
+    call: Invocation,
+    hosts: tuple[str, ...],
+    all_hosts: bool,
+    scope: str | None,
+    wait: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
     """Start a rollout."""
     body = {name: value for name, value in options.items() if value is not None and value is not False}
     body |= _tolerance(body.pop("max_failures", None), body.pop("keep_going", False))
-    view = call.api.post("rollouts", body={**body, **_over(call, hosts, all_hosts, scope)})
+    body |= _over(call, hosts, all_hosts, scope)
+    if dry_run:
+        show_preview(call, call.api.post("rollouts", "preview", body=body))
+        return 0
+    view = call.api.post("rollouts", body=body)
     if wait:
         return _wait(call, view["id"])
     show_rollout(call, view)
