@@ -40,6 +40,7 @@ def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[
             return (await welcome(request)).principal
 
         visit = await welcome(request)
+        await overview.ready()
         return Room(house, directory, visit.principal, again, overview), visit
 
     return [
