@@ -49,6 +49,10 @@ class Directory:
         keys = {*self._keys.get(wanted, ()), *self._gone.get(wanted, ())}
         return [vm for vm in map(self._store.vm, sorted(keys)) if vm is not None]
 
+    def keys(self) -> list[str]:
+        """Of all present VMs."""
+        return list(self._home_of)
+
     def has(self, key: str) -> bool:
         """Whether a VM has this key now."""
         return key in self._home_of

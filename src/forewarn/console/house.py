@@ -12,6 +12,7 @@ from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
+from forewarn.core.pace import Pace
 from forewarn.protocol.exchange import Rules
 
 
@@ -40,6 +41,10 @@ async def _nothing_seen() -> None:
     return
 
 
+def _unheard(vm: str) -> Pace | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
     control: Control
@@ -49,6 +54,8 @@ class House:
     endpoint_of: Callable[[Vm], str] = _nowhere  # the base URL under which a lab serves a VM; "" on real networks
     rules_for: Callable[[str], Rules] = _usual_rules  # by which VMs of a location are served
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
+    pace: Callable[[str], Pace | None] = _unheard  # how the VM with this key asks; None: it never has
+    metrics: Callable[[], Awaitable[bytes]] | None = None  # what Prometheus is told
     shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     links: Links | None = None  # that sign in to the portal once; None: there is none
