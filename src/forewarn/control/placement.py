@@ -47,6 +47,10 @@ class Placement:
     def scope_of(self, key: str) -> str:
         return self._vms[key][0]
 
+    def home_of(self, key: str) -> str:
+        """The host that a VM is on; "" where it is on none, or nowhere any more."""
+        return self._homes.get(key, "")
+
     def mixes(self, host: str, vm: Vm) -> bool:
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 
