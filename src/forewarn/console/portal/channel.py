@@ -1,0 +1,155 @@
+"""One ear at the store for all open pages: hears every commit once, and tells them together what changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from forewarn.clock import LabClock, Setting
+from forewarn.console.house import House
+from forewarn.console.portal.health import Health, Nurse
+from forewarn.console.portal.listener import Listener
+from forewarn.console.portal.news import Gathering, News
+from forewarn.console.portal.overview import Overview
+from forewarn.core.vmstate import VmState
+from forewarn.errors import Unavailable
+from forewarn.store.seam import Committed
+
+GATHER_S = 0.05  # of real time: commits so close to each other are told as one change
+COUNTS_S = 0.5  # between two counts of the fleet
+MOST_VMS = 2000  # in one change; beyond, pages read everything again
+MOST_ENTRIES = 500  # that a page may have missed; beyond, likewise
+MOST_PAGES = 1000  # open at a time
+
+
+class Channel:
+    """Costs nothing while no page is open. What is the same for all who see everything is made once."""
+
+    def __init__(self, house: House, overview: Overview) -> None:
+        self._house = house
+        self._store = house.control.store
+        self._overview = overview
+        self._listeners: set[Listener] = set()
+        self._gathering: Gathering | None = None
+        self._seq = 0
+        self._nurse = Nurse(self._store, self._tell_health)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._follows_clock = False
+
+    @property
+    def health(self) -> Health:
+        return self._nurse.health
+
+    def must_have_room(self) -> None:
+        if len(self._listeners) >= MOST_PAGES:
+            raise Unavailable(f"{MOST_PAGES} pages are open, and that is the most: close some, then reload this one")
+
+    @contextmanager
+    def joined(self) -> Iterator[Listener]:
+        """A page is open until the block is left."""
+        listener = Listener()
+        self._listeners.add(listener)
+        if len(self._listeners) == 1:
+            self._begin()
+        if self._house.closing.is_set():
+            listener.end()
+        try:
+            yield listener
+        finally:
+            self._listeners.discard(listener)
+            if not self._listeners:
+                self._end()
+
+    def missed_since(self, after: int) -> News | None:
+        """What a page that knows everything up to `after` was not told. None: it has to read everything again."""
+        last = self._store.last_seq()
+        if not 0 <= last - after <= MOST_ENTRIES:
+            return None
+        entries = self._store.entries_after(after, MOST_ENTRIES + 1)
+        if len(entries) < last - after:
+            return None  # some were pruned
+        gathering = Gathering()
+        gathering.add_entries(entries)
+        for scope_id in gathering.scopes:
+            gathering.add_vms(self._states_in(scope_id))
+            if len(gathering.vms) > MOST_VMS:
+                return None
+        return self._news(gathering, last)
+
+    def _states_in(self, scope_id: str) -> list[tuple[str, VmState]]:
+        """Of those that were removed too: their cells are still shown."""
+        vms = self._store.vms(scope_id=scope_id, removed=True)
+        return [(vm.key, VmState.GONE if vm.removed_at else self._overview.state_of(vm.key)) for vm in vms]
+
+    def _news(self, gathering: Gathering, seq: int) -> News:
+        control = self._house.control
+        return gathering.news(seq, control.clock.now(), control.placement.home_of)
+
+    def _begin(self) -> None:
+        self._unsubscribe = self._store.subscribe(self._hear)
+        self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
+        clock = self._house.control.clock
+        if not self._follows_clock and isinstance(clock, LabClock):
+            clock.follow(self._hear_clock)
+            self._follows_clock = True
+
+    def _end(self) -> None:
+        self._unsubscribe()
+        for task in self._tasks:
+            task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._tasks, self._timers, self._gathering = [], {}, None
+
+    async def _until_closing(self) -> None:
+        await self._house.closing.wait()
+        for listener in self._listeners:
+            listener.end()
+
+    def _hear(self, committed: Committed) -> None:
+        self._nurse.hear()
+        self._gathering = self._gathering or Gathering()
+        self._gathering.add(committed.commit)
+        self._gathering.add_vms(self._overview.changed(committed.commit))
+        self._seq = committed.seq
+        self._soon("news", GATHER_S, self._tell_news)
+
+    def _hear_clock(self, setting: Setting) -> None:
+        if self._listeners and self._follows_clock:
+            self._soon("clock", GATHER_S, self._tell_clock)
+
+    def _tell_news(self) -> None:
+        gathering, self._gathering = self._gathering, None
+        assert gathering is not None
+        news = self._news(gathering, self._seq)
+        for listener in self._listeners:
+            if len(news.vms) > MOST_VMS:
+                listener.lose()
+            elif not news.whole.is_empty:
+                listener.tell(news)
+        if news.vms:
+            self._soon("counts", COUNTS_S, self._tell_counts)
+
+    def _tell_clock(self) -> None:
+        for listener in self._listeners:
+            listener.tell_clock()
+
+    def _tell_counts(self) -> None:
+        for listener in self._listeners:
+            listener.tell_counts()
+
+    def _tell_health(self, health: Health) -> None:
+        for listener in self._listeners:
+            listener.tell_health()
+
+    def _soon(self, what: str, within_s: float, tell: Callable[[], None]) -> None:
+        """Once, however often it is wanted until then."""
+
+        def due() -> None:
+            del self._timers[what]
+            tell()
+
+        if what not in self._timers:
+            self._timers[what] = asyncio.get_running_loop().call_later(within_s, due)

@@ -1,0 +1,80 @@
+// Sections that follow what happens: <section id="…" data-live="TOPIC …"> is fetched again from the page's own address
+// when a change concerns one of its topics, and what is new in it is put in place. See live.js for what is told.
+
+import { live, end } from "./live.js";
+import { morph } from "./morph.js";
+
+const SOONEST_MS = 250; // between two fetches
+const SHARE = 4; // of which at most one part in so many is spent fetching
+
+const due = new Set(); // ids of sections
+const known = new Map(); // id → its HTML as the service last sent it
+let timer = null;
+let rested = 0; // when the next fetch may begin
+
+live.addEventListener("change", (event) => mark(topicsOf(event.detail)));
+live.addEventListener("clock", () => mark(new Set(["clock"])));
+live.addEventListener("reset", () => mark(null));
+
+function topicsOf({ scopes, events, requests, hosts, vms, what }) {
+  const topics = new Set(["all"]);
+  const add = (kind, names) => names.forEach((name) => topics.add(`${kind}:${name}`));
+  add("scope", scopes);
+  add("event", events);
+  add("request", requests);
+  add("host", hosts);
+  add("vm", vms.map(([key]) => key));
+  if (requests.length) topics.add("requests");
+  if (hosts.length || what.includes("host")) topics.add("hosts");
+  if (what.includes("fault")) topics.add("faults");
+  if (vms.length || what.includes("fleet")) topics.add("fleet");
+  return topics;
+}
+
+// Sections that one of these topics concerns; with null, all of them.
+function mark(topics) {
+  for (const section of document.querySelectorAll("[data-live][id]")) {
+    if (topics === null || wanted(section).some((topic) => topics.has(topic))) due.add(section.id);
+  }
+  if (due.size && timer === null) timer = setTimeout(refresh, Math.max(0, rested - performance.now()));
+}
+
+function wanted(section) {
+  return section.dataset.live.split(/\s+/).filter(Boolean).map(decodeURIComponent);
+}
+
+async function refresh() {
+  const ids = [...due];
+  due.clear();
+  const began = performance.now();
+  try {
+    const text = await read();
+    if (text !== null) show(new DOMParser().parseFromString(text, "text/html"), ids);
+  } finally {
+    const now = performance.now();
+    rested = now + Math.max(SOONEST_MS, (now - began) * (SHARE - 1));
+    timer = null;
+    if (due.size) mark(new Set());
+  }
+}
+
+// The page as it is now; null where it cannot be had. The stream notices by itself when the service is away.
+async function read() {
+  try {
+    const answer = await fetch(location.href, { redirect: "manual", cache: "no-store" });
+    if (answer.type === "opaqueredirect") end();
+    return answer.ok ? await answer.text() : null;
+  } catch {
+    return null;
+  }
+}
+
+function show(fresh, ids) {
+  for (const id of ids) {
+    const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
+    if (section === null || next === null || known.get(id) === next.outerHTML) continue;
+    known.set(id, next.outerHTML);
+    morph(section, next);
+    section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true }));
+  }
+}

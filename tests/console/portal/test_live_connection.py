@@ -1,0 +1,96 @@
+"""The stream over a real connection: what bounds other visitors does not cut it off, and its end is a proper end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.console.portal.conftest import Visitor
+
+from forewarn.console.portal import live
+from forewarn.console.server import serve_unix
+from forewarn.console.visitor import READING_S, REQUEST_S
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+
+WITHIN_S = 10.0
+HEAD = b"GET /portal/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@asynccontextmanager
+async def streaming(path: Path) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(HEAD)
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert b"transfer-encoding: chunked" in head.lower()
+        await until(reader, b"event: counts")
+        yield reader
+    finally:
+        writer.close()
+
+
+async def until(reader: asyncio.StreamReader, text: bytes) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        await reader.readuntil(text)
+
+
+def put_forward(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    ahead = loop.time() + seconds - time.monotonic()
+    loop.time = lambda: time.monotonic() + ahead  # type: ignore[method-assign]
+
+
+async def note(portal: Visitor) -> None:
+    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="something")
+    await portal.world.store.commit(Commit(entries=(entry,)))
+
+
+def test_a_stream_lasts_longer_than_a_request_may_take(portal: Visitor, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serve_unix(portal.app, tmp_path / "s"), streaming(tmp_path / "s") as reader:
+            for _ in range(round(max(REQUEST_S, READING_S) / live.KEEP_ALIVE_S) + 2):
+                put_forward(live.KEEP_ALIVE_S)
+                await until(reader, b"event: alive")
+            await note(portal)
+            await until(reader, b"event: change")
+
+    portal.world.do(story())
+
+
+def test_a_service_that_stops_does_not_wait_for_open_pages(portal: Visitor, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with serve_unix(portal.app, tmp_path / "s"):
+            task = asyncio.create_task(_last_bytes(tmp_path / "s", begun := asyncio.Event()))
+            await begun.wait()
+            stopped_at = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - stopped_at < 2
+        assert (await task).endswith(b"0\r\n\r\n")  # the end of a chunked answer, not a connection cut off
+
+    portal.world.do(story())
+
+
+async def _last_bytes(path: Path, begun: asyncio.Event) -> bytes:
+    async with streaming(path) as reader:
+        begun.set()
+        async with asyncio.timeout(WITHIN_S):
+            return await reader.read()
+
+
+def test_a_browser_that_goes_is_noticed(portal: Visitor, tmp_path: Path) -> None:
+    hears: Any = portal.world.store._subscribers  # type: ignore[attr-defined]
+
+    async def story() -> None:
+        async with serve_unix(portal.app, tmp_path / "s"):
+            async with streaming(tmp_path / "s"):
+                open_ = len(hears._hears)
+            async with asyncio.timeout(WITHIN_S):
+                while len(hears._hears) == open_:
+                    await asyncio.sleep(0.001)
+
+    portal.world.do(story())
