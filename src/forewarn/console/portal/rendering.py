@@ -22,7 +22,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(instant=instant, day=day, span=span, segment=segment)
+    made.filters.update(instant=instant, day=day, span=span, segment=segment, percent=percent, shorten=shorten)
     return made
 
 
@@ -30,18 +30,34 @@ def render(template: str, **given: Any) -> str:
     return environment().get_template(template).render(**given)
 
 
-def instant(at: float | None) -> Markup:
-    """A time of day that scripts can turn into the reader's own; a dash where there is none."""
+def instant(at: float | None, near: float | None = None) -> Markup:
+    """A time of day that scripts can turn into the reader's own; a dash where there is none. With the day, where that
+    is another than the day of `near`.
+    """
     if at is None:
         return Markup("—")
     when = datetime.fromtimestamp(at, UTC)
+    is_near = near is None or when.date() == datetime.fromtimestamp(near, UTC).date()
     return Markup('<time datetime="{}" data-at="{}" title="{}">{}</time>').format(
-        f"{when:%Y-%m-%dT%H:%M:%SZ}", f"{at:.3f}", f"{when:%Y-%m-%d %H:%M:%S} UTC", f"{when:%H:%M:%S}"
+        f"{when:%Y-%m-%dT%H:%M:%SZ}",
+        f"{at:.3f}",
+        f"{when:%Y-%m-%d %H:%M:%S} UTC",
+        f"{when:%H:%M:%S}" if is_near else f"{when:%d %b %H:%M:%S}",
     )
 
 
 def day(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def percent(share: float) -> str:
+    """Where something stands in a drawing of any width."""
+    return f"{share:.3f}%"
+
+
+def shorten(text: str, most: int = 40) -> str:
+    """For drawings, which cannot break lines."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def segment(text: str) -> str:
