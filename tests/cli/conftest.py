@@ -9,6 +9,7 @@ import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,11 @@ from urllib.parse import parse_qsl
 
 import pytest
 from click.testing import CliRunner, Result
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forewarn.access import Certificates, keep_secret
+from forewarn.access import Certificates, Issuer, SigningKey, keep_secret
+from forewarn.access.link import Links
+from forewarn.access.sign_in import SignIn
 from forewarn.cli.connection import Api
 from forewarn.cli.local import Local
 from forewarn.cli.place import SOCKET
@@ -173,7 +177,15 @@ def _house(world: World, data: Path) -> House:
         doctor=doctor,
         who="local user ann",
         endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
+        links=Links("http://localhost:8443/portal/sign-in/once/", read_real_time),
+        sign_in=_sign_in(),
     )
+
+
+@cache
+def _sign_in() -> SignIn:
+    key = SigningKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    return SignIn(issuer=Issuer("https://localhost:8443/adfs", key), tenant_id=TENANT)
 
 
 @pytest.fixture

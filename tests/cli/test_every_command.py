@@ -54,6 +54,7 @@ ASKING = {
     "webhook add": "webhook add https://example.org/hook --schema cloudevents --happening started",
     "webhook list": "webhook list",
     "webhook remove": "webhook remove WEBHOOK",
+    "portal": "portal",
     "clock show": "clock show",
     "clock advance": "clock advance 15m",
     "clock speed": "clock speed 60",

@@ -41,9 +41,11 @@ from forewarn.clock import Clock, LabClock, SystemClock
 from forewarn.console.app import build
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.portal.link import pass_for
 from forewarn.console.server import serve_unix
 from forewarn.control.control import Control, Outside
 from forewarn.control.labtime import stored_setting
+from forewarn.core.access import owner
 from forewarn.core.change import Commit
 from forewarn.core.enablement import enable
 from forewarn.core.fleet import Vm
@@ -99,6 +101,13 @@ class Service:
         """The first VMs of a lab, each with the base URL under which it is served."""
         seated = ((vm.name, self.mouth.endpoint_of(vm)) for vm in self.control.store.vms())
         return list(islice(((name, url) for name, url in seated if url), most))
+
+    def sign_in_link(self) -> str:
+        """To the portal, for whoever started this: good once, and soon. "" where there is no portal."""
+        if self.front is None:
+            return ""
+        whom = pass_for(owner(owners_name()), self.front.sign_in, self.control.store)
+        return self.front.links.make(whom).url
 
 
 @asynccontextmanager
@@ -241,7 +250,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         control=service.control,
         info=service.info,
         doctor=doctor,
-        who=f"local user {getpass.getuser()}",
+        who=owners_name(),
         endpoint_of=service.mouth.endpoint_of,
         rules_for=service.mouth.rules_for,
         keepers=lambda: service.keepers.links,
@@ -251,6 +260,11 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         links=service.front.links if service.front else None,
         strict_api_versions=service.settings.strict_api_versions,
     )
+
+
+def owners_name() -> str:
+    """How the history calls whoever the service belongs to."""
+    return f"local user {getpass.getuser()}"
 
 
 async def _keep(stack: AsyncExitStack, work: Any) -> None:

@@ -30,6 +30,7 @@ _SECTIONS = {
         "up": "up",
         "serve": "up",
         "sockets": "sockets",
+        "portal": "portal",
         "clock": "clock",
         "backup": "backup",
         "restore": "backup",

@@ -114,6 +114,9 @@ class Screen:
         if not self.is_terminal:
             self.say(label, value)
             return
+        if " " not in str(value):
+            self.out.print(joined(label, value), soft_wrap=True)  # an address: to be copied in one piece
+            return
         grid = Table.grid()
         grid.add_column(width=label.cell_len)
         grid.add_column(overflow="fold")

@@ -68,7 +68,9 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def announce(service: Service) -> None:
-        announce_service(call.screen, service.info(), service.seats(_MOST_VMS))
+        # A link is as good as a secret: what is no terminal may be a log.
+        link = service.sign_in_link() if call.screen.is_terminal else ""
+        announce_service(call.screen, service.info(), service.seats(_MOST_VMS), link)
 
     try:
         pending = run(settings, announce)
@@ -85,8 +87,8 @@ def _tell_who_goes_on(screen: Screen, keepers: list[int]) -> None:
         screen.say(f"{who}; to end this: kill {' '.join(map(str, keepers))}")
 
 
-def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -> None:
-    """`seats` are the first VMs with the URL under which a lab serves each."""
+def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]], link: str = "") -> None:
+    """`seats` are the first VMs with the URL under which a lab serves each; `link` signs in to the portal once."""
     if screen.as_json:
         screen.document(info)
         return
@@ -102,6 +104,7 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]]) -
             *(("VMs call", _listener(at)) for at in info["listeners"][:4]),
             *([("workers", str(len(info["workers"])))] if info["workers"] else []),
             *([("console", info["console"]["url"])] if info["console"] else []),
+            *([("portal", link or info["console"]["portal"])] if info["console"] else []),
             ("data", info["data"]),
         ]
     )

@@ -8,6 +8,8 @@ from msgspec import Meta
 
 from forewarn.console import body
 from forewarn.console.call import Call
+from forewarn.console.door import principal_of
+from forewarn.console.portal.link import pass_for
 from forewarn.console.room import Room
 from forewarn.console.views import View
 from forewarn.control.access import Credentials, called
@@ -69,6 +71,12 @@ class MeView(View, frozen=True, kw_only=True):
     grants: tuple[GrantView, ...]
 
 
+class LinkView(View, frozen=True, kw_only=True):
+    url: str  # which signs in to the portal, once
+    signs_in: str  # whom, as the history calls them
+    ends_at: float  # in real time
+
+
 async def show(room: Room, call: Call) -> AccessView:
     """The clients, and which roles are granted to whom."""
     return AccessView(clients=tuple(map(_client, room.store.clients())), grants=_grants(room, room.store.grants()))
@@ -112,6 +120,17 @@ async def revoke(room: Room, call: Call) -> GrantView:
     found = room.control.access.find_grant(call.names["id"])
     name = _names(room, [found.to])[found.to]
     return _grant(await room.control.access.revoke(found.id, who=room.who, name=name), name)
+
+
+async def make_link(room: Room, call: Call) -> LinkView:
+    """Make a link that signs the caller in to the portal: once, and within 15 minutes."""
+    links, sign_in = room.house.links, room.house.sign_in
+    if links is None or sign_in is None:
+        raise Refused("this service has no portal: give it an address with the setting 'console'")
+    whom = pass_for(room.principal, sign_in, room.store)
+    link = links.make(whom)
+    name = room.who if whom.is_owner else principal_of(whom.claims, room.store).name
+    return LinkView(url=link.url, signs_in=name, ends_at=link.ends_at)
 
 
 def _principal(room: Room, text: str) -> str:

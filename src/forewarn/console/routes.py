@@ -99,6 +99,7 @@ ROUTES: tuple[RouteLine, ...] = (
     RouteLine("DELETE", "/access/clients/{id}", access.remove_client, ADMINISTER),
     RouteLine("POST", "/access/grants", access.grant, ADMINISTER),
     RouteLine("DELETE", "/access/grants/{id}", access.revoke, ADMINISTER),
+    RouteLine("POST", "/access/links", access.make_link, ADMINISTER),
     RouteLine("GET", "/webhooks", webhook.show_all, ADMINISTER),
     RouteLine("POST", "/webhooks", webhook.add, ADMINISTER),
     RouteLine("DELETE", "/webhooks/{id}", webhook.remove, ADMINISTER),
