@@ -37,6 +37,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
             with pytest.raises(Unavailable, match=r"store\.db' cannot be written now \(SQLITE_FULL: .* try again"):
                 await store.commit(LARGE)
         assert store.scope("large") is None
+        assert store.failed_writes() == 3
         assert await store.commit(small(2)) == 2
 
         db.execute("PRAGMA max_page_count = 1000000")

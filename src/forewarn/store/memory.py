@@ -20,7 +20,7 @@ from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.seam import Committed, Counts, Polled
+from forewarn.store.seam import Committed, Counts, Enabled, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.table import Tables
 
@@ -44,6 +44,7 @@ class MemoryStore:
         self._subscribers = Subscribers()
         self._failures: list[_Failure] = []
         self._is_open = True
+        self._failed = 0
 
     def copy(self) -> MemoryStore:
         """An open store with the same content and no subscribers: what a restarted process finds."""
@@ -80,6 +81,13 @@ class MemoryStore:
             hosts=len(self._tables.hosts),
             events=sum(map(len, self._tables.live.values())),
         )
+
+    def enabled(self) -> Enabled:
+        enabled = [row for row in self._tables.scopes.values() if row.is_enabled]
+        return Enabled(scopes=len(enabled), unasked=sum(row.last_request_at is None for row in enabled))
+
+    def failed_writes(self) -> int:
+        return self._failed
 
     def vm(self, key: str) -> Vm | None:
         return self._tables.vms.get(key)
@@ -215,6 +223,7 @@ class MemoryStore:
             return apply()
         if failure.applied:
             apply()
+        self._failed += 1
         raise failure.error
 
     def _next_failure(self) -> _Failure | None:

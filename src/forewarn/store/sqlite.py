@@ -22,7 +22,7 @@ from forewarn.core.webhook import Webhook
 from forewarn.errors import Conflict
 from forewarn.store import backup, file, query, record, statement, writing
 from forewarn.store.recent import Recent
-from forewarn.store.seam import Committed, Counts, Polled
+from forewarn.store.seam import Committed, Counts, Enabled, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
 
@@ -75,6 +75,14 @@ class SqliteStore:
         row = self._row(query.COUNTS)
         assert row is not None
         return Counts(*row)
+
+    def enabled(self) -> Enabled:
+        row = self._row(query.ENABLED)
+        assert row is not None
+        return Enabled(*row)
+
+    def failed_writes(self) -> int:
+        return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
         row = self._row(query.VM, row_id=key)

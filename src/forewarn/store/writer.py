@@ -43,6 +43,7 @@ class Writer:
         self._name = name
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_open = True
+        self.failures = 0  # writes that trouble with the file undid
         self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
         self._thread.start()
 
@@ -69,7 +70,9 @@ class Writer:
 
     def _run(self) -> None:
         while jobs := self._take():
-            _answer(jobs, self._carry_out(jobs))
+            outcomes = self._carry_out(jobs)
+            self.failures += sum(isinstance(error, Unavailable) for _, error in outcomes)
+            _answer(jobs, outcomes)
 
     def _take(self) -> list[_Job]:
         """What waits, at least one; nothing once the last has been taken."""

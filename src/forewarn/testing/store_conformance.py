@@ -24,7 +24,7 @@ from forewarn.core.gate import Gate
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Cursor, Happening, Schema, Webhook
 from forewarn.errors import Conflict, Unavailable
-from forewarn.store.seam import Committed, Counts, Store
+from forewarn.store.seam import Committed, Counts, Enabled, Store
 from forewarn.testing.rows import (
     SCOPE,
     a_plan,
@@ -156,6 +156,19 @@ class StoreConformance(ABC):
             assert store.counts() == Counts(vms=2, scopes=1, hosts=1, events=2)
             await store.commit(Commit(vms=(a_vm("a", removed_at=4.0),), removed_hosts=("h1",)))
             assert store.counts() == Counts(vms=1, scopes=1, hosts=0, events=2)
+
+        self.play(story)
+
+    def test_it_counts_the_enabled_scopes_and_those_that_never_asked(self) -> None:
+        async def story(store: Store) -> None:
+            assert store.enabled() == Enabled(scopes=0, unasked=0)
+            ids = (SCOPE, "other", "disabled")
+            rows = tuple(Scope(id=id_, enabled_at=None if id_ == "disabled" else 1.0) for id_ in ids)
+            await store.commit(Commit(scopes=rows))
+            assert store.enabled() == Enabled(scopes=2, unasked=2)
+            await store.observe([a_poll("a", 2.0, scope_id="other")], [])
+            assert store.enabled() == Enabled(scopes=2, unasked=1)
+            assert store.failed_writes() == 0
 
         self.play(story)
 
