@@ -7,10 +7,11 @@ REAL    = .venv-real
 AZURE   = .venv-azure
 AZ      = .venv-az
 PARTS   = .venv-parts
+PORTAL  = .venv-portal
 FLAGS   = -m pytest -q $(PYTEST_FLAGS)
 PYTEST  = $(BIN)/python $(FLAGS)
 
-.PHONY: run test test-namespaces test-real test-azure test-az bench lint docs clean help
+.PHONY: run test test-namespaces test-real test-azure test-az test-portal bench lint docs clean help
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -25,7 +26,7 @@ run: $(STAMP) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
 test: $(STAMP) lint ## run every test that needs nothing but pip's packages
-	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az'
+	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
@@ -43,6 +44,10 @@ test-azure: ## run the tests with Azure's own libraries, for Python and JavaScri
 test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
 	@tests/azure/programs.sh az $(AZ) $(PYTHON)
 	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
+
+test-portal: ## run the tests of the portal in a real browser (as root: chromium is installed)
+	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
+	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist loadfile -m portal tests/portal
 
 bench: $(STAMP) ## measure the service beside nginx; say which figures are reached (ten minutes)
 	@bench/programs.sh
@@ -62,4 +67,4 @@ docs: $(STAMP) ## write the pages that are drawn from the code
 	$(BIN)/python -m bench.scale > docs/scale.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/portal/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*

@@ -1,0 +1,63 @@
+"""Pages that stay open: they follow what happens, notice when the service is away, and come back by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+from tests.portal.conftest import Looker
+
+from forewarn.testing.console import Console
+
+pytestmark = pytest.mark.portal
+
+
+def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    cell = page.get_by_role("link", name="db-0, running")
+    expect(cell).to_be_visible()
+    page.evaluate("window.unchanged = true")
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    assert page.evaluate("window.unchanged")
+
+
+def test_the_connection_lost_is_told_and_found_again(console: Console, admin: Callable[..., Looker]) -> None:
+    looker = admin(console)
+    page, banner = looker.page, looker.page.locator("#banner")
+    expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
+    expect(banner).to_be_hidden()
+    console.service.kill()
+    expect(banner).to_have_text("The connection is lost; trying again … What you see may be old.")
+    console.service.start()
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    expect(banner).to_be_hidden()
+    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    looker.forgive()
+
+
+def test_the_clock_goes_on_and_follows_the_lab(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    clock = page.locator("#clock time")
+    before = clock.text_content() or ""
+    expect(clock).not_to_have_text(before)
+    console.service.api("POST", "/clock/speed", {"speed": 0})
+    expect(page.locator("#clock .tag")).to_have_text("paused")
+    console.service.advance(12 * 3600)
+    hour = (int(before[:2]) + 12) % 24
+    expect(clock).to_have_text(re.compile(rf"^({hour:02}|{(hour + 1) % 24:02}):"))
+
+
+def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: Console, admin: Callable[..., Looker]) -> None:
+    looker = admin(console)
+    page = looker.page
+    other = page.context.new_page()
+    other.goto(f"{looker.base}/portal/")
+    other.get_by_role("button", name="Sign out").click()
+    other.wait_for_url("**/portal/sign-in")
+    banner = page.locator("#banner")
+    expect(banner).to_contain_text("You are signed out.")
+    banner.get_by_role("link", name="Sign in").click()
+    expect(page.get_by_label("Secret")).to_be_visible()
