@@ -12,7 +12,7 @@ from itertools import islice
 
 from forewarn.console.directory import Directory
 from forewarn.console.outlook import Outlook
-from forewarn.console.portal.block import Block, Group, block_id_for
+from forewarn.console.portal.block import Group, block_id_for
 from forewarn.control.placement import Placement
 from forewarn.core.access import RIGHTS, Grant, Right
 from forewarn.core.change import Commit
@@ -84,9 +84,10 @@ class Overview:
             if part is None or part:
                 yield group, part
 
-    def block_of(self, key: str) -> Block | None:
-        group = self._groups.get(_group_of(key))
-        return group.block_of(key) if group is not None else None
+    def keys(self, sees: Outlook) -> Iterator[str]:
+        """Of every VM that somebody sees."""
+        for group, part in self.groups(sees):
+            yield from (key for block in group.blocks.values() for key in block.keys if part is None or key in part)
 
     def _part(self, group: Group, sees: Outlook) -> Part:
         if sees.reads(group.resource):

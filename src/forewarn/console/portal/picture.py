@@ -1,0 +1,108 @@
+"""VMs as cells: a scope as a grid of update and fault domains, standalone ones in a row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from forewarn.console.portal.overview import Overview
+from forewarn.console.views import View
+from forewarn.core.event import Status
+from forewarn.core.fleet import Vm
+from forewarn.core.scope import Scope
+from forewarn.store.seam import Polled
+
+SILENT_S = 60.0  # clients poll once a second (spec §8.5): who was silent this long is not watching
+
+
+class Cell(View, frozen=True, kw_only=True):
+    key: str
+    name: str
+    state: str
+    update_domain: int
+    fault_domain: int
+    host: str
+
+
+class Row(View, frozen=True, kw_only=True):
+    """One update domain; its VMs by fault domain."""
+
+    update_domain: int
+    at_work: bool
+    places: tuple[tuple[Cell, ...], ...]
+
+
+class BlockView(View, frozen=True, kw_only=True):
+    scope: str  # "" for the standalone VMs of a group
+    title: str
+    vms: tuple[Cell, ...]  # that are in view
+    size: int  # of the whole block, as far as it is seen
+    scopes: tuple[str, ...]
+    enabled: int  # of its scopes
+    asked_at: float | None  # when a VM of it last asked for events
+    asking: int  # VMs that have asked in the last minute
+    events: int  # that are not over
+    next_not_before: float | None
+    at_work: tuple[int, ...]  # update domains
+
+    @property
+    def fault_domains(self) -> tuple[int, ...]:
+        return tuple(sorted({cell.fault_domain for cell in self.vms}))
+
+    def rows(self) -> tuple[Row, ...]:
+        places: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+        for cell in self.vms:
+            places[cell.update_domain, cell.fault_domain].append(cell)
+        return tuple(
+            Row(
+                update_domain=domain,
+                at_work=domain in self.at_work,
+                places=tuple(tuple(places[domain, fault_domain]) for fault_domain in self.fault_domains),
+            )
+            for domain in sorted({domain for domain, _ in places})
+        )
+
+
+def cell_of(vm: Vm, overview: Overview) -> Cell:
+    return Cell(
+        key=vm.key,
+        name=vm.name,
+        state=overview.state_of(vm.key),
+        update_domain=vm.update_domain,
+        fault_domain=vm.fault_domain,
+        host=vm.host,
+    )
+
+
+def block_view(
+    scopes: Sequence[Scope],
+    vms: Sequence[Vm],
+    seen: Collection[str],
+    polls: Iterable[Polled],
+    overview: Overview,
+    now: float,
+    *,
+    title: str,
+) -> BlockView:
+    """Of one scope, or of some standalone VMs, whose scopes these are; `seen` are the keys of all its VMs."""
+    one = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
+    asked = [polled.at for polled in polls if polled.vm in seen]
+    live = [event for scope in scopes for event in scope.live()]
+    return BlockView(
+        scope=one.id if one is not None else "",
+        title=title,
+        vms=tuple(cell_of(vm, overview) for vm in vms),
+        size=len(seen),
+        scopes=tuple(scope.id for scope in scopes),
+        enabled=sum(scope.is_enabled for scope in scopes),
+        asked_at=max(asked, default=None),
+        asking=sum(at >= now - SILENT_S for at in asked),
+        events=len(live),
+        next_not_before=min((e.not_before for e in live if e.status is Status.SCHEDULED), default=None),
+        at_work=_at_work(one) if one is not None else (),
+    )
+
+
+def _at_work(scope: Scope) -> tuple[int, ...]:
+    hit = {act.vm for event in scope.live() for act in event.owed}
+    return tuple(sorted({vm.update_domain for vm in scope.present if vm.key in hit})) if hit else ()
