@@ -1,35 +1,58 @@
-"""A small document from an issuer, over https; over http from loopback only. Blocks: call it in a thread."""
+"""A small document from an issuer, over https; over http from loopback only. It blocks: call it in a thread."""
 
 from __future__ import annotations
 
 import http.client
+from collections.abc import Mapping
 from email.message import Message
 from ipaddress import ip_address
 from typing import IO
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from forewarn.errors import Rejected, Unavailable
 
 _LARGEST = 1024 * 1024
 _WAIT_S = 5.0
+_HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}
 
 
 def fetch(url: str) -> bytes:
+    status, content = _exchange(Request(url, headers=_HEADERS))
+    if status >= 300:
+        raise Unavailable(f"{url!r} answers {status}")
+    return content
+
+
+def send_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
+    """Status and content of the answer, also of one that refuses."""
+    headers = {**_HEADERS, **({"Authorization": authorization} if authorization else {})}
+    return _exchange(Request(url, urlencode(fields).encode(), headers, method="POST"))
+
+
+def _exchange(request: Request) -> tuple[int, bytes]:
+    url = request.full_url
     must_be_safe(url)
-    request = Request(url, headers={"Accept": "application/json", "User-Agent": "forewarn"})
     try:
         with _opener(url).open(request, timeout=_WAIT_S) as response:
-            content: bytes = response.read(_LARGEST + 1)
+            status, content = int(response.status), bytes(response.read(_LARGEST + 1))
     except HTTPError as error:
-        error.close()
-        raise Unavailable(f"{url!r} answers {error.code}") from None
+        with error:
+            status, content = error.code, _rest_of(error)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(f"{url!r} does not answer: {error}") from error
     if len(content) > _LARGEST:
         raise Unavailable(f"{url!r} answers with more than {_LARGEST} bytes")
-    return content
+    return status, content
+
+
+def _rest_of(error: HTTPError) -> bytes:
+    """Why it is refused; nothing where that breaks off."""
+    try:
+        return error.read(_LARGEST + 1)
+    except (OSError, http.client.HTTPException, ValueError):
+        return b""
 
 
 def must_be_safe(url: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Iterable
 
-import msgspec
-
 from forewarn.access import jws
-from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold, shown
+from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold, shown, spelled
+from forewarn.access.discovery import discovered
 from forewarn.access.fetch import fetch, must_be_safe
 from forewarn.access.jwks import ALGORITHMS, Key, keys_in
 from forewarn.errors import Rejected, Unavailable
@@ -17,11 +17,6 @@ _KEPT_S = 3600
 _PACE_S = 30  # tokens that name keys at random must not become a flood of requests to the issuer
 _FIRST_PACE_S = 5  # without any key nobody can come in
 _LONGEST_NAME = 200
-
-
-class _Discovery(msgspec.Struct, frozen=True):
-    issuer: str
-    jwks_uri: str
 
 
 class _Payload(Bounds, frozen=True, kw_only=True):
@@ -37,6 +32,7 @@ class _Payload(Bounds, frozen=True, kw_only=True):
     preferred_username: str | None = None
     upn: str | None = None
     email: str | None = None
+    nonce: str | None = None
 
 
 class ExternalIssuer:
@@ -57,12 +53,25 @@ class ExternalIssuer:
 
     async def verify(self, token: str, now: float) -> Claims:
         """Raises BadToken, or Unavailable where the issuer could never be reached."""
+        payload = await self._payload(token, self.audiences, now)
+        return _claims(payload, _ids(payload))
+
+    async def verify_person(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
+        """Who signed in by way of this client of the issuer's, by the ids that their access tokens have."""
+        payload = await self._payload(id_token, frozenset({spelled(client_id)}), now)
+        if payload.azp is not None and payload.azp != client_id:
+            raise BadToken(Reason.WRONG_AUDIENCE, f"the sign-in was for {shown(payload.azp)}: sign in once more")
+        if not hmac.compare_digest((payload.nonce or "").encode(), nonce.encode()):
+            raise BadToken(Reason.MALFORMED, "the issuer answers another sign-in than this one: sign in once more")
+        return _claims(payload, list(filter(None, [payload.oid or payload.sub])))
+
+    async def _payload(self, token: str, audiences: frozenset[str], now: float) -> _Payload:
         header = jws.header_of(token)
         jws.must_be_signed_with(ALGORITHMS, header)
         key = await self._key(header, now)
         payload = jws.payload_of(token, key.public, header.alg, _Payload)
-        must_hold(payload, issuer=self.url, audiences=self.audiences, now=now)
-        return _claims(payload)
+        must_hold(payload, issuer=self.url, audiences=audiences, now=now)
+        return payload
 
     async def _key(self, header: jws.Header, now: float) -> Key:
         if header.kid not in self._keys or not 0 <= now - self._fetched_at < _KEPT_S:
@@ -97,21 +106,10 @@ class ExternalIssuer:
             self._fetching = None
 
     def _published(self) -> dict[str, Key]:
-        return keys_in(fetch(self._jwks_url or self._discovered()))
-
-    def _discovered(self) -> str:
-        try:
-            content = fetch(f"{self.url.rstrip('/')}/.well-known/openid-configuration")
-            found = msgspec.json.decode(content, type=_Discovery)
-        except (ValueError, RecursionError) as error:
-            raise Unavailable(f"its openid-configuration cannot be read ({error})") from None
-        if found.issuer.rstrip("/") != self.url.rstrip("/"):
-            raise Unavailable(f"its openid-configuration is that of {shown(found.issuer)}")
-        return found.jwks_uri
+        return keys_in(fetch(self._jwks_url or discovered(self.url).jwks_uri))
 
 
-def _claims(payload: _Payload) -> Claims:
-    ids = _ids(payload)
+def _claims(payload: _Payload, ids: list[str]) -> Claims:
     if not ids:
         raise BadToken(Reason.MALFORMED, "the token does not say whose it is (no oid, no sub): get an access token")
     named = payload.preferred_username or payload.upn or payload.email or _app(payload) or ids[0]

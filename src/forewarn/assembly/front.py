@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forewarn.access.certificate import Certificates, ca_file, own
+from forewarn.access.code_flow import CodeFlow
 from forewarn.access.issuer import ExternalIssuer
 from forewarn.access.link import Links
 from forewarn.access.pem import Pair
@@ -65,6 +66,7 @@ class Front:
     portal: str  # its URL; over plain http where a browser of this machine reaches it so
     sessions: Sessions
     links: Links
+    code_flow: CodeFlow | None  # None: people do not sign in at an issuer outside
 
     @asynccontextmanager
     async def serve(self, house: House, directory: Directory) -> AsyncIterator[None]:
@@ -75,7 +77,7 @@ class Front:
             Door(sign_in=self.sign_in, store=house.control.store).admit,
             directory,
             welcome=lobby.welcome,
-            doors=sign_in_routes(lobby, self.links),
+            doors=sign_in_routes(lobby, self.links, self.code_flow),
         )
         app.add_middleware(PlainHttp)
         async with serve_tls(app, self.sock, self.pair.certificate, self.pair.key) as context:
@@ -156,6 +158,7 @@ async def _front(settings: Settings, directory: DataDirectory, store: Store, soc
         portal=f"{here}{HOME}",
         sessions=Sessions(key=key, tenant_id=sign_in.tenant_id),
         links=Links(f"{here}{ONCE}/", read_real_time),
+        code_flow=_code_flow(settings, sign_in.external),
     )
 
 
@@ -210,6 +213,13 @@ def _external(settings: Settings) -> ExternalIssuer | None:
     if not settings.oidc_issuer:
         return None
     return ExternalIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)
+
+
+def _code_flow(settings: Settings, external: ExternalIssuer | None) -> CodeFlow | None:
+    if external is None or not settings.oidc_client_id:
+        return None
+    file = settings.oidc_client_secret_file
+    return CodeFlow(external, settings.oidc_client_id, read_secret(Path(file)) if file else "")
 
 
 async def _tenant(store: Store) -> str:

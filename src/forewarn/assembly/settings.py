@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     oidc_issuer: str = ""  # an external issuer's URL: clients sign in there instead
     oidc_audience: tuple[str, ...] = ()  # for whom its tokens must be
     oidc_jwks: str = ""  # where its keys are; "": as its openid-configuration says
+    oidc_client_id: str = ""  # by which that issuer knows the portal; "": people cannot sign in to it there
+    oidc_client_secret_file: str = ""  # its secret; "": it has none, as a public client
     strict_api_versions: bool = False  # refuse calls of Azure's API with an api-version that is not known
     hypervisor: Hands = Hands.SIMULATED  # process in a lab
     simulate: tuple[dict[str, Any], ...] = ()  # how the simulated hypervisor misbehaves
@@ -191,6 +193,10 @@ def _check_console(settings: Settings) -> None:
         raise Rejected(f"setting 'token_minutes' is {settings.token_minutes:g}: give 1 to 1440")
     if settings.oidc_issuer and not settings.oidc_audience:
         raise Rejected("setting 'oidc_issuer' needs 'oidc_audience': name for whom its tokens must be")
+    if settings.oidc_client_id and not settings.oidc_issuer:
+        raise Rejected("setting 'oidc_client_id' needs 'oidc_issuer': name the issuer that knows the portal by it")
+    if settings.oidc_client_secret_file and not settings.oidc_client_id:
+        raise Rejected("setting 'oidc_client_secret_file' needs 'oidc_client_id': name the client whose secret it is")
 
 
 def _check(settings: Settings) -> None:

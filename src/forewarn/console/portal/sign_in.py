@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from forewarn.access.code_flow import CodeFlow
 from forewarn.access.link import Links
 from forewarn.access.sign_in import claims_of
+from forewarn.console.portal.answering import answering, go_on
 from forewarn.console.portal.frame import SIGN_IN, plain
 from forewarn.console.portal.guard import must_be_ours, must_repeat
 from forewarn.console.portal.local import HOME, local
+from forewarn.console.portal.oidc import issuer_routes
 from forewarn.console.portal.page import PREFIX
 from forewarn.console.portal.session import Lobby
 from forewarn.console.proof import proven
 from forewarn.console.reading import LONGEST_FORM, read_whole
-from forewarn.console.refusal import outcome_of
 from forewarn.core.access import ADMIN, Client
 from forewarn.errors import Rejected, Unauthenticated
 
 ONCE = f"{SIGN_IN}/once"
-_TELL_NOBODY = {"Referrer-Policy": "no-referrer"}
 _FORM = "application/x-www-form-urlencoded"
 _AHEAD = ("sec-purpose", "purpose", "x-purpose", "x-moz")  # by which browsers say that nobody has clicked yet
 _NOBODY_YET = "a browser that looks ahead signs nobody in: open the link yourself"
 
 
-def sign_in_routes(lobby: Lobby, links: Links) -> list[BaseRoute]:
-    """All that is open to whoever is not signed in yet."""
+def sign_in_routes(lobby: Lobby, links: Links, code_flow: CodeFlow | None = None) -> list[BaseRoute]:
+    """All that is open to whoever is not signed in yet. With `code_flow`, people sign in at its issuer."""
+
+    def form(*, status: int = 200, **given: Any) -> Response:
+        external = lobby.sign_in.external
+        issuer = external.url if external else ""
+        usual = {"title": "Sign in", "client_id": ADMIN, "sentence": "", "issuer": issuer, "by_issuer": bool(code_flow)}
+        return plain("sign-in.html", status=status, **{**usual, **given})
 
     async def show(request: Request) -> Response:
         to = local(request.query_params.get("to", ""))
         try:
             await lobby.welcome(request)
         except Unauthenticated:
-            return _form(lobby, to=to)
+            return form(to=to)
         return RedirectResponse(to, status_code=303)
 
     async def take(request: Request) -> Response:
@@ -49,7 +55,7 @@ def sign_in_routes(lobby: Lobby, links: Links) -> list[BaseRoute]:
         try:
             lobby.begin(request, response, claims_of(_proven(lobby, client_id, fields.get("secret", "").strip())))
         except Unauthenticated as error:
-            return _form(lobby, status=401, to=to, client_id=client_id, sentence=str(error))
+            return form(status=401, to=to, client_id=client_id, sentence=str(error))
         return response
 
     async def open_link(request: Request) -> Response:
@@ -61,7 +67,7 @@ def sign_in_routes(lobby: Lobby, links: Links) -> list[BaseRoute]:
         return response
 
     async def sign_out(request: Request) -> Response:
-        response = RedirectResponse(f"{SIGN_IN}", status_code=303)
+        response = RedirectResponse(SIGN_IN, status_code=303)
         try:
             visit = await lobby.welcome(request)
         except Unauthenticated:
@@ -76,32 +82,8 @@ def sign_in_routes(lobby: Lobby, links: Links) -> list[BaseRoute]:
         Route(SIGN_IN, answering(take), methods=["POST"]),
         Route(f"{ONCE}/{{code}}", answering(open_link), methods=["GET"]),
         Route(f"{PREFIX}/sign-out", answering(sign_out), methods=["POST"]),
+        *(issuer_routes(lobby, code_flow) if code_flow is not None else ()),
     ]
-
-
-Answer = Callable[[Request], Awaitable[Response]]
-
-
-def answering(answer: Answer) -> Answer:
-    """What it answers, or its refusal as a page."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return await answer(request)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
-        except Exception as error:
-            status, sentence = outcome_of(error)
-            return plain("plain.html", status=status, title="Not signed in", sentence=sentence)
-
-    return endpoint
-
-
-def go_on(to: str, title: str) -> Response:
-    """To a page of ours, by a page of ours: a browser that came from elsewhere sends no cookie before that."""
-    response = plain("sign-in-go-on.html", title=title, to=to)
-    response.headers.update(_TELL_NOBODY)
-    return response
 
 
 async def read_fields(request: Request) -> dict[str, str]:
@@ -112,13 +94,6 @@ async def read_fields(request: Request) -> dict[str, str]:
     if not request.headers.get("content-type", "").startswith(_FORM):
         raise Rejected(f"this takes forms, as {_FORM}: send one")
     return dict(parse_qsl(body.decode("utf-8", errors="replace"), keep_blank_values=True))
-
-
-def _form(lobby: Lobby, *, status: int = 200, **given: Any) -> Response:
-    external = lobby.sign_in.external
-    issuer = external.url if external else ""
-    usual = {"title": "Sign in", "client_id": ADMIN, "sentence": "", "issuer": issuer, "by_issuer": False}
-    return plain("sign-in.html", status=status, **{**usual, **given})
 
 
 def _proven(lobby: Lobby, client_id: str, secret: str) -> Client:
