@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 from playwright.sync_api import expect
 from tests.portal.conftest import Looker
 
+from forewarn.assembly.directory import DATABASE
 from forewarn.testing.console import Console
 
 pytestmark = pytest.mark.portal
@@ -61,3 +64,33 @@ def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: Console, a
     expect(banner).to_contain_text("You are signed out.")
     banner.get_by_role("link", name="Sign in").click()
     expect(page.get_by_label("Secret")).to_be_visible()
+
+
+def test_a_store_that_cannot_be_written_is_told_and_so_is_its_end(
+    console: Console, admin: Callable[..., Looker]
+) -> None:
+    page = admin(console).page
+    banner = page.locator("#banner")
+    expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
+    with closing(sqlite3.connect(console.service.data / DATABASE, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")  # nobody else writes meanwhile
+        expect(banner).to_contain_text("The store cannot be written now", timeout=30_000)
+        assert page.get_by_role("link", name="db-0, running").is_visible()
+    expect(banner).to_be_hidden()
+
+
+def test_a_hidden_page_holds_no_connection_and_catches_up(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
+    with page.expect_event("requestfailed", lambda request: "/portal/live" in request.url):
+        page.evaluate(LOOK, "hidden")
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    with page.expect_request(lambda request: "/portal/live?after=" in request.url):
+        page.evaluate(LOOK, "visible")
+    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+
+
+LOOK = """(state) => {
+  Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""

@@ -11,9 +11,9 @@ import msgspec
 from forewarn.errors import Unavailable
 from forewarn.store.seam import Store
 
-LOOK_S = 5.0  # of real time, between looks while all is well
+LOOK_S = 3.0  # of real time, between looks while all is well
 LOOK_SOONER_S = 1.0  # while it is not
-PATIENCE_S = 5.0  # a write that takes longer is trouble
+PATIENCE_S = 3.0  # a write that takes longer is trouble
 _NAME = "portal looked"  # under which each look leaves its number
 
 

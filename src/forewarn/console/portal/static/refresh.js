@@ -9,6 +9,7 @@ const SHARE = 4; // of which at most one part in so many is spent fetching
 
 const due = new Set(); // ids of sections
 const known = new Map(); // id → its HTML as the service last sent it
+const topicsIn = new Map(); // the text of data-live → its topics
 let timer = null;
 let rested = 0; // when the next fetch may begin
 
@@ -40,7 +41,9 @@ function mark(topics) {
 }
 
 function wanted(section) {
-  return section.dataset.live.split(/\s+/).filter(Boolean).map(decodeURIComponent);
+  const text = section.dataset.live;
+  if (!topicsIn.has(text)) topicsIn.set(text, text.split(/\s+/).filter(Boolean).map(decodeURIComponent));
+  return topicsIn.get(text);
 }
 
 async function refresh() {
@@ -74,7 +77,9 @@ function show(fresh, ids) {
     const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
     if (section === null || next === null || known.get(id) === next.outerHTML) continue;
     known.set(id, next.outerHTML);
+    const focused = document.activeElement;
     morph(section, next);
+    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
     section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true }));
   }
 }
