@@ -40,6 +40,10 @@ _LIVE = (Status.SCHEDULED, Status.STARTED)
 Deed = Callable[[Control], Awaitable[Request]]  # what is asked for, of whichever control it is given
 
 
+class TooMany(Refused):
+    """More is concerned than can be copied; it can be asked for all the same."""
+
+
 async def rehearse(control: Control, deed: Deed, vms: Sequence[Vm]) -> Preview:
     """What would come of a deed that is about these VMs; raises as the deed itself would."""
     async with control.rehearsing:
@@ -127,7 +131,7 @@ async def _scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
         found[scope_id] = scope
         vms += len(scope.vms)
         if vms > MOST_COPIED:
-            raise Refused(f"what this concerns has more than {MOST_COPIED} VMs, too many to rehearse: ask for fewer")
+            raise TooMany(f"what this concerns has more than {MOST_COPIED} VMs, too many to rehearse: ask for fewer")
         for gate_id in _gates_of(scope.events) - gates:
             gates.add(gate_id)
             wanted |= {event.scope_id for event in store.events(gate_id=gate_id, statuses=_LIVE)} - found.keys()

@@ -1,0 +1,109 @@
+"""What a form asks for, and what becomes of what was typed: a member of a body, or a part of a path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from forewarn.duration import read_duration
+from forewarn.errors import Rejected
+
+Typed = Mapping[str, Sequence[str]]  # what stands in a form, by the names of its fields
+_BETWEEN = re.compile(r"[\s,]+")
+
+
+class Kind(StrEnum):
+    VMS = "vms"
+    VM = "vm"
+    HOSTS = "hosts"
+    HOST = "host"
+    SCOPE = "scope"
+    THING = "thing"  # an event, a rollout, a fault: by its id
+    DURATION = "duration"
+    INSTANT = "instant"  # UTC
+    NUMBER = "number"
+    CHECK = "check"
+    CHOICE = "choice"
+    TEXT = "text"
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    kind: Kind
+    label: str
+    hint: str = ""
+    member: str = ""  # of the body; with a dot, of an object in it
+    in_path: str = ""  # the part of the route's path that it is
+    default: str = ""
+    choices: tuple[tuple[str, str], ...] = ()  # what is sent, and how people read it
+    needed: bool = False
+    only_for: str = ""  # the kind of fault that has it
+
+    def read(self, typed: Typed) -> Any:
+        """The value; None where nothing was typed."""
+        return _READERS[self.kind](self, [text for text in typed.get(self.name, ()) if text.strip()])
+
+
+def _words(field: Field, texts: Sequence[str]) -> list[str] | None:
+    """Names, of which people may write several into one line; each once."""
+    return list(dict.fromkeys(word for text in texts for word in _BETWEEN.split(text.strip()) if word)) or None
+
+
+def _text(field: Field, texts: Sequence[str]) -> str | None:
+    return texts[-1].strip() if texts else None
+
+
+def _duration(field: Field, texts: Sequence[str]) -> float | None:
+    if not texts:
+        return None
+    try:
+        return read_duration(texts[-1])
+    except ValueError as error:
+        raise Rejected(str(error)) from None
+
+
+def _instant(field: Field, texts: Sequence[str]) -> float | None:
+    if not texts:
+        return None
+    try:
+        when = datetime.fromisoformat(texts[-1].strip())
+    except ValueError:
+        raise Rejected(f"{texts[-1]!r} is no time: write it like 2026-01-05T12:30") from None
+    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+def _number(field: Field, texts: Sequence[str]) -> float | int | None:
+    if not texts:
+        return None
+    try:
+        number = float(texts[-1])
+    except ValueError:
+        number = float("nan")
+    if not abs(number) < 2**53:
+        raise Rejected(f"{texts[-1]!r} is no number: write one such as {field.default or 1}")
+    return int(number) if number == int(number) else number
+
+
+def _check(field: Field, texts: Sequence[str]) -> bool | None:
+    return True if texts else None
+
+
+_READERS: dict[Kind, Callable[[Field, Sequence[str]], Any]] = {
+    Kind.VMS: _words,
+    Kind.VM: _text,
+    Kind.HOSTS: _words,
+    Kind.HOST: _text,
+    Kind.SCOPE: _text,
+    Kind.THING: _text,
+    Kind.DURATION: _duration,
+    Kind.INSTANT: _instant,
+    Kind.NUMBER: _number,
+    Kind.CHECK: _check,
+    Kind.CHOICE: _text,
+    Kind.TEXT: _text,
+}
