@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from forewarn.console.portal import timeline
+from forewarn.console.portal import event, history, timeline
 from forewarn.console.portal.page import PageLine
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
-PAGES: tuple[PageLine, ...] = (PageLine("/timeline", timeline.show, "timeline.html"),)
+PAGES: tuple[PageLine, ...] = (
+    PageLine("/timeline", timeline.show, "timeline.html"),
+    PageLine("/events/{id}", event.show, "event.html"),
+    PageLine("/history", history.show, "history.html"),
+)

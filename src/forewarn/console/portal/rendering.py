@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,7 +23,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(instant=instant, day=day, span=span, segment=segment, percent=percent, shorten=shorten)
+    made.filters.update(instant=instant, day=day, span=span, segment=segment, but=but, percent=percent, shorten=shorten)
     return made
 
 
@@ -48,6 +49,12 @@ def instant(at: float | None, near: float | None = None) -> Markup:
 
 def day(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def but(query: Mapping[str, str], **changes: object) -> str:
+    """This page's query with some of it changed; what is None or empty is left out."""
+    wanted = {**query, **changes}
+    return urlencode({name: value for name, value in wanted.items() if value not in (None, "")})
 
 
 def percent(share: float) -> str:

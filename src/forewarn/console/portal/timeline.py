@@ -66,7 +66,7 @@ class TimelinePage(View, frozen=True, kw_only=True):
 
     def svg(self) -> str:
         """The drawing, whole by itself."""
-        return render("timeline.svg", chart=self.chart(), style=_style(), legend=LEGEND, more=self.more)
+        return drawn_alone(self.chart(), more=self.more)
 
     def table(self) -> Table:
         return Table(columns=_COLUMNS, rows=[_row(lane) for lane in self.lanes])
@@ -192,6 +192,11 @@ def _newest(room: Room) -> Place | None:
 def span_word(seconds: float) -> str:
     """As links say it: `1h` where that is one of the offered spans, else seconds."""
     return next((word for word, length in SPANS.items() if length == seconds), f"{seconds:.0f}s")
+
+
+def drawn_alone(chart: Chart, *, more: int = 0) -> str:
+    """As a file: with its looks, its title and what its signs mean."""
+    return render("timeline.svg", chart=chart, style=_style(), legend=LEGEND, more=more)
 
 
 @cache
