@@ -26,6 +26,8 @@ _WRONG_VERSION = (
     "For more information refer to aka.ms/azureimds"
 )
 
+_APPROVED = Response(status=200)
+
 
 def _error(status: int, text: str) -> Response:
     # The blanks inside the braces are the vendor's.
@@ -80,7 +82,7 @@ def unknown_event(event_id: str) -> Response:
 
 
 def approved() -> Response:
-    return Response(status=200)
+    return _APPROVED
 
 
 def throttled() -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from forewarn.protocol.answer import (
     MAX_BODY,
@@ -67,6 +68,8 @@ __all__ = [
     "unknown_event",
 ]
 
+_KEPT_HEADS = 512
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -94,12 +97,20 @@ class Approve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Approval:
+    """An approval whose body is not read yet."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadInstance:
     version: str
     path: tuple[str, ...] = ()  # below /metadata/instance
     text: bool = False
 
 
+Headers = tuple[tuple[str, str], ...]
 Ask = Poll | Approve | ReadInstance | GetToken
 
 
@@ -121,15 +132,22 @@ def read(request: Request, *, known: bool, rules: Rules) -> Ask | Response:
 def _read(request: Request, *, known: bool, rules: Rules) -> Ask | Response:
     if not known:
         raise _Answered(not_found())
-    if request.method not in ("GET", "POST"):
-        raise _Answered(wrong_verb(request.method))
-    target = read_target(request.target)
-    if target is None:
+    asked = _head_of(request.method, request.target, request.headers, rules)
+    return _approve(request, asked.version) if isinstance(asked, _Approval) else asked
+
+
+@lru_cache(maxsize=_KEPT_HEADS)
+def _head_of(method: str, target: str, headers: Headers, rules: Rules) -> Ask | _Approval | Response:
+    """What is asked, as far as no body says it. Requests are alike but for their bodies, so each is read once."""
+    if method not in ("GET", "POST"):
+        raise _Answered(wrong_verb(method))
+    found = read_target(target)
+    if found is None:
         raise _Answered(not_found())
-    return _room(target, request.method)(request, target, rules)
+    return _room(found, method)(Request(method=method, target=target, headers=headers), found, rules)
 
 
-_Room = Callable[[Request, Target, Rules], Ask | Response]
+_Room = Callable[[Request, Target, Rules], "Ask | _Approval | Response"]
 
 
 def _room(target: Target, method: str) -> _Room:
@@ -156,11 +174,11 @@ def _room(target: Target, method: str) -> _Room:
     return room
 
 
-def _scheduled_events(request: Request, target: Target, rules: Rules) -> Ask:
+def _scheduled_events(request: Request, target: Target, rules: Rules) -> Ask | _Approval:
     needs_header = rules.header_always or enforces_header(target.parameter("api-version"))
     _check_caller(request, target, needs_header=needs_header)
     version = _version(target, rules.versions, rules.unknown_version)
-    return _poll(request, version, rules) if request.method == "GET" else _approve(request, version)
+    return _poll(request, version, rules) if request.method == "GET" else _Approval(version=version)
 
 
 def _latest(request: Request, target: Target, rules: Rules) -> Response:
