@@ -6,6 +6,8 @@ import pytest
 
 from forewarn.metadata import Limits
 
+POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+
 
 async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
     """Clients whose polls are held."""
@@ -92,6 +94,40 @@ def test_many_held_polls_are_all_answered(play, notice, request_bytes):
         assert world.server.tally.held == 0
 
     play(story, limits=Limits(connections=10_000))
+
+
+def test_whoever_waits_is_answered_as_they_asked(play, notice, request_bytes):
+    """Spec §3, §4.4: in their version, and with their wait, however many asked otherwise."""
+
+    async def story(world):
+        tag = (await world.ask()).headers["etag"]
+        old = "/metadata/scheduledevents?api-version=2017-08-01"
+        asked = [(target, wait, vm) for target in (POLL, old) for wait in (200, 300) for vm in ("a", "b")]
+        clients = []
+        for target, wait, vm in asked:
+            client = await world.connect(vm)
+            client.send(request_bytes(target, If_None_Match=tag, Prefer=f"wait={wait}"))
+            clients.append(client)
+        await world.until(lambda: world.server.tally.held == len(asked))
+        world.backend.show("pair", notice())
+        for (target, wait, _), client in zip(asked, clients, strict=True):
+            reply = await client.reply()
+            assert reply.headers["preference-applied"] == f"wait={wait}"
+            assert (b"Description" in reply.body) == (target == POLL)
+
+    play(story)
+
+
+def test_a_poll_that_ended_without_news_is_held_again_when_it_is_repeated(play, request_bytes):
+    """Spec §4.4: that somebody was told 304 is no answer for the next."""
+
+    async def story(world):
+        [client] = await held(world, request_bytes, wait="wait=1")
+        assert (await client.reply()).status == 304
+        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=1"))
+        await world.until(lambda: world.server.tally.held == 1)
+
+    play(story)
 
 
 def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forewarn.clock import read_real_time
 from forewarn.errors import Conflict, Unavailable
+from forewarn.metadata.approval import Approvals
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller, Callers
 from forewarn.metadata.memory import Memory
@@ -95,6 +96,7 @@ class Reception:
         self._observations = observations
         self._faults = faults
         self._memory = memory
+        self._approvals = Approvals()
         self._enabling: dict[str, asyncio.Task[None]] = {}
 
     def knows(self, caller: Caller) -> bool:
@@ -129,6 +131,8 @@ class Reception:
         """The view and version of a poll that was just answered at once and would be answered alike until the view
         changes; None: of any other request. Whatever else an answer depends on keeps a poll from lasting.
         """
+        if request.method != "GET":
+            return None
         view = self._view(caller)
         if view is None or self._throttle.is_on or self._faults.trouble_of(view) is not None:
             return None
@@ -200,19 +204,29 @@ class Reception:
         return trouble.serve(asked, view, partial(self._serve_now, caller), partial(self._document, caller))
 
     def _serve_now(self, caller: Caller, asked: Poll | Approve) -> Answer:
-        if isinstance(asked, Approve):
-            return self._approve(caller, asked)
-        return self._poll(caller, asked, over=False)
+        if isinstance(asked, Poll):
+            return self._poll(caller, asked, over=False)
+        view = self._view(caller)
+        if view is None:
+            return not_found()
+        if self._approvals.cover(view, asked.event_ids):
+            return approved()
+        return self._approve(caller, asked.event_ids)
 
-    async def _approve(self, caller: Caller, approve: Approve) -> Rest:
+    async def _approve(self, caller: Caller, event_ids: tuple[str, ...]) -> Rest:
         view = self._view(caller)
         if view is None:
             return not_found
         try:
-            unknown = await self._backend.approve(view.vm, approve.event_ids)
+            unknown = await self._backend.approve(view.vm, event_ids)
         except (Unavailable, Conflict):
             return unavailable
-        return approved if unknown is None else partial(unknown_event, unknown)
+        if unknown is not None:
+            return partial(unknown_event, unknown)
+        after = self._view(caller)
+        if after is not None and after.scope_id == view.scope_id:
+            self._approvals.keep(view.scope_id, event_ids)
+        return approved
 
     def _poll(self, caller: Caller, poll: Poll, over: bool, until: float | None = None) -> Answer:
         view = self._view(caller)
@@ -220,21 +234,32 @@ class Reception:
             return not_found()
         if view.instead is not None:
             return view.instead
-        if poll.wait_s is None:
-            return self._document(caller, poll, view)
-        if not over and is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
-            until = until or _real_time() + poll.wait_s
+        given = self._given(caller, poll, view)
+        if given is not None:
+            return given
+        is_held = poll.wait_s is not None and not over
+        if is_held and is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
+            until = until or _real_time() + (poll.wait_s or 0)
             again = partial(self._poll, caller, poll, until=until)
             return Hold(until=until, resume=again, scope_id=view.scope_id)
-        return applied_wait(self._document(caller, poll, view), poll.wait_s)
+        return self._document(caller, poll, view)
+
+    def _given(self, caller: Caller, poll: Poll, view: View) -> Response | None:
+        """What somebody was given who asked the same, and so had another document, as this caller has."""
+        given = self._board.answer(view, poll, iso_dates=self._rules(caller, view).iso_dates)
+        if given is not None:
+            self._observations.given(view, poll.version, self._backend.now())
+        return given
 
     def _document(self, caller: Caller, poll: Poll, view: View) -> Response:
         rules = self._rules(caller, view)
         if is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
-            return answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules)
+            return _applied(poll, answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules))
         self._observations.given(view, poll.version, self._backend.now())
         body = self._board.body(view, poll.version, iso_dates=rules.iso_dates)
-        return answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules, body=body)
+        answer = _applied(poll, answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules, body=body))
+        self._board.keep(view, poll, answer, iso_dates=rules.iso_dates)
+        return answer
 
     def _view(self, caller: Caller) -> View | None:
         if caller.vm is None or self._callers.vm_at(caller.place) != caller.vm:
@@ -257,6 +282,10 @@ def _will_wait_s(asked: Poll | Approve, view: View) -> int:
     if not isinstance(asked, Poll) or asked.wait_s is None or view.instead is not None:
         return 0
     return asked.wait_s if is_current(asked, epoch=view.epoch, incarnation=view.document.incarnation) else 0
+
+
+def _applied(poll: Poll, answer: Response) -> Response:
+    return answer if poll.wait_s is None else applied_wait(answer, poll.wait_s)
 
 
 def _identity_of(view: View) -> ManagedIdentity:

@@ -12,9 +12,13 @@ from typing import Protocol
 from forewarn.metadata.past import Past
 from forewarn.metadata.seam import ScopeView, View
 from forewarn.protocol.codec import encode
+from forewarn.protocol.exchange import Poll, Response
 
 _WAKES_PER_TURN = 200  # more would make other polls wait
 _SHARED_BODIES = 1024
+_SHARED_ANSWERS = 64  # of one scope: whoever waits for a change asks in much the same words
+
+Answers = dict[tuple[Poll, bool], Response]
 
 
 class Waiter(Protocol):
@@ -28,6 +32,7 @@ class _Posted:
     answers_from: float = 0.0
     views: dict[str, View] = field(default_factory=dict)
     bodies: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+    answers: Answers = field(default_factory=dict)
     waiters: dict[Waiter, None] = field(default_factory=dict)
 
 
@@ -60,7 +65,7 @@ class Board:
         self._changed(before.scope)
         self._move_out(before.scope, staying=scope.vms.keys())
         if _reads_alike(before.scope, scope):
-            posted.bodies, posted.waiters = before.bodies, before.waiters
+            posted.bodies, posted.answers, posted.waiters = before.bodies, before.answers, before.waiters
         else:
             self.past.keep(before.scope)
             self._wake(before.waiters)
@@ -84,10 +89,21 @@ class Board:
             view = posted.views[vm] = _view(vm, posted)
         return view
 
+    def answer(self, view: View, poll: Poll, *, iso_dates: bool) -> Response | None:
+        """The document as it was given before to whoever asked the same; None: nobody has yet."""
+        posted = self._shown(view)
+        return None if posted is None else posted.answers.get((poll, iso_dates))
+
+    def keep(self, view: View, poll: Poll, answer: Response, *, iso_dates: bool) -> None:
+        """Give this to whoever asks the same, until the scope changes."""
+        posted = self._shown(view)
+        if posted is not None and len(posted.answers) < _SHARED_ANSWERS:
+            posted.answers[poll, iso_dates] = answer
+
     def body(self, view: View, version: str, *, iso_dates: bool) -> bytes:
         """The view's document as `version` shows it: rendered when first asked for, equal ones kept once."""
-        posted = self._posted.get(view.scope_id)
-        if posted is None or posted.scope.document != view.document:
+        posted = self._shown(view)
+        if posted is None:
             return self._render(view.document, version, iso_dates=iso_dates)
         body = posted.bodies.get((version, iso_dates))
         if body is None:
@@ -104,6 +120,13 @@ class Board:
         posted = self._posted.get(scope_id)
         if posted is not None:
             posted.waiters.pop(waiter, None)
+
+    def _shown(self, view: View) -> _Posted | None:
+        """What is posted, if that is what the view shows: it may be older."""
+        posted = self._posted.get(view.scope_id)
+        if posted is None or posted.scope.document is not view.document or posted.scope.epoch != view.epoch:
+            return None
+        return posted
 
     def _answers_from(self, before: _Posted | None, scope: ScopeView) -> float:
         if before is None:

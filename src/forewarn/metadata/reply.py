@@ -52,9 +52,14 @@ class Writer:
         self._now = now
         self._date = Date(now())
         self._shared = lru_cache(maxsize=_SHARED)(_dated)
+        self._last: tuple[Response, bool, bool, Dated] | None = None
 
     def bytes_for(self, response: Response, *, keep_alive: bool, is_old: bool) -> bytes:
-        return _dated(response, keep_alive, is_old).at(self.date_at(self._now()))
+        """Many who waited for the same are given the same response, one after the other."""
+        last = self._last
+        if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_old:
+            last = self._last = (response, keep_alive, is_old, _dated(response, keep_alive, is_old))
+        return last[3].at(self.date_at(self._now()))
 
     def dated(self, response: Response, *, keep_alive: bool, is_old: bool) -> Dated:
         """To be written again and again; equal ones are kept once."""

@@ -1,0 +1,117 @@
+"""An approval that would change nothing is granted without the house; any other goes there (spec §5.2)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forewarn.metadata.approval import Approvals
+from forewarn.metadata.seam import View
+from forewarn.protocol.document import Document, Status
+from forewarn.protocol.instance import InstanceFacts
+
+
+def start(*event_ids):
+    return json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
+
+
+async def approve(world, *event_ids, vm="a"):
+    return (await world.ask(vm=vm, method="POST", body=start(*event_ids))).status
+
+
+def test_an_event_that_was_approved_is_approved_again_while_the_store_is_away(play, notice):
+    """Spec §5.2: by any VM of the scope, while it is listed and when it is over."""
+
+    async def story(world):
+        world.backend.show("pair", notice())
+        assert await approve(world, "EVENT-1") == 200
+        world.backend.is_away = True
+        assert await approve(world, "event-1", vm="b") == 200
+        world.backend.show("pair")
+        assert await approve(world, "EVENT-1") == 200
+        assert world.backend.approved == [("a", ("EVENT-1",))]
+
+    play(story)
+
+
+def test_an_event_that_has_started_needs_no_approval(play, notice):
+    """Spec §5.2."""
+
+    async def story(world):
+        world.backend.show("pair", notice(status=Status.STARTED, not_before=None))
+        world.backend.is_away = True
+        assert await approve(world, "EVENT-1") == 200
+        assert world.backend.approved == []
+
+    play(story)
+
+
+@pytest.mark.parametrize("status", [Status.SCHEDULED, Status.STARTED])
+def test_a_vm_of_another_scope_is_refused_what_was_approved_here(play, notice, status):
+    """Spec §7.4."""
+
+    async def story(world):
+        world.backend.show("pair", notice(status=status))
+        assert await approve(world, "EVENT-1") == 200
+        assert await approve(world, "EVENT-1", vm="other") == 400
+
+    play(story)
+
+
+def test_one_event_that_is_not_approved_yet_takes_all_of_them_to_the_house(play, notice):
+    async def story(world):
+        world.backend.show("pair", notice(status=Status.STARTED), notice("EVENT-2"))
+        assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
+        assert await approve(world, "EVENT-1", "EVENT-2") == 200
+        assert await approve(world, "EVENT-2", "EVENT-1") == 200
+        assert world.backend.approved == [("a", ("EVENT-1", "EVENT-2"))]
+
+    play(story)
+
+
+def test_an_approval_that_failed_is_none(play, notice):
+    async def story(world):
+        world.backend.show("pair", notice())
+        world.backend.is_away = True
+        assert await approve(world, "EVENT-1") == 503
+        assert await approve(world, "EVENT-1") == 503
+        world.backend.is_away = False
+        assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
+        assert await approve(world, "EVENT-1") == 200
+        assert world.backend.approved == [("a", ("EVENT-1",))]
+
+    play(story)
+
+
+def test_an_approval_of_a_vm_that_has_moved_meanwhile_counts_for_nobody_else(play, notice, request_bytes):
+    """Which scope it was approved in is no longer known then."""
+
+    async def story(world):
+        world.backend.show("pair", notice())
+        world.backend.is_open.clear()
+        client = await world.connect()
+        client.send(request_bytes(method="POST", body=start("EVENT-1")))
+        await world.until(lambda: world.backend.waiting == 1)
+        world.callers.assign("127.0.7.1", "other")
+        world.backend.is_open.set()
+        assert (await client.reply()).status == 200
+        assert await approve(world, "EVENT-1", vm="b") == 200
+        assert world.backend.approved == [("a", ("EVENT-1",)), ("b", ("EVENT-1",))]
+
+    play(story)
+
+
+def test_the_oldest_approvals_are_forgotten_beyond_the_most():
+    view = View(
+        vm="a",
+        scope_id="pair",
+        enabled=True,
+        epoch=1,
+        document=Document(incarnation=1),
+        facts=InstanceFacts(name="a", vm_id="1", location="westeurope"),
+    )
+    approvals = Approvals(most=2)
+    approvals.keep("pair", ("E1", "E2", "E3"))
+    assert [approvals.cover(view, (event_id,)) for event_id in ("E1", "E2", "E3")] == [False, True, True]
+    assert not approvals.cover(view, ())
