@@ -11,6 +11,7 @@ from bench import (
     long_poll,
     memory,
     mixed,
+    portal,
     reaction,
     rollout,
     scheduling,
@@ -36,5 +37,6 @@ ROWS: tuple[Row, ...] = (
         measure=reaction.measure,
         figures=("reaction-held", "reaction-polling", "agent-memory", "agent-cpu"),
     ),
+    Row(name="portal", measure=portal.measure, figures=portal.FIGURES),
     Row(name="azure-mock", measure=azure_mock.measure, figures=("azure-mock-rate",)),
 )

@@ -86,6 +86,9 @@ TARGETS: tuple[Target, ...] = (
     Target(name="reaction-polling", what="the same, polling once a second", unit="ms", at_most=1100),
     Target(name="agent-memory", what="memory of an agent at rest", unit="MiB", at_most=40),
     Target(name="agent-cpu", what="CPU of an agent at rest", unit="%", at_most=0.5),
+    Target(name="portal-growth", what="first view of the portal, 100,000 VMs : 100 VMs", at_most=3),
+    Target(name="portal-heap", what="the same, memory of its scripts", unit="MiB", at_most=300),
+    Target(name="portal-frame", what="the same, longest frame at 50 changes a second", unit="ms", at_most=100),
     Target(name="azure-mock-rate", what="throughput, ours : Azure's mock server (quoted)", at_least=1),
 )
 

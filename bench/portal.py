@@ -1,0 +1,138 @@
+"""The portal in a real browser: its first view of 100,000 VMs beside that of 100, and how it keeps up with changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from bench.figure import Figure, absent
+from bench.ground import Ground
+from bench.process import CLIENT_CORE, on_core
+from bench.statistic import median, percentile
+from bench.subject import Subject, single_vms
+from forewarn.testing.process import free_port
+
+FIGURES = ("portal-growth", "portal-heap", "portal-frame")
+_SMALL, _LARGE = 100, 100_000
+_VIEWS = 7
+_WATCH_S = 20.0
+_CHANGES = 50  # a second
+_DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
+
+
+def measure(ground: Ground) -> tuple[Figure, ...]:
+    if (why := _why_not()) is not None:
+        return tuple(absent(name, why) for name in FIGURES)
+    small, _ = _looked_at(ground, ground.sized(_SMALL), watch_s=0)
+    large, watched = _looked_at(ground, ground.sized(_LARGE), watch_s=4 if ground.is_quick else _WATCH_S)
+    return _growth(small, large), _heap(watched), _frame(watched)
+
+
+def _why_not() -> str | None:
+    if shutil.which("chromium") is None:
+        return "chromium is not installed: `make test-portal` as root installs it"
+    if _driver() is None:
+        return "what drives a browser is not installed: `make test-portal` fetches it"
+    return None
+
+
+def _driver() -> str | None:
+    if find_spec("playwright"):
+        return sys.executable
+    return str(_DRIVER) if _DRIVER.exists() else None
+
+
+def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Figure:
+    """The first of each is told apart: it is right after a sign-in, and builds what later ones find."""
+    (first_small, *small), (first_large, *large) = small, large
+    few, many = ([view["drawn_ms"] for view in views] for views in (small, large))
+    note = (
+        f"{median(many):.0f} ms : {median(few):.0f} ms; "
+        f"the very first {first_large['drawn_ms']:.0f} : {first_small['drawn_ms']:.0f} ms; "
+        f"{large[0]['bytes'] / 1024:.0f} : {small[0]['bytes'] / 1024:.0f} KiB"
+    )
+    samples = {"few_ms": tuple(few), "many_ms": tuple(many)}
+    return Figure(name="portal-growth", value=median(many) / median(few), note=note, samples=samples)
+
+
+def _heap(watched: dict[str, Any]) -> Figure:
+    return Figure(name="portal-heap", value=watched["heap"] / 2**20, note=f"after {watched['heard']} changes")
+
+
+def _frame(watched: dict[str, Any]) -> Figure:
+    gaps, tasks = watched["gaps"], watched["tasks"]
+    held = f"{len(tasks)} long tasks, the longest {max(tasks):.0f} ms" if tasks else "no long task"
+    note = (
+        f"{watched['heard'] / watched['for_s']:.0f} changes a second; "
+        f"median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f} ms; {held}"
+    )
+    return Figure(name="portal-frame", value=max(gaps), note=note, samples={"gaps_ms": tuple(gaps)})
+
+
+def _looked_at(ground: Ground, count: int, *, watch_s: float) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    data = ground.directory / f"portal-{count}"
+    ground.tell(f"a fleet of {count} VMs", 0, 1)
+    with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
+        shown = service.ask("GET", "/service")["console"]
+        task = {
+            "chromium": shutil.which("chromium"),
+            "base": base,
+            "client": shown["client_id"],
+            "secret": Path(shown["admin_secret"]).read_text(encoding="utf-8").strip(),
+            "views": 2 if ground.is_quick else _VIEWS,
+            "watch_s": watch_s,
+        }
+        return _look(ground, service, task)
+
+
+@contextmanager
+def _service(data: Path, fleet: str) -> Iterator[tuple[Subject, str]]:
+    port = free_port()
+    with Subject(data=data, fleet=fleet, environment={"FOREWARN_CONSOLE": f"127.0.0.1:{port}"}) as service:
+        assert isinstance(service, Subject)
+        yield service, f"http://localhost:{port}"
+
+
+def _look(ground: Ground, service: Subject, task: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    driver = _driver()
+    assert driver is not None
+    line = [driver, "-m", "bench.look"]
+    with on_core(CLIENT_CORE):
+        child = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(task))
+        child.stdin.close()
+        views: list[dict[str, float]] = json.loads(child.stdout.readline())["views"]
+        if not task["watch_s"]:
+            return views, {}
+        vms: list[str] = json.loads(child.stdout.readline())["vms"]
+        for_s = task["watch_s"] - 1
+        _change(ground, service, vms, for_s)
+        watched: dict[str, Any] = json.loads(child.stdout.readline())
+        return views, {**watched, "for_s": for_s}
+
+
+def _change(ground: Ground, service: Subject, vms: list[str], for_s: float) -> None:
+    """VMs that are in view become noticed and are let go again, so many a second, one after the other."""
+    begin, pending = time.perf_counter(), {}
+    for number, vm in enumerate(cycle(vms)):
+        at = begin + number / _CHANGES
+        if at > begin + for_s:
+            return
+        ground.tell("changes in view", round(at - begin), round(for_s))
+        time.sleep(max(0.0, at - time.perf_counter()))
+        if vm in pending:
+            service.withdraw(pending.pop(vm))
+        else:
+            (pending[vm],) = service.schedule(vm)
