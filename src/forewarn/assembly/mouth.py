@@ -41,6 +41,7 @@ from forewarn.protocol.versions import VERSIONS
 from forewarn.store.seam import Committed
 
 log = logging.getLogger(__name__)
+Face = tuple[int, int, bool]
 
 
 class Backing:
@@ -70,6 +71,7 @@ class Mouth:
         self._board: Board | Crew
         self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
+        self._faces: dict[str, Face] = {}  # of scopes that were published again since the start
         self._server: MetadataServer | Crew | None = None
         self._opening: set[asyncio.Task[None]] = set()
 
@@ -181,10 +183,15 @@ class Mouth:
         return crew
 
     def _hear(self, committed: Committed) -> None:
-        for scope_id in dict.fromkeys(scope.id for scope in committed.commit.scopes):
-            scope = self._store.scope(scope_id)
-            if scope is not None:
-                self._publish(scope)
+        """An approval, or the outcome of one VM, changes facts of an event but nothing that VMs are shown."""
+        commit = committed.commit
+        others = {vm.scope_id for vm in commit.vms}
+        for row in {scope.id: scope for scope in commit.scopes}.values():
+            if commit.requests or row.id in others or self._faces.get(row.id) != _face(row):
+                scope = self._store.scope(row.id)
+                if scope is not None:
+                    self._publish(scope)
+                    self._faces[row.id] = _face(scope)
 
     def _publish(self, scope: Scope) -> None:
         self._board.publish(view_of(scope, self._replays.shown(scope)))
@@ -232,6 +239,11 @@ def rules_of(settings: Settings) -> tuple[Rules, dict[str, Rules]]:
         gives_tokens=settings.identity_on_loopback,
     )
     return rules, {name: replace(rules, versions=versions) for name, versions in settings.versions.items()}
+
+
+def _face(scope: Scope) -> Face:
+    """While this, its VMs and what is replayed to it stay the same, a scope shows the same (spec §4.2)."""
+    return scope.epoch, scope.incarnation, scope.is_enabled
 
 
 def view_of(scope: Scope, shown: Shown | None = None) -> ScopeView:

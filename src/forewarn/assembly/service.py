@@ -61,6 +61,7 @@ from forewarn.store.sqlite import SqliteStore
 log = logging.getLogger(__name__)
 _DRAIN_S = 5.0
 _OPEN_FILES = 65_536
+_MADE_BEFORE_A_LOOK = 20_000  # objects before garbage is looked for: one busy moment of some hundred guests
 _AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
 
 
@@ -194,6 +195,7 @@ def _for_good() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(_MADE_BEFORE_A_LOOK, *gc.get_threshold()[1:])
         gc.enable()
 
 

@@ -89,6 +89,7 @@ class Control:
         self.reconciler.resume()
 
     def _hear(self, committed: Committed) -> None:
+        self.desk.hear(committed)
         self.placement.hear(committed)
         self._book.hear(committed)
         self.reconciler.hear(committed)

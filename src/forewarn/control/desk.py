@@ -17,11 +17,12 @@ from forewarn.core.change import Commit, difference, together
 from forewarn.core.policy import Around, Policy
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound
-from forewarn.store.seam import Store
+from forewarn.store.seam import Committed, Store
 
 Decision = Callable[[Scope, Around], Scope]
 NOTHING_ELSE = Commit()
 _TRIES = 20
+_GATES_KNOWN = 10_000
 T = TypeVar("T")
 
 
@@ -35,6 +36,7 @@ class Desk:
         self.resumed_at: float | None = None
         # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
         self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._gates: dict[str, bool] = {}  # whether each lets its events start, of those that were asked for lately
 
     def around(self, *, rehearsal: bool = False) -> Around:
         """The circumstances of a decision; of a rehearsed one nothing stays behind."""
@@ -77,12 +79,22 @@ class Desk:
         decided = stamped(decision(scope, around), around)
 
         if decided != scope or also is not NOTHING_ELSE:
-            await self.store.commit(together(also, difference(scope, decided)))
+            change = difference(scope, decided)
+            await self.store.commit(change if also is NOTHING_ELSE else together(also, change))
         return decided
 
+    def hear(self, committed: Committed) -> None:
+        for gate in committed.commit.gates:
+            self._gates[gate.id] = gate.released_at is not None
+        while len(self._gates) > _GATES_KNOWN:
+            del self._gates[next(iter(self._gates))]
+
     def _is_released(self, gate_id: str) -> bool:
-        gate = self.store.gate(gate_id)
-        return gate is not None and gate.released_at is not None
+        known = self._gates.get(gate_id)
+        if known is None:
+            gate = self.store.gate(gate_id)
+            known = self._gates[gate_id] = gate is not None and gate.released_at is not None
+        return known
 
 
 def by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:

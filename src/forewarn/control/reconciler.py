@@ -36,6 +36,7 @@ from forewarn.store.seam import Committed
 log = logging.getLogger(__name__)
 _BREATH_S = 1.0  # of real time, before trying again
 _AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
+_LOOKS_AT_ONCE = 64  # gates looked at without a break
 
 
 class Reconciler:
@@ -212,30 +213,44 @@ class Reconciler:
 
     async def _turn_gates(self) -> bool:
         due = {gate.id: gate for gate in self._store.due_gates(self._desk.clock.now())}
-        scopes = {gate_id: {event.scope_id for event in self._waiting_at(gate_id)} for gate_id in due}
+        waiting = {gate_id: self._waiting_at(gate_id) for gate_id in due}
+        scopes = {gate_id: {event.scope_id for event in events} for gate_id, events in waiting.items()}
         for gates in apart(scopes):
-            await _side_by_side(self._turn_gate(due[gate_id]) for gate_id in gates)
+            for at in range(0, len(gates), _LOOKS_AT_ONCE):
+                some = gates[at : at + _LOOKS_AT_ONCE]
+                await self._turn_some({gate_id: due[gate_id] for gate_id in some}, waiting)
+                waiting = {}  # what was read is old by now
         return bool(due)
 
     def _waiting_at(self, gate_id: str) -> list[Event]:
         return self._store.events(gate_id=gate_id, statuses=[Status.SCHEDULED])
 
-    async def _turn_gate(self, gate: Gate) -> None:
+    async def _turn_some(self, gates: Mapping[str, Gate], known: Mapping[str, list[Event]]) -> None:
+        """Most have somebody behind them who is not ready: they go back to sleep together."""
+        around = self._desk.around()
+        waiting = {gate_id: known[gate_id] if gate_id in known else self._waiting_at(gate_id) for gate_id in gates}
+        sleeps = {gate.id: self._sleeps_until(gate, waiting[gate.id], around) for gate in gates.values()}
+
+        await self._let_sleep([replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _FREE])
+        ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _FREE]
+        await _side_by_side(self._turn_gate(gate, waiting[gate.id], around) for gate in ready)
+
+    def _sleeps_until(self, gate: Gate, waiting: list[Event], around: Around) -> float | None:
+        """_FREE: it does not sleep, since what is behind it can start."""
+        if self._store.planned(gate_id=gate.id) or not waiting:
+            return None
+        return _FREE if gate.released_at is not None else self._unready_until(waiting, around)
+
+    async def _turn_gate(self, gate: Gate, waiting: list[Event], around: Around) -> None:
         try:
-            await self._pass_through(gate)
+            await self._pass_through(gate, waiting, around)
         except Conflict:
             pass  # woken again meanwhile: it is still due
 
-    async def _pass_through(self, gate: Gate) -> None:
-        around = self._desk.around()
-        waiting = self._waiting_at(gate.id)
-        if self._store.planned(gate_id=gate.id) or not waiting:
-            await self._let_sleep(gate, None)
-        elif gate.released_at is not None:
+    async def _pass_through(self, gate: Gate, waiting: list[Event], around: Around) -> None:
+        if gate.released_at is not None:
             await self._start_through(waiting)
-            await self._let_sleep(gate, None)
-        elif (at := self._unready_until(waiting, around)) is not _FREE:
-            await self._let_sleep(gate, at)
+            await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
         else:
             # It stays due until all have started: a crash from here on leaves nobody behind.
             released = replace(gate, released_at=around.now, wakes_at=around.now)
@@ -246,8 +261,17 @@ class Reconciler:
         scopes = dict.fromkeys(event.scope_id for event in waiting)
         await _side_by_side(self._desk.decide(scope_id, turn) for scope_id in scopes)
 
-    async def _let_sleep(self, gate: Gate, until: float | None) -> None:
-        await self._store.commit(Commit(gates=(replace(gate, wakes_at=until),)))
+    async def _let_sleep(self, gates: Sequence[Gate]) -> None:
+        """All of them, or, where one was woken again meanwhile and is still due, half and half."""
+        if not gates:
+            return
+        try:
+            await self._store.commit(Commit(gates=tuple(gates)))
+        except Conflict:
+            half = len(gates) // 2
+            if half:
+                await self._let_sleep(gates[:half])
+                await self._let_sleep(gates[half:])
 
     def _unready_until(self, waiting: list[Event], around: Around) -> float | None:
         """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""

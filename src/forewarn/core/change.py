@@ -42,13 +42,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 def difference(old: Scope | None, new: Scope) -> Commit:
     """What must be written so that the stored scope becomes `new`, decided on `old` (None: it did not exist)."""
-    known_vms = {vm.key: vm for vm in old.vms} if old else {}
+    known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
     waiting = {e.gate_id for e in new.events if e.gate_id and e.status is Status.SCHEDULED}
     ended = {e.gate_id for e in new.events if e.gate_id and e.status is Status.OVER}
     return Commit(
         scopes=(new,),
-        vms=tuple(vm for vm in new.vms if known_vms.get(vm.key) != vm),
+        vms=() if old and old.vms is new.vms else tuple(vm for vm in new.vms if known_vms.get(vm.key) != vm),
         events=tuple(event for event in new.events if known_events.get(event.id) != event),
         wake_gates=tuple(sorted(waiting | ended)),
         entries=new.news,

@@ -44,7 +44,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
     def vm(self, name: str) -> Vm | None:
         wanted = name.casefold()
-        return next((vm for vm in self.present if vm.name.casefold() == wanted), None)
+        return next((vm for vm in self.vms if vm.removed_at is None and vm.name.casefold() == wanted), None)
 
     def event(self, event_id: str) -> Event | None:
         return next((event for event in self.events if event.id == event_id), None)

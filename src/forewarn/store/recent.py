@@ -50,8 +50,8 @@ class Recent:
         if any(not self._is_at_home(vm) for vm in commit.vms):
             self._forget_all()  # it may have been in any of them
         moved = {scope.id for scope in commit.scopes if self._move(scope)}
-        told = {scope.id for scope in commit.scopes}
-        self.forget({row.scope_id for row in (*commit.vms, *commit.events)} - told)
+        touched = {vm.scope_id for vm in commit.vms} | {event.scope_id for event in commit.events}
+        self.forget(touched - {scope.id for scope in commit.scopes})
         for scope_id in moved:
             self._fill(scope_id, commit.vms, commit.events)
 
