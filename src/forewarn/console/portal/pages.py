@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from forewarn.console.portal import event, history, timeline
+from forewarn.console.portal import event, fleet, history, host, scope, timeline, vm
 from forewarn.console.portal.page import PageLine
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
 PAGES: tuple[PageLine, ...] = (
+    PageLine("/", fleet.show, "fleet.html"),
+    PageLine("/scopes/{id:path}", scope.show, "scope.html"),
+    PageLine("/vms/{name:path}", vm.show, "vm.html"),
+    PageLine("/hosts", host.show_all, "hosts.html"),
+    PageLine("/hosts/{name}", host.show, "host.html"),
     PageLine("/timeline", timeline.show, "timeline.html"),
     PageLine("/events/{id}", event.show, "event.html"),
     PageLine("/history", history.show, "history.html"),
