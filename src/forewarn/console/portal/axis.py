@@ -17,6 +17,7 @@ _LAST_AT = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 _STEPS_S = (10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000)
 _MOST_TICKS = 8
 _DAY_S = 86400
+_EDGE = 4.0  # percent
 
 
 class Window(View, frozen=True, kw_only=True):
@@ -46,6 +47,11 @@ class Tick(View, frozen=True, kw_only=True):
     x: float
     text: str
     day: str = ""  # where another day begins, and at the first tick
+
+    @property
+    def anchor(self) -> str:
+        """How its text stands to it: at the edges it must not be cut."""
+        return "start" if self.x < _EDGE else "end" if self.x > 100 - _EDGE else "middle"
 
 
 def window_around(centre: float, span_s: float) -> Window:

@@ -63,7 +63,7 @@ class Bar(View, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        told = (f"{mark.text}, {day(mark.at)}" for mark in self.marks)
+        told = (f"{mark.text}, {day(mark.at)}" for mark in sorted(self.marks, key=lambda mark: mark.at))
         return "\n".join((f"{self.lane.label}: {self.lane.cause}, {self.lane.state}", self.lane.notice, *told))
 
 
@@ -92,10 +92,6 @@ class Chart(View, frozen=True, kw_only=True):
     def lane_h(self) -> int:
         return LANE_H
 
-    @property
-    def shows_now(self) -> bool:
-        return 0 <= self.now_x <= 100
-
 
 def chart_of(lanes: Iterable[Lane], window: Window, now: float, *, banded: bool = True) -> Chart:
     """Grouped by scope, in an order that what happens does not change; without bands, one lane below the other."""
@@ -109,7 +105,7 @@ def chart_of(lanes: Iterable[Lane], window: Window, now: float, *, banded: bool 
     return Chart(
         window=window,
         now=now,
-        now_x=window.place(now),
+        now_x=_x(window, now),
         ticks=ticks_of(window),
         bands=tuple(bands),
         height=y,
@@ -158,12 +154,12 @@ def _instants(lane: Lane) -> Iterator[tuple[str, float, str]]:
     yield "published", lane.published_at, "published"
     if lane.promised_s is not None:
         yield "not-before", lane.not_before, "not before"
-    if lane.approved_at is not None:
-        yield "approved", lane.approved_at, f"approved by {lane.approved_by}"
     if lane.started_at is not None:
         yield "started", lane.started_at, "started"
     if lane.over_at is not None:
         yield lane.state, lane.over_at, lane.state
+    if lane.approved_at is not None:  # last, so that it lies above a start at the same moment
+        yield "approved", lane.approved_at, f"approved by {lane.approved_by}"
 
 
 def _part(window: Window, what: str, since: float, until: float, grows: bool) -> Part:
