@@ -19,7 +19,7 @@ async def start(room: Room, call: Call, asked: body.NewRollout) -> RolloutView:
         rollout_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
     )
     await room.catch_up()
-    return _view(room, request.id)
+    return view_of(room, request.id)
 
 
 def rollout_of(room: Room, asked: body.NewRollout) -> Rollout:
@@ -32,7 +32,7 @@ def rollout_of(room: Room, asked: body.NewRollout) -> Rollout:
 
 async def show_all(room: Room, call: Call) -> RolloutsView:
     """The rollouts under way, and the recent ones."""
-    return RolloutsView(rollouts=tuple(_view(room, request.id) for request in room.rollouts()))
+    return RolloutsView(rollouts=tuple(view_of(room, request.id) for request in room.rollouts()))
 
 
 async def show(room: Room, call: Call) -> RolloutWithEvents:
@@ -61,10 +61,10 @@ async def _steer(room: Room, call: Call, progress: Progress) -> RolloutView:
     request = room.rollout(call.names["id"])
     await room.control.requests.steer_rollout(request.id, progress, who=room.who)
     await room.catch_up()
-    return _view(room, request.id)
+    return view_of(room, request.id)
 
 
-def _view(room: Room, request_id: str) -> RolloutView:
+def view_of(room: Room, request_id: str) -> RolloutView:
     return RolloutView(**_facts(room, request_id))
 
 

@@ -40,7 +40,7 @@ class LabTime:
 
     async def advance(self, by_s: float, *, who: str = "") -> float:
         """Step from wake-up to wake-up; return when everything due is done and every document published."""
-        clock = self._lab_clock("advanced")
+        clock = self.lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
             raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
         async with self._reconciler.driving:
@@ -57,7 +57,7 @@ class LabTime:
 
     async def step(self) -> bool:
         """On to what falls due next, and do that; False where nothing will by itself."""
-        clock = self._lab_clock("advanced")
+        clock = self.lab_clock("advanced")
         async with self._reconciler.driving:
             wake = self._reconciler.next_wake()
             if wake is not None:
@@ -66,7 +66,7 @@ class LabTime:
         return wake is not None
 
     async def set_speed(self, speed: float, *, who: str = "") -> float:
-        clock = self._lab_clock("set to another speed")
+        clock = self.lab_clock("set to another speed")
         # Not while somebody advances it: each would undo what the other has set.
         async with self._reconciler.driving:
             setting = clock.at_speed(speed)
@@ -86,7 +86,8 @@ class LabTime:
             entry = Entry(at=self._clock.now(), what=What.CLOCK, who=who, text=f"{what} by {who}")
             await self._store.commit(Commit(entries=(entry,)))
 
-    def _lab_clock(self, done: str) -> LabClock:
+    def lab_clock(self, done: str) -> LabClock:
+        """The clock, if it can be `done` so."""
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {done}: use a lab (`forewarn up`)")
         return self._clock

@@ -116,6 +116,7 @@ def of_storm(room: Room, call: Call) -> list[str]:
 
 
 def of_advancing(room: Room, call: Call) -> list[str]:
+    room.control.labtime.lab_clock("advanced")
     by_s = call.read_body(body.Advancing).by_s
     until = room.now() + by_s
     scheduled = room.store.events(statuses=[Status.SCHEDULED])
@@ -129,6 +130,7 @@ def of_advancing(room: Room, call: Call) -> list[str]:
 
 
 def of_speed(room: Room, call: Call) -> list[str]:
+    room.control.labtime.lab_clock("set to another speed")
     speed = call.read_body(body.Speed).speed
     if speed == 0:
         return ["Lab time stands still until it is set going or advanced."]

@@ -47,11 +47,8 @@ def form_routes(enter: Enter) -> list[BaseRoute]:
         except Exception as error:
             return not_let_in(error, request)
         try:
-            form = _form(request.path_params["name"])
-            if request.method == "POST":
-                return await _Sending(room, visit, request, form, slips).answer()
-            _must_somewhere(room, form)
-            return _shown(room, visit, request, form, _queried(request))
+            sending = _Sending(room, visit, request, _form(request.path_params["name"]), slips)
+            return await (sending.answer() if request.method == "POST" else sending.open())
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is left to read it
         except Exception as error:
@@ -89,7 +86,7 @@ def _shown(
 
 
 class _Sending:
-    """One form that was sent: to see what would happen, or to have it happen."""
+    """One form, opened or sent: to see what would happen, or to have it happen."""
 
     def __init__(self, room: Room, visit: Visit, request: Request, form: Form, slips: Slips) -> None:
         self._room = room
@@ -97,6 +94,17 @@ class _Sending:
         self._request = request
         self._form = form
         self._slips = slips
+
+    async def open(self) -> Response:
+        """The form; where a link says all that it asks for, what will happen."""
+        form, typed = self._form, _queried(self._request)
+        _must_somewhere(self._room, form)
+        if not form.is_short or not any(field.name in typed for field in form.fields):
+            return _shown(self._room, self._visit, self._request, form, typed)
+        try:
+            return await self._ask_back(typed)
+        except (Rejected, Conflict, Unavailable) as error:
+            return _shown(self._room, self._visit, self._request, form, typed, error)
 
     async def answer(self) -> Response:
         fields = await _read(self._request)

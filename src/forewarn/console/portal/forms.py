@@ -41,6 +41,7 @@ class Form:
     body: Body = _nothing_more
     foresight: Foresight | str = ""  # what would happen: told by this, or by this route of the API
     is_grave: bool = False
+    is_short: bool = False  # a link that fills it in leads straight to what will happen
 
     @property
     def line(self) -> RouteLine:
@@ -125,6 +126,7 @@ def _asking(ask: str, title: str, button: str, about: str, *, notice: bool = Fal
         body=body,
         foresight="/requests/preview",
         is_grave=is_grave,
+        is_short=not notice,
     )
 
 
@@ -157,6 +159,7 @@ _FOR_VMS = (
         title="Perform maintenance now",
         button="Perform now",
         about="The platform's pending maintenance of a VM may start now, instead of at the end of its notice.",
+        is_short=True,
         route="POST /vms/{name:path}/perform-maintenance",
         done="The pending maintenance may start now.",
         leads_to=_to_first_event,
@@ -171,6 +174,7 @@ _FOR_EVENTS = (
         title="Approve an event",
         button="Approve",
         about="It may then start before the end of its notice, as if one of its VMs had approved it.",
+        is_short=True,
         route="POST /events/{id}/approve",
         done="The event is approved.",
         leads_to=_to_event,
@@ -213,6 +217,7 @@ def _steering(name: str, title: str, button: str, about: str, done: str, *, is_g
         title=title,
         button=button,
         about=about,
+        is_short=True,
         route=f"POST /rollouts/{{id}}/{verb}",
         done=done,
         leads_to=_to_rollout,
@@ -290,6 +295,7 @@ _FOR_HOSTS = (
         title="Let a host fail",
         button="Let it fail",
         about="Now, without warning: its VMs start elsewhere, with no notice.",
+        is_short=True,
         route="POST /hosts/{name}/fail",
         done="The host has failed.",
         leads_to=_to_request,
@@ -302,6 +308,7 @@ _FOR_HOSTS = (
         title="Repair a host",
         button="Repair",
         about="It is healthy again, and VMs may move to it.",
+        is_short=True,
         route="POST /hosts/{name}/repair",
         done="The host is healthy again.",
         leads_to=_to_host,
@@ -368,6 +375,7 @@ _FOR_LAB = (
         title="Clear faults",
         button="Clear",
         about="Those that everything given here fits.",
+        is_short=True,
         route="POST /faults/clear",
         done="Cleared.",
         leads_to=_to_lab,
@@ -405,6 +413,7 @@ _FOR_LAB = (
         title="Advance the clock",
         button="Advance",
         about="Through everything that falls due on the way.",
+        is_short=True,
         route="POST /clock/advance",
         done="The clock was advanced.",
         leads_to=_to_lab,
@@ -417,6 +426,7 @@ _FOR_LAB = (
         title="Set the clock's speed",
         button="Set",
         about="How much faster than real time lab time runs.",
+        is_short=True,
         route="POST /clock/speed",
         done="The clock's speed was set.",
         leads_to=_to_lab,
