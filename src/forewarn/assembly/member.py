@@ -13,6 +13,7 @@ from typing import Any
 
 from forewarn.assembly.pipe import Key, Pipe
 from forewarn.metadata import feed
+from forewarn.metadata.counted import Counted
 
 _MODULE = "forewarn.assembly.worker"
 
@@ -24,6 +25,7 @@ class Member:
         self.is_ready = self.is_leaving = False
         self.holds: set[int] = set()  # sockets that it accepts on
         self.behind_s = 0.0  # how long what was said last took to be done there
+        self.counted = Counted()  # by this process, as far as it told
         self.over = asyncio.Event()  # it accepts nobody any more: another is to take its place
         self.gone = asyncio.Event()
         self._hear, self._lost = hear, lost

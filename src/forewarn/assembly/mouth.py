@@ -35,6 +35,7 @@ from forewarn.metadata import (
     open_lab,
     place_within,
 )
+from forewarn.metadata.counted import Counted
 from forewarn.metadata.fault import FaultTable
 from forewarn.protocol.exchange import Response, Rules
 from forewarn.protocol.versions import VERSIONS
@@ -74,6 +75,7 @@ class Mouth:
         self._faces: dict[str, Face] = {}  # of scopes that were published again since the start
         self._server: MetadataServer | Crew | None = None
         self._opening: set[asyncio.Task[None]] = set()
+        self._windows: tuple[socket.socket, ...] = ()
 
     @classmethod
     def open(cls, settings: Settings, control: Control) -> Mouth:
@@ -84,7 +86,9 @@ class Mouth:
         lab = _lab(settings, control) if settings.lab else None
         return cls(settings, control, lab, doorway, callers)
 
-    async def start(self, backing: Backing) -> None:
+    async def start(self, backing: Backing, windows: tuple[socket.socket, ...] = ()) -> None:
+        """`windows`: where workers show their metrics, one each."""
+        self._windows = windows
         server = self._server = self._crew(backing) if self._settings.workers else self._alone(backing)
         if isinstance(server, Crew):
             await server.begin()
@@ -145,6 +149,14 @@ class Mouth:
         """The processes that serve VMs, if they are not this one."""
         return self._server.shown() if isinstance(self._server, Crew) else []
 
+    def counted(self) -> Counted:
+        """What VMs asked, in all processes."""
+        return self._running.counted()
+
+    def behind(self) -> list[tuple[float, float]]:
+        """How far behind each worker is; see `Crew.behind`."""
+        return self._server.behind() if isinstance(self._server, Crew) else []
+
     def endpoint_of(self, vm: Vm) -> str:
         """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
         if self._lab is None or not self._places.get(vm.key):
@@ -178,7 +190,14 @@ class Mouth:
         settings = self._settings
         rules, by_location = rules_of(settings)
         begin = feed.Begin(rules, by_location, settings.first_answer_delay_s, settings.requests_per_s or None)
-        crew = Crew(settings.workers, begin=begin, backend=backing, callers=self._callers, clock=self._clock)
+        crew = Crew(
+            settings.workers,
+            begin=begin,
+            backend=backing,
+            callers=self._callers,
+            clock=self._clock,
+            windows=self._windows,
+        )
         self._board = crew
         return crew
 

@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -28,13 +29,15 @@ from forewarn.assembly.chores import (
 )
 from forewarn.assembly.directory import DataDirectory
 from forewarn.assembly.doctor import examine, workers_seen
+from forewarn.assembly.exposition import Window, open_sockets
 from forewarn.assembly.fleet import apply_first_fleet
 from forewarn.assembly.front import Front, open_front
 from forewarn.assembly.hands import open_hypervisor
 from forewarn.assembly.keepers import Door, entry_about
 from forewarn.assembly.loop import fastest_loop
+from forewarn.assembly.metrics import OwnerMetrics
 from forewarn.assembly.mouth import Backing, Mouth
-from forewarn.assembly.settings import Hands, Settings
+from forewarn.assembly.settings import Hands, Settings, read_metrics
 from forewarn.assembly.starter import Starter
 from forewarn.assembly.token import Tokens
 from forewarn.clock import Clock, LabClock, SystemClock
@@ -43,6 +46,7 @@ from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.portal.link import pass_for
 from forewarn.console.server import serve_unix
+from forewarn.console.survey import Attendance, attendance
 from forewarn.control.control import Control, Outside
 from forewarn.control.labtime import stored_setting
 from forewarn.core.access import owner
@@ -74,6 +78,7 @@ class Service:
     mouth: Mouth
     keepers: Keepers
     front: Front | None
+    metrics: OwnerMetrics
     started_at: float
 
     def info(self) -> dict[str, Any]:
@@ -137,10 +142,15 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         front = await open_front(settings, directory, store, control.clock.now())
         if front is not None:
             stack.callback(front.sock.close)
+        windows = _open_windows(stack, settings)
         mouth = Mouth.open(settings, control)
+        metrics = OwnerMetrics(
+            control, counted=mouth.counted, behind=mouth.behind, attend=lambda: _attend(mouth, names)
+        )
+        stack.callback(metrics.close)
         await _keep(stack, control.reconciler.run())
         await _keep(stack, control.outbox.run())
-        await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None))
+        await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows[1:])
         stack.push_async_callback(flush, mouth.observations, store)
         stack.push_async_callback(note_faults, mouth.faults, control.faults)
         stack.push_async_callback(mouth.drain, _DRAIN_S)
@@ -155,6 +165,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
             mouth=mouth,
             keepers=keepers,
             front=front,
+            metrics=metrics,
             started_at=control.clock.now(),
         )
         await _let_keepers_in(stack, service, directory)
@@ -163,6 +174,10 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         await stack.enter_async_context(serve_unix(build(house, directory=names), directory.socket))
         if front is not None:
             await stack.enter_async_context(front.serve(house, names))
+        if windows:
+            window = Window(metrics.show_own)
+            await window.open(windows[0])
+            stack.push_async_callback(window.close)
         yield service
         await _say(control, "service stopped")
 
@@ -257,6 +272,8 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         rules_for=service.mouth.rules_for,
         keepers=lambda: service.keepers.links,
         observe=observe,
+        pace=service.mouth.observations.pace,
+        metrics=service.metrics.show,
         shown=service.mouth.caught_up if service.settings.workers else None,
         sign_in=service.front.sign_in if service.front else None,
         links=service.front.links if service.front else None,
@@ -267,6 +284,20 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
 def owners_name() -> str:
     """How the history calls whoever the service belongs to."""
     return f"local user {getpass.getuser()}"
+
+
+def _open_windows(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
+    """Where metrics are shown: by the owner, then by each worker."""
+    if not settings.metrics:
+        return ()
+    sockets = open_sockets(*read_metrics(settings.metrics), workers=settings.workers)
+    for sock in sockets:
+        stack.callback(sock.close)
+    return sockets
+
+
+async def _attend(mouth: Mouth, names: Directory) -> Attendance:
+    return await attendance(names, mouth.observations.pace, mouth.observations.paces)
 
 
 async def _keep(stack: AsyncExitStack, work: Any) -> None:

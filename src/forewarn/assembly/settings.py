@@ -7,6 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     iso_dates: bool = False  # NotBefore in ISO form up to 2017-08-01 (spec §4.2)
     require_header: bool = False  # the Metadata header in 2017-03-01 too, on loopback as well
     versions: dict[str, tuple[str, ...]] = {}  # location → the api-versions it serves
+    metrics: str = ""  # of each process on plain HTTP, `ADDRESS:PORT`, never where VMs call; "": only at the console
     console: str = "127.0.0.1:8443"  # of the API over HTTPS, `ADDRESS:PORT`; "": only the local socket
     console_certificate: str = ""  # the user's own, with its chain; "": one of a local CA
     console_key: str = ""
@@ -184,6 +186,30 @@ def read_console(text: str) -> tuple[str, int]:
     raise Rejected(f"setting 'console' is {text!r}: write ADDRESS:PORT in numbers, such as 127.0.0.1:8443, or \"\"")
 
 
+def read_metrics(text: str) -> tuple[str, int]:
+    """The address and port where the owner shows its metrics; workers have the ports after it."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if is_address(host) and port.isdecimal() and 0 < int(port) < 65536:
+        return host, int(port)
+    raise Rejected(f"setting 'metrics' is {text!r}: write ADDRESS:PORT in numbers, such as 127.0.0.1:9464, or \"\"")
+
+
+def _check_metrics(settings: Settings) -> None:
+    """They tell of the whole fleet, and ask nobody who they are: no VM may get at them."""
+    if not settings.metrics:
+        return
+    host, port = read_metrics(settings.metrics)
+    if port + settings.workers > 65535:
+        raise Rejected(f"setting 'metrics' is {settings.metrics!r}: {settings.workers} workers need the ports after it")
+    address, called = ip_address(host), {entrance.address for entrance in settings.entrances}
+    if address.is_link_local or str(address) in called or (called and (address.is_unspecified or address.is_multicast)):
+        raise Rejected(
+            f"setting 'metrics' is {settings.metrics!r}, which VMs can call: give an address that they cannot, "
+            "such as 127.0.0.1:9464"
+        )
+
+
 def _check_console(settings: Settings) -> None:
     if settings.console:
         read_console(settings.console)
@@ -201,6 +227,7 @@ def _check_console(settings: Settings) -> None:
 
 def _check(settings: Settings) -> None:
     _check_console(settings)
+    _check_metrics(settings)
     must_make_sense(settings.commands)
     if settings.hypervisor is Hands.COMMAND and not settings.commands:
         raise Rejected("setting 'hypervisor' is 'command', but there is no command: add [commands.reboot] and others")

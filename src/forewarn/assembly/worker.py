@@ -19,11 +19,13 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeAlias
 
+from forewarn.assembly.exposition import Window
 from forewarn.assembly.loop import fastest_loop
 from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.clock import LabClock, SystemClock
 from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata import Board, Callers, Limits, Listener, MetadataServer, feed
+from forewarn.metadata.counted import Counted
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 
@@ -106,6 +108,8 @@ class Worker:
         self._heard_at = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_leaving = self._tells_touches = False
+        self._told = Counted()
+        self._windows: list[Window] = []
         self._do: dict[type, Callable[[Any], None]] = {
             feed.Begin: self._begin,
             feed.Clock: self._set_clock,
@@ -115,6 +119,7 @@ class Worker:
             feed.Show: lambda told: self._board.publish(told.view()),
             feed.Complete: self._be_ready,
             feed.Open: self._open,
+            feed.Expose: self._expose,
             feed.Shut: self._shut,
             feed.Echo: lambda told: self._pipe.say(feed.pack(feed.Echoed(told.id))),
             feed.Report: lambda told: self._report(told.id),
@@ -131,6 +136,8 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
             self._pipe.close()
+            for window in self._windows:
+                await window.close()
             if self._server is not None:
                 await self._server.drain(0.0)
             for _, sock in self._sockets.values():
@@ -142,6 +149,8 @@ class Worker:
             self._end("told to end before it began")
         elif not self._is_leaving:
             self._is_leaving = True
+            for window in self._windows:
+                self._spawn(window.close())  # another takes its place
             self._pipe.say(feed.pack(feed.Leaving()))
             self._spawn(self._drain(timeout_s))
 
@@ -198,6 +207,17 @@ class Worker:
         self._sockets[told.id] = (told, socket.socket(fileno=self._pipe.take_file()))
         self._serve(told.id)
 
+    def _expose(self, told: feed.Expose) -> None:
+        from forewarn.assembly.registry import WorkerMetrics  # takes its time, and most show none
+
+        metrics = WorkerMetrics(counted=self._count, silent_s=lambda: self._loop.time() - self._heard_at)
+        window = Window(metrics.show)
+        self._windows.append(window)
+        self._spawn(window.open(socket.socket(fileno=self._pipe.take_file())))
+
+    def _count(self) -> Counted:
+        return self._server.counted() if self._server is not None else Counted()
+
     def _shut(self, told: feed.Shut) -> None:
         self._stop_serving(told.id)
         _, sock = self._sockets.pop(told.id, (None, None))
@@ -251,8 +271,9 @@ class Worker:
     def _report(self, number: int = 0) -> None:
         polls, sightings = self._running.observations.take_new()
         touches = self._running.faults.take()
-        if number or polls or sightings or touches:
-            self._pipe.say(feed.pack(feed.Seen(polls, sightings, touches, number)))
+        told, self._told = self._told, self._running.counted()
+        if number or polls or sightings or touches or told != self._told:
+            self._pipe.say(feed.pack(feed.Seen(polls, sightings, touches, number, self._told)))
 
     def _tell_touches_soon(self) -> None:
         """At once: how often a fault may still touch something is counted over all workers."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import socket
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -21,6 +23,7 @@ from forewarn.clock import Clock, LabClock, Setting
 from forewarn.core.fault import Fault, Sphere
 from forewarn.errors import Conflict, ForewarnError, Unavailable
 from forewarn.metadata import Backend, Callers, Listener, Observations, ScopeView, feed
+from forewarn.metadata.counted import Counted, together
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.past import Past
 from forewarn.protocol.identity import Token, WrongResource
@@ -35,7 +38,17 @@ _LAGS_KEPT = 1000
 
 
 class Crew:
-    def __init__(self, size: int, *, begin: feed.Begin, backend: Backend, callers: Callers, clock: Clock) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        begin: feed.Begin,
+        backend: Backend,
+        callers: Callers,
+        clock: Clock,
+        windows: Sequence[socket.socket] = (),
+    ) -> None:
+        """`windows`: where each worker shows its metrics, if any are to be shown."""
         self.size = size
         self.observations = Observations()
         self.faults = FaultTable(Past(), now=backend.now)  # gathers what they touch in workers
@@ -45,6 +58,8 @@ class Crew:
         self._counted: set[str] = set()  # faults that touch so many requests and no more
         self._members: list[Member | None] = [None] * size
         self._leavers: set[Member] = set()
+        self._windows = windows
+        self._past = Counted()  # by workers that are gone
         self._stands = Stands(size)
         self._tasks: set[asyncio.Task[None]] = set()
         self._burials: set[asyncio.Task[None]] = set()
@@ -127,6 +142,17 @@ class Crew:
             for member in self._members
         ]
 
+    def counted(self) -> Counted:
+        """By all workers there were, as far as they told."""
+        return together(self._past, *(member.counted for member in self._alive))
+
+    def behind(self) -> list[tuple[float, float]]:
+        """Of each slot's worker: how long what was said last took to be done there, and for how long it owes an
+
+        answer. Of an empty slot: for ever.
+        """
+        return [(m.behind_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._members]
+
     @property
     def _alive(self) -> list[Member]:
         return [*(member for member in self._members if member is not None), *self._leavers]
@@ -184,6 +210,8 @@ class Crew:
         self._members[slot] = member
         for key, raw in self._state.items():
             member.tell(key, raw)
+        if self._windows:
+            member.tell("expose", feed.pack(feed.Expose()), self._windows[slot])
         if self._state_is_whole:
             member.tell("complete", feed.pack(feed.Complete()))
         return member
@@ -220,6 +248,7 @@ class Crew:
 
     def _lose(self, member: Member) -> None:
         self._leavers.discard(member)
+        self._past, member.counted = together(self._past, member.counted.over()), Counted()
         if self._members[member.slot] is member:
             self._members[member.slot] = None
             self._share_out()
@@ -230,6 +259,7 @@ class Crew:
 
     def _gather(self, member: Member, seen: feed.Seen) -> None:
         self.observations.gather(seen.polls, seen.sightings)
+        member.counted = seen.counted or member.counted
         self.faults.put_back(seen.touches)
         for touch in seen.touches:
             if touch.fault_id in self._counted:

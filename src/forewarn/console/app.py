@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from forewarn.console.arm.app import arm_routes
 from forewarn.console.call import Call
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.metrics import metrics_routes
 from forewarn.console.patience import Patience
 from forewarn.console.portal.app import portal_routes
 from forewarn.console.portal.headers import Headers
@@ -54,7 +56,10 @@ def build(
     routes = [_route(enter, path, lines) for path, lines in by_path.items()]
     ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
     portal = portal_routes(house, names, welcome) if welcome is not None else []
-    app = Starlette(routes=[ours, *doors, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served})
+    scraped = metrics_routes(enter, welcome, partial(Room, house, names))
+    app = Starlette(
+        routes=[ours, *scraped, *doors, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served}
+    )
     app.router.redirect_slashes = False
     if welcome is not None:
         app.add_middleware(Headers)

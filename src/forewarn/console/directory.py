@@ -21,7 +21,7 @@ def everyone(vm: Vm) -> bool:
 
 class Directory:
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self._keys: dict[str, set[str]] = defaultdict(set)  # name → keys of present VMs
         self._gone: dict[str, set[str]] = defaultdict(set)  # name → keys of removed VMs
         self._homes: Counter[tuple[str, str]] = Counter()  # subscription and resource group → VMs there
@@ -47,7 +47,7 @@ class Directory:
         """Every VM of that name in any group, present or removed."""
         wanted = name.casefold()
         keys = {*self._keys.get(wanted, ()), *self._gone.get(wanted, ())}
-        return [vm for vm in map(self._store.vm, sorted(keys)) if vm is not None]
+        return [vm for vm in map(self.store.vm, sorted(keys)) if vm is not None]
 
     def keys(self) -> list[str]:
         """Of all present VMs."""
@@ -95,14 +95,14 @@ class Directory:
         """The name that was probably meant; not looked for in a fleet where that would take long."""
         known = self._keys if len(self._keys) <= _FEW else {}
         close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
-        vm = self._store.vm(min(known[close[0]])) if close else None
+        vm = self.store.vm(min(known[close[0]])) if close else None
         return f"did you mean {vm.name!r}? " if vm is not None and sees(vm) else ""
 
     def _matching(self, name: str, keys: dict[str, set[str]], sees: Sees) -> list[Vm]:
         wanted = name.strip().strip("/").casefold()
         alike = keys.get(wanted.rpartition("/")[2], set())
         meant = sorted(key for key in alike if key == wanted or key.endswith(f"/{wanted}"))
-        return [vm for vm in map(self._store.vm, meant) if vm is not None and sees(vm)]
+        return [vm for vm in map(self.store.vm, meant) if vm is not None and sees(vm)]
 
     def _hear(self, committed: Committed) -> None:
         for vm in committed.commit.vms:

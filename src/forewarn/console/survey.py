@@ -18,6 +18,7 @@ from forewarn.core.pace import Pace
 from forewarn.store.seam import Store
 
 PaceOf = Callable[[str], Pace | None]
+Paces = Callable[[], Iterable[tuple[str, Pace]]]
 T = TypeVar("T")
 _WORST = tuple(Told)
 
@@ -35,6 +36,8 @@ class Attendance:
     """Of how many VMs what is true."""
 
     asks: Mapping[Asks, int]
+    enabled: int  # scopes
+    asking: int  # of these, those of which any VM asks
     unprepared: int
     unwatched: int  # scopes with pending events of which no VM asks
 
@@ -54,19 +57,21 @@ async def awaited(store: Store, pace: PaceOf) -> dict[str, Awaited]:
     return found
 
 
-async def attendance(store: Store, directory: Directory, pace: PaceOf) -> Attendance:
+async def attendance(directory: Directory, pace: PaceOf, paces: Paces) -> Attendance:
+    """Counted over the whole fleet; `paces` are those of all who ever asked, each with its scope."""
+    store = directory.store
     counts: Counter[Asks] = Counter()
     async for key in in_stretches(directory.keys(), 2000):
         counts[asks(pace(key), is_off=directory.power_of(key) is not Power.RUNNING)] += 1
+    asking = {scope_id async for scope_id, one in in_stretches(paces(), 2000) if asks(one) is Asks.NOW}
     waiting = await awaited(store, pace)
     scopes = {one.event.scope_id for one in waiting.values()}
-    unwatched = 0
-    async for scope_id in in_stretches(scopes, 50):
-        unwatched += not any(asks(one.pace) is Asks.NOW for one in _neighbours(store, scope_id, pace).values())
     return Attendance(
         asks={word: counts[word] for word in Asks},
+        enabled=store.enabled(),
+        asking=len(asking),
         unprepared=sum(one.told is Told.NOBODY for key, one in waiting.items() if directory.has(key)),
-        unwatched=unwatched,
+        unwatched=len(scopes - asking),
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from forewarn.clock import Setting
 from forewarn.core.fault import Fault, Touch
 from forewarn.core.history import Sighting
+from forewarn.metadata.counted import Counted
 from forewarn.metadata.identity import BoundDevice, CalledAddress, Fixed, Mark, PerPort, SourceAddress, Strategy
 from forewarn.metadata.seam import Reset, ScopeView
 from forewarn.protocol.document import Document
@@ -112,6 +113,10 @@ class Open(_Message, frozen=True):
         return strategy
 
 
+class Expose(_Message, frozen=True):
+    """Show your metrics on the socket that comes along."""
+
+
 class Shut(_Message, frozen=True):
     """Accept nobody on that socket any more."""
 
@@ -174,6 +179,7 @@ class Seen(_Message, frozen=True):
     sightings: list[Sighting] = []
     touches: list[Touch] = []
     id: int = 0  # of the report that was asked for
+    counted: Counted | None = None  # since the worker began; None: as told last
 
 
 class Enable(_Message, frozen=True):
@@ -200,7 +206,7 @@ class Leaving(_Message, frozen=True):
 Ask: TypeAlias = Enable | Approve | AskToken
 Reply: TypeAlias = Done | Given | Denied | Failed
 ToWorker: TypeAlias = (
-    Begin | Clock | Faults | Spent | Seat | Show | Complete | Open | Shut | Echo | Report | Drain
+    Begin | Clock | Faults | Spent | Seat | Show | Complete | Open | Expose | Shut | Echo | Report | Drain
     | Done | Given | Denied | Failed
 )  # fmt: skip
 ToOwner: TypeAlias = Ready | Echoed | Seen | Enable | Approve | AskToken | Leaving

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from forewarn.core.fault import Fault
 from forewarn.metadata.answer import Reception
 from forewarn.metadata.board import Board
+from forewarn.metadata.counted import Counted
 from forewarn.metadata.doorstep import Doorstep
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.hall import Hall, Tally
@@ -70,6 +71,18 @@ class MetadataServer:
     def tally(self) -> Tally:
         self._memory.settle()
         return self._tally
+
+    def counted(self) -> Counted:
+        """All counts until now, for whoever adds them up or shows them."""
+        tally = self.tally
+        return Counted(
+            answered=tuple((of, version, status, times) for ((of, version), status), times in tally.answered.items()),
+            accepted=tally.accepted,
+            refused=tally.refused,
+            lost=self.observations.lost,
+            held=tally.held,
+            connections=self.connections,
+        )
 
     @property
     def connections(self) -> int:

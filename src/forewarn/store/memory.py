@@ -20,7 +20,7 @@ from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.seam import Committed, Counts, Enabled, Polled
+from forewarn.store.seam import Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.table import Tables
 
@@ -82,9 +82,8 @@ class MemoryStore:
             events=sum(map(len, self._tables.live.values())),
         )
 
-    def enabled(self) -> Enabled:
-        enabled = [row for row in self._tables.scopes.values() if row.is_enabled]
-        return Enabled(scopes=len(enabled), unasked=sum(row.last_request_at is None for row in enabled))
+    def enabled(self) -> int:
+        return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
         return self._failed

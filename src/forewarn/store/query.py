@@ -5,19 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Select,
-    Table,
-    bindparam,
-    case,
-    false,
-    func,
-    literal_column,
-    select,
-    union_all,
-)
+from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, false, func, literal_column, select, union_all
 
 from forewarn.core.event import Status
 from forewarn.store.schema import (
@@ -94,12 +82,6 @@ def _counts() -> str:
     return text_of(select(*(count.scalar_subquery() for count in there)))
 
 
-def _enabled() -> str:
-    """Of `seam.Enabled`, in the order of its fields."""
-    is_unasked = case((scopes.c.last_request_at.is_(None), literal_column("1")))
-    return text_of(select(func.count(), func.count(is_unasked)).where(scopes.c.enabled_at.is_not(None)))
-
-
 _IS_PRESENT = vms.c.removed_at.is_(None)
 _IS_LIVE = _status_is((Status.SCHEDULED, Status.STARTED))
 SCOPE = _one(scopes.c.id, *scopes.columns)
@@ -113,7 +95,7 @@ SCOPES = text_of(select(scopes).order_by(scopes.c.id))
 ALL_PRESENT_VMS = text_of(select(vms.c.scope_id, vms.c.body).where(_IS_PRESENT).order_by(vms.c.position))
 ALL_LIVE_EVENTS = text_of(select(events.c.scope_id, events.c.body).where(_IS_LIVE).order_by(events.c.seq))
 COUNTS = _counts()
-ENABLED = _enabled()
+ENABLED = text_of(select(func.count()).select_from(scopes).where(scopes.c.enabled_at.is_not(None)))
 VM = _one(vms.c.key, vms.c.body)
 HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _one(events.c.id, events.c.body)

@@ -40,13 +40,6 @@ class Counts(NamedTuple):
     events: int  # that are not over
 
 
-class Enabled(NamedTuple):
-    """How many scopes are enabled."""
-
-    scopes: int
-    unasked: int  # of these, those whose VMs have never asked
-
-
 class Committed(NamedTuple):
     """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
 
@@ -61,7 +54,7 @@ class Store(Protocol):
     def scopes(self) -> Iterator[Scope]: ...  # every one as it is now, in the order of their ids
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]: ...
     def counts(self) -> Counts: ...
-    def enabled(self) -> Enabled: ...
+    def enabled(self) -> int: ...  # how many scopes are
     def failed_writes(self) -> int: ...  # that trouble with the store undid, since it was opened
     def vm(self, key: str) -> Vm | None: ...  # removed ones too
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]: ...

@@ -22,7 +22,7 @@ from forewarn.core.webhook import Webhook
 from forewarn.errors import Conflict
 from forewarn.store import backup, file, query, record, statement, writing
 from forewarn.store.recent import Recent
-from forewarn.store.seam import Committed, Counts, Enabled, Polled
+from forewarn.store.seam import Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
 
@@ -76,10 +76,9 @@ class SqliteStore:
         assert row is not None
         return Counts(*row)
 
-    def enabled(self) -> Enabled:
+    def enabled(self) -> int:
         row = self._row(query.ENABLED)
-        assert row is not None
-        return Enabled(*row)
+        return int(row[0]) if row else 0
 
     def failed_writes(self) -> int:
         return self._writer.failures
