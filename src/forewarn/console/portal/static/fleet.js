@@ -7,7 +7,9 @@ const TYPING_MS = 250;
 
 const found = document.getElementById("found"); // on the fleet's page only
 const search = document.getElementById("search");
-const news = new Map(); // key → state, until the next frame
+const news = new Set(); // keys, until the next frame
+const latest = new Map(); // key → how it is since which number of the history
+const fetched = new WeakMap(); // section → the number of the history that it was fetched at
 let shown = new Map(); // key → the elements that show this VM's state
 let asked = null; // what aborts the fetch that is under way
 let typing;
@@ -33,16 +35,25 @@ function set(element, state) {
 }
 
 function draw() {
-  for (const [key, state] of news) {
-    for (const element of shown.get(key) ?? []) set(element, state);
-  }
+  for (const key of news) show(key);
   news.clear();
+}
+
+// Of the page and the stream, either may be ahead of the other: what is later counts, or a grid would show a state that
+// it never was in.
+function show(key) {
+  const { state, seq } = latest.get(key);
+  for (const element of shown.get(key) ?? []) {
+    if (seq > (fetched.get(element.closest("[data-live]")) ?? 0)) set(element, state);
+  }
 }
 
 live.addEventListener("change", ({ detail }) => {
   const isFirst = news.size === 0;
   for (const [key, state] of detail.vms) {
-    if (shown.has(key)) news.set(key, state);
+    if (!shown.has(key)) continue;
+    latest.set(key, { state, seq: detail.seq });
+    news.add(key);
   }
   if (isFirst && news.size) requestAnimationFrame(draw);
   if (found && detail.what.includes("fleet")) refetch();
@@ -55,7 +66,13 @@ live.addEventListener("counts", ({ detail }) => {
   }
 });
 
-document.addEventListener("refreshed", learn);
+document.addEventListener("refreshed", ({ target, detail }) => {
+  fetched.set(target, detail.seq);
+  learn();
+  for (const [key, { seq }] of latest) {
+    if (seq > detail.seq) show(key);
+  }
+});
 
 // The same page with what is there now; what is typed stays, as it stands outside.
 async function refetch() {
@@ -68,7 +85,9 @@ async function refetch() {
     const next = fresh.getElementById("found");
     if (!next || (!search && fresh.getElementById("search"))) return location.reload();
     found.replaceChildren(...next.childNodes);
+    for (const section of found.querySelectorAll("[data-live]")) fetched.set(section, Number(fresh.body.dataset.seq));
     learn();
+    for (const key of latest.keys()) show(key);
   } catch (error) {
     if (error.name !== "AbortError") console.info("the page could not be fetched anew:", error.message);
   }

@@ -72,7 +72,9 @@ async function read() {
   }
 }
 
+// Whoever has shown later changes in a section puts them there again: the page may be older than they are.
 function show(fresh, ids) {
+  const seq = Number(fresh.body.dataset.seq);
   for (const id of ids) {
     const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
     if (section === null || next === null || known.get(id) === next.outerHTML) continue;
@@ -80,6 +82,6 @@ function show(fresh, ids) {
     const focused = document.activeElement;
     morph(section, next);
     if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
-    section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true }));
+    section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true, detail: { seq } }));
   }
 }

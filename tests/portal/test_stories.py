@@ -1,0 +1,191 @@
+"""What people do in the portal, from the first look on, with a real service and a real agent behind it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.portal.conftest import Looker
+
+from forewarn.testing.console import Console
+from forewarn.testing.process import eventually
+
+pytestmark = pytest.mark.portal
+
+AGENT = """
+listen = ""
+state = "{folder}/state"
+
+[steps.note]
+use = "command"
+run = ["/bin/true"]
+budget = "20s"
+
+[[rules]]
+steps = ["note"]
+approve = "when-done"
+"""
+# Every state that the cells of some VMs are in, whenever one of them changes: [key, state] of each.
+WATCH = """(names) => {
+  window.seen = [];
+  const cells = () => [...document.querySelectorAll("a.cell[data-vm]")].filter(
+    (cell) => names.some((name) => cell.dataset.vm.endsWith(`/${name}`)));
+  const look = () => window.seen.push(cells().map((cell) => [cell.dataset.vm.split("/").pop(), cell.classList[1]]));
+  look();
+  new MutationObserver(look).observe(document.querySelector("main"), {
+    subtree: true, childList: true, attributes: true, attributeFilter: ["class"],
+  });
+}"""
+
+
+@contextmanager
+def agent(console: Console, vm: str, folder: Path) -> Iterator[None]:
+    """A real agent that approves what it is told of."""
+    folder.mkdir()
+    (folder / "agent.toml").write_text(AGENT.format(folder=folder), encoding="utf-8")
+    at = console.service.endpoint(vm)
+    words = ["-m", "forewarn", "agent", "run", "--config", str(folder / "agent.toml")]
+    line = [sys.executable, *words, "--endpoint", f"http://{at.address}:{at.port}"]
+    with subprocess.Popen(line, stderr=subprocess.DEVNULL) as running:
+        try:
+            yield
+        finally:
+            running.terminate()
+
+
+def states(page: Page) -> list[dict[str, str]]:
+    """What was to be seen, one after the other."""
+    seen: list[dict[str, str]] = [dict(cells) for cells in page.evaluate("window.seen")]
+    return seen
+
+
+def changes_of(page: Page, vm: str) -> list[str]:
+    """The states of one VM, each as long as it lasted."""
+    told: list[str] = []
+    for cells in states(page):
+        if cells and (not told or told[-1] != cells[vm]):
+            told.append(cells[vm])
+    return told
+
+
+def test_first_run_a_link_the_fleet_and_a_restart_that_an_agent_approves(
+    console: Console, somebody: Callable[..., Looker], tmp_path: Path
+) -> None:
+    link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
+    assert link is not None
+    looker = somebody(console)
+    page = looker.page
+    page.goto(link[0])
+    page.wait_for_url(f"{looker.base}/portal/")
+    expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+    fleet = page.context.new_page()
+    fleet.goto(f"{looker.base}/portal/")
+    fleet.evaluate(WATCH, ["db-0"])
+
+    with agent(console, "db-0", tmp_path / "agent"):
+        eventually(lambda: console.service.api("GET", "/vms/db-0").json["polls"] > 0)
+        page.get_by_role("link", name="db-0, running").click()
+        page.get_by_role("link", name="Restart", exact=True).click()
+        page.get_by_role("button", name="See what will happen").click()
+        expect(page.get_by_role("heading", name="Restart VMs: this will happen")).to_be_visible()
+        page.get_by_role("button", name="Restart", exact=True).click()
+        page.wait_for_url(re.compile(r"/portal/(requests|events)/"))
+        expect(fleet.get_by_role("link", name="db-0, rebooting")).to_be_visible()
+        console.service.advance(600)
+        expect(fleet.get_by_role("link", name="db-0, running")).to_be_visible()
+    assert changes_of(fleet, "db-0") in (
+        ["running", "noticed", "rebooting", "running"],
+        ["running", "rebooting", "running"],  # the agent was quicker than the eye
+    )
+
+
+def test_a_link_is_good_once(console: Console, somebody: Callable[..., Looker]) -> None:
+    link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
+    assert link is not None
+    somebody(console).page.goto(link[0])
+    late = somebody(console)
+    answer = late.page.goto(link[0])
+    assert answer is not None
+    assert answer.status >= 400
+    late.forgive()
+
+
+NOW = '() => [...document.querySelectorAll("a.cell")].map((cell) => cell.classList[1])'
+DOWN = {"started", "frozen", "rebooting", "moving"}
+
+
+def test_a_rollout_over_three_update_domains_never_shows_two_down(
+    console: Console, admin: Callable[..., Looker]
+) -> None:
+    page = admin(console).page
+    names = [f"web-{number}" for number in range(6)]
+    page.evaluate(WATCH, names)
+    domains = {vm["name"]: vm["update_domain"] for vm in console.service.api("GET", "/fleet").json["vms"]}
+    assert {domains[name] for name in names} == {0, 1, 2}
+    console.service.poll("web-0")
+    answer = console.service.api("POST", "/rollouts", {"impact": "reboot", "scope": "web"})
+    assert answer.status < 300, answer.body
+    rollout = answer.json["id"]
+
+    def is_done() -> bool:
+        at_work = any(cells in DOWN for cells in page.evaluate(NOW))
+        console.service.advance(5 if at_work else 60)
+        page.wait_for_timeout(100)  # longer than changes are gathered: what is shorter, nobody sees
+        return bool(console.service.api("GET", f"/rollouts/{rollout}").json["progress"] == "completed")
+
+    eventually(is_done, within_s=90)
+    expect(page.locator("a.cell.running[data-vm*='/web-']")).to_have_count(6)
+    seen = states(page)
+    for cells in seen:
+        assert len({domains[name] for name, state in cells.items() if state in DOWN}) <= 1, cells
+    assert {name for cells in seen for name, state in cells.items() if state in DOWN} == set(names)
+
+
+def test_two_roles_see_and_may_do_different_things(console: Console, somebody: Callable[..., Looker]) -> None:
+    group = next(
+        vm["subscription_id"] for vm in console.service.api("GET", "/fleet").json["vms"] if vm["name"] == "db-0"
+    )
+    over = f"/subscriptions/{group}/resourceGroups/elsewhere"
+    reader, operator = somebody(console), somebody(console)
+    reader.sign_in(*console.new_client("Reader", over), to="/portal/vms/other")
+    operator.sign_in(*console.new_client("Operator"), to="/portal/vms/other")
+    expect(operator.page.get_by_role("link", name="Restart", exact=True)).to_be_visible()
+    expect(reader.page.get_by_role("heading", name="other")).to_be_visible()
+    expect(reader.page.get_by_role("link", name="Restart", exact=True)).to_have_count(0)
+    reader.go("/portal/")
+    expect(reader.page.locator("a.cell")).to_have_count(1)
+    operator.go("/portal/")
+    expect(operator.page.locator("a.cell")).to_have_count(11)
+    answer = reader.page.request.get(f"{reader.base}/portal/vms/db-0")
+    assert answer.status == 404
+    answer = reader.page.request.get(f"{reader.base}/portal/forms/restart?vm=other")
+    assert "Reader" not in answer.text()
+
+
+def test_a_restart_is_asked_for_by_keyboard_alone(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console, to="/portal/vms/db-1").page
+    tab_to(page, "Restart")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="See what will happen")).to_be_visible()
+    tab_to(page, "See what will happen")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Restart VMs: this will happen")).to_be_visible()
+    tab_to(page, "Restart")
+    page.keyboard.press("Enter")
+    eventually(lambda: console.service.api("GET", "/events").json["events"])
+    page.wait_for_url(re.compile(r"/portal/(requests|events)/"))
+
+
+def tab_to(page: Page, text: str) -> None:
+    """Press Tab until what has the focus is called so."""
+    for _ in range(80):
+        if page.evaluate("document.activeElement?.textContent?.trim()") == text:
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{text!r} cannot be reached by Tab")
