@@ -19,7 +19,6 @@ from forewarn.console.views import View
 from forewarn.core.scope import Scope
 from forewarn.core.vmstate import VmState
 from forewarn.errors import Rejected
-from forewarn.store.seam import Polled
 
 _MOST_HOSTS = 50  # that a search looks into
 _AT_A_STRETCH = 50  # scopes read before others get their turn
@@ -105,11 +104,9 @@ async def _block(room: Room, one: Chosen) -> BlockView | None:
     wanted = dict.fromkeys(one.keys)
     scope_ids = [f"vm:{key}" for key in one.keys] if one.block.is_of_standalone else [one.block.id]
     scopes: list[Scope] = []
-    polls: list[Polled] = []
     for number, scope_id in enumerate(scope_ids, 1):
         if (scope := room.store.scope(scope_id)) is not None:
             scopes.append(scope)
-            polls += room.store.polls(scope_id=scope_id)
         if number % _AT_A_STRETCH == 0:
             await asyncio.sleep(0)
     there = [vm for scope in scopes for vm in scope.present if room.sees(vm)]
@@ -118,4 +115,4 @@ async def _block(room: Room, one: Chosen) -> BlockView | None:
     if not vms:
         return None
     title = "standalone VMs" if one.block.is_of_standalone else title_of(vms[0])
-    return block_view(scopes, vms, seen, polls, room.overview, room.now(), title=title)
+    return block_view(scopes, vms, seen, room.house.pace, room.overview, title=title)

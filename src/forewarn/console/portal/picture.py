@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from forewarn.console.portal.overview import Overview
 from forewarn.console.views import View
 from forewarn.core.event import Status
 from forewarn.core.fleet import Vm
+from forewarn.core.pace import Pace
 from forewarn.core.scope import Scope
-from forewarn.store.seam import Polled
 
-SILENT_S = 60.0  # clients poll once a second (spec §8.5): who was silent this long is not watching
+PaceOf = Callable[[str], Pace | None]
 
 
 class Cell(View, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class BlockView(View, frozen=True, kw_only=True):
     size: int  # of the whole block, as far as it is seen
     scopes: tuple[str, ...]
     enabled: int  # of its scopes
-    asked_at: float | None  # when a VM of it last asked for events
+    silent_s: float | None  # of real time since a VM of it last asked for events; None: none ever has
     asking: int  # VMs that have asked in the last minute
     events: int  # that are not over
     next_not_before: float | None
@@ -78,15 +78,14 @@ def block_view(
     scopes: Sequence[Scope],
     vms: Sequence[Vm],
     seen: Collection[str],
-    polls: Iterable[Polled],
+    pace_of: PaceOf,
     overview: Overview,
-    now: float,
     *,
     title: str,
 ) -> BlockView:
     """Of one scope, or of some standalone VMs, whose scopes these are; `seen` are the keys of all its VMs."""
     one = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
-    asked = [polled.at for polled in polls if polled.vm in seen]
+    paces = [pace for pace in map(pace_of, seen) if pace is not None]
     live = [event for scope in scopes for event in scope.live()]
     return BlockView(
         scope=one.id if one is not None else "",
@@ -95,8 +94,8 @@ def block_view(
         size=len(seen),
         scopes=tuple(scope.id for scope in scopes),
         enabled=sum(scope.is_enabled for scope in scopes),
-        asked_at=max(asked, default=None),
-        asking=sum(at >= now - SILENT_S for at in asked),
+        silent_s=min((pace.silent_s for pace in paces), default=None),
+        asking=sum(not pace.is_silent for pace in paces),
         events=len(live),
         next_not_before=min((e.not_before for e in live if e.status is Status.SCHEDULED), default=None),
         at_work=_at_work(one) if one is not None else (),

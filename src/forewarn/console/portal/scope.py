@@ -6,7 +6,7 @@ import json
 
 from forewarn.console.call import Call
 from forewarn.console.portal.page import Table
-from forewarn.console.portal.picture import SILENT_S, BlockView, block_view
+from forewarn.console.portal.picture import BlockView, block_view
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of_scope
 from forewarn.console.views import EventView, View
@@ -60,7 +60,7 @@ async def show(room: Room, call: Call) -> ScopePage:
     polls = {polled.vm: polled for polled in room.store.polls(scope_id=scope.id)}
     vms = [vm for vm in scope.present if room.sees(vm)]
     over = room.store.events(scope_id=scope.id, statuses=[Status.OVER], limit=_MOST_OVER)
-    showing, now = Showing(room), room.now()
+    showing = Showing(room)
     title = title_of_scope(scope)
     return ScopePage(
         id=scope.id,
@@ -69,8 +69,8 @@ async def show(room: Room, call: Call) -> ScopePage:
         enabled_at=scope.enabled_at,
         epoch=scope.epoch,
         incarnation=scope.incarnation,
-        block=block_view([scope], vms, {vm.key for vm in vms}, polls.values(), room.overview, now, title=title),
-        vms=tuple(_member(room, vm, polls.get(vm.key), now) for vm in vms),
+        block=block_view([scope], vms, {vm.key for vm in vms}, room.house.pace, room.overview, title=title),
+        vms=tuple(_member(room, vm, polls.get(vm.key)) for vm in vms),
         events=showing.events(scope.live()),
         over=showing.events(reversed(over)),
         api_version=NEWEST,
@@ -78,7 +78,8 @@ async def show(room: Room, call: Call) -> ScopePage:
     )
 
 
-def _member(room: Room, vm: Vm, polled: Polled | None, now: float) -> Member:
+def _member(room: Room, vm: Vm, polled: Polled | None) -> Member:
+    pace = room.house.pace(vm.key)
     return Member(
         key=vm.key,
         name=vm.name,
@@ -89,7 +90,7 @@ def _member(room: Room, vm: Vm, polled: Polled | None, now: float) -> Member:
         last_polled_at=polled.at if polled else None,
         polled_version=polled.version if polled else None,
         polls=polled.count if polled else 0,
-        is_silent=polled is None or polled.at < now - SILENT_S,
+        is_silent=pace is None or pace.is_silent,
     )
 
 

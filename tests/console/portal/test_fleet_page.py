@@ -1,0 +1,313 @@
+"""The page of the fleet: blocks of VMs as cells, counts, search, filters, pages."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.conftest import Page, Visitor
+
+from forewarn.core.access import owner
+from forewarn.core.fleet import Vm
+from forewarn.core.pace import Pace
+from forewarn.core.policy import Policy
+from forewarn.core.request import Ask
+from forewarn.core.scope import Scope
+from forewarn.store.memory import MemoryStore
+from forewarn.testing.world import NOON, a_host, a_vm
+
+LAB = "/subscriptions/sub/resourceGroups/lab"
+ONLY_POOL = f"{LAB}/providers/Microsoft.Compute/virtualMachineScaleSets/pool"
+
+
+def cells(page: Page) -> list[str]:
+    """As a screen reader tells them."""
+    return re.findall(r'<a class="cell [^>]* aria-label="([^"]*)"', page.html)
+
+
+def block(visitor: Visitor, scope: str, target: str = "/portal/") -> dict[str, Any]:
+    """One block of the page as JSON."""
+    told = visitor.get(f"{target}{'&' if '?' in target else '?'}as=json").json
+    found: dict[str, Any] = next(b for group in told["groups"] for b in group["blocks"] if b["scope"] == scope)
+    return found
+
+
+def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-1")
+    page = portal.get("/portal/")
+    assert sorted(cells(page)) == [
+        "db, running",
+        "pool_0, running",
+        "pool_1, running",
+        "spot, running",
+        "web-0, running",
+        "web-1, noticed",
+        "web-2, running",
+    ]
+    assert 'href="/portal/vms/sub/lab/web-1" data-vm="sub/lab/web-1"' in page.html
+    assert "7 of 7 VMs shown." in page.text
+
+
+def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable[..., Visitor]) -> None:
+    vms = [
+        a_vm(f"w{n}", availability_set="web", update_domain=domain, fault_domain=fault)
+        for n, (domain, fault) in enumerate([(0, 0), (1, 1), (0, 2), (2, 0), (0, 0)])
+    ]
+    page = portal_of(vms=vms, hosts=[a_host("h1")]).get("/portal/")
+    grid = re.search(r'<table class="by-domain">(.*?)</table>', page.html, re.S)
+    assert grid is not None
+    assert re.findall(r'<th scope="col"><abbr title="fault domain">FD</abbr> (\d)', grid[1]) == ["0", "1", "2"]
+    rows = re.findall(r'<th scope="row"><abbr title="update domain">UD</abbr> (\d).*?</th>(.*?)</tr>', grid[1], re.S)
+    places = {int(domain): re.findall(r"<td>(.*?)</td>", row, re.S) for domain, row in rows}
+    named = {domain: [re.findall(r'aria-label="(\w+),', place) for place in row] for domain, row in places.items()}
+    assert named == {0: [["w0", "w4"], [], ["w2"]], 1: [[], ["w1"], []], 2: [["w3"], [], []]}
+
+
+def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-2")
+    portal.world.advance(15 * 60)
+    assert "update domain 2 being worked on" in portal.get("/portal/").text
+    assert block(portal, "set:sub/lab/web")["at_work"] == [2]
+    portal.world.advance(15 * 60)
+    assert "being worked on" not in portal.get("/portal/").text
+
+
+def test_a_block_says_what_is_pending_and_the_next_not_before(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-2")
+    portal.world.advance(60)
+    portal.world.ask(Ask.RESTART, "web-0")
+    assert "2 pending events, the next not before 12:15:00" in portal.get("/portal/").text
+    assert block(portal, "set:sub/lab/web")["next_not_before"] == NOON + 15 * 60
+
+
+Listening = Callable[[dict[str, float]], Visitor]
+
+
+@pytest.fixture
+def listening(api: Api) -> Listening:
+    """The portal of a service where these VMs have last asked so many seconds ago."""
+
+    def make(silent_s: dict[str, float]) -> Visitor:
+        paces = {f"sub/lab/{name}": Pace(silent) for name, silent in silent_s.items()}
+        api.house = dataclasses.replace(api.house, pace=paces.get)
+        return Visitor(api, owner("local user ann"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "told"),
+    [
+        ({}, "nobody has ever asked"),
+        ({"web-0": 1, "web-1": 59}, "2 of 3 have asked in the last minute"),
+        ({"web-0": 1, "web-1": 1, "web-2": 1}, "all have asked in the last minute"),
+        ({"web-0": 300, "web-1": 120}, "nobody has asked in the last minute; the last was 2 min ago"),
+    ],
+)
+def test_a_block_says_whether_anybody_asks(listening: Listening, silent_s: dict[str, float], told: str) -> None:
+    assert told in listening(silent_s).get("/portal/?q=web-").text
+
+
+def test_whoever_asks_counts_for_the_whole_scope_whichever_of_it_is_shown(listening: Listening) -> None:
+    assert "1 of 3 have asked in the last minute" in listening({"web-0": 1}).get("/portal/?q=web-2").text
+
+
+def test_a_scope_that_nobody_enabled_is_told_so(portal_of: Callable[..., Visitor]) -> None:
+    visitor = portal_of(Policy())
+    assert "not enabled: nobody there has asked for events yet" in visitor.get("/portal/?q=pool").text
+    assert "0 of 2 enabled" in visitor.get("/portal/").text
+
+
+def test_counts_are_links_that_filter(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-1")
+    portal.world.ask(Ask.POWER_OFF, "db")
+    portal.world.advance(20)
+    page = portal.get("/portal/")
+    assert 'data-count="running">5<' in page.html
+    assert 'data-count="stopped">1<' in page.html
+    noticed = portal.get("/portal/?state=noticed")
+    assert cells(noticed) == ["web-1, noticed"]
+    assert "1 of 7 VMs fit." in noticed.text
+    assert len(cells(portal.get("/portal/?state=running"))) == 5
+    assert 'data-live="fleet"' in noticed.html, "VMs come into the filter, and leave it"
+
+
+def test_a_state_that_there_is_not_is_refused(portal: Visitor) -> None:
+    page = portal.visit("GET", "/portal/?state=fine")
+    assert page.status == 400
+    assert "'fine' is no state of a VM: say one of running, noticed" in page.text
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("WEB-1", ["web-1"]),
+        ("set", []),
+        ("web", ["web-0", "web-1", "web-2"]),
+        ("pg-0", ["pool_0", "pool_1"]),
+        ("lab/d", ["db"]),
+        ("h3", ["web-2"]),
+        ("sub", []),
+        ("  db ", ["db"]),
+    ],
+)
+def test_a_search_looks_at_vms_scopes_groups_and_hosts(portal: Visitor, text: str, names: list[str]) -> None:
+    assert [cell.partition(",")[0] for cell in cells(portal.get(f"/portal/?q={text.replace(' ', '%20')}"))] == names
+
+
+def test_a_search_for_a_group_finds_all_of_it(portal: Visitor) -> None:
+    assert len(cells(portal.get("/portal/?q=lab"))) == 7
+
+
+def test_a_search_without_hits_says_so(portal: Visitor) -> None:
+    page = portal.get("/portal/?q=%3Cb%3Ex&state=noticed")
+    assert "No VM fits." in page.text
+    assert "Nothing is called <b>x and is noticed" in re.sub(r" +", " ", page.text)
+    assert "<b>x" not in page.html
+
+
+def test_an_empty_fleet_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
+    page = portal_of(vms=[], hosts=[]).get("/portal/")
+    assert "There are no VMs that you can see." in page.text
+    assert "forewarn fleet add NAME" in page.text
+    assert "forewarn fleet apply FILE" in page.text
+
+
+def many(count: int, size: int = 7) -> list[Vm]:
+    sets = [
+        a_vm(f"s{n}-{m}", availability_set=f"s{n}", update_domain=m % 5, fault_domain=m % 3)
+        for n in range(count // size // 2)
+        for m in range(size)
+    ]
+    return sets + [a_vm(f"alone-{n}", resource_group="solo") for n in range(count - len(sets))]
+
+
+def test_pages_hold_so_many_vms_and_each_vm_once(portal_of: Callable[..., Visitor]) -> None:
+    visitor = portal_of(vms=many(1500), hosts=[a_host("h1")])
+    first = visitor.get("/portal/?as=json").json
+    assert (first["total"], first["found"], first["page"]) == (1500, 1500, 1)
+    seen: list[str] = []
+    for number in range(1, first["pages"] + 1):
+        told = visitor.get(f"/portal/?page={number}&as=json").json
+        blocks = [block for group in told["groups"] for block in group["blocks"]]
+        keys = [vm["key"] for block in blocks for vm in block["vms"]]
+        assert 0 < len(keys) <= 200
+        assert all(len(block["vms"]) == block["size"] for block in blocks if block["scope"]), "a set is not cut"
+        seen += keys
+    assert len(seen) == len(set(seen)) == 1500
+    page = visitor.get("/portal/?page=2")
+    assert 'rel="prev" href="/portal/?q=&amp;state=&amp;page=1"' in page.html
+    assert f"Page 2 of {first['pages']}" in page.text
+
+
+def test_a_page_that_there_is_not_is_refused(portal: Visitor) -> None:
+    page = portal.visit("GET", "/portal/?page=2")
+    assert page.status == 400
+    assert "there is no page 2: the last one is 1" in page.text
+
+
+class Counting(MemoryStore):
+    """A store that knows what was read of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def scope(self, scope_id: str) -> Scope | None:
+        self.read.append(scope_id)
+        return super().scope(scope_id)
+
+    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        if scope_id is None and host is None:
+            self.read.append("every VM")
+        return super().vms(scope_id=scope_id, host=host, removed=removed)
+
+
+def test_a_large_fleet_reads_no_more_than_is_in_view(portal_of: Callable[..., Visitor]) -> None:
+    store = Counting()
+    visitor = portal_of(vms=many(3000), hosts=[a_host("h1")], store=store)
+    for target in ("/portal/", "/portal/?page=3", "/portal/?q=s12", "/portal/?state=running"):
+        store.read.clear()
+        visitor.get(target)
+        assert 0 < len(store.read) <= 200
+        assert "every VM" not in store.read
+
+
+def test_who_may_read_a_part_sees_that_part_alone(portal: Visitor) -> None:
+    reader = portal.holding("Reader", ONLY_POOL)
+    page = reader.get("/portal/")
+    assert cells(page) == ["pool_0, running", "pool_1, running"]
+    assert "2 of 2 VMs shown." in page.text
+    assert 'data-count="running">2<' in page.html
+    assert "web" not in page.text
+    assert "No VM fits." in reader.get("/portal/?q=web-1").text
+    assert "No VM fits." in reader.get("/portal/?q=h3").text
+
+
+def test_a_member_of_a_set_that_one_may_not_read_is_not_shown(portal: Visitor) -> None:
+    reader = portal.holding("Reader", f"{LAB}/providers/Microsoft.Compute/virtualMachines/web-1")
+    page = reader.get("/portal/")
+    assert cells(page) == ["web-1, running"]
+    assert block(reader, "set:sub/lab/web")["size"] == 1
+
+
+def test_who_has_no_role_is_told_so(portal: Visitor) -> None:
+    page = portal.holding("Reader").visit("GET", "/portal/")
+    assert page.status == 403
+    assert "client ci has no role anywhere" in page.text
+
+
+def test_it_can_be_taken_away_as_csv_and_json(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-1")
+    rows = list(csv.DictReader(io.StringIO(portal.get("/portal/?as=csv&q=web-").content.decode())))
+    assert [(row["name"], row["state"], row["update domain"], row["host"]) for row in rows] == [
+        ("web-0", "running", "0", "h1"),
+        ("web-1", "noticed", "1", "h2"),
+        ("web-2", "running", "2", "h3"),
+    ]
+    told = portal.get("/portal/?as=json&state=noticed").json
+    assert [vm["name"] for group in told["groups"] for block in group["blocks"] for vm in block["vms"]] == ["web-1"]
+    assert told["counts"]["noticed"] == 1
+
+
+EVIL = "<script>alert(1)</script>"
+
+
+def test_no_name_becomes_markup(portal_of: Callable[..., Visitor]) -> None:
+    vms = [
+        a_vm("<script>alert(1)<", host="h1", tags={EVIL: '"><img src=x>'}, computer_name=EVIL),
+        a_vm('"onload=x', availability_set=EVIL, resource_group="<b>g", host="h1"),
+    ]
+    visitor = portal_of(vms=vms, hosts=[a_host("h1")])
+    for target in (
+        "/portal/",
+        "/portal/?q=%3Cscript%3E",
+        "/portal/vms/%3Cscript%3Ealert(1)%3C",
+        "/portal/vms/%22onload=x",
+        "/portal/scopes/%22onload=x",
+        "/portal/hosts",
+        "/portal/hosts/h1",
+    ):
+        page = visitor.get(target)
+        assert "<script>alert" not in page.html
+        assert "<img src=x>" not in page.html
+        assert "<b>g" not in page.html
+        assert '""onload' not in page.html
+    assert EVIL in visitor.get("/portal/vms/%3Cscript%3Ealert(1)%3C").text
+
+
+def test_such_a_name_can_be_added(portal: Visitor) -> None:
+    """A slash cannot be in a name; all else that can be printed can."""
+    added = portal.api.post("/fleet/vms", {"name": "<script>alert(1)<", "host": "h1"})
+    assert added["name"] == "<script>alert(1)<"
+    page = portal.get("/portal/?q=%3Cscript%3E")
+    assert cells(page) == ["&lt;script&gt;alert(1)&lt;, running"]
+    link = re.search(r'<a class="cell [^>]* href="([^"]*)"', page.html)
+    assert link is not None
+    assert "<script>alert(1)<" in portal.get(link[1]).text
