@@ -1,0 +1,215 @@
+"""The pages of one scope, one VM, the hosts and one host."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+from tests.console.conftest import a_fleet
+from tests.console.portal.conftest import Page, Visitor
+
+from forewarn.core.request import Ask
+from forewarn.store.seam import Polled
+from forewarn.testing.world import a_host, a_vm
+
+LAB = "/subscriptions/sub/resourceGroups/lab"
+VMS = f"{LAB}/providers/Microsoft.Compute/virtualMachines"
+
+
+def forms(page: Page) -> list[str]:
+    """What may be asked for on a page."""
+    return re.findall(r'href="/portal/forms/([^"?]*)\?', page.html)
+
+
+def rows(page: Page) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(page.content.decode())))
+
+
+def test_a_scope_shows_its_vms_and_how_they_ask(portal: Visitor) -> None:
+    vm = portal.world.vm("web-0")
+    polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=portal.world.now, version="2019-08-01", count=7)
+    portal.world.do(portal.world.store.observe([polled], []))
+    portal.world.ask(Ask.RESTART, "web-1")
+    page = portal.get("/portal/scopes/set:sub/lab/web")
+    assert "availability set web" in page.text
+    assert "web-0 running 0 0 h1 12:00:00 not in the last minute 2019-08-01 7" in page.text
+    assert "web-1 noticed 1 0 h2 never — 0" in page.text
+    told = rows(portal.get("/portal/scopes/set:sub/lab/web?as=csv"))
+    assert [(row["name"], row["state"], row["polls"]) for row in told] == [
+        ("web-0", "running", "7"),
+        ("web-1", "noticed", "0"),
+        ("web-2", "running", "0"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["web", "lab/web", "web-2", "sub/lab/web-2", "set:sub/lab/WEB"])
+def test_a_scope_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
+    assert portal.get(f"/portal/scopes/{name}?as=json").json["id"] == "set:sub/lab/web"
+
+
+def test_a_scope_shows_the_document_that_its_vms_are_given(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-1")
+    told = portal.get("/portal/scopes/web?as=json").json
+    assert json.loads(told["document"]) == json.loads(portal.world.document("web-0", told["api_version"]))
+    assert "&#34;EventType&#34;: &#34;Reboot&#34;" in portal.get("/portal/scopes/web").html
+
+
+def test_a_scope_shows_its_events_those_that_are_over_too(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "web-1")
+    portal.world.advance(3600)
+    (pending,) = portal.world.ask(Ask.RESTART, "web-0")
+    told = portal.get("/portal/scopes/web?as=json").json
+    assert [one["id"] for one in told["events"]] == [pending.id]
+    assert [one["id"] for one in told["over"]] == [event.id]
+    page = portal.get("/portal/scopes/web")
+    assert f'href="/portal/events/{event.id}"' in page.html
+    assert "waits for an approval, or the end of its notice" in page.text
+
+
+def test_a_scope_shows_only_the_members_that_one_may_read(portal: Visitor) -> None:
+    reader = portal.holding("Reader", f"{VMS}/web-1")
+    told = reader.get("/portal/scopes/web?as=json").json
+    assert [vm["name"] for vm in told["vms"]] == ["web-1"]
+    assert told["block"]["size"] == 1
+    assert "web-0" not in reader.get("/portal/scopes/web").text
+    assert reader.visit("GET", "/portal/scopes/pool").status == 404
+
+
+def test_a_vm_shows_its_facts_and_where_it_asks(portal: Visitor) -> None:
+    page = portal.get("/portal/vms/db")
+    assert "curl -H Metadata:true 'http://127.0.0.9:8080/metadata/scheduledevents?api-version=2020-07-01'" in page.text
+    assert f"Resource {VMS}/db" in page.text
+    assert '<span class="state running" data-vm="sub/lab/db">running</span>' in page.html
+
+
+@pytest.mark.parametrize("name", ["db", "lab/db", "sub/lab/db", "DB"])
+def test_a_vm_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
+    assert portal.get(f"/portal/vms/{name}?as=json").json["vm"]["key"] == "sub/lab/db"
+
+
+def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "web-1")
+    page = portal.get("/portal/vms/web-1")
+    assert '<span class="state noticed"' in page.html
+    assert "Reboot, asked for by ann (user restart): scheduled" in page.text
+    assert [row["id"] for row in rows(portal.get("/portal/vms/web-1?as=csv"))] == [event.id]
+    told = portal.get("/portal/vms/web-1?as=json").json
+    assert told["story"] == portal.api.get("/explain/web-1")
+    assert portal.get("/portal/vms/web-0?as=json").json["events"] == []
+
+
+def test_a_vm_that_is_gone_is_still_told_of(portal: Visitor) -> None:
+    portal.world.ask(Ask.DELETE, "db")
+    portal.world.advance(60)
+    page = portal.get("/portal/vms/db")
+    assert '<span class="state gone"' in page.html
+    assert forms(page) == []
+    assert "curl" not in page.text
+
+
+def test_a_vm_offers_what_makes_sense_now(portal: Visitor) -> None:
+    usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete"]
+    assert forms(portal.get("/portal/vms/db")) == usual
+    assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
+    assert "scale-in" in forms(portal.get("/portal/vms/pool_0")), "it is an instance of a scale set"
+    portal.world.ask(Ask.DEALLOCATE, "db")
+    portal.world.advance(60)
+    assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete"]
+
+
+def test_pending_maintenance_of_the_platform_can_be_taken_now(portal: Visitor) -> None:
+    portal.api.post("/rollouts", {"impact": "reboot", "scope": "web"})
+    assert forms(portal.get("/portal/vms/web-0"))[0] == "perform-maintenance"
+
+
+def test_the_links_to_forms_name_the_vm_by_its_key(portal: Visitor) -> None:
+    assert 'href="/portal/forms/restart?vm=sub%2Flab%2Fdb"' in portal.get("/portal/vms/db").html
+
+
+@pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", True), ("ScheduledEventContributor", False)])
+def test_only_who_may_operate_a_vm_is_offered_it(portal: Visitor, role: str, may: bool) -> None:
+    visitor = portal.holding(role, f"{VMS}/db")
+    assert bool(forms(visitor.get("/portal/vms/db"))) is may
+    assert visitor.visit("GET", "/portal/vms/web-0").status == 404, "to them it does not exist"
+
+
+def test_faults_that_are_on_for_a_vm_are_shown(portal: Visitor) -> None:
+    fault = portal.api.post("/faults", {"kind": "throttled", "vm": "db"})
+    portal.api.post("/faults", {"kind": "reset", "vm": "spot"})
+    told = portal.get("/portal/vms/db?as=json").json["faults"]
+    assert [one["id"] for one in told] == [fault["id"]]
+    page = portal.get("/portal/vms/db")
+    assert "throttled for db" in page.text
+    assert "reset for" not in page.text
+    assert portal.holding("Reader", LAB).get("/portal/vms/db?as=json").json["faults"] == []
+
+
+def test_hosts_are_shown_with_their_health_and_vms(portal: Visitor) -> None:
+    portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
+    page = portal.get("/portal/hosts")
+    assert "h1 4 healthy westeurope web-0 db pool_0 pool_1" in page.text
+    assert "h2 2 degraded" in page.text
+    assert "healthy 2 degraded 1 failed 0" in page.text
+    degraded = portal.get("/portal/hosts?health=degraded&as=json").json
+    assert [host["name"] for host in degraded["hosts"]] == ["h2"]
+    assert [row["VMs"] for row in rows(portal.get("/portal/hosts?as=csv"))] == ["4", "2", "1"]
+
+
+def test_hosts_are_searched_and_paged(portal_of: Callable[..., Visitor]) -> None:
+    visitor = portal_of(vms=a_fleet(), hosts=[a_host(f"h{n}") for n in range(1, 61)])
+    first = visitor.get("/portal/hosts?as=json").json
+    assert ([host["name"] for host in first["hosts"]][:3], first["total"]) == (["h1", "h2", "h3"], 60)
+    names = [
+        host["name"]
+        for page in range(1, first["pages"] + 1)
+        for host in visitor.get(f"/portal/hosts?page={page}&as=json").json["hosts"]
+    ]
+    assert names == [f"h{n}" for n in range(1, 61)]
+    assert [host["name"] for host in visitor.get("/portal/hosts?q=H59&as=json").json["hosts"]] == ["h59"]
+    assert "No host fits." in visitor.get("/portal/hosts?q=nothing").text
+    assert visitor.visit("GET", "/portal/hosts?health=fine").status == 400
+    assert visitor.visit("GET", "/portal/hosts?page=9").status == 400
+
+
+def test_hosts_are_for_those_who_have_a_vm_there(portal: Visitor) -> None:
+    reader = portal.holding("Reader", f"{VMS}/web-1")
+    told = reader.get("/portal/hosts?as=json").json
+    assert [(host["name"], [vm["name"] for vm in host["vms"]]) for host in told["hosts"]] == [("h2", ["web-1"])]
+    assert [vm["name"] for vm in reader.get("/portal/hosts/h2?as=json").json["vms"]] == ["web-1"]
+    assert reader.visit("GET", "/portal/hosts/h3").status == 404
+    assert [host["name"] for host in told["hosts"]] == [
+        host["name"] for host in portal.api.holding("Reader", f"{VMS}/web-1").get("/fleet")["hosts"]
+    ]
+
+
+def test_no_hosts_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
+    assert "forewarn fleet add-host NAME" in portal_of(vms=[], hosts=[]).get("/portal/hosts").text
+
+
+def test_a_host_shows_its_vms_events_and_what_may_be_done(portal: Visitor) -> None:
+    assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail"]
+    portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
+    page = portal.get("/portal/hosts/h2")
+    assert forms(page) == ["fail", "repair"]
+    assert "Redeploy" in page.text
+    told = portal.get("/portal/hosts/h2?as=json").json
+    assert {vm["name"] for vm in told["vms"]} == {"web-1", "spot"}
+    assert {name for event in told["events"] for name in event["vms"]} == {"web-1", "spot"}
+
+
+def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visitor]) -> None:
+    visitor = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
+    visitor.world.ask(Ask.REDEPLOY, "db")
+    visitor.world.advance(10 * 60)
+    assert "db on its way here moving" in visitor.get("/portal/hosts/h2").text
+    visitor.world.advance(10 * 60)
+    assert "on its way" not in visitor.get("/portal/hosts/h2").text
+
+
+@pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", False), ("Platform", True)])
+def test_only_the_platform_is_offered_what_is_done_to_hosts(portal: Visitor, role: str, may: bool) -> None:
+    assert bool(forms(portal.holding(role, "/").get("/portal/hosts/h1"))) is may
