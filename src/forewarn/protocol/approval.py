@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import NoReturn
 
 
@@ -10,11 +11,18 @@ class Bad(ValueError):
     """The body is no approval; `str(error)` is the sentence for the caller."""
 
 
+# What nearly every client sends, one event and nothing else, is read at a glance: JSON would give the same.
+_TOKENS = rb'\{ "StartRequests" : \[ \{ "EventId" : "([0-9A-Za-z-]*)" \} \] \}'.split(b" ")
+_USUAL = re.compile(rb"[ \t\r\n]*".join((b"", *_TOKENS, b"")))
 _REPEATED = object()  # stands for the value of a member that was given twice: which one was meant?
 
 
 def read_approval(body: bytes) -> tuple[str, ...]:
     """The ids in upper case, each once, in the order given. Raises Bad."""
+    usual = _USUAL.fullmatch(body)
+    if usual is not None:
+        return (usual[1].decode("ascii").upper(),)
+
     whole = _json(body)
     if not isinstance(whole, dict):
         raise Bad("The body must be a JSON object")
