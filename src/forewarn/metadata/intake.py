@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import httptools
+import msgspec
 
 from forewarn.metadata.limits import Limits
 from forewarn.protocol.exchange import Request, Response, header_too_large, malformed, too_large
@@ -28,8 +29,7 @@ _KEPT_HEADS = 512
 _KEPT_BYTES = 1024  # of a head that is kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
     """A request that is all here."""
 
     request: Request
@@ -54,8 +54,6 @@ class _Head:
     expects: bool = False  # the caller waits for 100 Continue
 
     def with_body(self, body: bytes) -> Whole:
-        if not body:
-            return self.whole
         bare = self.whole.request
         request = Request(method=bare.method, target=bare.target, headers=bare.headers, body=body)
         return Whole(request=request, keep_alive=self.whole.keep_alive, is_old=self.whole.is_old)
@@ -156,6 +154,8 @@ class Intake:
         most = self._limits.body_bytes
         if head.body_bytes > most:
             return Spoiled(response=too_large())
+        if len(self._buffer) >= head.body_bytes > 0:
+            return head.with_body(self._cut(head.body_bytes))
         body = _Chunked(raw, most) if head.is_chunked else _Sized(head.body_bytes)
         self._head, self._body, self._expects = head, body, head.expects
         return self._take_body(head, body)
