@@ -1,0 +1,255 @@
+"""An event's page: its facts, who was given it, its story, and the documents that show it, byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from tests.console.portal.conftest import Visitor
+
+from forewarn.core.history import Sighting
+from forewarn.core.policy import Policy
+from forewarn.core.projection import document_for
+from forewarn.core.resource import resource_of
+from forewarn.hypervisor.behaviour import Behaviour, Fail
+from forewarn.protocol.exchange import Poll, Request, Rules, answer_poll, read
+from forewarn.protocol.versions import VERSIONS
+from forewarn.testing.world import LAB, a_host, a_vm
+
+
+def polled(portal: Visitor, vm: str, version: str, rules: Rules = Rules()) -> str:  # noqa: B008
+    """What the VM is given over the wire now, in this version."""
+    target = f"/metadata/scheduledevents?api-version={version}"
+    poll = read(Request(method="GET", target=target, headers=(("metadata", "true"),)), known=True, rules=rules)
+    assert isinstance(poll, Poll)
+    scope = portal.world.scope(vm)
+    return answer_poll(poll, epoch=scope.epoch, document=document_for(scope), rules=rules).body.decode()
+
+
+def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled", version: str = "2020-07-01") -> None:
+    vm = portal.world.vm(vm_name)
+    sighting = Sighting(
+        event_id=event_id,
+        scope_id=vm.scope_id,
+        vm=vm.key,
+        status=status,
+        version=version,
+        incarnation=2,
+        at=portal.world.now,
+    )
+    portal.world.do(portal.world.store.observe([], [sighting]))
+
+
+def versions(portal: Visitor, event_id: str) -> dict[str, dict[str, Any]]:
+    wire = portal.get(f"/portal/events/{event_id}?as=json").json["wire"]
+    return {wording["version"]: wording for wording in wire["versions"]}
+
+
+def restarted(portal: Visitor, vm: str) -> str:
+    (event,) = portal.api.restart_of(vm)
+    return str(event["id"])
+
+
+def test_a_pending_event_is_told_whole(portal: Visitor) -> None:
+    event_id = restarted(portal, "web-0")
+    page = portal.get(f"/portal/events/{event_id}")
+    for sentence in (
+        "Reboot of web-0: user restart",
+        "It is scheduled and waits for an approval, or the end of its notice: 15 min at the longest.",
+        "Asked for by local user ann",
+        "Notice 15 min of notice promised",
+        "Approved by nobody",
+        "Waits for an approval, or the end of its notice, until 12:15:00 at the longest",
+        "Update domain 0",
+        "Source User",
+        "local user ann asked for it: user restart; scheduled with 15 min of notice",
+    ):
+        assert sentence in page.text
+    request_id = portal.world.store.event(event_id).request_id
+    assert f'href="/portal/requests/{request_id}"' in page.html
+    assert f'data-live="event:{event_id} scope:set:sub/lab/web"' in page.html
+
+
+def test_an_id_may_be_cut_as_long_as_one_event_is_meant(portal: Visitor) -> None:
+    event_id = restarted(portal, "db")
+    assert event_id in portal.get(f"/portal/events/{event_id.lower()}").text
+    assert portal.visit("GET", "/portal/events/FFFFFFFF").status == 404
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_json_of_every_version_is_what_a_vm_is_given(portal: Visitor, version: str) -> None:
+    portal.api.post("/hosts/h3/degrade", {"in_s": 86400})
+    event_id = restarted(portal, "web-0")
+    given = polled(portal, "web-1", version)
+    assert event_id in given
+    wording = versions(portal, event_id)[version]
+    assert wording == {"version": version, "text": given, "hidden": ""}
+    page = portal.get(f"/portal/events/{event_id}")
+    assert f'<pre class="wire">{html.escape(given, quote=True).replace("&quot;", "&#34;")}</pre>' in page.html
+    part = re.search(rf'<details id="version-{version}".*?<pre>(.*?)</pre>', page.html, re.S)
+    assert part is not None
+    assert json.loads(html.unescape(part[1])) == json.loads(given)
+
+
+def test_versions_that_do_not_know_the_kind_say_so(portal: Visitor) -> None:
+    portal.api.post("/requests", {"ask": "evict", "vms": ["spot"]})
+    (event,) = portal.world.events()
+    worded = versions(portal, event.id)
+    hidden = [version for version, wording in worded.items() if wording["hidden"]]
+    assert hidden == ["2017-08-01", "2017-03-01"]
+    assert worded["2017-08-01"]["text"] == polled(portal, "spot", "2017-08-01")
+    assert event.id not in worded["2017-08-01"]["text"]
+    text = portal.get(f"/portal/events/{event.id}").text
+    assert "2017-08-01 does not show a Preempt: a VM that asks with it is not told of this event." in text
+
+
+def test_what_is_shown_follows_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
+    portal = portal_of()
+    rules = Rules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
+    portal.api.house = replace(
+        portal.api.house, rules_for=lambda location: rules if location == "westeurope" else Rules()
+    )
+    portal = Visitor(portal.api, portal.principal)
+    event_id = restarted(portal, "db")
+    worded = versions(portal, event_id)
+    assert {version: wording["text"] for version, wording in worded.items()} == {
+        version: polled(portal, "db", version, rules) for version in rules.versions
+    }
+    assert "2026-01-05T12:15:00" in worded["2017-08-01"]["text"]
+
+
+def test_where_nobody_asks_it_is_what_the_first_who_does_will_be_given(portal_of: Callable[..., Visitor]) -> None:
+    portal = portal_of(Policy())
+    portal.api.post("/hosts/h1/degrade", {"in_s": 86400})
+    event = next(event for event in portal.world.events() if event.vms == ("db",))
+    page = portal.get(f"/portal/events/{event.id}")
+    assert "Nobody of the scope asks for events, so nobody is told." in page.text
+    foretold = versions(portal, event.id)["2020-07-01"]["text"]
+    portal.world.do(portal.world.control.guests.enable(portal.world.vm("db").key))
+    assert polled(portal, "db", "2020-07-01") == foretold
+
+
+def test_an_event_that_is_over_is_shown_by_no_document_and_says_what_is_known(portal: Visitor) -> None:
+    event_id = restarted(portal, "db")
+    portal.world.approve("db", event_id)
+    started = json.loads(polled(portal, "db", "2019-08-01"))["Events"][0]
+    portal.world.advance(60)
+    page = portal.get(f"/portal/events/{event_id}")
+    assert "No document shows it any more." in page.text
+    assert "neither their incarnation nor their other events can be told" in page.text
+    assert json.loads(versions(portal, event_id)["2019-08-01"]["text"]) == started
+
+
+def test_one_that_was_withdrawn_was_last_shown_as_scheduled(portal: Visitor) -> None:
+    event_id = restarted(portal, "db")
+    scheduled = json.loads(polled(portal, "db", "2020-07-01"))["Events"][0]
+    portal.api.post(f"/events/{event_id}/withdraw", {"reason": "<i>not needed</i>"})
+    page = portal.get(f"/portal/events/{event_id}")
+    assert json.loads(versions(portal, event_id)["2020-07-01"]["text"]) == scheduled
+    assert "withdrawn: <i>not needed</i>" in page.text
+    assert "<i>" not in page.html
+
+
+def test_an_unlisted_event_says_that_no_document_ever_showed_it(portal: Visitor) -> None:
+    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    (event,) = portal.world.events()
+    page = portal.get(f"/portal/events/{event.id}")
+    assert "unlisted" in page.text
+    assert "No document ever showed it: it was carried out at once, without an event." in page.text
+    assert versions(portal, event.id) == {}
+
+
+def test_each_vm_says_when_it_was_given_it_and_how_its_act_ended(portal: Visitor) -> None:
+    event_id = restarted(portal, "web-0")
+    portal.world.advance(5)
+    seen(portal, "web-0", event_id, version="2019-08-01")
+    seen(portal, "web-2", event_id)
+    portal.world.hypervisor.set_behaviour(Behaviour((Fail(note="no <power>"),)))
+    portal.world.advance(55)
+    portal.world.approve("web-0", event_id)
+    page = portal.get(f"/portal/events/{event_id}")
+    assert "web-0 yes 12:00:05 2019-08-01 — reboot failed, 12:01:00 no <power>" in page.text
+    assert "web-2 no, told only 12:00:05 2020-07-01 — —" in page.text
+    assert 'href="/portal/vms/sub/lab/web-0"' in page.html
+    rows = list(csv.DictReader(io.StringIO(portal.get(f"/portal/events/{event_id}?as=csv").content.decode())))
+    assert [(row["vm"], row["hit"], row["outcome"]) for row in rows] == [
+        ("sub/lab/web-0", "yes", "failed"),
+        ("sub/lab/web-2", "no", ""),
+    ]
+
+
+def test_a_rollouts_event_leads_to_its_rollout_and_tells_of_its_gate(portal: Visitor) -> None:
+    rollout = portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})["id"]
+    event = portal.world.store.events(request_id=rollout)[0]
+    page = portal.get(f"/portal/events/{event.id}")
+    assert f'href="/portal/rollouts/{rollout}"' in page.html
+    assert "together with whatever else is on host h2; the gate is closed" in page.text
+
+
+def test_an_event_that_took_the_place_of_others_links_them(portal: Visitor) -> None:
+    first = restarted(portal, "db")
+    (event,) = portal.api.post("/requests", {"ask": "redeploy", "vms": ["db"]})["events"]
+    assert f'<a href="/portal/events/{first}">{first}</a>' in portal.get(f"/portal/events/{event['id']}").html
+
+
+def test_buttons_are_for_those_who_may(portal: Visitor) -> None:
+    event_id = restarted(portal, "db")
+    approve, withdraw = (f'href="/portal/forms/{name}?event={event_id}"' for name in ("approve", "withdraw"))
+    db = resource_of(portal.world.vm("db"))
+
+    def offered(visitor: Visitor) -> tuple[bool, bool]:
+        page = visitor.get(f"/portal/events/{event_id}").html
+        return approve in page, withdraw in page
+
+    assert offered(portal) == (True, True)
+    assert offered(portal.holding("Reader", db)) == (False, False)
+    assert offered(portal.holding("ScheduledEventContributor", db)) == (True, False)
+    assert offered(portal.holding("Platform", "/")) == (False, True)
+    portal.world.approve("db", event_id)
+    assert offered(portal) == (False, False)
+
+
+def test_to_those_who_may_not_see_the_scope_it_does_not_exist(portal: Visitor) -> None:
+    event_id = restarted(portal, "web-0")
+    other = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    page = other.visit("GET", f"/portal/events/{event_id}")
+    assert page.status == 404
+    assert "web-0" not in page.html
+
+
+def test_who_sees_only_some_of_the_scope_sees_the_event_but_not_the_others_requests(portal: Visitor) -> None:
+    """Spec §7.2: each member of a scope sees all its events."""
+    event_id = restarted(portal, "web-0")
+    seen(portal, "web-1", event_id)
+    mine = portal.holding("Reader", resource_of(portal.world.vm("web-1")))
+    page = mine.get(f"/portal/events/{event_id}")
+    assert "/portal/requests/" not in page.html
+    assert 'href="/portal/vms/sub/lab/web-1"' in page.html
+    assert 'href="/portal/vms/sub/lab/web-0"' not in page.html
+
+
+def test_names_are_escaped(portal_of: Callable[..., Visitor]) -> None:
+    name = "<script>alert(1)"
+    portal = portal_of(LAB, vms=[a_vm(name)], hosts=[a_host("h1")])
+    portal.world.do(portal.world.control.requests.ask_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
+    portal.world.settle()
+    (event,) = portal.world.events()
+    page = portal.get(f"/portal/events/{event.id}")
+    assert "<script>alert" not in page.html
+    assert "<b>" not in page.html
+    assert f"Reboot of {name}: user restart" in page.text
+
+
+def test_its_drawing_can_be_taken_away(portal: Visitor) -> None:
+    event_id = restarted(portal, "db")
+    drawing = portal.get(f"/portal/events/{event_id}?as=svg")
+    assert ElementTree.fromstring(drawing.content).tag.endswith("svg")
+    assert f'data-event="{event_id}"' in drawing.html

@@ -1,0 +1,142 @@
+"""The history's page: newest first, a page at a time, for those who may see what it tells."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.console.portal.conftest import Visitor
+
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.core.resource import resource_of
+
+
+def written(portal: Visitor, count: int, **about: Any) -> None:
+    entries = tuple(Entry(at=portal.world.now, what=What.UPKEEP, text=f"entry {n}", **about) for n in range(count))
+    portal.world.do(portal.world.store.commit(Commit(entries=entries)))
+
+
+def shown(portal: Visitor, query: str = "") -> list[int]:
+    page = portal.get(f"/portal/history?{query}")
+    return [int(seq) for seq in re.findall(r'<tr id="entry-(\d+)"', page.html)]
+
+
+def way(portal: Visitor, target: str, rel: str) -> str | None:
+    """Where the link to the newer or the older ones leads."""
+    found = re.search(rf'href="([^"]*)" rel="{rel}"', portal.get(target).html)
+    return found[1].replace("&amp;", "&") if found else None
+
+
+def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal: Visitor) -> None:
+    (event,) = portal.api.restart_of("web-0")
+    page = portal.get("/portal/history")
+    assert page.text.index("Reboot of web-0 scheduled") < page.text.index("asked for restart of web-0")
+    assert f'href="/portal/events/{event["id"]}"' in page.html
+    assert f'href="/portal/requests/{event["request_id"]}"' in page.html
+    assert 'href="/portal/vms/sub/lab/web-0"' in page.html
+    assert 'data-live="all"' in page.html
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(portal: Visitor, whole: bool) -> None:
+    scope_id = portal.world.vm("db").scope_id
+    written(portal, 25, scope_id=scope_id)
+    written(portal, 5, scope_id=portal.world.vm("web-0").scope_id)
+    visitor = portal if whole else portal.holding("Reader", resource_of(portal.world.vm("db")))
+    every = [entry.seq for entry in portal.world.store.history() if whole or entry.scope_id == scope_id][::-1]
+
+    back: list[int] = []
+    target: str | None = "/portal/history?limit=7"
+    last = target
+    for _ in range(20):
+        assert target is not None
+        back += shown(visitor, target.partition("?")[2])
+        last, target = target, way(visitor, target, "next")
+        if target is None:
+            break
+    assert back == every
+
+    forth = shown(visitor, last.partition("?")[2])
+    target = way(visitor, last, "prev")
+    for _ in range(20):
+        if target is None:
+            break
+        forth = shown(visitor, target.partition("?")[2]) + forth
+        target = way(visitor, target, "prev")
+    assert forth == every
+
+
+def test_pages_of_the_past_stay_as_they_are(portal: Visitor) -> None:
+    written(portal, 10)
+    assert "data-live" not in portal.get("/portal/history?before=5").html
+    assert "data-live" not in portal.get("/portal/history?after=5").html
+
+
+def test_it_can_be_asked_for_one_thing(portal: Visitor) -> None:
+    (event,) = portal.api.restart_of("web-0")
+    (other,) = portal.api.restart_of("db")
+    of_event = portal.get(f"/portal/history?event={event['id']}")
+    assert "Reboot of web-0 scheduled" in of_event.text
+    assert "Reboot of db" not in of_event.text
+    assert f'data-live="event:{event["id"]}"' in of_event.html
+    of_vm = portal.get("/portal/history?vm=db")
+    assert "Reboot of db scheduled" in of_vm.text
+    assert "web-0" not in of_vm.text
+    assert 'data-live="vm:sub/lab/db"' in of_vm.html
+    of_request = portal.get(f"/portal/history?request={other['request_id']}")
+    assert "asked for restart of db" in of_request.text
+    of_scope = portal.get("/portal/history?scope=web&vm=&event=&request=")
+    assert "Reboot of web-0 scheduled" in of_scope.text
+    assert 'data-live="scope:set:sub/lab/web"' in of_scope.html
+
+
+def test_one_sees_only_what_one_may(portal: Visitor) -> None:
+    portal.api.restart_of("web-0")
+    portal.api.restart_of("db")
+    mine = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    page = mine.get("/portal/history")
+    assert "Reboot of db scheduled" in page.text
+    assert "web-0" not in page.html
+    assert "the fleet" not in page.text
+    assert b"web-0" not in mine.get("/portal/history?as=csv").content
+    assert mine.visit("GET", "/portal/history?vm=web-0").status == 404
+
+
+def test_what_is_taken_away_is_what_the_page_shows(portal: Visitor) -> None:
+    portal.api.restart_of("web-0")
+    rows = list(csv.DictReader(io.StringIO(portal.get("/portal/history?as=csv&limit=3").content.decode())))
+    entries = portal.get("/portal/history?as=json&limit=3").json["entries"]
+    assert [int(row["seq"]) for row in rows] == [entry["seq"] for entry in entries] == shown(portal, "limit=3")
+    assert rows[0]["at"] == "2026-01-05T12:00:00Z"
+    assert [row["text"] for row in rows] == [entry["text"] for entry in entries]
+
+
+def test_texts_are_escaped_and_no_cell_is_a_formula(portal: Visitor) -> None:
+    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
+    portal.world.do(portal.world.store.commit(Commit(entries=(entry,))))
+    page = portal.get("/portal/history")
+    assert "=1+1 &lt;script&gt;" in page.html
+    assert "<script>alert" not in page.html
+    assert b"'=1+1" in portal.get("/portal/history?as=csv").content
+
+
+def test_where_nothing_fits_it_says_what_to_do(portal: Visitor) -> None:
+    page = portal.get("/portal/history?before=1")
+    assert "No entry of the history fits here. Show the newest of all" in page.text
+
+
+def test_what_cannot_be_asked_is_refused(portal: Visitor) -> None:
+    for query, status in (("limit=0", 400), ("limit=1001", 400), ("after=-1", 400), ("before=x", 400), ("what=x", 400)):
+        assert portal.visit("GET", f"/portal/history?{query}").status == status, query
+
+
+def test_an_empty_history_leads_to_the_fleet(portal_of: Callable[..., Visitor]) -> None:
+    portal = portal_of()
+    nobody = portal.holding("Reader", "/subscriptions/other")
+    page = nobody.get("/portal/history")
+    assert "Nothing has happened yet that you may see." in page.text

@@ -1,0 +1,267 @@
+"""The timeline's page: which events are on it, who sees them, where its links lead, and what can be taken away."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs
+from xml.etree import ElementTree
+
+from tests.console.portal.conftest import Visitor
+
+from forewarn.core.event import Event, Status
+from forewarn.core.resource import resource_of
+from forewarn.hypervisor.behaviour import Behaviour, Fail
+from forewarn.store.memory import MemoryStore
+from forewarn.testing.world import LAB, a_host, a_vm
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def approved(portal: Visitor, vm: str, after_s: float = 60) -> str:
+    """A restart that the VM approves, and that is done with."""
+    (event,) = portal.api.restart_of(vm)
+    portal.world.advance(after_s)
+    portal.world.approve(vm, event["id"])
+    portal.world.advance(60)
+    return str(event["id"])
+
+
+def withdrawn(portal: Visitor, vm: str) -> str:
+    (event,) = portal.api.restart_of(vm)
+    portal.api.post(f"/events/{event['id']}/withdraw", {"reason": "not needed"})
+    return str(event["id"])
+
+
+def shown(portal: Visitor, query: str = "") -> list[str]:
+    """Labels of the events that the page lists, newest first."""
+    page = portal.get(f"/portal/timeline?{query}&as=json".replace("?&", "?")).json
+    return [f"{lane['kind']} of {' '.join(lane['vms'])}" for lane in page["lanes"]]
+
+
+def test_before_anything_happened_it_says_how_to_begin(portal: Visitor) -> None:
+    page = portal.get("/portal/timeline")
+    assert "No events yet." in page.text
+    assert "forewarn restart NAME" in page.text
+    assert "/portal/forms/rollout" in page.html
+
+
+def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Visitor) -> None:
+    event_id = approved(portal, "web-0")
+    page = portal.get("/portal/timeline")
+    bar = re.search(rf'<g class="bar finished" data-event="{event_id}">.*?</g>', page.html, re.S)
+    assert bar is not None
+    for mark in ("published", "not-before", "approved", "started", "finished"):
+        assert f'href="#mark-{mark}"' in bar[0]
+    assert "approved by web-0, 2026-01-05 12:01:00 UTC" in bar[0]
+    assert "finished: 15 min of notice promised, 1 min given" in bar[0]
+    assert f'href="/portal/events/{event_id}"' in page.html
+    row = re.search(r"<tbody>.*?</tbody>", page.html, re.S)
+    assert row is not None
+    assert "15 min of notice promised, 1 min given" in row[0]
+
+
+def test_failed_and_withdrawn_are_told_apart_by_sign_and_pattern(portal: Visitor) -> None:
+    gone = withdrawn(portal, "web-0")
+    portal.world.hypervisor.set_behaviour(Behaviour((Fail(),)))
+    bad = approved(portal, "db")
+    html = portal.get("/portal/timeline").html
+    bars = {event_id: re.search(rf'data-event="{event_id}">.*?</g>', html, re.S) for event_id in (gone, bad)}
+    for event_id, pattern, mark in ((gone, "url(#dots)", "withdrawn"), (bad, "url(#hatch)", "failed")):
+        bar = bars[event_id]
+        assert bar is not None
+        assert pattern in bar[0]
+        assert f'href="#mark-{mark}"' in bar[0]
+
+
+def test_without_script_links_zoom_and_move(portal: Visitor) -> None:
+    approved(portal, "db")
+    page = portal.get("/portal/timeline?vm=db&span=1h&at=2026-01-05T12:00:00Z")
+    section = re.search(r'<nav class="row zoom".*?</nav>', page.html, re.S)
+    assert section is not None
+    links = dict(re.findall(r'href="/portal/timeline\?([^"]*)"[^>]*>([^<]*)<', section[0]))
+    ways = {text: {k: v[0] for k, v in parse_qs(query.replace("&amp;", "&")).items()} for query, text in links.items()}
+    assert ways["5m"] == {"vm": "db", "span": "5m", "at": "2026-01-05T12:00:00Z"}
+    assert ways["14d"]["span"] == "14d"
+    assert ways["◀ Earlier"]["at"] == "2026-01-05T11:30:00Z"
+    assert ways["Later ▶"]["at"] == "2026-01-05T12:30:00Z"
+    assert ways["Now"] == {"vm": "db", "span": "1h"}
+
+
+def test_it_follows_now_unless_an_instant_is_given(portal: Visitor) -> None:
+    portal.world.advance(3600)
+    here = portal.get("/portal/timeline?span=6h&as=json").json
+    assert here["follows"] is True
+    assert (here["window"]["since"] + here["window"]["until"]) / 2 == portal.world.now
+    there = portal.get("/portal/timeline?at=2026-01-05T10:00:00Z&as=json").json
+    assert there["follows"] is False
+    assert there["window"]["until"] - there["window"]["since"] == 3600
+
+
+def test_only_events_within_the_window_are_shown(portal: Visitor) -> None:
+    approved(portal, "db")
+    portal.world.advance(2 * 3600)
+    portal.api.restart_of("web-0")
+    assert shown(portal, "span=1h") == ["Reboot of web-0"]
+    assert shown(portal, "span=6h") == ["Reboot of web-0", "Reboot of db"]
+    assert shown(portal, "span=1h&at=2026-01-05T12:00:00Z") == ["Reboot of db"]
+    assert shown(portal, "span=5m&at=2026-01-05T13:00:00Z") == []
+
+
+def test_one_that_was_under_way_throughout_a_window_of_the_past_is_in_it(portal: Visitor) -> None:
+    portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
+    portal.world.advance(2 * 86400)
+    assert "Redeploy of web-1" in shown(portal, "span=5m&at=2026-01-05T18:00:00Z")
+    assert "Redeploy of web-1" not in shown(portal, "span=5m&at=2026-01-06T18:00:00Z")
+
+
+def test_a_window_without_events_leads_to_the_newest_and_to_all_under_way(portal: Visitor) -> None:
+    portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
+    page = portal.get("/portal/timeline?at=2026-01-01T00:00:00Z&span=5m")
+    assert "No event in this time that fits." in page.text
+    for text in ("Go to the newest event", "see all that is under way"):
+        link = re.search(rf'href="/portal/timeline\?([^"]*)">{text}', page.html)
+        assert link is not None
+        assert "Redeploy of web-1" in shown(portal, link[1].replace("&amp;", "&"))
+
+
+def test_filters_narrow_it(portal: Visitor) -> None:
+    approved(portal, "web-0")
+    portal.api.restart_of("web-1")
+    portal.api.post("/requests", {"ask": "redeploy", "vms": ["pool_0"]})
+    portal.api.post("/requests", {"ask": "power-off", "vms": ["db"]})
+    rollout = portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})["id"]
+    assert shown(portal, "vm=web-0") == ["Reboot of web-0"]
+    assert shown(portal, "scope=pool") == ["Redeploy of pool_0"]
+    assert shown(portal, "kind=unlisted") == ["Power-off of db"]
+    assert set(shown(portal, "kind=Reboot")) == {"Reboot of web-1", "Reboot of web-0"}
+    assert "Reboot of web-0" not in shown(portal, "state=live")
+    assert set(shown(portal, f"rollout={rollout}")) == {"Freeze of spot", "Freeze of web-1"}
+    assert shown(portal, "vm=db&scope=web") == []
+    assert shown(portal, "vm=&scope=&rollout=&kind=&state=all&span=") == shown(portal)
+
+
+def test_filters_and_times_that_make_no_sense_are_refused_in_a_sentence(portal: Visitor) -> None:
+    for query, status, sentence in (
+        ("vm=nobody", 404, "VM 'nobody' does not exist"),
+        ("span=soon", 400, "'soon' is not a duration"),
+        ("span=1s", 400, "give 1m or more"),
+        ("at=later", 400, "'later' is no instant"),
+        ("kind=Nap", 400, "kind"),
+        ("colour=red", 400, "colour"),
+    ):
+        page = portal.visit("GET", f"/portal/timeline?{query}")
+        assert page.status == status, query
+        assert sentence in page.text
+
+
+def test_one_sees_only_events_of_scopes_one_may_read(portal: Visitor) -> None:
+    portal.api.restart_of("web-0")
+    portal.api.restart_of("db")
+    mine = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    page = mine.get("/portal/timeline")
+    assert "Reboot of db" in page.text
+    assert "web-0" not in page.html
+    assert shown(mine) == ["Reboot of db"]
+    assert mine.visit("GET", "/portal/timeline?vm=web-0").status == 404
+    assert mine.visit("GET", "/portal/timeline?scope=web").status == 404
+    for form in ("csv", "svg"):
+        assert b"web-0" not in mine.get(f"/portal/timeline?as={form}").content
+    nobody = portal.holding("Reader")
+    assert nobody.visit("GET", "/portal/timeline").status == 403
+
+
+def test_names_are_escaped_wherever_they_stand(portal_of: Callable[..., Visitor]) -> None:
+    name = '<script>alert("1")&'
+    portal = portal_of(LAB, vms=[a_vm(name)], hosts=[a_host("h1")])
+    portal.world.do(portal.world.control.requests.ask_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
+    portal.world.settle()
+    page = portal.get("/portal/timeline")
+    assert "Reboot of &lt;script&gt;alert(" in page.html
+    assert "<script>alert" not in page.html
+    drawing = portal.get("/portal/timeline?as=svg").content
+    assert b"<script" not in drawing
+    labels = [text.text or "" for text in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
+    assert f"Reboot of {name}" in labels
+
+
+def test_the_drawing_that_is_taken_away_is_whole_by_itself(portal: Visitor) -> None:
+    event_id = approved(portal, "web-0")
+    withdrawn(portal, "db")
+    answer = portal.get("/portal/timeline?as=svg")
+    assert answer.headers["content-type"] == "image/svg+xml"
+    assert answer.headers["content-disposition"] == 'attachment; filename="forewarn-timeline.svg"'
+    root = ElementTree.fromstring(answer.content)
+    title = root.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == "Events from 2026-01-05 11:32:00 UTC to 2026-01-05 12:32:00 UTC, as of 2026-01-05 12:02:00 UTC"
+    style = root.find(f"{SVG}style")
+    assert style is not None
+    assert "prefers-color-scheme: dark" in (style.text or "")
+    known = {element.get("id") for element in root.iter() if element.get("id")}
+    used = {element.get("href", "")[1:] for element in root.iter(f"{SVG}use")}
+    assert used <= known
+    assert f'data-event="{event_id}"' in answer.html
+    assert "http" not in answer.html.replace("http://www.w3.org/2000/svg", "")
+    texts = " ".join("".join(text.itertext()) for text in root.iter(f"{SVG}text"))
+    for word in ("Reboot of web-0", "availability set web", "VM db", "approved", "withdrawn", "not before"):
+        assert word in texts
+
+
+def test_the_table_that_is_taken_away_is_the_one_on_the_page(portal: Visitor) -> None:
+    ids = [approved(portal, "web-0"), withdrawn(portal, "db")]
+    rows = list(csv.DictReader(io.StringIO(portal.get("/portal/timeline?as=csv").content.decode())))
+    assert [row["event"] for row in rows] == ids[::-1]
+    assert rows[1]["approved_by"] == "web-0"
+    assert rows[1]["promised_s"] == "900"
+    assert rows[1]["given_s"] == "60.0"
+    assert rows[1]["approved_at"] == "2026-01-05T12:01:00Z"
+    lanes = portal.get("/portal/timeline?as=json").json["lanes"]
+    assert [(lane["id"], lane["notice"]) for lane in lanes] == [(row["event"], row["notice"]) for row in rows]
+    html = portal.get("/portal/timeline").html
+    listed = re.findall(r'<th scope="row"><a href="/portal/events/([^"]+)"', html)
+    assert listed == ids[::-1]
+
+
+class Reckoned(MemoryStore):
+    """A store that notes how many events are asked for at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int | None] = []
+
+    def events(self, *, limit: int | None = None, **wanted: Any) -> list[Event]:
+        if "gate_id" not in wanted:
+            self.asked.append(limit)
+        return super().events(limit=limit, **wanted)
+
+    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        self.asked.append(limit)
+        return super().events_over(since, until, limit=limit, newest=newest)
+
+
+def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal_of: Callable[..., Visitor]) -> None:
+    store = Reckoned()
+    vms = [a_vm(f"vm-{n}") for n in range(230)]
+    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")], store=store)
+    portal.api.post("/requests", {"ask": "restart", "vms": [vm.name for vm in vms]})
+    portal.get("/portal/timeline")
+    store.asked.clear()
+    page = portal.get("/portal/timeline")
+    assert "30 more events are in this time and are not shown" in page.text
+    assert len(re.findall('<g class="bar ', page.html)) == 200
+    assert len(store.asked) <= 3
+    assert all(limit is not None and limit <= 2000 for limit in store.asked)
+
+
+def test_what_is_under_way_is_not_crowded_out_by_what_is_over(portal_of: Callable[..., Visitor]) -> None:
+    vms = [a_vm("first"), *(a_vm(f"vm-{n}") for n in range(210))]
+    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")])
+    portal.api.restart_of("first")
+    portal.api.post("/requests", {"ask": "reapply", "vms": [vm.name for vm in vms[1:]]})
+    portal.world.advance(120)
+    assert all(event.status is Status.OVER for event in portal.world.events() if event.vms != ("first",))
+    assert "Reboot of first" in shown(portal)

@@ -1,0 +1,208 @@
+"""The drawing of a timeline: where bars and marks stand, as numbers."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from forewarn.console.portal.axis import SPANS, Window, iso, read_instant, read_span, ticks_of, window_around
+from forewarn.console.portal.drawing import BAND_H, LANE_H, LEGEND, Bar, chart_of
+from forewarn.console.portal.lane import SIGNS, Lane, lane_of
+from forewarn.core.cause import Cause
+from forewarn.core.event import Ending, Event, Status
+from forewarn.errors import Rejected
+from forewarn.testing.world import NOON
+
+HOUR = Window(since=NOON, until=NOON + 3600)
+
+
+def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> Lane:
+    given: dict[str, Any] = {
+        "scope_id": "set:sub/lab/web",
+        "request_id": "r1",
+        "cause": Cause.USER_RESTART,
+        "who": "ann",
+        "vms": ("web-0",),
+        "published_at": NOON + 600,
+        "not_before": NOON + 1500,
+    }
+    return lane_of(Event(id=event_id, **{**given, **facts}), title_of_scope=title)
+
+
+def the_bar(lane: Lane, *, window: Window = HOUR, now: float = NOON + 900) -> Bar:
+    (band,) = chart_of([lane], window, now).bands
+    (bar,) = band.bars
+    return bar
+
+
+def parts(bar: Bar) -> dict[str, tuple[float, float]]:
+    """Where each part begins and ends, in percent."""
+    return {part.what: (round(part.x, 2), round(part.x + part.width, 2)) for part in bar.parts}
+
+
+def marks(bar: Bar) -> dict[str, float]:
+    return {mark.what: round(mark.x, 2) for mark in bar.marks}
+
+
+FINISHED: dict[str, Any] = {"status": Status.OVER, "ending": Ending.FINISHED}
+
+
+def test_a_scheduled_event_is_a_bar_of_notice_from_publication_to_not_before() -> None:
+    bar = the_bar(a_lane())
+    assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 41.67)}
+    assert marks(bar) == {"published": 16.67, "not-before": 41.67}
+
+
+def test_an_event_that_was_approved_shows_the_notice_it_got_within_the_one_promised() -> None:
+    lane = a_lane(approved_at=NOON + 1200, approved_by="web-0", started_at=NOON + 1200, over_at=NOON + 1230, **FINISHED)
+    bar = the_bar(lane)
+    assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 33.33), "performing": (33.33, 34.17)}
+    assert marks(bar) == {
+        "published": 16.67,
+        "not-before": 41.67,
+        "started": 33.33,
+        "finished": 34.17,
+        "approved": 33.33,
+    }
+    assert "approved by web-0, 2026-01-05 12:20:00 UTC" in bar.title
+    assert lane.notice == "15 min of notice promised, 10 min given"
+    assert (lane.promised_s, lane.given_s) == (900, 600)
+
+
+def test_what_waits_after_its_notice_and_what_is_performed_grow_until_now() -> None:
+    waiting = the_bar(a_lane(), now=NOON + 1800)
+    assert parts(waiting)["waiting"] == (41.67, 50.0)
+    assert [part.what for part in waiting.parts if part.grows] == ["waiting"]
+
+    started = the_bar(a_lane(status=Status.STARTED, started_at=NOON + 1800), now=NOON + 2160)
+    assert parts(started) == {
+        "promised": (16.67, 41.67),
+        "notice": (16.67, 41.67),
+        "waiting": (41.67, 50.0),
+        "performing": (50.0, 60.0),
+    }
+    assert [part.what for part in started.parts if part.grows] == ["performing"]
+
+
+def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:
+    bar = the_bar(a_lane(status=Status.OVER, ending=Ending.WITHDRAWN, over_at=NOON + 780))
+    assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 21.67)}
+    assert marks(bar)["withdrawn"] == 21.67
+    assert bar.lane.notice == "15 min of notice promised, withdrawn after 3 min"
+
+
+def test_an_event_without_notice_has_no_bar_of_it() -> None:
+    at = NOON + 600
+    lane = a_lane(
+        listed=False,
+        cause=Cause.POWER_OFF,
+        note="none is given",
+        not_before=at,
+        started_at=at,
+        over_at=at + 36,
+        **FINISHED,
+    )
+    assert parts(the_bar(lane)) == {"performing": (16.67, 17.67)}
+    assert (lane.label, lane.notice, lane.promised_s) == ("Power-off of web-0", "no notice: none is given", None)
+
+
+def test_bars_far_longer_than_the_window_are_cut_a_little_outside_of_it() -> None:
+    week = a_lane(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
+    bar = the_bar(week)
+    assert parts(bar)["notice"] == (-10.0, 110.0)
+    assert (bar.words_x, bar.words_end) == (0.0, False)
+
+
+def test_words_stay_within_the_drawing() -> None:
+    late = the_bar(a_lane(published_at=NOON + 3000, not_before=NOON + 3900))
+    assert (late.words_x, late.words_end) == (100.0, True)
+
+
+def test_lanes_stand_below_each_other_grouped_by_scope_in_a_steady_order() -> None:
+    lanes = [
+        a_lane("E3", published_at=NOON + 30),
+        a_lane("E1", title="VM db-10", scope_id="vm:sub/lab/db-10"),
+        a_lane("E2", title="VM db-9", scope_id="vm:sub/lab/db-9"),
+        a_lane("E4", published_at=NOON + 20),
+    ]
+    chart = chart_of(lanes, HOUR, NOON)
+    assert [(band.title, band.y, [(bar.lane.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
+        ("availability set web", 0, [("E4", BAND_H), ("E3", BAND_H + LANE_H)]),
+        ("VM db-9", BAND_H + 2 * LANE_H, [("E2", 2 * BAND_H + 2 * LANE_H)]),
+        ("VM db-10", 2 * BAND_H + 3 * LANE_H, [("E1", 3 * BAND_H + 3 * LANE_H)]),
+    ]
+    assert chart.height == 3 * BAND_H + 4 * LANE_H
+    assert chart == chart_of(reversed(lanes), HOUR, NOON)
+
+
+def test_now_is_where_it_is() -> None:
+    assert chart_of([], HOUR, NOON + 900).now_x == 25.0
+
+
+@pytest.mark.parametrize(
+    ("span", "texts"),
+    [
+        ("5m", ["11:58", "11:59", "12:00", "12:01", "12:02"]),
+        ("15m", ["11:54", "11:56", "11:58", "12:00", "12:02", "12:04", "12:06"]),
+        ("1h", ["11:30", "11:40", "11:50", "12:00", "12:10", "12:20", "12:30"]),
+        ("6h", ["09:00", "10:00", "11:00", "12:00", "13:00", "14:00", "15:00"]),
+        ("1d", ["00:00", "03:00", "06:00", "09:00", "12:00", "15:00", "18:00", "21:00", "00:00"]),
+        ("7d", ["00:00"] * 8),
+        ("14d", ["00:00"] * 7),
+    ],
+)
+def test_every_span_has_a_handful_of_ticks_at_whole_times(span: str, texts: list[str]) -> None:
+    ticks = ticks_of(window_around(NOON, SPANS[span]))
+    assert [tick.text for tick in ticks] == texts
+    assert ticks[0].day
+    assert all(0 <= tick.x <= 100 for tick in ticks)
+
+
+def test_the_day_is_told_where_it_changes() -> None:
+    ticks = ticks_of(Window(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
+    days = [(tick.text, tick.day) for tick in ticks if tick.day]
+    assert days == [("21:00", "Mon 05 Jan"), ("00:00", "Tue 06 Jan")]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-05T12:00:00Z", "2026-01-05T12:00:00", "2026-01-05T13:00:00+01:00", str(NOON)]
+)
+def test_links_name_instants_in_iso_or_seconds(text: str) -> None:
+    assert read_instant(text) == NOON
+    assert iso(NOON) == "2026-01-05T12:00:00Z"
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-1", "nan", "inf", "1e30", "9999-12-31T23:59:59Z"])
+def test_what_is_no_instant_is_refused(text: str) -> None:
+    with pytest.raises(Rejected, match="write it like 2026-01-05T12:00:00Z"):
+        read_instant(text)
+
+
+@pytest.mark.parametrize("text", ["59s", "32d", "0"])
+def test_a_span_out_of_bounds_is_refused(text: str) -> None:
+    with pytest.raises(Rejected, match="give 1m or more, and 31d at most"):
+        read_span(text)
+
+
+def test_every_state_and_part_of_a_bar_has_its_sign_and_its_looks() -> None:
+    """Colour is never the only sign."""
+    legend = {what for what, _ in LEGEND}
+    assert set(SIGNS) - {"scheduled"} < legend
+    template, looks = _text("template", "drawing.html"), _text("static", "drawing.css")
+    for what in legend - {"notice", "waiting", "performing", "now"}:
+        assert f'id="mark-{what}"' in template
+    for what in ("notice", "waiting", "performing", "promised", "now"):
+        assert f".drawing .{what}" in looks
+
+
+def test_labels_are_as_high_as_their_lanes() -> None:
+    looks = _text("static", "timeline.css")
+    heights = dict(re.findall(r"\.labels \.(band|lane) { height: (\d+)px", looks))
+    assert heights == {"band": str(BAND_H), "lane": str(LANE_H)}
+
+
+def _text(folder: str, name: str) -> str:
+    return files("forewarn.console.portal").joinpath(folder, name).read_text("utf-8")
