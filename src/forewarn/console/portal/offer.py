@@ -115,7 +115,7 @@ def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], 
             named[vm.key] = _choice(vm, is_chosen=True)
     fitting = (choice for choice in _fitting(room, form) if choice.value not in named)
     others = list(islice(fitting, MOST + 1 - len(named)))
-    return (*named.values(), *others[:MOST]), rest, len(others) + len(named) > MOST
+    return (*named.values(), *others[: MOST - len(named)]), rest, len(others) + len(named) > MOST
 
 
 def _fitting(room: Room, form: Form) -> Iterator[Choice]:

@@ -1,0 +1,178 @@
+"""How far things are: the pages of rollouts, of one request, and of the lab."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+
+from tests.console.portal.conftest import Visitor
+
+from forewarn.control.faults import Target, Wish
+from forewarn.core.fault import FaultKind
+from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.testing.world import a_host, a_vm
+
+DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
+
+
+def start(portal: Visitor, **facts: object) -> str:
+    rollout = Rollout(**{"impact": Impact.REBOOT, "scope_id": "set:sub/lab/web", **facts})  # type: ignore[arg-type]
+    request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
+    portal.world.settle()
+    return request.id
+
+
+def domains(portal: Visitor, rollout: str) -> list[str]:
+    """The state of each update domain of its scope."""
+    return re.findall(r'<li class="domain (\w+)">', portal.get(f"/portal/rollouts/{rollout}").html)
+
+
+def test_without_a_rollout_one_is_told_how_to_start_one(portal: Visitor) -> None:
+    page = portal.get("/portal/rollouts")
+    assert "There are no rollouts." in page.text
+    assert 'href="/portal/forms/rollout"' in page.html
+
+
+def test_rollouts_are_listed_with_how_far_they_are(portal: Visitor) -> None:
+    rollout = start(portal)
+    portal.world.advance(905)
+    page = portal.get("/portal/rollouts")
+    assert "running 0 of 3 done, 1 started, 2 waiting 1" in page.text
+    assert f'href="/portal/rollouts/{rollout}"' in page.html
+    rows = list(csv.DictReader(io.StringIO(portal.get("/portal/rollouts?as=csv").content.decode())))
+    assert [(row["rollout"], row["started"], row["waiting"]) for row in rows] == [(rollout, "1", "2")]
+    assert portal.get("/portal/rollouts?as=json").json["rollouts"][0]["rollout"]["id"] == rollout
+
+
+def test_the_bar_has_a_part_for_each_that_is_as_long_as_its_count(portal: Visitor) -> None:
+    start(portal)
+    portal.world.advance(905)
+    page = portal.get("/portal/rollouts")
+    assert 'viewBox="0 0 3 1"' in page.html
+    assert re.findall(r'class="part-(\w+)" x="(\d)" y="0" width="(\d)"', page.html) == [
+        ("started", "0", "1"),
+        ("waiting", "1", "2"),
+    ]
+
+
+def test_a_rollout_shows_one_update_domain_after_the_other(portal: Visitor) -> None:
+    """Spec §6.2."""
+    rollout = start(portal)
+    assert domains(portal, rollout) == ["now", "next", "waiting"]
+    portal.world.advance(1000)
+    assert domains(portal, rollout) == ["done", "now", "next"]
+    portal.world.advance(1000)
+    assert domains(portal, rollout) == ["done", "done", "now"]
+    portal.world.advance(1000)
+    assert domains(portal, rollout) == ["done", "done", "done"]
+    assert "completed" in portal.get(f"/portal/rollouts/{rollout}").text
+
+
+def test_a_rollout_can_be_steered_from_its_page_while_it_goes_on(portal: Visitor) -> None:
+    rollout = start(portal)
+    assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
+        "pause",
+        "abort",
+    ]
+    portal.world.do(portal.world.control.requests.steer_rollout(rollout, Progress.PAUSED, who="bob"))
+    assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
+        "resume",
+        "abort",
+    ]
+    portal.world.do(portal.world.control.requests.steer_rollout(rollout, Progress.ABORTED, who="bob"))
+    portal.world.settle()
+    page = portal.get(f"/portal/rollouts/{rollout}")
+    assert "/portal/forms/rollout-" not in page.html
+    assert "aborted : bob ended it" in page.text
+    assert "1 withdrawn, 2 never begun" in page.text
+
+
+def test_a_rollout_is_found_by_the_beginning_of_its_id_and_can_be_taken_away(portal: Visitor) -> None:
+    rollout = start(portal)
+    assert rollout in portal.get(f"/portal/rollouts/{rollout[:20]}").text
+    assert portal.get(f"/portal/rollouts/{rollout}?as=svg").html.startswith("<")
+    assert "web-0" in portal.get(f"/portal/rollouts/{rollout}?as=csv").html
+    assert portal.visit("GET", "/portal/rollouts/nothing").status == 404
+
+
+def test_a_rollout_is_nobody_s_who_sees_only_a_part(portal: Visitor) -> None:
+    rollout = start(portal)
+    part = portal.holding("Reader", DB)
+    assert "Rollouts are for those who may read everything." in part.get("/portal/rollouts").text
+    assert part.visit("GET", f"/portal/rollouts/{rollout}").status == 404
+
+
+def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "db")
+    target = f"/portal/requests/{event.request_id}"
+    page = portal.get(target)
+    assert "restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
+    assert "0 of 1 over" in page.text
+    assert f'data-live="request:{event.request_id} event:{event.id}"' in page.html
+    portal.world.advance(905)
+    assert "State started" in portal.get(target).text
+    portal.world.advance(60)
+    page = portal.get(target)
+    assert "State finished" in page.text
+    assert "1 of 1 over" in page.text
+    assert portal.get(f"{target}?as=json").json["standing"]["state"] == "finished"
+    assert portal.visit("GET", "/portal/requests/nothing").status == 404
+
+
+def test_a_page_says_what_was_just_done_and_nothing_that_a_link_makes_up(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "db")
+    target = f"/portal/requests/{event.request_id}"
+    assert "Restart VMs: asked for." in portal.get(f"{target}?done=restart").text
+    assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
+
+
+def test_a_request_for_somebody_else_s_vm_does_not_exist(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "web-0")
+    assert portal.holding("Reader", DB).visit("GET", f"/portal/requests/{event.request_id}").status == 404
+
+
+def test_the_lab_tells_what_is_due_next(portal: Visitor) -> None:
+    assert "No notice is running." in portal.get("/portal/lab").text
+    portal.world.ask(Ask.RESTART, "db")
+    assert "12:15:00 in 15 min : the notice of Reboot of db ends" in portal.get("/portal/lab").text
+
+
+def test_the_lab_shows_the_clock_and_offers_to_move_it(portal: Visitor) -> None:
+    page = portal.get("/portal/lab")
+    assert "2026-01-05 12:00:00 UTC paused" in page.text
+    assert re.findall(r'name="speed" value="([^"]*)"', page.html) == ["0", "1", "60", "600"]
+    assert 'href="/portal/forms/clock-advance?by=15m"' in page.html
+
+
+def test_the_lab_lists_the_faults_with_what_they_touched(portal: Visitor) -> None:
+    vm = portal.world.vm("db")
+    wish = Wish(kind=FaultKind.SHORT_NOTICE, target=Target(name="db", vm=vm), count=2)
+    portal.world.do(portal.world.control.faults.set(wish, who="ann"))
+    (event,) = portal.world.ask(Ask.RESTART, "db")
+    page = portal.get("/portal/lab")
+    assert "short-notice f1 db an event whose NotBefore is only notice ahead notice 5 s" in page.text
+    assert "1 of 2 1 events" in page.text
+    assert f'href="/portal/events/{event.id}"' in page.html
+    assert 'href="/portal/forms/fault-clear?fault=f1"' in page.html
+    rows = list(csv.DictReader(io.StringIO(portal.get("/portal/lab?as=csv").content.decode())))
+    assert [(row["fault"], row["touched"]) for row in rows] == [("f1", "1")]
+
+
+def test_who_sees_a_part_is_shown_the_clock_and_no_faults(portal: Visitor) -> None:
+    portal.world.ask(Ask.RESTART, "web-0")
+    page = portal.holding("Reader", DB).get("/portal/lab")
+    assert "Clock" in page.text
+    assert "Faults" not in page.text
+    assert "web-0" not in page.text
+
+
+def test_a_rollout_over_many_scopes_shows_those_under_way_first(portal_of: Callable[..., Visitor]) -> None:
+    vms = [a_vm(f"v{n}", host=f"h{n % 3}") for n in range(70)]
+    portal = portal_of(vms=vms, hosts=[a_host(f"h{n}") for n in range(3)])
+    rollout = start(portal, scope_id="", hosts=("h0",))
+    page = portal.get(f"/portal/rollouts/{rollout}")
+    assert page.html.count('class="domain now"') == 24
+    rollout = start(portal, scope_id="", hosts=("h1", "h2", "h0"))
+    assert "And 10 more scopes." in portal.get(f"/portal/rollouts/{rollout}").text
