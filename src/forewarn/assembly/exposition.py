@@ -60,14 +60,22 @@ class Window:
         self._show = show
         self._server: asyncio.Server | None = None
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._visits: set[asyncio.Task[None]] = set()
 
     async def open(self, sock: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._meet, sock=sock, limit=_MOST_BYTES)
+        self._server = await asyncio.start_server(self._welcome, sock=sock, limit=_MOST_BYTES)
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-            await self._server.wait_closed()
+        for visit in self._visits:
+            visit.cancel()
+        await asyncio.gather(*self._visits, return_exceptions=True)
+
+    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.get_running_loop().create_task(self._meet(reader, writer))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

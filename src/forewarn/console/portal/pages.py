@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.console.portal import event, fleet, history, host, lab, request, rollout, scope, timeline, vm
+from forewarn.console.portal import clients, event, fleet, history, host, lab, request, rollout, scope, timeline, vm
 from forewarn.console.portal.page import PageLine
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
@@ -18,5 +18,6 @@ PAGES: tuple[PageLine, ...] = (
     PageLine("/rollouts/{id}", rollout.show, "rollout.html"),
     PageLine("/requests/{id}", request.show, "request.html"),
     PageLine("/lab", lab.show, "lab.html"),
+    PageLine("/clients", clients.show, "clients.html"),
     PageLine("/history", history.show, "history.html"),
 )

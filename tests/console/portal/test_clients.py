@@ -1,0 +1,289 @@
+"""The page that tells who will be hit unprepared: whom it names, in which order, and what it tells of each."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.conftest import Page, Visitor
+
+from forewarn.core.access import owner
+from forewarn.core.history import Sighting
+from forewarn.core.pace import SILENT_S, Pace
+from forewarn.core.request import Ask
+from forewarn.store.memory import MemoryStore
+from forewarn.store.seam import Polled
+from forewarn.testing.world import World, a_vm
+
+LIVELY, SILENT = Pace(1.0, 2.04), Pace(SILENT_S + 30, 1.0)
+
+
+class Fleet:
+    """A world whose VMs ask as a test says."""
+
+    def __init__(self, api: Api) -> None:
+        self.world: World = api.world
+        self.paces: dict[str, Pace] = {}
+        api.house = replace(api.house, pace=self.paces.get)
+        self.visitor = Visitor(api, owner("local user ann"))
+
+    def asks(self, name: str, pace: Pace = LIVELY, **facts: Any) -> None:
+        vm = self.world.vm(name)
+        polled = Polled(
+            **{"vm": vm.key, "scope_id": vm.scope_id, "at": self.world.now, "version": "2020-07-01", **facts}
+        )
+        self.world.do(self.world.store.observe([polled], []))
+        self.paces[vm.key] = pace
+
+    def given(self, name: str, event_id: str, *, after_s: float = 0.0, status: str = "scheduled") -> None:
+        vm, event = self.world.vm(name), self.world.store.event(event_id)
+        assert event is not None
+        sighting = Sighting(
+            event_id=event_id,
+            scope_id=vm.scope_id,
+            vm=vm.key,
+            status=status,
+            version="2020-07-01",
+            incarnation=2,
+            at=event.published_at + after_s,
+        )
+        self.world.do(self.world.store.observe([], [sighting]))
+
+    def restart(self, name: str) -> str:
+        [event] = self.world.ask(Ask.RESTART, name)
+        return event.id
+
+    def get(self, query: str = "") -> Page:
+        return self.visitor.get(f"/portal/clients{query}")
+
+    def json(self, query: str = "") -> Any:
+        return self.get(f"/portal/clients{query}"[len("/portal/clients") :] + ("&" if query else "?") + "as=json").json
+
+    def names(self, query: str = "") -> list[str]:
+        return [client["name"] for client in self.json(query)["clients"]]
+
+    def of(self, name: str) -> Any:
+        return next(client for client in self.json()["clients"] if client["name"] == name)
+
+
+@pytest.fixture
+def fleet(api: Api) -> Fleet:
+    return Fleet(api)
+
+
+def test_a_vm_with_an_event_that_nobody_was_given_is_named_on_top(fleet: Fleet) -> None:
+    fleet.restart("db")
+    page = fleet.get()
+    assert "1 VM will be hit unprepared: db. The first at 12:15:00 ." in page.text
+    assert "unprepared: nothing in it ever asked for events" in page.text
+
+
+def test_where_nothing_is_pending_nobody_is_unprepared(fleet: Fleet) -> None:
+    page = fleet.get()
+    assert "No VM will be hit unprepared." in page.text
+    assert "never asked 7" in page.text
+
+
+def test_a_vm_that_was_given_its_event_is_prepared(fleet: Fleet) -> None:
+    event_id = fleet.restart("db")
+    fleet.asks("db")
+    fleet.given("db", event_id)
+    assert "No VM will be hit unprepared." in fleet.get().text
+    assert fleet.of("db")["pending"]["told"] == "given"
+
+
+def test_a_neighbour_in_the_scope_who_was_given_it_may_prepare_for_the_vm(fleet: Fleet) -> None:
+    event_id = fleet.restart("web-0")
+    fleet.given("web-1", event_id)
+    assert fleet.json()["unprepared"] == 0
+    assert fleet.of("web-0")["pending"]["told"] == "neighbour"
+    assert "given to a neighbour only" in fleet.get().text
+
+
+def test_a_vm_that_asks_is_about_to_be_told(fleet: Fleet) -> None:
+    fleet.asks("db")
+    fleet.restart("db")
+    assert fleet.json()["unprepared"] == 0
+    assert fleet.of("db")["pending"]["told"] == "soon"
+
+
+def test_a_version_that_does_not_show_the_kind_leaves_a_vm_unprepared(fleet: Fleet) -> None:
+    """Spec §3: 2017-08-01 knows no Preempt."""
+    fleet.asks("spot", version="2017-08-01")
+    fleet.world.ask(Ask.EVICT, "spot")
+    assert "1 VM will be hit unprepared: spot" in fleet.get().text
+    assert fleet.of("spot")["why"] == "it asks with 2017-08-01, which does not show a Preempt"
+
+
+def test_a_vm_that_stopped_asking_is_unprepared(fleet: Fleet) -> None:
+    fleet.asks("db", SILENT)
+    fleet.restart("db")
+    assert fleet.of("db")["why"] == "it has stopped asking"
+    assert "silent for 1 min 30 s" in fleet.get().text
+
+
+def test_a_vm_that_asked_since_and_was_not_given_it_is_unprepared(fleet: Fleet) -> None:
+    fleet.restart("db")
+    fleet.asks("db", at=fleet.world.now + 1)
+    assert fleet.of("db")["why"] == "it asks, and was not given the event"
+
+
+def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
+    event_id = fleet.restart("db")
+    fleet.world.do(fleet.world.control.guests.approve(fleet.world.vm("db").key, (event_id,)))
+    fleet.world.do(fleet.world.control.reconciler.catch_up())
+    assert fleet.json()["unprepared"] == 0
+
+
+def test_those_who_will_be_hit_unprepared_come_first_then_who_stopped_then_who_never_asked(fleet: Fleet) -> None:
+    fleet.asks("web-0")
+    fleet.asks("web-1", SILENT)
+    fleet.asks("pool_1")
+    event_id = fleet.restart("pool_1")
+    fleet.given("pool_1", event_id)
+    fleet.world.advance(10)
+    fleet.restart("db")
+    names = fleet.names()
+    assert names[:2] == ["db", "web-1"]
+    assert set(names[2:5]) == {"web-2", "spot", "pool_0"}
+    assert names[5:] == ["pool_1", "web-0"]
+
+
+def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) -> None:
+    fleet.restart("db")
+    fleet.world.ask(Ask.EVICT, "spot")  # in 30 s
+    assert fleet.names("?only=unprepared") == ["spot", "db"]
+    assert "2 VMs will be hit unprepared: spot, db. The first at 12:00:30 ." in fleet.get().text
+
+
+def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alone(fleet: Fleet) -> None:
+    fleet.asks("db", SILENT)
+    fleet.asks("spot")
+    fleet.restart("web-0")
+    assert fleet.names("?only=unprepared") == ["web-0"]
+    assert fleet.names("?only=silent") == ["db"]
+    assert set(fleet.names("?only=never")) == {"web-0", "web-1", "web-2", "pool_0", "pool_1"}
+    refused = fleet.visitor.visit("GET", "/portal/clients?only=everybody")
+    assert refused.status == 400
+    assert "only='everybody' is nobody: say unprepared, silent, never" in refused.text
+
+
+def test_a_vm_that_does_not_run_is_not_expected_to_ask(fleet: Fleet) -> None:
+    fleet.world.ask(Ask.DEALLOCATE, "db")
+    fleet.world.advance(600)
+    assert fleet.of("db")["asks"] == "off"
+    assert "db" not in fleet.names("?only=never")
+
+
+def test_it_tells_which_program_asks_how_often_and_in_which_version(fleet: Fleet) -> None:
+    fleet.asks("db", agent="python-requests/2.31", count=42, wait_s=120)
+    told = fleet.of("db")
+    assert (told["agent"], told["version"], told["polls"]) == ("python-requests/2.31", "2020-07-01", 42)
+    assert (told["gap_s"], told["asks"], told["wait_s"]) == (2.04, "now", 120)
+    text = fleet.get("?q=DB").text
+    assert "python-requests/2.31 2020-07-01 12:00:00 2.0 s long polls" in text
+
+
+def test_it_tells_how_late_events_were_given_and_what_was_approved(fleet: Fleet) -> None:
+    for after_s in (1.0, 3.0):
+        event_id = fleet.restart("db")
+        fleet.given("db", event_id, after_s=after_s)
+        fleet.given("db", event_id, after_s=500.0, status="started")
+        fleet.world.advance(60)
+        fleet.world.approve("db", event_id)
+        fleet.world.advance(60)
+    told = fleet.of("db")
+    assert (told["given_after_s"], told["last_given_after_s"]) == (2.0, 3.0)
+    assert told["approvals"] == 2
+    assert told["last_approved_at"] == fleet.world.now - 60
+    assert "3 s on average 2 s 2 last 12:03:00" in fleet.get().text
+
+
+def test_an_approval_of_somebody_else_is_not_the_vms(fleet: Fleet) -> None:
+    event_id = fleet.restart("web-0")
+    fleet.world.approve("web-1", event_id)
+    assert (fleet.of("web-0")["approvals"], fleet.of("web-1")["approvals"]) == (0, 1)
+
+
+def test_a_program_that_calls_itself_markup_is_only_text(fleet: Fleet) -> None:
+    fleet.asks("db", agent="<script>alert(1)</script>")
+    page = fleet.get()
+    assert "<script>alert" not in page.html
+    assert "<script>alert(1)</script>" in page.text
+
+
+def test_it_can_be_searched(fleet: Fleet) -> None:
+    assert fleet.names("?q=WEB") == ["web-0", "web-1", "web-2"]
+    assert "No VM fits." in fleet.get("?q=nobody").text
+    assert len(fleet.names("?q=lab")) == 7
+    assert fleet.names("?q=sub/") == []  # a subscription's id is nothing people search for
+
+
+def test_a_large_fleet_comes_in_pages(api_of: Callable[..., Api]) -> None:
+    vms = [a_vm(f"vm-{number:03}", host="h1") for number in range(120)]
+    fleet = Fleet(api_of(vms=vms))
+    fleet.restart("vm-119")
+    first, last = fleet.json(), fleet.json("?page=3")
+    assert (first["pages"], first["found"], len(first["clients"]), len(last["clients"])) == (3, 120, 50, 20)
+    assert first["clients"][0]["name"] == "vm-119"
+    names = [client["name"] for page in (1, 2, 3) for client in fleet.json(f"?page={page}")["clients"]]
+    assert len(set(names)) == 120
+    assert "Page 1 of 3" in fleet.get().text
+    refused = fleet.visitor.visit("GET", "/portal/clients?page=4")
+    assert refused.status == 400
+    assert "there is no page 4: the last one is 3" in refused.text
+
+
+def test_many_unprepared_are_counted_and_a_few_named(api_of: Callable[..., Api]) -> None:
+    vms = [a_vm(f"vm-{number}", host="h1") for number in range(8)]
+    fleet = Fleet(api_of(vms=vms))
+    for number in range(8):
+        fleet.restart(f"vm-{number}")
+    assert "8 VMs will be hit unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
+
+
+def test_who_may_not_read_a_vm_does_not_see_it_here(fleet: Fleet) -> None:
+    fleet.restart("db")
+    fleet.restart("web-0")
+    other = fleet.visitor.holding(
+        "Reader", "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/web-0"
+    )
+    page = other.get("/portal/clients?as=json").json
+    assert [client["name"] for client in page["clients"]] == ["web-0"]
+    assert (page["total"], page["unprepared"], page["unprepared_names"]) == (1, 1, ["web-0"])
+    assert "db" not in other.get("/portal/clients").text.partition("Clients")[2]
+
+
+def test_it_can_be_taken_away_as_csv(fleet: Fleet) -> None:
+    fleet.asks("db", agent="=cmd()")
+    fleet.restart("db")
+    rows = list(csv.DictReader(io.StringIO(fleet.get("?as=csv").content.decode())))
+    row = next(row for row in rows if row["name"] == "db")
+    assert (row["asks"], row["agent"], row["event_kind"], row["told"]) == ("now", "'=cmd()", "Reboot", "soon")
+    assert len(rows) == 7
+
+
+def test_an_empty_fleet_says_what_to_do_next(api_of: Callable[..., Api]) -> None:
+    fleet = Fleet(api_of(vms=[], hosts=[], store=MemoryStore()))
+    assert "There are no VMs that you can see. Add one with forewarn fleet add NAME" in fleet.get().text
+
+
+def test_what_was_asked_until_now_is_read_first(fleet: Fleet) -> None:
+    async def observe() -> None:
+        vm = fleet.world.vm("db")
+        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=fleet.world.now, version="2020-07-01", agent="late")
+        await fleet.world.store.observe([polled], [])
+        fleet.paces[vm.key] = LIVELY
+
+    fleet.visitor.api.house = replace(fleet.visitor.api.house, observe=observe)
+    visitor = Visitor(fleet.visitor.api, owner("local user ann"))
+    assert "late" in visitor.get("/portal/clients").text
+
+
+def test_the_page_is_kept_live(fleet: Fleet) -> None:
+    assert 'id="clients" data-live="all"' in fleet.get().html

@@ -1,0 +1,119 @@
+"""Who pays attention: every rule by which a VM counts as prepared or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forewarn.core.attention import Asks, Neighbour, Told, asks, awaits, given_to, told
+from forewarn.core.cause import Cause
+from forewarn.core.event import Event, Status
+from forewarn.core.history import Sighting
+from forewarn.core.pace import SILENT_S, Pace
+
+PUBLISHED = 1000.0
+LIVELY, SILENT = Pace(1.0, 1.0), Pace(SILENT_S + 1, 1.0)
+
+
+def an_event(**facts: Any) -> Event:
+    given: dict[str, Any] = {
+        "id": "E",
+        "scope_id": "set:sub/lab/web",
+        "request_id": "r",
+        "cause": Cause.USER_RESTART,
+        "who": "ann",
+        "vms": ("web-0",),
+        "published_at": PUBLISHED,
+        "not_before": PUBLISHED + 900,
+    }
+    return Event(**{**given, **facts})
+
+
+def one(pace: Pace | None = LIVELY, *, at: float = PUBLISHED - 5, version: str = "2020-07-01") -> Neighbour:
+    return Neighbour(pace=pace, at=at, version=version)
+
+
+@pytest.mark.parametrize(
+    ("pace", "is_off", "word"),
+    [
+        (None, False, Asks.NEVER),
+        (LIVELY, False, Asks.NOW),
+        (Pace(SILENT_S), False, Asks.NOW),
+        (SILENT, False, Asks.STOPPED),
+        (None, True, Asks.OFF),
+        (LIVELY, True, Asks.OFF),
+    ],
+)
+def test_whether_a_vm_asks(pace: Pace | None, is_off: bool, word: Asks) -> None:
+    assert asks(pace, is_off=is_off) is word
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_awaited"),
+    [
+        ({}, True),
+        ({"status": Status.STARTED}, False),
+        ({"status": Status.OVER}, False),
+        ({"listed": False}, False),
+        ({"cause": Cause.REIMAGE}, False),
+    ],
+    ids=["scheduled", "started", "over", "unlisted", "without a kind"],
+)
+def test_vms_can_prepare_for_what_is_scheduled_and_listed(facts: dict[str, Any], is_awaited: bool) -> None:
+    assert awaits(an_event(**facts)) is is_awaited
+
+
+def test_only_what_was_given_before_the_start_counts() -> None:
+    def sighting(vm: str, status: str) -> Sighting:
+        return Sighting(
+            event_id="E", scope_id="s", vm=vm, status=status, version="2020-07-01", incarnation=2, at=PUBLISHED
+        )
+
+    assert given_to([sighting("a", "scheduled"), sighting("a", "started"), sighting("b", "started")]) == {"a"}
+
+
+def test_a_vm_that_was_given_its_event_is_prepared() -> None:
+    assert told(an_event(), "a", given={"a"}, scope={}) is Told.GIVEN
+
+
+def test_a_neighbour_who_was_given_it_may_prepare_for_the_vm() -> None:
+    assert told(an_event(), "a", given={"b"}, scope={"a": one(SILENT)}) is Told.NEIGHBOUR
+
+
+def test_where_nobody_ever_asked_nobody_is_told() -> None:
+    assert told(an_event(), "a", given=set(), scope={}) is Told.NOBODY
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "cause", "word"),
+    [
+        (one(), Cause.USER_RESTART, Told.SOON),
+        (one(at=PUBLISHED), Cause.USER_RESTART, Told.SOON),
+        (one(at=PUBLISHED + 1), Cause.USER_RESTART, Told.NOBODY),
+        (one(SILENT), Cause.USER_RESTART, Told.NOBODY),
+        (one(None), Cause.USER_RESTART, Told.NOBODY),
+        (one(version="2017-08-01"), Cause.USER_RESTART, Told.SOON),
+        (one(version="2017-08-01"), Cause.EVICTION, Told.NOBODY),
+        (one(version="2017-11-01"), Cause.EVICTION, Told.SOON),
+        (one(version="2017-11-01"), Cause.USER_DELETE, Told.NOBODY),
+        (one(version="from another time"), Cause.USER_RESTART, Told.NOBODY),
+    ],
+    ids=[
+        "it asks, and has not since",
+        "it asked at that very moment",
+        "it asked since, and was not given it",
+        "it stopped asking",
+        "it asked before a restart that nobody remembers",
+        "an old version that shows a Reboot",
+        "an old version that hides a Preempt",
+        "the version that brought Preempt",
+        "a version that hides a Terminate",
+        "a version that is not known",
+    ],
+)
+def test_whoever_still_asks_will_be_told_if_their_version_shows_it(
+    neighbour: Neighbour, cause: Cause, word: Told
+) -> None:
+    """Spec §3: a version shows only the kinds it knows."""
+    assert told(an_event(cause=cause), "a", given=set(), scope={"b": neighbour}) is word
