@@ -39,12 +39,10 @@ def instant(at: float | None, near: float | None = None) -> Markup:
         return Markup("—")
     when = datetime.fromtimestamp(at, UTC)
     is_near = near is None or when.date() == datetime.fromtimestamp(near, UTC).date()
-    return Markup('<time datetime="{}" data-at="{}" title="{}">{}</time>').format(
-        f"{when:%Y-%m-%dT%H:%M:%SZ}",
-        f"{at:.3f}",
-        f"{when:%Y-%m-%d %H:%M:%S} UTC",
-        f"{when:%H:%M:%S}" if is_near else f"{when:%d %b %H:%M:%S}",
-    )
+    date, time = f"{when:%Y-%m-%d}", f"{when:%H:%M:%S}"
+    text = time if is_near else f"{when:%d %b} {time}"
+    # Numbers only: there is nothing to escape.
+    return Markup(f'<time datetime="{date}T{time}Z" data-at="{at:.3f}" title="{date} {time} UTC">{text}</time>')
 
 
 def day(at: float) -> str:
@@ -57,9 +55,9 @@ def but(query: Mapping[str, str], **changes: object) -> str:
     return urlencode({name: value for name, value in wanted.items() if value not in (None, "")})
 
 
-def percent(share: float) -> str:
+def percent(share: float) -> Markup:
     """Where something stands in a drawing of any width."""
-    return f"{share:.3f}%"
+    return Markup(f"{share:.2f}%")
 
 
 def shorten(text: str, most: int = 40) -> str:

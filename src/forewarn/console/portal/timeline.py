@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -97,6 +98,7 @@ async def show(room: Room, call: Call, query: TimelineQuery) -> TimelinePage:
     now = room.now()
     window = window_around(read_instant(query.at) if query.at else now, read_span(query.span or USUAL_SPAN))
     found = _found(room, query, window)
+    await asyncio.sleep(0)  # there may have been much to look through: others get their turn
 
     showing = Showing(room)
     seen = [event for event in found.events if _is_seen(event, window, now)]
