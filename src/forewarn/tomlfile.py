@@ -1,6 +1,6 @@
-"""On which line of a TOML text a table or key stands: the one thing that `tomllib` does not tell.
+"""On which line of a TOML text a table or key stands: the one thing that readers of TOML do not tell.
 
-A path is what leads to a value in the parsed data: `("vms", 3, "tags", "team")`. Only text that `tomllib` has
+A path is what leads to a value in the parsed data: `("vms", 3, "tags", "team")`. Only text that a reader has
 accepted is scanned, so the scanner may be trusting: it follows structure and skips over everything else.
 """
 
@@ -24,6 +24,10 @@ _STRING = re.compile(
     re.DOTALL,
 )
 _BARE = re.compile(r"[^,\]}#\n]+")
+# What nearly every line is: a key, and a value that ends with the line and has nothing inside.
+_PLAIN = re.compile(
+    r"""([A-Za-z0-9_-]+)[ \t]*=[ \t]*(?:"[^"\\\n]*"|'[^'\n]*'|[^\s"'\[{#][^\n#]*)[ \t]*(?:#[^\n]*)?(?:\n|\Z)"""
+)
 
 
 class Lines:
@@ -49,7 +53,7 @@ def lines_of(text: str) -> Lines:
 
 
 def faulty_line(message: str, text: str) -> int:
-    """The line that an error of `tomllib` is about: its message names one, or means the end."""
+    """The line that an error of `tomllib`, or of `tomli`, is about: its message names one, or means the end."""
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
 
@@ -68,7 +72,10 @@ class _Scanner:
         inside: Path = ()
         self._skip(_GAP)
         while self.at < len(self.text):
-            if self._peek("["):
+            if plain := _PLAIN.match(self.text, self.at):
+                self.found[(*inside, plain[1])] = self._line()
+                self.at = plain.end()
+            elif self._peek("["):
                 inside = self._header()
             else:
                 self._pair(inside)

@@ -17,7 +17,7 @@ def fault_in_name(name: str, *, limit: int = MAX_NAME) -> str | None:
         return f"is {len(name)} letters long, {limit} is the most"
     if name != name.strip():
         return "begins or ends with a blank"
-    if any(letter in "/\\" for letter in name):
+    if "/" in name or "\\" in name:
         return "has a slash in it"
     return None if name.isprintable() else "has a control character in it"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,6 +9,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import msgspec
+import tomli  # the standard library's, compiled: a fleet written out VM by VM is megabytes of text
 
 from forewarn.core.fleetfile import form
 from forewarn.core.fleetfile.problem import Findings
@@ -58,7 +58,7 @@ class FleetFile:
 def read_tables(text: str, findings: Findings) -> FleetFile | None:
     """None: the text is not TOML, and nothing more can be said about it."""
     try:
-        data = tomllib.loads(text)
+        data = tomli.loads(text)
         reader = _Reader(lines_of(text), findings)
     except ValueError as error:
         findings.add(faulty_line(str(error), text), f"this is not TOML ({error})", "correct that line")
