@@ -60,6 +60,10 @@ class Directory:
     def power_of(self, key: str) -> Power:
         return self._off.get(key, Power.RUNNING)
 
+    def off(self) -> list[str]:
+        """The keys of the VMs that are not running."""
+        return list(self._off)
+
     def commonest_home(self) -> tuple[str, str] | None:
         """The subscription and resource group that most VMs are in."""
         common = self._homes.most_common(1)

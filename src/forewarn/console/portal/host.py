@@ -20,8 +20,8 @@ from forewarn.core.event import Status
 from forewarn.core.fleet import Health, Host, Vm
 from forewarn.errors import Rejected
 
-_MOST_HOSTS = 24  # on a page
-_MOST_CELLS = 60  # of a host among others
+_MOST_HOSTS = 20  # on a page
+_MOST_CELLS = 24  # of a host among others
 _RECENT = 1000  # events that are over and looked through
 _MOST_OVER = 20
 

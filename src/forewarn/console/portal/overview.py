@@ -109,9 +109,13 @@ class Overview:
             self._works.setdefault(event.scope_id, {})[event.id] = meaning_of(event)
         self._stop = self._store.subscribe(self._hear)
         while stretch := list(islice(keys, _AT_A_STRETCH)):
-            for key in stretch:
-                self._settle(key)
+            for key in filter(self._directory.has, stretch):
+                self._group_for(key).join(key, block_id_for(self._placement.scope_of(key)))
             await asyncio.sleep(0)
+        # Most VMs are simply running: only those of which more is known are looked at.
+        told = (key for works in self._works.values() for meaning in works.values() for key in meaning)
+        for key in {*told, *self._directory.off()}:
+            self._settle(key)
 
     def _hear(self, committed: Committed) -> None:
         self.changed(committed.commit)
@@ -139,8 +143,7 @@ class Overview:
         group = self._groups.get(_group_of(key))
         if not self._directory.has(key):
             return self._forget(key, group) if group is not None else None
-        if group is None:
-            group = self._groups[_group_of(key)] = Group(_group_of(key))
+        group = group or self._group_for(key)
         scope_id = self._placement.scope_of(key)
         is_new = group.join(key, block_id_for(scope_id))
         if is_new:
@@ -148,6 +151,13 @@ class Overview:
         before, now = group.state_of(key), self._state(key, scope_id)
         group.mark(key, now)
         return now if is_new or now is not before else None
+
+    def _group_for(self, key: str) -> Group:
+        group_id = _group_of(key)
+        group = self._groups.get(group_id)
+        if group is None:
+            group = self._groups[group_id] = Group(group_id)
+        return group
 
     def _forget(self, key: str, group: Group) -> VmState | None:
         if not group.leave(key):
