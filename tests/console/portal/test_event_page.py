@@ -94,7 +94,7 @@ def test_the_json_of_every_version_is_what_a_vm_is_given(portal: Visitor, versio
     assert wording == {"version": version, "text": given, "hidden": ""}
     page = portal.get(f"/portal/events/{event_id}")
     assert f'<pre class="wire">{html.escape(given, quote=True).replace("&quot;", "&#34;")}</pre>' in page.html
-    part = re.search(rf'<details id="version-{version}".*?<pre>(.*?)</pre>', page.html, re.S)
+    part = re.search(rf'<details id="version-{version}".*?<pre [^>]*>(.*?)</pre>', page.html, re.S)
     assert part is not None
     assert json.loads(html.unescape(part[1])) == json.loads(given)
 
