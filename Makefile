@@ -53,7 +53,7 @@ bench: $(STAMP) ## measure the service beside nginx; say which figures are reach
 	@bench/programs.sh
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
-lint: $(STAMP) ## ruff, mypy --strict and the import contracts
+lint: $(STAMP) ## ruff, mypy --strict (the bench too) and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -125,7 +125,7 @@ def _look(ground: Ground, service: Subject, task: dict[str, Any]) -> tuple[list[
 
 def _change(ground: Ground, service: Subject, vms: list[str], for_s: float) -> None:
     """VMs that are in view become noticed and are let go again, so many a second, one after the other."""
-    begin, pending = time.perf_counter(), {}
+    begin, pending = time.perf_counter(), dict[str, str]()
     for number, vm in enumerate(cycle(vms)):
         at = begin + number / _CHANGES
         if at > begin + for_s:
