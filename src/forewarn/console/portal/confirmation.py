@@ -87,7 +87,8 @@ def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
         whom = "it" if scope_id.startswith("vm:") else "its VMs"
         yield f"Nobody polls {title} ({last}): {whom} will be hit unprepared."
     if len(silent) > _TOLD:
-        yield f"Nobody polls {len(silent) - _TOLD} more scopes: their VMs will be hit unprepared, too."
+        more = len(silent) - _TOLD
+        yield f"Nobody polls {more} more scope{'s' if more > 1 else ''}, either."
 
 
 def _silence(room: Room, scope_id: str) -> str | None:
