@@ -32,6 +32,8 @@ async def flush(observations: Observations, store: Store) -> None:
     except ForewarnError as error:
         log.warning("what VMs asked could not be written down, keeping it: %s", error)
         observations.put_back(polls, sightings)
+    else:
+        observations.written(sightings)
 
 
 async def tend_faults(table: FaultTable, faults: Faults, *, every_s: float = 1.0) -> None:

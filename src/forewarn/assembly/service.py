@@ -272,6 +272,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         rules_for=service.mouth.rules_for,
         keepers=lambda: service.keepers.links,
         observe=observe,
+        follow_sightings=service.mouth.observations.follow,
         pace=service.mouth.observations.pace,
         metrics=service.metrics.show,
         shown=service.mouth.caught_up if service.settings.workers else None,

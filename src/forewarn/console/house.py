@@ -12,6 +12,7 @@ from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
+from forewarn.core.history import Sighting
 from forewarn.core.pace import Pace
 from forewarn.protocol.exchange import Rules
 
@@ -37,6 +38,13 @@ def _usual_rules(location: str) -> Rules:
     return Rules()
 
 
+Watch = Callable[[Sequence[Sighting]], None]
+
+
+def _nobody_sees(watch: Watch) -> Callable[[], None]:
+    return lambda: None
+
+
 async def _nothing_seen() -> None:
     return
 
@@ -56,6 +64,9 @@ class House:
     observe: Callable[[], Awaitable[None]] = _nothing_seen  # writes down what VMs were seen to ask until now
     pace: Callable[[str], Pace | None] = _unheard  # how the VM with this key asks; None: it never has
     metrics: Callable[[], Awaitable[bytes]] | None = None  # what Prometheus is told
+    follow_sightings: Callable[[Watch], Callable[[], None]] = (
+        _nobody_sees  # tells of them until what it returns is called
+    )
     shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     links: Links | None = None  # that sign in to the portal once; None: there is none

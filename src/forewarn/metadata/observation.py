@@ -56,6 +56,7 @@ class Observations:
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
         self._settle: Callable[[], None] = lambda: None
+        self._hears: list[Callable[[Sequence[Sighting]], None]] = []
         self.lost = 0  # sightings that found no room while the writer was away
 
     def count_on(self, polls: Iterable[Polled]) -> None:
@@ -67,6 +68,15 @@ class Observations:
     def settle_with(self, settle: Callable[[], None]) -> None:
         """Call this before a batch is handed out: it tells what was asked and not told yet."""
         self._settle = settle
+
+    def follow(self, hear: Callable[[Sequence[Sighting]], None]) -> Callable[[], None]:
+        """Tell of sightings once they are written down; what is returned stops that."""
+        self._hears.append(hear)
+        return lambda: self._hears.remove(hear)
+
+    def written(self, sightings: Sequence[Sighting]) -> None:
+        for hear in tuple(self._hears) if sightings else ():
+            hear(sightings)
 
     def asked(self, view: View, version: str, at: float, *, count: int = 1, agent: str = "", wait_s: int = 0) -> None:
         """So many times, the last of them at this moment, in this version and by this program."""

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,9 +19,10 @@ from forewarn.console.portal import channel, health, listener, live
 from forewarn.console.portal.visit import Visit
 from forewarn.core.access import Principal
 from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.history import Entry, Sighting, What
 from forewarn.core.request import Ask
 from forewarn.errors import Unauthenticated, Unavailable
+from forewarn.metadata import Observations
 from forewarn.store.memory import MemoryStore
 from forewarn.testing.world import World
 
@@ -205,6 +207,37 @@ def test_commits_close_to_each_other_are_one_change(portal: Visitor) -> None:
             assert len(told["vms"]) == 3
 
     play(portal, story)
+
+
+def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
+    observations = Observations()
+    house = replace(portal.api.house, follow_sightings=observations.follow)
+    other = Visitor(portal.api, portal.principal)
+    other.app = build(house, welcome=welcoming(portal.principal))
+
+    async def story() -> None:
+        event_id = await restart(portal.world, "web-0")
+        scope_id = portal.world.vm("web-0").scope_id
+        async with looking(other) as page:
+            await page.next("counts")
+            seen = Sighting(
+                event_id=event_id, scope_id=scope_id, vm="web-0", status="scheduled", version="", incarnation=1, at=0
+            )
+            observations.written([seen])
+            _, told, number = await page.next("change")
+            assert (told["events"], told["scopes"]) == ([event_id], [scope_id])
+            assert number == portal.world.store.last_seq()
+        await asyncio.sleep(0)
+        assert observations._hears == []
+
+    play(portal, story)
+
+
+def welcoming(principal: Principal) -> Any:
+    async def welcome(request: Any) -> Visit:
+        return Visit(principal=principal, token="", ends_at=0)
+
+    return welcome
 
 
 def test_commits_that_concern_no_page_are_not_told(portal: Visitor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forewarn.clock import LabClock, Setting
@@ -12,6 +12,7 @@ from forewarn.console.portal.health import Health, Nurse
 from forewarn.console.portal.listener import Listener
 from forewarn.console.portal.news import Gathering, News
 from forewarn.console.portal.overview import Overview
+from forewarn.core.history import Sighting
 from forewarn.core.vmstate import VmState
 from forewarn.errors import Unavailable
 from forewarn.store.seam import Committed
@@ -34,6 +35,7 @@ class Channel:
         self._gathering: Gathering | None = None
         self._seq = 0
         self._nurse = Nurse(self._store, self._tell_health)
+        self._stops: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._follows_clock = False
@@ -88,7 +90,7 @@ class Channel:
         return gathering.news(seq, control.clock.now(), control.placement.home_of)
 
     def _begin(self) -> None:
-        self._unsubscribe = self._store.subscribe(self._hear)
+        self._stops = [self._store.subscribe(self._hear), self._house.follow_sightings(self._hear_sightings)]
         self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
         clock = self._house.control.clock
         if not self._follows_clock and isinstance(clock, LabClock):
@@ -96,7 +98,8 @@ class Channel:
             self._follows_clock = True
 
     def _end(self) -> None:
-        self._unsubscribe()
+        for stop in self._stops:
+            stop()
         for task in self._tasks:
             task.cancel()
         for timer in self._timers.values():
@@ -114,6 +117,12 @@ class Channel:
         self._gathering.add(committed.commit)
         self._gathering.add_vms(self._overview.changed(committed.commit))
         self._seq = committed.seq
+        self._soon("news", GATHER_S, self._tell_news)
+
+    def _hear_sightings(self, sightings: Sequence[Sighting]) -> None:
+        self._gathering = self._gathering or Gathering()
+        self._gathering.add_sightings(sightings)
+        self._seq = max(self._seq, self._store.last_seq())
         self._soon("news", GATHER_S, self._tell_news)
 
     def _hear_clock(self, setting: Setting) -> None:

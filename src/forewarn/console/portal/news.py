@@ -13,7 +13,7 @@ import msgspec
 from forewarn.console.visibility import Visibility
 from forewarn.core.change import Commit
 from forewarn.core.event import Event
-from forewarn.core.history import Entry
+from forewarn.core.history import Entry, Sighting
 from forewarn.store.seam import Store
 
 T = TypeVar("T")
@@ -141,6 +141,12 @@ class Gathering:
             if entry.event_id:
                 self._hosts_of[entry.event_id].add(entry.host)
                 self._events.setdefault(entry.event_id, entry.scope_id)
+
+    def add_sightings(self, sightings: Iterable[Sighting]) -> None:
+        """A VM was given an event: no entry tells, but pages show it."""
+        for sighting in sightings:
+            self._events[sighting.event_id] = sighting.scope_id
+            self._scopes.add(sighting.scope_id)
 
     def add_vms(self, states: Iterable[tuple[str, str]]) -> None:
         self.vms.update(states)
