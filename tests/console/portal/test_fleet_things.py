@@ -79,6 +79,15 @@ def test_a_scope_shows_only_the_members_that_one_may_read(portal: Visitor) -> No
     assert reader.visit("GET", "/portal/scopes/pool").status == 404
 
 
+def test_a_scope_tells_of_vms_that_are_gone(portal: Visitor) -> None:
+    portal.world.ask(Ask.DELETE, "web-1")
+    portal.world.advance(60)
+    page = portal.get("/portal/scopes/web")
+    assert "Gone web-1 , at 12:00:10" in page.text
+    assert [vm["name"] for vm in portal.get("/portal/scopes/web?as=json").json["vms"]] == ["web-0", "web-2"]
+    assert portal.holding("Reader", f"{VMS}/web-0").get("/portal/scopes/web?as=json").json["gone"] == []
+
+
 def test_a_vm_shows_its_facts_and_where_it_asks(portal: Visitor) -> None:
     page = portal.get("/portal/vms/db")
     assert "curl -H Metadata:true 'http://127.0.0.9:8080/metadata/scheduledevents?api-version=2020-07-01'" in page.text

@@ -19,6 +19,7 @@ from forewarn.protocol.versions import NEWEST
 from forewarn.store.seam import Polled
 
 _MOST_OVER = 20
+_MOST_GONE = 20
 
 
 class Member(View, frozen=True, kw_only=True):
@@ -34,6 +35,12 @@ class Member(View, frozen=True, kw_only=True):
     is_silent: bool  # it has not asked in the last minute
 
 
+class Departed(View, frozen=True, kw_only=True):
+    key: str
+    name: str
+    removed_at: float
+
+
 class ScopePage(View, frozen=True, kw_only=True):
     id: str
     title: str
@@ -43,6 +50,7 @@ class ScopePage(View, frozen=True, kw_only=True):
     incarnation: int
     block: BlockView
     vms: tuple[Member, ...]
+    gone: tuple[Departed, ...]  # the last ones first
     events: tuple[EventView, ...]
     over: tuple[EventView, ...]  # newest first
     api_version: str
@@ -71,6 +79,7 @@ async def show(room: Room, call: Call) -> ScopePage:
         incarnation=scope.incarnation,
         block=block_view([scope], vms, {vm.key for vm in vms}, room.house.pace, room.overview, title=title),
         vms=tuple(_member(room, vm, polls.get(vm.key)) for vm in vms),
+        gone=_gone(room, scope),
         events=showing.events(scope.live()),
         over=showing.events(reversed(over)),
         api_version=NEWEST,
@@ -92,6 +101,12 @@ def _member(room: Room, vm: Vm, polled: Polled | None) -> Member:
         polls=polled.count if polled else 0,
         is_silent=pace is None or pace.is_silent,
     )
+
+
+def _gone(room: Room, scope: Scope) -> tuple[Departed, ...]:
+    once = [vm for vm in room.store.vms(scope_id=scope.id, removed=True) if room.sees(vm)]
+    gone = [Departed(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in once if vm.removed_at is not None]
+    return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MOST_GONE])
 
 
 def _document(scope: Scope) -> str:
