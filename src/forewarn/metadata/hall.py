@@ -16,8 +16,11 @@ from forewarn.metadata.limits import Limits
 from forewarn.metadata.memory import Memory
 from forewarn.metadata.reply import Writer
 from forewarn.metadata.sort import Sort
+from forewarn.metadata.timetable import Timetable
 
 _DRAINS_PER_TURN = 200
+_HOLD_GRAIN_S = 0.05
+_IDLE_GRAINS = 100  # to the time that a connection may be idle
 RESET = 0  # in the place of a status: the connection was reset instead
 
 
@@ -29,6 +32,12 @@ class Guest(Protocol):
 
     def hang_up(self) -> None:
         """Go at once."""
+
+    def end_hold(self) -> None:
+        """The request that is held has waited long enough."""
+
+    def look_idle(self) -> None:
+        """Go, if there was no request for too long."""
 
     @property
     def buffered_bytes(self) -> int: ...
@@ -67,6 +76,10 @@ class Hall:
         self.limits, self.tally = limits, tally
         self.loop = asyncio.get_running_loop()
         self.repeat, self.time = memory.repeat, self.loop.time
+        self.holds = Timetable[Guest](self.loop, grain_s=_HOLD_GRAIN_S, call=lambda guest: guest.end_hold())
+        self.idlers = Timetable[Guest](
+            self.loop, grain_s=limits.idle_s / _IDLE_GRAINS, call=lambda guest: guest.look_idle()
+        )
         self.is_draining = False
         self._share = limits.share
         self._guests: dict[Guest, str | None] = {}

@@ -57,13 +57,13 @@ class Connection(asyncio.Protocol):
         self._turn: asyncio.Handle | None = None  # there is more to do, when others have had their turn
         self._quiet_since = hall.loop.time()
         self._deadline: asyncio.TimerHandle | None = None  # of a request that is not whole
-        self._hold_timer: asyncio.TimerHandle | None = None
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._hold_slot = self._idle_slot = 0  # in the hall's timetables
+        self._last_timer: asyncio.TimerHandle | None = None  # of one that is closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport, self._is_inside = cast(asyncio.Transport, transport), True
         self._transport.set_write_buffer_limits(high=self._hall.limits.write_bytes)
-        self._idle_timer = self._hall.loop.call_later(self._hall.limits.idle_s, self._look_idle)
+        self._idle_slot = self._hall.idlers.put(self._quiet_since + self._hall.limits.idle_s, self)
         caller = self.caller
         self._known = self._hall.memory.answers_for(caller.vm, caller.is_loopback, caller.is_local) or _NOTHING
         if self._unsaid or self._intake.waiting:
@@ -108,7 +108,8 @@ class Connection(asyncio.Protocol):
         self._leave_hold()
         if self._pour is not None:
             self._pour.stop()
-        for timer in (self._deadline, self._idle_timer):
+        self._hall.idlers.drop(self._idle_slot, self)
+        for timer in (self._deadline, self._last_timer):
             if timer is not None:
                 timer.cancel()
         self._hall.leave(self)
@@ -126,6 +127,9 @@ class Connection(asyncio.Protocol):
     def wake(self) -> None:
         if self._hold is not None and self._hold.scope_id:
             self._resume(over=False)
+
+    def end_hold(self) -> None:
+        self._resume(over=True)
 
     def drain(self) -> None:
         if self._hold is not None:
@@ -272,7 +276,7 @@ class Connection(asyncio.Protocol):
     def _enter_hold(self, hold: Hold) -> None:
         self._hold = hold
         self._hall.tally.held += 1
-        self._hold_timer = self._hall.loop.call_at(hold.until, self._resume, True)
+        self._hold_slot = self._hall.holds.put(hold.until, self)
         if hold.scope_id:
             self._hall.board.hold(hold.scope_id, self)
 
@@ -281,8 +285,7 @@ class Connection(asyncio.Protocol):
         if hold is not None:
             self._hall.tally.held -= 1
             self._hall.board.release(hold.scope_id, self)
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
+            self._hall.holds.drop(self._hold_slot, self)
         return hold
 
     def _resume(self, over: bool) -> None:
@@ -335,12 +338,12 @@ class Connection(asyncio.Protocol):
             self._sort = NO_REQUEST
             self._refuse(timed_out())
 
-    def _look_idle(self) -> None:
-        idle_s, loop = self._hall.limits.idle_s, self._hall.loop
+    def look_idle(self) -> None:
+        idle_s, now = self._hall.limits.idle_s, self._hall.time()
         is_busy = self._in_work or self._hold is not None or self._pour is not None or self._deadline is not None
-        left_s = idle_s if is_busy else self._quiet_since + idle_s - loop.time()
+        left_s = idle_s if is_busy else self._quiet_since + idle_s - now
         if left_s > 0:
-            self._idle_timer = loop.call_later(left_s, self._look_idle)
+            self._idle_slot = self._hall.idlers.put(now + left_s, self)
         elif self._transport.get_write_buffer_size() > 0:
             self.hang_up()
         else:
@@ -360,8 +363,9 @@ class Connection(asyncio.Protocol):
     def _close(self, *, linger: bool) -> None:
         """With `linger` we go on listening for a while: closing on unread bytes would take our last answer back."""
         self._shut()
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
+        self._hall.idlers.drop(self._idle_slot, self)
+        if self._last_timer is not None:
+            self._last_timer.cancel()
         if not linger or self._has_eof:
             self._transport.close()
             patience_s = self._hall.limits.idle_s
@@ -371,7 +375,7 @@ class Connection(asyncio.Protocol):
                 self._transport.write_eof()
             if self._reads_wait:
                 self._transport.resume_reading()
-        self._idle_timer = self._hall.loop.call_later(patience_s, self._transport.abort)
+        self._last_timer = self._hall.loop.call_later(patience_s, self._transport.abort)
 
     def _shut(self) -> None:
         """No request is taken any more."""
