@@ -24,6 +24,7 @@ from forewarn.core.fleet import Health, Power
 from forewarn.core.policy import Policy
 from forewarn.core.request import Ask, Impact, Progress, Rollout
 from forewarn.store.memory import MemoryStore
+from forewarn.store.seam import Polled
 from forewarn.testing.world import NOON, World, a_host, a_vm
 
 Fields = Mapping[str, str | list[str]]
@@ -452,6 +453,24 @@ def test_who_is_not_prepared_is_named_before_it_happens(portal: Visitor) -> None
         "Nobody polls VM db (nobody ever did): it will be hit unprepared."
         in confirm(portal, "restart", {"vm": "db"}).text
     )
+
+
+def test_whoever_polls_is_not_called_unprepared(portal: Visitor) -> None:
+    vm = portal.world.vm("db")
+
+    def poll(at: float) -> None:
+        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01")
+        portal.world.do(portal.world.store.observe([polled], []))
+
+    poll(portal.world.now - 10)
+    assert "unprepared" not in confirm(portal, "restart", {"vm": "db"}).text
+    portal.world.advance(3600)
+    page = confirm(portal, "restart", {"vm": "db"})
+    assert "unprepared" not in page.text  # who polled when time was skipped counts as polling throughout
+    portal.world.do(portal.world.control.labtime.set_speed(0))
+    portal.world.clock.adopt(portal.world.clock.jumped_to(portal.world.now + 7200))
+    page = confirm(portal, "restart", {"vm": "db"})
+    assert "Nobody polls VM db (the last poll was 2 h ago): it will be hit unprepared." in page.text
 
 
 def test_what_happens_at_once_is_said_with_its_reason(portal_of: Callable[..., Visitor]) -> None:

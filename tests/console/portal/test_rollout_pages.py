@@ -128,6 +128,14 @@ def test_a_page_says_what_was_just_done_and_nothing_that_a_link_makes_up(portal:
     assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
 
 
+def test_an_event_is_approved_from_its_request_by_those_who_may(portal: Visitor) -> None:
+    (event,) = portal.world.ask(Ask.RESTART, "db")
+    target, link = f"/portal/requests/{event.request_id}", f"/portal/forms/approve?event={event.id}"
+    assert link in portal.get(target).html
+    assert link in portal.holding("ScheduledEventContributor", DB).get(target).html
+    assert link not in portal.holding("Reader", DB).get(target).html
+
+
 def test_a_request_for_somebody_else_s_vm_does_not_exist(portal: Visitor) -> None:
     (event,) = portal.world.ask(Ask.RESTART, "web-0")
     assert portal.holding("Reader", DB).visit("GET", f"/portal/requests/{event.request_id}").status == 404

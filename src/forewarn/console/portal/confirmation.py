@@ -93,12 +93,15 @@ def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
 
 def _silence(room: Room, scope_id: str) -> str | None:
     """Since when nobody has asked there, in words; None: somebody does."""
-    last = max((polled.at for polled in room.store.polls(scope_id=scope_id)), default=None)
-    if last is None:
+    polls = room.store.polls(scope_id=scope_id)
+    if not polls:
         return "nobody ever did"
+    silent_s = room.now() - max(polled.at for polled in polls)
+    paces = [pace for polled in polls if (pace := room.house.pace(polled.vm)) is not None]
     _, speed, _ = room.control.labtime.show()
-    silent_s = room.now() - last
-    return None if silent_s <= SILENT_S * max(1.0, speed) else f"the last poll was {span(silent_s)} ago"
+    # After a restart of the service nobody has been heard yet: then what is stored must do.
+    is_silent = all(pace.is_silent for pace in paces) if paces else silent_s > SILENT_S * max(1.0, speed)
+    return f"the last poll was {span(silent_s)} ago" if is_silent else None
 
 
 def _neighbours(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forewarn.console.call import Call
+from forewarn.console.over import named_event
 from forewarn.console.portal.axis import Window, iso
 from forewarn.console.portal.drawing import Chart, chart_of
 from forewarn.console.portal.lane import Lane
@@ -12,7 +14,8 @@ from forewarn.console.portal.timeline import drawn_alone, lane_for
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing
 from forewarn.console.views import View
-from forewarn.core.event import Event
+from forewarn.core.access import Right
+from forewarn.core.event import Event, Status
 
 _MOST = 100  # events drawn and listed
 _MARGIN = 0.06
@@ -35,6 +38,7 @@ class Course(View, frozen=True, kw_only=True):
     now: float
     lanes: tuple[Lane, ...]  # what is under way first, then the newest
     more: int
+    approvable: tuple[str, ...]  # ids of those that the visitor may approve
 
     def chart(self) -> Chart:
         return chart_of(self.lanes, self._window, self.now)
@@ -57,8 +61,19 @@ def course_of(room: Room, events: Sequence[Event]) -> Course:
     seen = [event for event in events if room.sees_scope(event.scope_id)]
     ordered = sorted(seen, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
     showing = Showing(room)
-    lanes = tuple(lane_for(showing, event) for event in ordered[:_MOST])
-    return Course(now=room.now(), lanes=lanes, more=max(0, len(ordered) - _MOST))
+    shown = ordered[:_MOST]
+    return Course(
+        now=room.now(),
+        lanes=tuple(lane_for(showing, event) for event in shown),
+        more=len(ordered) - len(shown),
+        approvable=tuple(event.id for event in shown if _may_approve(room, event)),
+    )
+
+
+def _may_approve(room: Room, event: Event) -> bool:
+    if event.status is not Status.SCHEDULED or event.approved_at is not None:
+        return False
+    return room.principal.may_all(Right.APPROVE, named_event(room, Call(names={"id": event.id})))
 
 
 def _row(lane: Lane) -> list[object]:

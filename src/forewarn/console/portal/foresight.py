@@ -20,6 +20,7 @@ from forewarn.errors import Refused
 
 Foresight = Callable[[Room, Call], list[str]]
 _NAMED = 3
+_LOOKED_THROUGH = 20_000  # events
 
 
 def of_performing(room: Room, call: Call) -> list[str]:
@@ -119,7 +120,7 @@ def of_advancing(room: Room, call: Call) -> list[str]:
     room.control.labtime.lab_clock("advanced")
     by_s = call.read_body(body.Advancing).by_s
     until = room.now() + by_s
-    scheduled = room.store.events(statuses=[Status.SCHEDULED])
+    scheduled = room.store.events(statuses=[Status.SCHEDULED], limit=_LOOKED_THROUGH)
     due = [event for event in scheduled if event.not_before <= until and room.sees_scope(event.scope_id)]
     sentences = [f"Lab time goes ahead by {span(by_s)}."]
     if not due:

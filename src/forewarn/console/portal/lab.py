@@ -13,6 +13,7 @@ from forewarn.core.history import What
 
 _LATELY = 15  # entries shown
 _LOOKED_THROUGH = 1_000  # for them
+_MANY = 5_000  # events under way, too many to look through for each page
 _SPEEDS = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
 _JUMPS = ("1m", "15m", "1h", "1d", "7d")
 _COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "left_s", "touched", "events")
@@ -69,7 +70,8 @@ async def show(room: Room, call: Call, query: DoneQuery) -> LabPage:
 
 def _due(room: Room) -> tuple[Due, ...]:
     """When the next notices end, and when a storm sets its next fault."""
-    scheduled = room.store.events(statuses=[Status.SCHEDULED])
+    many = room.store.counts().events > _MANY
+    scheduled = [] if many else room.store.events(statuses=[Status.SCHEDULED])
     events = sorted(
         (event for event in scheduled if event.not_before > room.now() and room.sees_scope(event.scope_id)),
         key=lambda event: event.not_before,
@@ -80,6 +82,8 @@ def _due(room: Room) -> tuple[Due, ...]:
         )
         for e in events
     ]
+    if many and (at := room.control.reconciler.next_wake()) is not None:
+        found.append(Due(at=at, text="the first of many events goes on"))
     if room.sees_everything() and (at := room.control.storms.next_at()) is not None:
         found.append(Due(at=at, text="a storm sets its next fault"))
     return tuple(sorted(found, key=lambda due: due.at))
