@@ -47,11 +47,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     def has(self, session: Session) -> bool:
         return session.id in self.ids or session.ends_at <= self.until
 
-    def with_one(self, session: Session, now: float) -> Ended:
+    def with_one(self, session: Session, now: float, most: int = _MOST_ENDED) -> Ended:
         left = {one: at for one, at in self.ids.items() if at > now} | {session.id: session.ends_at}
         latest = sorted(left.items(), key=lambda each: each[1], reverse=True)
-        lost = latest[_MOST_ENDED:]
-        return Ended(ids=dict(latest[:_MOST_ENDED]), until=max(self.until, *(at for _, at in lost), 0.0))
+        lost = latest[most:]
+        return Ended(ids=dict(latest[:most]), until=max(self.until, *(at for _, at in lost), 0.0))
 
 
 class Sessions:

@@ -1,4 +1,7 @@
-"""An issuer of tokens on loopback (OpenID Connect), for tests: real keys, real HTTP; it can rotate keys and be down."""
+"""An issuer of tokens on loopback (OpenID Connect), for tests: real keys, real HTTP; it can rotate keys and be down.
+
+People sign in at its `desk`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,12 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from forewarn.clock import read_real_time
+from forewarn.testing.oidc_desk import SignInDesk
+
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 DISCOVERY, KEYS = "/.well-known/openid-configuration", "/keys"
+AUTHORIZE, TOKEN = "/authorize", "/token"
 
 
 class OidcIssuer:
@@ -26,6 +33,7 @@ class OidcIssuer:
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.asked: list[str] = []
         self.down = False
+        self.desk = SignInDesk()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer))
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -57,17 +65,34 @@ class OidcIssuer:
         said = {name: value for name, value in {"iss": self.url, **claims}.items() if value is not None}
         return jwt.encode(said, self.keys[kid], algorithm, headers={"kid": kid})
 
-    def _answer(self, path: str) -> tuple[int, bytes] | None:
+    def _answer(self, target: str, body: bytes | None, authorization: str) -> tuple[int, bytes] | None:
+        """`body` is None of those who only look."""
+        path, _, query = target.partition("?")
         self.asked.append(path)
-        documents = {
-            DISCOVERY: {"issuer": self.url, "jwks_uri": self.url + KEYS},
-            KEYS: {"keys": self.published},
-        }
         if self.down:
             return None
         if path in self.answers:
             return self.answers[path]
-        return (200, json.dumps(documents[path]).encode()) if path in documents else (404, b"{}")
+        if path == AUTHORIZE and body is None:
+            return 302, self.desk.send_back(query).encode()
+        if path == TOKEN and body is not None:
+            return self._redeemed(body, authorization)
+        document = self._documents().get(path)
+        return (404, b"{}") if document is None else (200, json.dumps(document).encode())
+
+    def _documents(self) -> dict[str, Any]:
+        endpoints = {"authorization_endpoint": self.url + AUTHORIZE, "token_endpoint": self.url + TOKEN}
+        return {
+            DISCOVERY: {"issuer": self.url, "jwks_uri": self.url + KEYS, **endpoints},
+            KEYS: {"keys": self.published},
+        }
+
+    def _redeemed(self, body: bytes, authorization: str) -> tuple[int, bytes]:
+        claims, error = self.desk.redeem(body, authorization)
+        if claims is None:
+            return 400, json.dumps({"error": error}).encode()
+        token = self.token({"exp": int(read_real_time()) + 600, **claims}, kid=next(reversed(self.keys)))
+        return 200, json.dumps({"token_type": "Bearer", "access_token": "opaque", "id_token": token}).encode()
 
 
 def _jwk(key: PrivateKey) -> dict[str, Any]:
@@ -76,10 +101,16 @@ def _jwk(key: PrivateKey) -> dict[str, Any]:
     return jwt.algorithms.ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
 
 
-def _handler(answer: Callable[[str], tuple[int, bytes] | None]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: Callable[[str, bytes | None, str], tuple[int, bytes] | None]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = answer(self.path)
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers["Content-Length"])))
+
+        def _answer(self, body: bytes | None) -> None:
+            found = answer(self.path, body, self.headers.get("Authorization", ""))
             if found is None:
                 return  # hangs up
             status, body = found

@@ -1,0 +1,181 @@
+"""The portal with its doors, over a world; and browsers that keep cookies, follow redirects and go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+from urllib.parse import unquote, urlencode, urlsplit
+
+from cryptography.hazmat.primitives.asymmetric import rsa
+from starlette.applications import Starlette
+from tests.console.conftest import Api
+from tests.console.portal.conftest import Page
+
+from forewarn.access.code_flow import CodeFlow
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.access.link import Links
+from forewarn.access.session import Sessions
+from forewarn.access.sign_in import SignIn
+from forewarn.access.signing import SigningKey
+from forewarn.access.token import Issuer
+from forewarn.clock import read_real_time
+from forewarn.console.app import build
+from forewarn.console.door import Door
+from forewarn.console.house import House
+from forewarn.console.plain import PlainHttp
+from forewarn.console.portal.session import Lobby
+from forewarn.console.portal.sign_in import ONCE, sign_in_routes
+
+TENANT = "c0ffee00-0000-4000-8000-000000000001"
+ORIGIN = "http://localhost:8443"
+FORM = "application/x-www-form-urlencoded"
+_REFRESH = re.compile(r'<meta http-equiv="refresh" content="0; url=([^"]*)">')
+
+
+@cache
+def signing_key() -> SigningKey:
+    return SigningKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+
+
+class Doors:
+    """A service's HTTPS port as `Front` puts it together; its real time can be put forward."""
+
+    def __init__(self, api: Api, *, tenant_id: str = TENANT, issuer_url: str = "", client_id: str = "") -> None:
+        self.api = api
+        self.world = api.world
+        self.ahead_s = 0.0
+        self.tenant_id = tenant_id
+        external = ExternalIssuer(issuer_url, ["api://forewarn"]) if issuer_url else None
+        self.code_flow = CodeFlow(external, client_id) if external and client_id else None
+        own = Issuer("https://localhost:8443/adfs", signing_key())
+        self.sign_in = SignIn(issuer=own, tenant_id=tenant_id, external=external)
+        self.restart()
+
+    def now(self) -> float:
+        return read_real_time() + self.ahead_s
+
+    def restart(self) -> None:
+        """Another process, on what the store has."""
+        self.links = Links(f"{ORIGIN}{ONCE}/", self.now)
+        self.house: House = replace(self.api.house, real_time=self.now, links=self.links, sign_in=self.sign_in)
+        lobby = Lobby(
+            house=self.house, sign_in=self.sign_in, sessions=Sessions(key=signing_key(), tenant_id=self.tenant_id)
+        )
+        door = Door(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
+        routes = sign_in_routes(lobby, self.links, self.code_flow)
+        self.app: Starlette = build(self.house, door.admit, welcome=lobby.welcome, doors=routes)
+        self.app.add_middleware(PlainHttp)
+
+    def add_client(self, client_id: str = "ann", role: str = "Reader") -> str:
+        """The secret of a new client with this role over everything."""
+        secret: str = self.api.post("/access/clients", {"id": client_id})["secret"]
+        self.api.post("/access/grants", {"role": role, "to": client_id, "over": "/"})
+        return secret
+
+    def owner(self) -> Api:
+        """Calls the API as over the unix socket, where links can be had."""
+        owner = self.api._with(build(self.house))
+        owner.house = self.house
+        return owner
+
+
+class Browser:
+    def __init__(self, doors: Doors, origin: str = ORIGIN) -> None:
+        self.doors = doors
+        self.origin = origin
+        self.jar: dict[str, str] = {}
+
+    @property
+    def cookie(self) -> str:
+        """The one that tells who is signed in."""
+        (text,) = (text for name, text in self.jar.items() if "flow" not in name)
+        return text
+
+    def signed_in(self, client_id: str, secret: str) -> Browser:
+        page = self.post("/portal/sign-in", {"client_id": client_id, "secret": secret})
+        assert (page.status, page.headers["location"]) == (303, "/portal/"), page.text
+        return self
+
+    def who(self) -> str:
+        """As whom the portal knows this browser; "" if it is sent to sign in."""
+        page = self.get("/portal/nowhere")
+        if page.status == 303:
+            assert page.headers["location"].startswith("/portal/sign-in?to=")
+            return ""
+        found = re.search(r'class="who">([^<]*)<', page.html)
+        assert found is not None
+        return html.unescape(found[1])
+
+    def token(self) -> str:
+        """What the forms of its pages repeat."""
+        found = re.search(r'name="token" value="([^"]*)"', self.get("/portal/nowhere").html)
+        assert found is not None
+        return found[1]
+
+    def get(self, target: str, headers: Mapping[str, str] = {}, *, method: str = "GET") -> Page:
+        return self.send(method, target, b"", headers)
+
+    def post(self, target: str, fields: Mapping[str, str], headers: Mapping[str, str] = {}) -> Page:
+        return self.send("POST", target, urlencode(fields).encode(), {"content-type": FORM, **headers})
+
+    def went_on(self, page: Page) -> Page:
+        """Where a page leads by itself, as far as that is ours."""
+        for _ in range(5):
+            found = _REFRESH.search(page.html)
+            to = page.headers.get("location") or (html.unescape(found[1]) if found else "")
+            if not to.startswith("/"):
+                return page
+            page = self.get(to)
+        raise AssertionError(f"this leads on and on: {page.html}")
+
+    def send(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
+        return self.doors.world.do(self.sending(method, target, body, headers))
+
+    async def sending(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
+        address = urlsplit(self.origin)
+        path, _, query = target.partition("?")
+        sent_along = {"host": address.netloc, **({"cookie": self._cookies()} if self.jar else {}), **headers}
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": address.scheme,
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(name.lower().encode(), text.encode()) for name, text in sent_along.items()],
+            "server": ("127.0.0.1", 8443),
+            "client": ("127.0.0.1", 50000),
+        }
+        sent: list[dict[str, Any]] = []
+
+        said = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            return next(said, None) or await asyncio.Event().wait()  # type: ignore[return-value]
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.doors.app(scope, receive, send)
+        told = [(name.decode().lower(), value.decode()) for name, value in sent[0]["headers"]]
+        self._keep([value for name, value in told if name == "set-cookie"])
+        return Page(sent[0]["status"], dict(told), b"".join(part.get("body", b"") for part in sent[1:]))
+
+    def _cookies(self) -> str:
+        return "; ".join(f"{name}={text}" for name, text in self.jar.items())
+
+    def _keep(self, cookies: list[str]) -> None:
+        for cookie in cookies:
+            name, _, text = cookie.partition(";")[0].partition("=")
+            if "Max-Age=0" in cookie:
+                self.jar.pop(name, None)
+            else:
+                self.jar[name] = text

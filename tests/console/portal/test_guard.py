@@ -1,0 +1,116 @@
+"""What browsers are told of every page, and which writes count as asked for in a page of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.browser import Browser, Doors
+from tests.console.portal.conftest import TOKEN
+
+from forewarn.console.portal.guard import must_be_ours, must_repeat
+from forewarn.console.portal.visit import Visit
+from forewarn.core.access import owner
+from forewarn.errors import Forbidden
+
+VISIT = Visit(principal=owner("ann"), token=TOKEN, ends_at=0)
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+
+
+@pytest.fixture
+def ann(api_of: Callable[..., Api]) -> Browser:
+    doors = Doors(api_of())
+    return Browser(doors).signed_in("ann", doors.add_client())
+
+
+TARGETS = [
+    "/",
+    "/portal",
+    "/portal/",
+    "/portal/nowhere",
+    "/portal/sign-in",
+    "/portal/sign-in/once/x",
+    "/portal/sign-out",
+    "/portal/static/style.css",
+    "/portal/static/nothing.css",
+    "/portal/?as=json",
+]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("is_signed_in", [True, False], ids=["signed in", "signed out"])
+def test_every_answer_of_the_portal_tells_browsers_how_little_they_may_do(
+    ann: Browser, target: str, is_signed_in: bool
+) -> None:
+    headers = (ann if is_signed_in else Browser(ann.doors)).get(target).headers
+    assert headers["content-security-policy"] == POLICY
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] in ("same-origin", "no-referrer")
+    assert headers["cross-origin-opener-policy"] == "same-origin"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == ("no-cache" if "static" in target else "no-store")
+    assert "strict-transport-security" not in headers  # it would count for every other port of this name
+
+
+def test_what_is_static_is_asked_for_again_and_sent_only_if_it_has_changed(ann: Browser) -> None:
+    first = ann.get("/portal/static/style.css")
+    again = ann.get("/portal/static/style.css", {"if-none-match": first.headers["etag"]})
+    assert (first.status, again.status, again.content) == (200, 304, b"")
+
+
+@pytest.mark.parametrize("path", ["..%2f__init__.py", "%2e%2e/template/base.html", "../app.py", "/etc/passwd"])
+def test_nothing_but_what_is_static_is_sent_as_static(ann: Browser, path: str) -> None:
+    assert ann.get(f"/portal/static/{path}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({}, {"token": TOKEN}),
+        ({}, {"token": [TOKEN]}),
+        ({"X-Forewarn-Token": TOKEN}, {}),
+        (
+            {"host": "localhost:8443", "origin": "http://localhost:8443", "sec-fetch-site": "same-origin"},
+            {"token": TOKEN},
+        ),
+        ({"host": "LOCALHOST:8443", "origin": "http://localhost:8443"}, {"token": TOKEN}),
+        ({"sec-fetch-site": "none"}, {"token": TOKEN}),
+    ],
+)
+def test_a_write_with_the_token_from_a_page_of_ours_counts(headers: dict[str, str], fields: dict[str, str]) -> None:
+    must_repeat(VISIT, headers, fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"token": ""}, {"token": "other"}, {"token": []}, {"token": "é"}, {"tokens": TOKEN}]
+)
+def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> None:
+    with pytest.raises(Forbidden, match="nothing was done: load the page again"):
+        must_repeat(VISIT, {}, fields)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost:8443", "origin": "https://evil.example"},
+        {"host": "localhost:8443", "origin": "http://localhost:3000"},
+        {"host": "localhost:8443", "origin": "http://localhost"},
+        {"host": "localhost:8443", "origin": "http://localhost:8443.evil.example"},
+        {"host": "localhost:8443", "origin": "http://["},
+        {"host": "localhost:8443", "origin": "null"},
+        {"host": "localhost:8443", "origin": ""},
+        {"origin": ""},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": ""},
+    ],
+)
+def test_a_write_from_elsewhere_does_not_count_even_with_the_token(headers: dict[str, str]) -> None:
+    with pytest.raises(Forbidden, match="open the portal and ask there"):
+        must_repeat(VISIT, headers, {"token": TOKEN})
+    with pytest.raises(Forbidden):
+        must_be_ours(headers)

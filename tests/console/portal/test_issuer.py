@@ -1,0 +1,281 @@
+"""Signing in to the portal at an issuer outside: there, back, and everything that must not lead in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.console.conftest import Api
+from tests.console.portal.browser import ORIGIN, Browser, Doors
+from tests.console.portal.conftest import Page
+
+from forewarn.access.code_flow import CodeFlow, Flow
+from forewarn.access.issuer import ExternalIssuer
+from forewarn.clock import read_real_time
+from forewarn.errors import Unauthenticated, Unavailable
+from forewarn.testing.oidc import AUTHORIZE, DISCOVERY, TOKEN, OidcIssuer
+
+BEGIN = "/portal/sign-in/issuer?to=/portal/timeline"
+BACK = "/portal/sign-in/callback"
+AGAIN = "this sign-in was begun in another browser, or more than ten minutes ago: sign in once more"
+
+
+@pytest.fixture
+def issuer() -> Iterator[OidcIssuer]:
+    with OidcIssuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def doors(api_of: Callable[..., Api], issuer: OidcIssuer) -> Doors:
+    return Doors(api_of(), issuer_url=issuer.url, client_id=issuer.desk.client_id)
+
+
+@pytest.fixture
+def browser(doors: Doors) -> Browser:
+    return Browser(doors)
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *given: Any) -> None:
+        return None
+
+
+def at_issuer(page: Page) -> str:
+    """The person signs in there; where the browser is sent then, without our origin."""
+    try:
+        urllib.request.build_opener(_Stay).open(page.headers["location"], timeout=10)
+    except HTTPError as answer:
+        with answer:
+            return answer.headers["Location"].removeprefix(ORIGIN)
+    raise AssertionError("the issuer kept the browser")
+
+
+def came_back(browser: Browser, target: str) -> Page:
+    """As a browser does that another site has sent: without any cookie, and then on by itself."""
+    jar, browser.jar = browser.jar, {}
+    page = browser.get(target)
+    assert (page.status, browser.jar) == (200, {}), page.text
+    browser.jar = jar
+    found = page.html.partition("0; url=")[2].partition('"')[0].replace("&amp;", "&")
+    return browser.get(found)
+
+
+def refused(browser: Browser, page: Page, sentence: str) -> None:
+    assert page.status in (400, 401), page.text
+    assert sentence in page.text
+    assert browser.who() == ""
+
+
+def test_somebody_signs_in_at_the_issuer_and_is_back_where_they_wanted_to_be(
+    doors: Doors, browser: Browser, issuer: OidcIssuer
+) -> None:
+    shown = browser.get("/portal/sign-in?to=/portal/timeline")
+    assert f"Sign in with {issuer.url}" in shown.text
+    assert "/portal/sign-in/issuer?to=%2Fportal%2Ftimeline" in shown.html
+    left = browser.get(BEGIN)
+    assert left.status == 303
+    page = came_back(browser, at_issuer(left))
+    assert (page.status, page.headers["location"]) == (303, "/portal/timeline")
+    assert browser.who() == "ann@example.org (oidc)"
+    assert list(browser.jar) == ["forewarn-c0ffee00"]
+    doors.restart()
+    assert browser.who() == "ann@example.org (oidc)"
+
+
+def test_the_issuer_is_asked_as_the_standard_says(browser: Browser, issuer: OidcIssuer) -> None:
+    address = urlsplit(browser.get(BEGIN).headers["location"])
+    asked = {name: text for name, (text,) in parse_qs(address.query).items()}
+    assert f"{address.scheme}://{address.netloc}{address.path}" == issuer.url + AUTHORIZE
+    assert asked.pop("redirect_uri") == ORIGIN + BACK
+    assert len({asked.pop(name) for name in ("state", "nonce", "code_challenge")}) == 3
+    assert asked == {
+        "response_type": "code",
+        "client_id": "forewarn-portal",
+        "scope": "openid profile email",
+        "code_challenge_method": "S256",
+    }
+
+
+@pytest.mark.parametrize(
+    ("person", "principal"),
+    [
+        ({"sub": "ann"}, "oidc:ann"),
+        ({"sub": "pairwise", "oid": "object", "tid": "t", "preferred_username": "ann@example.org"}, "oidc:object"),
+        ({"sub": "object", "oid": "object", "tid": "t", "azp": "forewarn-portal"}, "oidc:object"),
+    ],
+    ids=["sub", "oid", "like an app"],
+)
+def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
+    doors: Doors, browser: Browser, issuer: OidcIssuer, person: dict[str, Any], principal: str
+) -> None:
+    issuer.desk.person = person
+    came_back(browser, at_issuer(browser.get(BEGIN)))
+    assert browser.get("/portal/").status == 403
+    granted = doors.api.post("/access/grants", {"role": "Reader", "to": principal, "over": "/"})
+    assert browser.get("/portal/").status == 200
+    claims = {"aud": "api://forewarn", "exp": read_real_time() + 60, **person}
+    headers = {"authorization": f"Bearer {issuer.token(claims)}"}
+    over_tls = Browser(doors, "https://localhost:8443")
+    assert over_tls.get("/forewarn/v1/clock", headers).status == 200
+    doors.api.delete(f"/access/grants/{granted['id']}")
+    assert browser.get("/portal/").status == 403
+
+
+def test_who_says_no_there_is_told_so_here(browser: Browser, issuer: OidcIssuer) -> None:
+    issuer.desk.denies = "access_denied"
+    page = came_back(browser, at_issuer(browser.get(BEGIN)))
+    refused(browser, page, f"issuer {issuer.url!r} did not sign you in ('the person said no'): try again")
+
+
+def test_a_state_that_is_not_of_this_browser_leads_nowhere(doors: Doors, browser: Browser) -> None:
+    """Somebody else's sign-in must not be finished here: one would work in their name."""
+    theirs = at_issuer(Browser(doors).get(BEGIN))
+    browser.get(BEGIN)
+    refused(browser, came_back(browser, theirs), AGAIN)
+
+
+@pytest.mark.parametrize("state", ["", "x", "é"])
+def test_a_state_that_was_changed_leads_nowhere(browser: Browser, state: str) -> None:
+    told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
+    refused(browser, came_back(browser, f"{BACK}?{urlencode({**told, 'state': state})}"), AGAIN)
+
+
+def test_whoever_has_not_begun_cannot_finish(doors: Doors, browser: Browser) -> None:
+    refused(Browser(doors), came_back(Browser(doors), at_issuer(browser.get(BEGIN))), AGAIN)
+
+
+def test_a_code_is_good_once_even_for_whoever_copied_everything(doors: Doors, browser: Browser) -> None:
+    back = at_issuer(browser.get(BEGIN))
+    thief = Browser(doors)
+    thief.jar = dict(browser.jar)
+    assert came_back(browser, back).status == 303
+    refused(Browser(doors), came_back(browser, back), AGAIN)
+    refused(thief, came_back(thief, back), "does not say who you are ('invalid_grant'): sign in once more")
+
+
+def test_somebody_elses_code_leads_nowhere(doors: Doors, browser: Browser) -> None:
+    """It was made for another verifier."""
+    code = dict(parse_qsl(urlsplit(at_issuer(Browser(doors).get(BEGIN))).query))["code"]
+    told = dict(parse_qsl(urlsplit(at_issuer(browser.get(BEGIN))).query))
+    refused(browser, came_back(browser, f"{BACK}?{urlencode({**told, 'code': code})}"), "'invalid_grant'")
+
+
+WRONG = [
+    pytest.param({"nonce": "another"}, "the issuer answers another sign-in than this one", id="nonce"),
+    pytest.param({"nonce": None}, "the issuer answers another sign-in than this one", id="no nonce"),
+    pytest.param({"aud": "another-client"}, "not for this service", id="audience"),
+    pytest.param({"aud": ["forewarn-portal", "x"], "azp": "x"}, "the sign-in was for 'x'", id="authorized party"),
+    pytest.param({"iss": "https://evil.example"}, "the token was issued by 'https://evil.example'", id="issuer"),
+    pytest.param({"exp": 1000}, "the token expired", id="expired"),
+    pytest.param({"sub": None}, "does not say whose it is", id="nobody's"),
+]
+
+
+@pytest.mark.parametrize(("said", "sentence"), WRONG)
+def test_a_token_that_is_not_for_this_sign_in_leads_nowhere(
+    browser: Browser, issuer: OidcIssuer, said: dict[str, Any], sentence: str
+) -> None:
+    issuer.desk.says_instead = said
+    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), sentence)
+
+
+def test_a_token_that_somebody_else_signed_leads_nowhere(browser: Browser, issuer: OidcIssuer) -> None:
+    issuer.keys["first"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)  # not what is published
+    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), "signature does not fit")
+
+
+def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later(
+    doors: Doors, browser: Browser, issuer: OidcIssuer
+) -> None:
+    issuer.down = True
+    page = browser.get(BEGIN)
+    assert (page.status, f"nobody can sign in at issuer {issuer.url!r} now" in page.text) == (503, True)
+    issuer.down = False
+    assert browser.get(BEGIN).status == 503  # whoever clicks often does not flood it
+    assert issuer.asked == [DISCOVERY]
+    doors.ahead_s += 6
+    assert browser.get(BEGIN).status == 303
+
+
+def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser, issuer: OidcIssuer) -> None:
+    left = browser.get(BEGIN)
+    issuer.answers[TOKEN] = 500, b"oops"
+    page = came_back(browser, at_issuer(left))
+    assert (page.status, "answers 500 and redeems no code now: try again" in page.text) == (503, True)
+
+
+@pytest.mark.parametrize("endpoint", ["http://evil.example/authorize", "javascript:alert(1)", ""])
+def test_an_issuer_that_would_send_people_anywhere_but_over_https_sends_nobody(
+    browser: Browser, issuer: OidcIssuer, endpoint: str
+) -> None:
+    known = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys", "token_endpoint": issuer.url + TOKEN}
+    issuer.answers[DISCOVERY] = 200, json.dumps({**known, "authorization_endpoint": endpoint}).encode()
+    page = browser.get(BEGIN)
+    assert (page.status, "neither https nor on loopback" in page.text) == (503, True)
+
+
+@pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example"])
+def test_one_comes_back_to_pages_of_the_portal_alone(browser: Browser, to: str) -> None:
+    page = came_back(browser, at_issuer(browser.get(f"/portal/sign-in/issuer?{urlencode({'to': to})}")))
+    assert page.headers["location"] == "/portal/"
+
+
+def test_what_comes_back_is_shown_as_text(browser: Browser) -> None:
+    told = {"state": "x", "error": '"><script>alert(1)</script>', "other": "left out"}
+    page = browser.get(f"{BACK}?{urlencode(told)}")
+    assert "<script>" not in page.html
+    assert "left out" not in page.html
+    assert page.headers["referrer-policy"] == "no-referrer"
+
+
+def test_sessions_of_an_issuer_end_when_people_sign_in_elsewhere(doors: Doors, browser: Browser) -> None:
+    came_back(browser, at_issuer(browser.get(BEGIN)))
+    assert browser.who() != ""
+    browser.doors = Doors(doors.api)
+    assert browser.who() == ""
+
+
+def test_sessions_of_clients_end_when_people_sign_in_at_an_issuer(doors: Doors) -> None:
+    before = Doors(doors.api)
+    browser = Browser(before).signed_in("ann", before.add_client())
+    browser.doors = doors
+    assert browser.who() == ""
+
+
+@pytest.mark.parametrize("secret", ["s3cret/+&é", ""])
+def test_a_client_with_a_secret_proves_itself_when_it_redeems_a_code(issuer: OidcIssuer, secret: str) -> None:
+    issuer.desk.secret = "s3cret/+&é"
+    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
+    flow, now = Flow.begun(), read_real_time()
+
+    async def story() -> str:
+        address = await code_flow.address(flow, "http://localhost/back", now)
+        told = dict(parse_qsl(urlsplit(issuer.desk.send_back(urlsplit(address).query)).query))
+        return (await code_flow.redeem(told["code"], flow, "http://localhost/back", now)).who
+
+    if secret:
+        assert asyncio.run(story()) == "oidc:ann"
+    else:
+        with pytest.raises(Unauthenticated, match="invalid_client"):
+            asyncio.run(story())
+
+
+def test_an_issuer_that_was_reached_once_is_known_while_it_is_away(issuer: OidcIssuer) -> None:
+    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+
+    async def story() -> None:
+        await code_flow.address(Flow.begun(), "http://localhost/back", 0.0)
+        issuer.down = True
+        assert await code_flow.address(Flow.begun(), "http://localhost/back", 7200.0)
+        with pytest.raises(Unavailable):
+            await code_flow.redeem("code", Flow.begun(), "http://localhost/back", 7201.0)
+
+    asyncio.run(story())

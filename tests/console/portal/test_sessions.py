@@ -1,0 +1,225 @@
+"""Sessions: they outlive a restart, are worth what their holder is worth now, and nothing after signing out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.browser import ORIGIN, TENANT, Browser, Doors, signing_key
+
+from forewarn.access.claims import BadToken, Claims
+from forewarn.access.session import LASTS_S, Ended, Session, Sessions
+from forewarn.access.token import MANAGEMENT
+from forewarn.errors import Unavailable
+from forewarn.store.memory import MemoryStore
+
+TLS = "https://localhost:8443"
+
+
+@pytest.fixture
+def doors(api_of: Callable[..., Api]) -> Doors:
+    return Doors(api_of())
+
+
+@pytest.fixture
+def ann(doors: Doors) -> Browser:
+    return Browser(doors).signed_in("ann", doors.add_client())
+
+
+def test_a_session_goes_on_after_a_restart_of_the_service_and_so_do_open_forms(doors: Doors, ann: Browser) -> None:
+    token = ann.token()
+    doors.restart()
+    assert ann.who() == "client ann"
+    assert ann.token() == token
+
+
+def test_a_session_is_over_after_twelve_hours(doors: Doors, ann: Browser) -> None:
+    doors.ahead_s = LASTS_S - 60
+    assert ann.who() == "client ann"
+    doors.ahead_s = LASTS_S + 1
+    assert ann.who() == ""
+
+
+def test_a_client_that_was_removed_is_out_at_once(doors: Doors, ann: Browser) -> None:
+    doors.api.delete("/access/clients/ann")
+    assert ann.who() == ""
+    doors.add_client()  # another, who only has the same name
+    assert ann.who() == ""
+
+
+def test_a_client_that_was_given_another_secret_is_out_at_once(doors: Doors, ann: Browser) -> None:
+    doors.api.post("/access/clients/ann/secret")
+    assert ann.who() == ""
+
+
+def test_what_is_granted_and_taken_back_counts_with_the_next_request(doors: Doors, ann: Browser) -> None:
+    (grant,) = doors.api.get("/access")["grants"]
+    assert "has no role anywhere" not in ann.get("/portal/").text
+    doors.api.delete(f"/access/grants/{grant['id']}")
+    page = ann.get("/portal/")
+    assert (page.status, "client ann has no role anywhere" in page.text) == (403, True)
+    doors.api.post("/access/grants", {"role": "Reader", "to": "ann", "over": "/"})
+    assert ann.get("/portal/").status == 200
+
+
+def test_a_cookie_that_somebody_copied_is_worthless_after_signing_out(doors: Doors, ann: Browser) -> None:
+    thief = Browser(doors)
+    thief.jar = dict(ann.jar)
+    assert thief.who() == "client ann"
+    page = ann.post("/portal/sign-out", {"token": ann.token()})
+    assert (page.status, page.headers["location"]) == (303, "/portal/sign-in")
+    assert ann.jar == {}
+    assert (ann.who(), thief.who()) == ("", "")
+    doors.restart()
+    assert thief.who() == ""
+
+
+def test_two_browsers_of_one_client_sign_out_each_for_itself(doors: Doors) -> None:
+    secret = doors.add_client()
+    one, other = (Browser(doors).signed_in("ann", secret) for _ in range(2))
+    assert one.token() != other.token()
+    one.post("/portal/sign-out", {"token": one.token()})
+    assert (one.who(), other.who()) == ("", "client ann")
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "é"])
+def test_nobody_is_signed_out_without_the_token_of_the_session(ann: Browser, token: str) -> None:
+    page = ann.post("/portal/sign-out", {"token": token})
+    assert (page.status, ann.who()) == (403, "client ann")
+    assert "the form is not of this sign-in" in page.text
+
+
+def test_the_token_of_one_session_does_not_fit_another(doors: Doors, ann: Browser) -> None:
+    bob = Browser(doors).signed_in("bob", doors.add_client("bob"))
+    assert ann.post("/portal/sign-out", {"token": bob.token()}).status == 403
+
+
+def test_the_token_may_come_in_a_header_as_scripts_send_it(ann: Browser) -> None:
+    assert ann.post("/portal/sign-out", {}, {"X-Forewarn-Token": ann.token()}).status == 303
+    assert ann.who() == ""
+
+
+def test_signing_out_by_a_link_does_nothing(ann: Browser) -> None:
+    assert ann.get("/portal/sign-out").status != 303
+    assert ann.who() == "client ann"
+
+
+def test_whoever_was_signed_out_already_is_not_told_off(doors: Doors, ann: Browser) -> None:
+    doors.api.delete("/access/clients/ann")
+    page = ann.post("/portal/sign-out", {"token": "any"})
+    assert (page.status, ann.jar) == (303, {})
+
+
+class FullStore(MemoryStore):
+    is_full = False
+
+    async def save(self, name: str, value: bytes) -> None:
+        if self.is_full:
+            raise Unavailable("the disk is full: make room and try again")
+        await super().save(name, value)
+
+
+def test_a_sign_out_that_cannot_be_kept_is_told_and_can_be_tried_again(api_of: Callable[..., Api]) -> None:
+    store = FullStore()
+    doors = Doors(api_of(store=store))
+    ann = Browser(doors).signed_in("ann", doors.add_client())
+    store.is_full = True
+    page = ann.post("/portal/sign-out", {"token": ann.token()})
+    assert (page.status, "the disk is full" in page.text) == (503, True)
+    store.is_full = False
+    assert ann.post("/portal/sign-out", {"token": ann.token()}).status == 303
+
+
+def test_a_cookie_is_no_bearer_token_and_a_bearer_token_is_no_cookie(doors: Doors) -> None:
+    secret = doors.add_client()
+    ann = Browser(doors, TLS).signed_in("ann", secret)
+    (name,) = ann.jar
+    assert ann.get("/forewarn/v1/clock", {"authorization": f"Bearer {ann.cookie}"}).status == 401
+    form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": secret}
+    bearer = ann.post("/adfs/oauth2/token", form).json["access_token"]
+    assert ann.get("/forewarn/v1/clock", {"authorization": f"Bearer {bearer}"}).status == 200
+    ann.jar = {name: bearer}
+    assert ann.who() == ""
+    assert ann.get("/forewarn/v1/clock").status == 401  # a cookie alone opens nothing but the portal
+
+
+def test_no_token_can_be_had_for_the_audience_of_sessions(doors: Doors) -> None:
+    form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": doors.add_client()}
+    asked = {**form, "scope": "forewarn portal/.default"}
+    assert Browser(doors, TLS).post("/adfs/oauth2/token", asked).status == 400
+
+
+def test_over_tls_the_cookie_is_for_tls_and_this_host_alone(doors: Doors) -> None:
+    secret = doors.add_client()
+    page = Browser(doors, TLS).post("/portal/sign-in", {"client_id": "ann", "secret": secret})
+    name, *facts = [part.strip() for part in page.headers["set-cookie"].split(";")]
+    assert name.startswith(f"__Host-forewarn-{TENANT[:8]}=")
+    assert set(facts) == {"HttpOnly", "Secure", "SameSite=strict", "Path=/", f"Max-Age={LASTS_S}"}
+    page = Browser(doors, ORIGIN).post("/portal/sign-in", {"client_id": "ann", "secret": secret})
+    name, *facts = [part.strip() for part in page.headers["set-cookie"].split(";")]
+    assert name.startswith(f"forewarn-{TENANT[:8]}=")
+    assert set(facts) == {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LASTS_S}"}
+
+
+def test_two_services_on_one_machine_do_not_sign_each_other_out(api_of: Callable[..., Api]) -> None:
+    """Browsers send the cookies of a host to all its ports."""
+    one, other = Doors(api_of()), Doors(api_of(), tenant_id="decade00-0000-4000-8000-000000000002")
+    browser = Browser(one).signed_in("ann", one.add_client("ann"))
+    browser.doors = other
+    assert browser.who() == ""
+    browser.signed_in("bob", other.add_client("bob"))
+    assert browser.who() == "client bob"
+    browser.doors = one
+    assert browser.who() == "client ann"
+
+
+def test_a_session_of_another_service_is_none_here_even_under_the_name_of_ours(api_of: Callable[..., Api]) -> None:
+    one, other = Doors(api_of()), Doors(api_of(), tenant_id="decade00-0000-4000-8000-000000000002")
+    ann = Browser(one).signed_in("ann", one.add_client("ann"))
+    other.add_client("ann")
+    stray = Browser(other)
+    stray.jar = {"forewarn-decade00": ann.cookie}
+    assert stray.who() == ""
+
+
+@pytest.mark.parametrize("text", ["", "x", "a.b.c", "é", "..", "x" * 20_000])
+def test_nonsense_in_the_cookie_is_nobody(doors: Doors, text: str) -> None:
+    browser = Browser(doors)
+    browser.jar = {f"forewarn-{TENANT[:8]}": text}
+    assert browser.who() == ""
+
+
+def test_a_session_that_was_changed_is_none() -> None:
+    sessions = Sessions(key=signing_key(), tenant_id=TENANT)
+    text = sessions.begin(Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0), 1000.0)
+    head, payload, signature = text.split(".")
+    assert sessions.read(text, 1000.0).claims.who == "client:ann"
+    for changed in (f"{payload[:-2]}AA.{signature}", f"{payload}.", f"{payload}.{signature[:-4]}AAAA"):
+        with pytest.raises(BadToken):
+            sessions.read(f"{head}.{changed}", 1000.0)
+
+
+def ending(number: int) -> Session:
+    claims = Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0)
+    return Session(id=f"s{number}", ends_at=1000.0 + number, claims=claims)
+
+
+def test_sessions_that_are_over_are_forgotten_among_those_that_were_ended() -> None:
+    ended = Ended().with_one(ending(1), now=0).with_one(ending(2), now=1001.5)
+    assert set(ended.ids) == {"s2"}
+
+
+def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None:
+    ended = Ended()
+    for number in (5, 1, 2, 3, 4):
+        ended = ended.with_one(ending(number), now=0, most=3)
+        assert ended.has(ending(number))
+    assert len(ended.ids) == 3
+    assert all(ended.has(ending(number)) for number in range(1, 6))
+    assert not ended.has(ending(6))
+
+
+def test_the_audience_of_sessions_is_none_of_the_api(doors: Doors) -> None:
+    assert all(doors.sign_in.issuer.accepts(audience) for audience in MANAGEMENT)
+    assert not doors.sign_in.issuer.accepts("forewarn portal")

@@ -1,0 +1,135 @@
+"""Signing in to the portal with a client's secret: who comes in, who does not, and where one goes on to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import quote
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.browser import Browser, Doors
+
+
+@pytest.fixture
+def doors(api_of: Callable[..., Api]) -> Doors:
+    return Doors(api_of())
+
+
+@pytest.fixture
+def browser(doors: Doors) -> Browser:
+    return Browser(doors)
+
+
+def test_whoever_is_not_signed_in_is_sent_to_sign_in_and_back(doors: Doors, browser: Browser) -> None:
+    secret = doors.add_client()
+    sent = browser.get("/portal/events/abc?as=json")
+    assert (sent.status, sent.headers["location"]) == (303, "/portal/sign-in?to=%2Fportal%2Fevents%2Fabc%3Fas%3Djson")
+    form = browser.get(sent.headers["location"])
+    assert 'name="to" value="/portal/events/abc?as=json"' in form.html
+    to = {"to": "/portal/events/abc?as=json"}
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret, **to})
+    assert (page.status, page.headers["location"]) == (303, "/portal/events/abc?as=json")
+    assert browser.who() == "client ann"
+
+
+def test_the_page_offers_the_administrator_and_never_shows_what_was_typed_as_secret(browser: Browser) -> None:
+    assert 'name="client_id" value="admin"' in browser.get("/portal/sign-in").html
+    assert "typed-by-hand" not in browser.post("/portal/sign-in", {"client_id": "a", "secret": "typed-by-hand"}).html
+
+
+@pytest.mark.parametrize("client_id", ["ann", "nobody", "<script>"])
+def test_a_wrong_secret_and_an_unknown_client_are_refused_in_the_words_of_the_token_endpoint(
+    doors: Doors, browser: Browser, client_id: str
+) -> None:
+    doors.add_client()
+    page = browser.post("/portal/sign-in", {"client_id": client_id, "secret": "wrong"})
+    form = {"grant_type": "client_credentials", "client_id": client_id, "client_secret": "wrong"}
+    token = Browser(doors, "https://localhost:8443").post("/adfs/oauth2/token", form)
+    said = token.json["error_description"].removeprefix("AADSTS7000215: ")
+    assert (page.status, token.status) == (401, 401)
+    assert f"client {client_id!r} does not exist, or this is not its secret" in said
+    assert said in page.text
+    assert "<script>" not in page.html
+    assert browser.jar == {}
+
+
+def test_a_clients_id_is_taken_in_any_case_and_blanks_around_are_left_out(doors: Doors, browser: Browser) -> None:
+    secret = doors.add_client()
+    browser.signed_in(" Ann ", f" {secret}\n")
+    assert browser.who() == "client ann"
+
+
+def test_who_is_signed_in_already_goes_on_at_once(doors: Doors, browser: Browser) -> None:
+    browser.signed_in("ann", doors.add_client())
+    page = browser.get("/portal/sign-in?to=/portal/timeline")
+    assert (page.status, page.headers["location"]) == (303, "/portal/timeline")
+
+
+ELSEWHERE = [
+    "//evil.example",
+    "https://evil.example/portal/",
+    "https:evil.example",
+    "/\\evil.example",
+    "\\\\evil.example",
+    "/portal/\\..\\..\\\\evil.example",
+    "/portalevil",
+    "/forewarn/v1/clock",
+    "/portal/\r\nSet-Cookie: a=b",
+    "/portal/\t/evil.example",
+    "javascript:alert(1)",
+    "/portal/sign-out",
+    "/portal/sign-in/once/abc",
+    " /portal/",
+    "",
+]
+
+
+@pytest.mark.parametrize("to", ELSEWHERE)
+def test_one_goes_on_to_pages_of_the_portal_alone(doors: Doors, browser: Browser, to: str) -> None:
+    secret = doors.add_client()
+    assert 'name="to" value="/portal/"' in browser.get(f"/portal/sign-in?to={quote(to)}").html
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret, "to": to})
+    assert (page.status, page.headers["location"]) == (303, "/portal/")
+
+
+@pytest.mark.parametrize("to", ["/portal", "/portal/", "/portal?a=b", "/portal/vms/lab/web-0?as=csv", "/portal/hosts"])
+def test_every_page_can_be_gone_on_to(doors: Doors, browser: Browser, to: str) -> None:
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client(), "to": to})
+    assert page.headers["location"] == to
+
+
+FOREIGN = [
+    pytest.param({"origin": "https://evil.example"}, id="another site"),
+    pytest.param({"origin": "http://localhost:3000"}, id="another port"),
+    pytest.param({"origin": "null"}, id="no origin"),
+    pytest.param({"sec-fetch-site": "cross-site"}, id="said to be another site"),
+    pytest.param({"sec-fetch-site": "same-site"}, id="said to be another port"),
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_nobody_is_signed_in_by_a_page_of_somebody_else(
+    doors: Doors, browser: Browser, headers: dict[str, str]
+) -> None:
+    """Else a site could have people work in its own name without their noticing."""
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client()}, headers)
+    assert (page.status, browser.jar) == (403, {})
+    assert "sent by a page that is not of this portal" in page.text
+
+
+def test_a_form_that_is_too_long_or_none_is_refused(browser: Browser) -> None:
+    assert browser.post("/portal/sign-in", {"secret": "x" * 70_000}).status == 400
+    page = browser.send("POST", "/portal/sign-in", b'{"client_id": "ann"}', {"content-type": "application/json"})
+    assert (page.status, "this takes forms" in page.text) == (400, True)
+
+
+def test_with_an_issuer_outside_no_secret_counts(api_of: Callable[..., Api]) -> None:
+    doors = Doors(api_of(), issuer_url="https://login.example")
+    secret = doors.add_client()
+    browser = Browser(doors)
+    page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret})
+    assert (page.status, browser.jar) == (401, {})
+    assert "clients sign in at 'https://login.example': go there" in page.text
+    shown = browser.get("/portal/sign-in")
+    assert 'name="secret"' not in shown.html
+    assert "set oidc_client_id" in shown.text
