@@ -78,9 +78,19 @@ function goOn() {
   if (Math.abs(now - drawnFor) > view.span / 5000) {
     drawnFor = now;
     drawNow();
-    if (view.follows && !isHeld && Math.abs(now - view.centre) > view.span * DRIFT) follow(now);
+    if (section === null) makeRoomFor(now);
+    else if (view.follows && !isHeld && Math.abs(now - view.centre) > view.span * DRIFT) follow(now);
   }
   requestAnimationFrame(goOn);
+}
+
+// On an event's own page the bar grows with it.
+function makeRoomFor(now) {
+  const from = since();
+  if (now < from + view.span || !chart()?.querySelector('rect[data-until=""]')) return;
+  view.span = (now - from) * 1.1;
+  view.centre = from + view.span / 2;
+  draw();
 }
 
 function follow(now) {
@@ -115,7 +125,7 @@ async function read() {
   readAt = performance.now();
   const url = new URL(location.href);
   const span = Math.round(view.span);
-  url.searchParams.set("span", SPANS[span] ?? `${span}s`);
+  if (span !== Number(section.dataset.span)) url.searchParams.set("span", SPANS[span] ?? `${span}s`);
   if (view.follows) url.searchParams.delete("at");
   else url.searchParams.set("at", new Date(view.centre * 1000).toISOString().replace(/\.\d+Z$/, "Z"));
   history.replaceState(history.state, "", url);
