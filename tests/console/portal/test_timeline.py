@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 
 from tests.console.portal.conftest import Visitor
 
-from forewarn.core.event import Event, Status
+from forewarn.core.cause import Cause
+from forewarn.core.change import Commit
+from forewarn.core.event import Ending, Event, Status
 from forewarn.core.resource import resource_of
 from forewarn.hypervisor.behaviour import Behaviour, Fail
 from forewarn.store.memory import MemoryStore
@@ -265,3 +267,39 @@ def test_what_is_under_way_is_not_crowded_out_by_what_is_over(portal_of: Callabl
     portal.world.advance(120)
     assert all(event.status is Status.OVER for event in portal.world.events() if event.vms != ("first",))
     assert "Reboot of first" in shown(portal)
+
+
+def test_one_that_is_approved_but_waits_for_others_is_told_apart(portal: Visitor) -> None:
+    portal.api.post("/rollouts", {"impact": "update", "hosts": ["h2"]})
+    event = next(event for event in portal.world.events() if event.vms == ("spot",))
+    portal.world.approve("spot", event.id)
+    page = portal.get("/portal/timeline?vm=spot")
+    assert f'<g class="bar approved" data-event="{event.id}">' in page.html
+    assert "web-1 on host h2, which is not ready yet" in page.text
+
+
+def test_a_crowd_of_events_is_looked_through_only_so_far_and_says_so(portal_of: Callable[..., Visitor]) -> None:
+    vms = [a_vm(f"vm-{n}") for n in range(20)]
+    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")])
+    events = tuple(
+        Event(
+            id=f"{number:08X}-0000-4000-8000-000000000000",
+            scope_id=vms[number % 20].scope_id,
+            request_id="r",
+            cause=Cause.USER_RESTART,
+            who="ann",
+            vms=(vms[number % 20].name,),
+            published_at=portal.world.now - 60,
+            not_before=portal.world.now,
+            started_at=portal.world.now,
+            over_at=portal.world.now,
+            status=Status.OVER,
+            ending=Ending.FINISHED,
+        )
+        for number in range(2001)
+    )
+    portal.world.do(portal.world.store.commit(Commit(events=events)))
+    text = portal.get("/portal/timeline").text
+    assert "1800 more events are in this time and are not shown" in text
+    assert "only the newest were looked through: ask for one VM or scope to be sure of all" in text
+    assert "only the newest were looked through" not in portal.get("/portal/timeline?vm=vm-3").text
