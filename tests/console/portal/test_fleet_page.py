@@ -212,6 +212,15 @@ def test_a_page_that_there_is_not_is_refused(portal: Visitor) -> None:
     assert "there is no page 2: the last one is 1" in page.text
 
 
+def test_vms_that_come_and_go_change_the_pages(portal: Visitor) -> None:
+    assert portal.get("/portal/?as=json").json["found"] == 7
+    portal.api.post("/fleet/vms", {"name": "late"})
+    portal.api.delete("/fleet/vms/db")
+    page = portal.get("/portal/")
+    assert {"late, running", "db, running"} & set(cells(page)) == {"late, running"}
+    assert portal.get("/portal/?as=json").json["found"] == 7
+
+
 class Counting(MemoryStore):
     """A store that knows what was read of it."""
 

@@ -12,7 +12,7 @@ from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.picture import BlockView, block_view
-from forewarn.console.portal.selection import Chosen, Wish, chosen, in_view
+from forewarn.console.portal.selection import Chosen, Wish, layout_for
 from forewarn.console.room import Room
 from forewarn.console.showing import title_of
 from forewarn.console.views import View
@@ -63,18 +63,18 @@ class FleetPage(View, frozen=True, kw_only=True):
 async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
     """The fleet, or those of it that are called so or are in a state."""
     counts = room.overview.counts(room.directory)
-    blocks = chosen(room.overview, room.directory, _wish(room, query))
-    shown, pages = in_view(blocks, query.page)
-    if query.page > pages:
-        raise Rejected(f"there is no page {query.page}: the last one is {pages}")
+    layout = layout_for(room.overview, room.directory, _wish(room, query))
+    if query.page > layout.pages:
+        raise Rejected(f"there is no page {query.page}: the last one is {layout.pages}")
+    shown = layout.page(query.page)
     return FleetPage(
         counts={str(state): count for state, count in counts.items()},
         total=sum(counts.values()),
-        found=sum(len(one.keys) for one in blocks),
+        found=layout.size,
         q=query.q,
         state=query.state,
         page=query.page,
-        pages=pages,
+        pages=layout.pages,
         groups=tuple([await _group(room, list(of)) for _, of in groupby(shown, key=lambda one: one.group.id)]),
     )
 

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any, TypeVar
 
 from forewarn.console.directory import Directory
 from forewarn.console.outlook import Outlook
@@ -22,6 +23,7 @@ from forewarn.core.resource import covers
 from forewarn.core.vmstate import VmState, meaning_of, state_from
 from forewarn.store.seam import Committed, Store
 
+Made = TypeVar("Made")
 Change = tuple[str, VmState]  # a VM's key, and how it is now
 Part = frozenset[str] | None  # the VMs of a group that somebody sees; None: all
 _AT_A_STRETCH = 2_000  # VMs met before others get their turn
@@ -38,6 +40,7 @@ class Overview:
         self._groups: dict[str, Group] = {}
         self._works: dict[str, dict[str, Mapping[str, VmState]]] = {}  # scope → live event → what it makes of whom
         self._parts: dict[tuple[Grant, ...], dict[str, frozenset[str]]] = {}
+        self._made: dict[Callable[[Overview], Any], Any] = {}
         self._heard: Commit | None = None
         self._changes: Sequence[Change] = ()
         self._building: asyncio.Task[None] | None = None
@@ -77,6 +80,16 @@ class Overview:
             told.update(group.counts(part))
         return {state: told[state] for state in VmState if state is not VmState.GONE}
 
+    def once(self, make: Callable[[Overview], Made]) -> Made:
+        """What this makes of all VMs; made anew only after some came or went."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        made: Made = self._made[make]
+        return made
+
+    def every_group(self) -> list[Group]:
+        return list(self._groups.values())
+
     def groups(self, sees: Outlook) -> Iterator[tuple[Group, Part]]:
         """Those in which somebody sees a VM, and which VMs."""
         for group in self._groups.values():
@@ -103,7 +116,7 @@ class Overview:
 
     async def _build(self) -> None:
         self._stop()
-        self._groups, self._works, self._parts = {}, {}, {}
+        self._groups, self._works, self._parts, self._made = {}, {}, {}, {}
         keys = iter(self._placement.keys())
         for event in self._store.events(statuses=[Status.SCHEDULED, Status.STARTED]):
             self._works.setdefault(event.scope_id, {})[event.id] = meaning_of(event)
@@ -172,7 +185,8 @@ class Overview:
         return state_from(meanings, self._directory.power_of(key))
 
     def _look_again_at(self, group: Group) -> None:
-        """What somebody sees of it may have changed."""
+        """What somebody sees of it may have changed, and what was made of all."""
+        self._made.clear()
         for known in self._parts.values():
             known.pop(group.id, None)
 

@@ -66,21 +66,59 @@ def _without_subscription(path: str) -> str:
     return path.partition("/")[2]
 
 
-def in_view(blocks: Sequence[Chosen], number: int) -> tuple[list[Chosen], int]:
-    """The blocks of one page, counted from 1, and how many pages there are.
+Start = tuple[int, int]  # the number of a block, and of the first VM of it
 
-    A scope stays whole where a page can hold it; standalone VMs fill what is left.
-    """
-    shown: list[Chosen] = []
-    page, vms, told = 1, 0, 0
-    for one in blocks:
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What was chosen, cut into pages."""
+
+    blocks: Sequence[Chosen]
+    starts: Sequence[Start]  # one for each page
+    size: int  # VMs
+
+    @property
+    def pages(self) -> int:
+        return max(1, len(self.starts))
+
+    def page(self, number: int) -> list[Chosen]:
+        """Counted from 1."""
+        ends = [*self.starts[number : number + 1], (len(self.blocks), 0)]
+        (first, start), (last, end) = self.starts[number - 1] if self.starts else (0, 0), ends[0]
+        shown = [
+            Chosen(
+                one.group,
+                one.block,
+                one.keys[start if at == first else 0 : end if at == last else None],
+            )
+            for at, one in enumerate(self.blocks[first : last + 1], first)
+        ]
+        return [one for one in shown if one.keys]
+
+
+def layout_for(overview: Overview, sees: Outlook, wish: Wish) -> Layout:
+    """Most people look at everything: that is cut into pages once, until VMs come or go."""
+    if sees.sees_all and wish == Wish():
+        return overview.once(_whole)
+    return _cut(chosen(overview, sees, wish))
+
+
+def _whole(overview: Overview) -> Layout:
+    groups = overview.every_group()
+    return _cut([Chosen(group, block, block.keys) for group in groups for block in group.blocks.values()])
+
+
+def _cut(blocks: Sequence[Chosen]) -> Layout:
+    """A scope stays whole where a page can hold it; standalone VMs fill what is left."""
+    starts: list[Start] = []
+    vms, told = MOST_VMS, 0  # on the page that is being filled: the first block begins one
+    for number, one in enumerate(blocks):
         size, start = len(one.keys), 0
         is_whole = size <= MOST_VMS and not one.block.is_of_standalone
         while start < size:
             if told == MOST_BLOCKS or vms == MOST_VMS or (is_whole and vms + size > MOST_VMS):
-                page, vms, told = page + 1, 0, 0
-            end = min(size, start + MOST_VMS - vms)
-            if page == number:
-                shown.append(Chosen(one.group, one.block, one.keys[start:end]))
-            vms, told, start = vms + end - start, told + 1, end
-    return shown, page
+                starts.append((number, start))
+                vms, told = 0, 0
+            taken = min(size - start, MOST_VMS - vms)
+            vms, told, start = vms + taken, told + 1, start + taken
+    return Layout(blocks, starts, sum(len(one.keys) for one in blocks))
