@@ -47,7 +47,7 @@ test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
 
 test-portal: ## run the tests of the portal in a real browser (as root: chromium is installed)
 	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
-	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist loadfile -m portal tests/portal
+	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/portal
 
 bench: $(STAMP) ## measure the service beside nginx; say which figures are reached (ten minutes)
 	@bench/programs.sh

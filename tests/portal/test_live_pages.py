@@ -27,6 +27,14 @@ def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: Console, admin: Ca
     assert page.evaluate("window.unchanged")
 
 
+def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+    asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
+    page = admin(console, to=f"/portal/events/{asked['events'][0]['id']}").page
+    expect(page.get_by_text("db-0 has not been given it yet")).to_be_visible()
+    console.service.poll("db-0")
+    expect(page.get_by_text("db-0 has not been given it yet")).to_have_count(0)
+
+
 def test_the_connection_lost_is_told_and_found_again(console: Console, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page, banner = looker.page, looker.page.locator("#banner")
