@@ -1,0 +1,325 @@
+"""One port for both: TLS from everywhere, and plain http from this machine, for the portal alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from tests.console.test_visitors import Hasty
+
+from forewarn.access.certificate import Certificates
+from forewarn.access.pem import Pair
+from forewarn.console import reception
+from forewarn.console.plain import PlainHttp, is_of_this_machine
+from forewarn.console.reception import HANDSHAKE_S
+from forewarn.console.server import serve_tls
+from forewarn.console.visitor import REQUEST_S
+
+LOCAL = "localhost:8443"
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tls")
+    Certificates.ready(directory, (), time.time())
+    return directory
+
+
+def pair_in(tls: Path) -> Pair:
+    return Certificates.ready(tls, (), time.time()).server
+
+
+def an_app() -> Starlette:
+    async def tell(request: Request) -> Response:
+        client = request.client
+        return PlainTextResponse(f"{request.url.scheme} {client.host if client else ''} {request.url.path}")
+
+    app = Starlette(routes=[Route("/{path:path}", tell, methods=["GET", "POST"])])
+    app.add_middleware(PlainHttp)
+    app.state.house = type("House", (), {"closing": asyncio.Event()})()
+    return app
+
+
+Scenario = Callable[[Hasty, Any], Awaitable[Any]]
+
+
+@pytest.fixture(params=["127.0.0.1", "::"])
+def port(request: Any, tls: Path) -> Callable[[Scenario], Any]:
+    """Serves on an address of its own, and on one that takes IPv4 as IPv6 has it."""
+
+    async def within(scenario: Scenario) -> Any:
+        pair = pair_in(tls)
+        if request.param == "::":
+            sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            sock = socket.create_server((request.param, 0))
+        async with serve_tls(an_app(), sock, pair.certificate, pair.key):
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, Hasty)
+            return await scenario(loop, ("127.0.0.1", sock.getsockname()[1]))
+
+    def run(scenario: Scenario) -> Any:
+        with asyncio.Runner(loop_factory=Hasty) as runner:
+            return runner.run(within(scenario))
+
+    return run
+
+
+def head(path: str = "/portal/", host: str = LOCAL, more: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{more}\r\n".encode()
+
+
+async def asked(address: Any, said: bytes, **how: Any) -> bytes:
+    """All that is answered to this."""
+    reader, writer = await asyncio.open_connection(*address, **how)
+    writer.write(said)
+    answer: bytes = await reader.read()
+    writer.close()
+    return answer
+
+
+def trusting(tls: Path) -> dict[str, Any]:
+    return {"ssl": ssl.create_default_context(cafile=tls / "ca.pem"), "server_hostname": "localhost"}
+
+
+def test_both_are_answered_on_one_port_and_told_apart(port: Any, tls: Path) -> None:
+    async def scenario(loop: Hasty, address: Any) -> tuple[bytes, bytes]:
+        return await asked(address, head()), await asked(address, head("/forewarn/v1/clock"), **trusting(tls))
+
+    plain, safe = port(scenario)
+    assert plain.startswith(b"HTTP/1.1 200 OK")
+    assert plain.endswith((b"\r\nhttp 127.0.0.1 /portal/", b"\r\nhttp ::ffff:127.0.0.1 /portal/"))
+    assert safe.startswith(b"HTTP/1.1 200 OK")
+    assert safe.endswith((b"\r\nhttps 127.0.0.1 /forewarn/v1/clock", b"\r\nhttps ::ffff:127.0.0.1 /forewarn/v1/clock"))
+
+
+def test_what_a_header_says_of_the_way_here_counts_for_nothing(port: Any) -> None:
+    """Whoever speaks plain http could else have the API, and any address they like."""
+    more = "X-Forwarded-Proto: https\r\nX-Forwarded-For: 10.0.0.1\r\n"
+
+    async def scenario(loop: Hasty, address: Any) -> tuple[bytes, bytes]:
+        api = await asked(address, head("/forewarn/v1/clock", more=more))
+        return api, await asked(address, head(more=more))
+
+    api, portal = port(scenario)
+    assert b"served over https only" in api
+    assert b"http " in portal.rpartition(b"\r\n")[2]
+    assert b"10.0.0.1" not in portal
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/forewarn/v1/clock",
+        "/metadata/endpoints",
+        "/subscriptions/x",
+        "/adfs/oauth2/token",
+        "//portal/",
+        "/portalx",
+        "/Portal/",
+        "http://localhost:8443/portal/",
+    ],
+)
+def test_over_plain_http_there_is_nothing_but_the_portal(port: Any, path: str) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        return await asked(address, head(path))
+
+    answer = port(scenario)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"is served over https only: call https://localhost:8443" in answer
+
+
+@pytest.mark.parametrize("path", ["/", "/portal", "/portal/", "/portal/static/style.css"])
+def test_the_portal_is_served_over_plain_http(port: Any, path: str) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        return await asked(address, head(path))
+
+    assert port(scenario).startswith(b"HTTP/1.1 200")
+
+
+OURS = ["localhost", "LOCALHOST:1", "127.0.0.1", "127.0.0.1:8443", "[::1]", "[::1]:8443", "127.0.0.2:8443"]
+THEIRS = [
+    "evil.example",
+    "evil.example:8443",
+    "localhost.evil.example:8443",
+    "127.0.0.1.evil.example",
+    "192.0.2.1:8443",
+    "localhost:x",
+    "localhost:",
+    "127.0.0.1%evil",
+    "[::1",
+    "::1",
+    "[::2]:8443",
+    "",
+    "é",
+]
+
+
+@pytest.mark.parametrize("host", [*OURS, *THEIRS])
+def test_plain_http_is_for_names_of_this_machine_since_any_site_may_point_its_own_name_here(host: str) -> None:
+    told: list[Any] = []
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "scheme": "http",
+        "path": "/portal/",
+        "query_string": b"",
+        "headers": [(b"host", host.encode("latin-1"))],
+    }
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    asyncio.run(an_app()(scope, receive, send))
+    assert told[0]["status"] == (200 if host in OURS else 400)
+    if host not in OURS:
+        assert b"plain http is served to this machine alone" in told[1]["body"]
+
+
+def test_over_tls_the_certificate_says_which_names_are_ours(port: Any, tls: Path) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        return await asked(address, head(host="vmhost.example.org"), **trusting(tls))
+
+    assert port(scenario).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_ours"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.1", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("fe80::1", False),
+        ("localhost", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_known_in_every_spelling(address: str, is_ours: bool) -> None:
+    assert is_of_this_machine(address) is is_ours
+
+
+class _FromElsewhere:
+    """A connection whose other end is said to be elsewhere; all else is the socket's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def getpeername(self) -> tuple[str, int]:
+        return ("192.0.2.7", 50000)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+async def greeted(said: bytes) -> bytes:
+    """What somebody hears who is elsewhere and says this first."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(said)
+    unused = reception.Reception.__new__(reception.Reception)
+    await unused._greet(_FromElsewhere(ours), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # type: ignore[arg-type]
+    with theirs:
+        theirs.settimeout(5)
+        return theirs.recv(65536)
+
+
+def test_whoever_is_elsewhere_and_speaks_plain_http_is_told_to_use_tls_and_hung_up_on() -> None:
+    answer = asyncio.run(greeted(head()))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert answer.endswith(b"call it with https://\n")
+
+
+def test_whoever_says_nothing_is_hung_up_on_when_a_handshake_would_be(port: Any) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        silent, writer = await asyncio.open_connection(*address)
+        await asked(address, head())  # so that the one before has been taken in by then
+        loop.ahead_s += HANDSHAKE_S
+        heard = await silent.read()
+        writer.close()
+        return heard
+
+    assert port(scenario) == b""
+
+
+def test_whoever_begins_a_handshake_and_stops_has_no_more_time_than_that(port: Any) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        slow, writer = await asyncio.open_connection(*address)
+        await asked(address, head())
+        loop.ahead_s += HANDSHAKE_S - 1
+        writer.write(b"\x16")
+        await asked(address, head())
+        loop.ahead_s += 1
+        heard = await slow.read()
+        writer.close()
+        return heard
+
+    assert port(scenario) == b""
+
+
+def test_whoever_begins_a_request_and_stops_is_hung_up_on_as_over_tls(port: Any) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        slow, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /por")
+        await asked(address, head())
+        loop.ahead_s += REQUEST_S
+        heard = await slow.read()
+        writer.close()
+        return heard
+
+    assert b"200" not in port(scenario)
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16", b"GET"], ids=["nothing", "a byte of TLS", "a word"])
+def test_whoever_hangs_up_early_leaves_room_for_others(port: Any, said: bytes) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        for _ in range(50):
+            _, writer = await asyncio.open_connection(*address)
+            writer.write(said)
+            writer.close()
+            await writer.wait_closed()
+        return await asked(address, head())
+
+    assert port(scenario).startswith(b"HTTP/1.1 200")
+
+
+def test_whoever_has_said_all_and_closes_that_half_is_hung_up_on(port: Any) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write_eof()
+        heard = await reader.read()
+        writer.close()
+        return heard
+
+    assert port(scenario) == b"" or port(scenario).startswith(b"HTTP/1.1 400")
+
+
+def test_bytes_that_come_one_by_one_are_a_request_too(port: Any, tls: Path) -> None:
+    async def scenario(loop: Hasty, address: Any) -> bytes:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for number in head():
+            writer.write(bytes([number]))
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer: bytes = await reader.read()
+        writer.close()
+        return answer
+
+    assert port(scenario).startswith(b"HTTP/1.1 200")
