@@ -6,6 +6,7 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import expect
@@ -72,6 +73,29 @@ def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: Console, a
     expect(banner).to_contain_text("You are signed out.")
     banner.get_by_role("link", name="Sign in").click()
     expect(page.get_by_label("Secret")).to_be_visible()
+
+
+def test_whose_visit_ended_while_the_service_was_away_is_told(console: Console, admin: Callable[..., Looker]) -> None:
+    looker = admin(console)
+    page, banner = looker.page, looker.page.locator("#banner")
+    expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
+    console.service.kill()
+    expect(banner).to_contain_text("The connection is lost")
+    page.context.clear_cookies()
+    console.service.start()
+    expect(banner).to_contain_text("You are signed out.")
+    looker.forgive()
+
+
+def test_pages_are_live_over_tls_too(console: Console, somebody: Callable[..., Looker]) -> None:
+    looker = replace(somebody(console, ignore_https_errors=True), base=console.base)
+    page = looker.sign_in(*console.admin)
+    expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    (cookie,) = page.context.cookies()
+    assert cookie["name"].startswith("__Host-")
+    assert cookie["secure"]
 
 
 def test_a_store_that_cannot_be_written_is_told_and_so_is_its_end(
