@@ -1,0 +1,141 @@
+"""Requests as Prometheus is told of them: few labels, all of them there before anybody asks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families as read
+
+from forewarn.core.fault import Fault, FaultKind
+from forewarn.metadata import Limits
+from forewarn.metadata.counted import Counted, together
+from forewarn.metadata.metrics import OUTCOMES, POLLED_VERSIONS, RequestMetrics
+
+OLD = "/metadata/scheduledevents?api-version=2017-08-01"
+
+
+def samples(counted):
+    registry = CollectorRegistry()
+    registry.register(RequestMetrics(lambda: counted))
+    families = read(generate_latest(registry).decode())
+    return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+def value(counted, name, **labels):
+    return samples(counted)[f"forewarn_{name}", frozenset(labels.items())]
+
+
+def test_every_series_is_there_before_anybody_asks_and_none_comes_later():
+    rows = [
+        (of, version, status, 1)
+        for of in ("poll", "approval", "instance", "token", "strange", "other", "unheard of")
+        for version in (*POLLED_VERSIONS, "")
+        for status in (0, 200, 304, 400, 404, 410, 429, 500, 503)
+        if of != "poll" or version
+    ]
+    before, after = samples(Counted()), samples(Counted(answered=tuple(rows), accepted=5))
+    assert set(before) == set(after)
+    assert not any(before.values())
+    total = sum(
+        number for (name, _), number in after.items() if name in ("forewarn_polls_total", "forewarn_requests_total")
+    )
+    assert total == len(rows)
+
+
+def test_polls_are_told_apart_by_version_and_outcome(play):
+    async def story(world):
+        client = await world.connect()
+        for _ in range(3):
+            tag = (await client.ask()).headers["etag"]
+        await client.ask(If_None_Match=tag)
+        await client.ask(OLD)
+        await client.ask("/metadata/scheduledevents?api-version=2031-01-01")
+        await client.ask("/metadata/scheduledevents")
+        await client.ask(method="POST", body=b'{"StartRequests":[]}')
+        await client.ask("/metadata/instance?api-version=2021-02-01")
+        await world.ask(vm="nobody")
+        counted = world.server.counted()
+        assert value(counted, "polls_total", version="2020-07-01", outcome="200") == 3
+        assert value(counted, "polls_total", version="2020-07-01", outcome="304") == 1
+        assert value(counted, "polls_total", version="2017-08-01", outcome="200") == 1
+        assert value(counted, "polls_total", version="other", outcome="4xx") == 1
+        assert value(counted, "polls_total", version="none", outcome="4xx") == 1
+        assert value(counted, "requests_total", of="approval", outcome="200") == 1
+        assert value(counted, "requests_total", of="instance", outcome="200") == 1
+        assert value(counted, "requests_total", of="unknown_caller", outcome="4xx") == 1
+        assert value(counted, "connections_opened_total", outcome="accepted") == 2
+        assert value(counted, "connections") == 1  # a stranger is hung up on
+
+    play(story)
+
+
+def test_whoever_asks_too_often_was_throttled(play):
+    async def story(world):
+        client = await world.connect()
+        answers = [(await client.ask()).status for _ in range(4)]
+        assert 429 in answers
+        assert value(world.server.counted(), "polls_total", version="2020-07-01", outcome="throttled") == answers.count(
+            429
+        )
+
+    play(story, limits=Limits(requests_per_s=1))
+
+
+def test_a_connection_that_is_reset_and_a_store_that_is_away_are_seen(play):
+    async def story(world):
+        world.server.arm([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
+        client = await world.connect()
+        client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n")
+        assert await client.is_closed()
+        world.backend.is_away = True
+        assert (await world.ask(method="POST", body=b'{"StartRequests":[{"EventId":"E"}]}')).status == 503
+        counted = world.server.counted()
+        assert value(counted, "polls_total", version="2020-07-01", outcome="reset") == 1
+        assert value(counted, "requests_total", of="approval", outcome="5xx") == 1
+
+    play(story)
+
+
+def test_who_waits_is_a_gauge(play, request_bytes):
+    async def story(world):
+        client = await world.connect()
+        tag = (await client.ask()).headers["etag"]
+        client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
+        await world.until(lambda: world.server.tally.held == 1)
+        assert value(world.server.counted(), "long_polls_waiting") == 1
+        client.reset()
+        await world.until(lambda: world.server.tally.held == 0)
+        assert value(world.server.counted(), "long_polls_waiting") == 0
+
+    play(story)
+
+
+def test_what_processes_counted_is_added_up_and_what_one_counted_stays_when_it_is_gone():
+    one = Counted(answered=(("poll", "2020-07-01", 200, 3),), accepted=2, held=1, connections=2)
+    other = Counted(answered=(("poll", "2020-07-01", 200, 4), ("token", "", 200, 1)), accepted=1, refused=1, held=5)
+    assert together(one.over(), other) == Counted(
+        answered=(("poll", "2020-07-01", 200, 7), ("token", "", 200, 1)), accepted=3, refused=1, held=5
+    )
+    assert together() == Counted()
+
+
+@pytest.mark.parametrize("label", ["version", "outcome", "of"])
+def test_labels_are_bounded(label):
+    registry = CollectorRegistry()
+    strange = tuple((f"of-{n}", f"version-{n}", 200 + n, 1) for n in range(400))
+    registry.register(RequestMetrics(lambda: Counted(answered=strange)))
+    found = set(re.findall(rf'{label}="([^"]+)"', generate_latest(registry).decode()))
+    assert found <= {
+        *POLLED_VERSIONS,
+        *OUTCOMES,
+        "approval",
+        "instance",
+        "token",
+        "unknown_caller",
+        "other",
+        "accepted",
+        "refused",
+    }
