@@ -92,8 +92,9 @@ def _explain_request(room: Room, request: Request) -> Story:
     rollout = request.rollout
     if rollout is None:
         return story_of_request(request, _told(room, events), entries)
-    tally = room.control.rollouts.tally_of(request, rollout)
-    course = Course(tally=tally, next_update_domains=next_domains(room, request))
+    reach = room.control.rollouts.reach_of(request, rollout)
+    tally = room.control.rollouts.tally_of(request, rollout, reach)
+    course = Course(tally=tally, next_update_domains=next_domains(room, request, reach))
     return story_of_rollout(request, rollout, course, _told(room, events), entries)
 
 

@@ -9,6 +9,7 @@ from forewarn.console.call import Call
 from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import Showing
 from forewarn.console.views import RolloutsView, RolloutView, RolloutWithEvents
+from forewarn.control.rollouts import Reach
 from forewarn.core.request import Progress, Request, Rollout
 from forewarn.core.rollout import remaining
 
@@ -71,30 +72,36 @@ def view_of(room: Room, request_id: str) -> RolloutView:
 def _facts(room: Room, request_id: str) -> dict[str, Any]:
     request = room.control.requests.rollout(request_id)
     assert request.rollout is not None
+    reach = None if request.rollout.tally else room.control.rollouts.reach_of(request, request.rollout)
+    return facts_of(room, request, request.rollout, reach)
+
+
+def facts_of(room: Room, request: Request, rollout: Rollout, reach: Reach | None) -> dict[str, Any]:
+    """What is shown of a rollout; one that is closed needs no reach."""
     return {
         "id": request.id,
-        "impact": request.rollout.impact,
-        "hosts": request.rollout.hosts,
-        "scope": request.rollout.scope_id,
-        "progress": request.rollout.progress,
-        "why": request.rollout.why,
-        "closed": request.rollout.closed,
+        "impact": rollout.impact,
+        "hosts": rollout.hosts,
+        "scope": rollout.scope_id,
+        "progress": rollout.progress,
+        "why": rollout.why,
+        "closed": rollout.closed,
         "who": request.who,
         "at": request.at,
         "notice_s": request.notice_s,
-        "max_failures": request.rollout.max_failures,
-        "tally": room.control.rollouts.tally_of(request, request.rollout),
-        "next_update_domains": next_domains(room, request),
+        "max_failures": rollout.max_failures,
+        "tally": room.control.rollouts.tally_of(request, rollout, reach),
+        "next_update_domains": () if reach is None else next_domains(room, request, reach),
     }
 
 
-def next_domains(room: Room, request: Request) -> tuple[int, ...]:
+def next_domains(room: Room, request: Request, reach: Reach) -> tuple[int, ...]:
     """Which of its scopes' update domains come next."""
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (Progress.RUNNING, Progress.PAUSED):
         return ()
-    events, planned = room.store.events(request_id=request.id), room.store.planned(request_id=request.id)
+    planned = room.store.planned(request_id=request.id)
     lowest: dict[str, int] = {}
-    for vm in remaining(rollout, room.control.rollouts.vms_of(rollout), events, planned):
+    for vm in remaining(rollout, reach.vms, reach.events, planned):
         lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
     return tuple(sorted(set(lowest.values())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -23,6 +24,14 @@ from forewarn.store.seam import Committed
 
 _ENDED = {Progress.STOPPED, Progress.ABORTED, Progress.COMPLETED}
 _PATIENCE_S = 10.0  # how long room for more events may stay unused while acts are due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Whom a rollout is about now, and its events so far: much to read of a large one, so read once."""
+
+    vms: list[Vm]
+    events: list[Event]
 
 
 class Rollouts:
@@ -114,13 +123,16 @@ class Rollouts:
             await self._mark(request, replace(rollout, closed=True, tally=self.tally_of(request, rollout)), None)
         return True
 
-    def tally_of(self, request: Request, rollout: Rollout) -> Tally:
+    def tally_of(self, request: Request, rollout: Rollout, reach: Reach | None = None) -> Tally:
         """How far it is; of one that is closed, as it was then."""
         if rollout.tally is not None:
             return rollout.tally
+        reach = reach or self.reach_of(request, rollout)
         # One that is completed has reached everybody it was about; who came to its hosts or scope since is not.
-        vms = [] if rollout.progress is Progress.COMPLETED else self.vms_of(rollout)
-        return tally(vms, self._store.events(request_id=request.id))
+        return tally([] if rollout.progress is Progress.COMPLETED else reach.vms, reach.events)
+
+    def reach_of(self, request: Request, rollout: Rollout) -> Reach:
+        return Reach(vms=self.vms_of(rollout), events=self._store.events(request_id=request.id))
 
     async def _mark(self, request: Request, rollout: Rollout, entry: Entry | None) -> None:
         entries = (entry,) if entry is not None else ()

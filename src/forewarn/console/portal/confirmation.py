@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -15,8 +15,10 @@ from forewarn.control.rehearsal import TooMany
 from forewarn.core.pace import SILENT_S
 from forewarn.core.preview import Foreseen, Preview
 from forewarn.core.story import span
+from forewarn.store.seam import Polled
 
 _SHOWN = 200  # events told one by one
+_FEW = 50  # scopes
 _TOLD = 5  # scopes or hosts told one by one
 
 
@@ -80,7 +82,8 @@ def _warnings(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
 def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
     """Scopes where nobody asks for events: whatever notice is given there, nobody reads it."""
     listed = dict.fromkeys(event.scope for event in events if event.listed and event.starts_at != event.published_at)
-    silent = [(scope_id, last) for scope_id in listed if (last := _silence(room, scope_id)) is not None]
+    polls = _polls(room, listed)
+    silent = [(scope_id, last) for scope_id in listed if (last := _silence(room, polls[scope_id])) is not None]
     for scope_id, last in silent[:_TOLD]:
         scope = room.store.scope(scope_id)
         title = title_of_scope(scope) if scope else scope_id
@@ -91,9 +94,19 @@ def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
         yield f"Nobody polls {more} more scope{'s' if more > 1 else ''}, either."
 
 
-def _silence(room: Room, scope_id: str) -> str | None:
-    """Since when nobody has asked there, in words; None: somebody does."""
-    polls = room.store.polls(scope_id=scope_id)
+def _polls(room: Room, scope_ids: Collection[str]) -> dict[str, list[Polled]]:
+    """Of a few scopes by each, of many by one look at all."""
+    if len(scope_ids) <= _FEW:
+        return {scope_id: room.store.polls(scope_id=scope_id) for scope_id in scope_ids}
+    polls: dict[str, list[Polled]] = {scope_id: [] for scope_id in scope_ids}
+    for polled in room.store.polls():
+        if polled.scope_id in polls:
+            polls[polled.scope_id].append(polled)
+    return polls
+
+
+def _silence(room: Room, polls: Sequence[Polled]) -> str | None:
+    """Since when nobody of those has asked, in words; None: somebody does."""
     if not polls:
         return "nobody ever did"
     silent_s = room.now() - max(polled.at for polled in polls)

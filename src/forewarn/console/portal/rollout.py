@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from forewarn.console import rollout
 from forewarn.console.call import Call
@@ -11,10 +12,10 @@ from forewarn.console.portal.course import Course, course_of
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.request import DoneQuery, just_done
 from forewarn.console.room import Room
-from forewarn.console.showing import Showing, title_of_scope
+from forewarn.console.showing import title_of_scope
 from forewarn.console.views import RolloutView, View
+from forewarn.control.rollouts import Reach
 from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Vm
 from forewarn.core.request import Progress, Tally
 from forewarn.core.scope import Scope
 
@@ -102,16 +103,17 @@ async def show(room: Room, call: Call, query: DoneQuery) -> RolloutPage:
     await room.house.observe()
     request = room.rollout(call.names["id"])
     assert request.rollout is not None
-    view = rollout.view_of(room, request.id)
-    events = room.store.events(request_id=request.id)
-    vms = [] if request.rollout.closed else room.control.rollouts.vms_of(request.rollout)
-    scopes = list(_scopes(room, events, vms, goes_on=view.progress in (Progress.RUNNING, Progress.PAUSED)))
-    scopes.sort(key=lambda scope: (not _is_under_way(scope), scope.title))
+    reach = room.control.rollouts.reach_of(request, request.rollout)
+    await asyncio.sleep(0)  # of a large one all this is much: others get their turn in between
+    view = RolloutView(**rollout.facts_of(room, request, request.rollout, reach))
+    await asyncio.sleep(0)
+    scopes = _scopes(reach, is_closed=view.closed, goes_on=view.progress in (Progress.RUNNING, Progress.PAUSED))
+    await asyncio.sleep(0)
     return RolloutPage(
         row=_row_of(view),
-        scopes=tuple(scopes[:_MOST_SCOPES]),
+        scopes=tuple(_titled(room, scopes[:_MOST_SCOPES])),
         more_scopes=max(0, len(scopes) - _MOST_SCOPES),
-        course=course_of(room, events),
+        course=course_of(room, reach.events),
         done=just_done(query),
     )
 
@@ -132,20 +134,23 @@ def _said(part: str, view: RolloutView) -> str:
     return "never begun" if part == "waiting" and view.closed else part
 
 
-def _scopes(room: Room, events: Sequence[Event], vms: Iterable[Vm], *, goes_on: bool) -> Iterator[ScopeCourse]:
-    """Each scope it is about, with its update domains in the order in which they are taken."""
-    showing = Showing(room)
+def _scopes(reach: Reach, *, is_closed: bool, goes_on: bool) -> list[tuple[str, tuple[Domain, ...]]]:
+    """Each scope it is about, with its update domains; those under way first."""
     reached: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-    for event in events:
+    for event in reach.events:
         reached[event.scope_id][event.update_domain].append(event)
-    listed = {(event.scope_id, name) for event in events for name in event.vms}
+    listed = {(event.scope_id, name) for event in reach.events for name in event.vms}
     left: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for vm in vms:
+    for vm in () if is_closed else reach.vms:
         if (vm.scope_id, vm.name) not in listed:
             left[vm.scope_id][vm.update_domain] += 1
-    for scope_id in sorted({*reached, *left}):
-        scope = showing.scope_of(scope_id) or Scope(id=scope_id)
-        domains = tuple(_domains(reached[scope_id], left[scope_id], goes_on=goes_on))
+    scopes = [(id_, tuple(_domains(reached[id_], left[id_], goes_on=goes_on))) for id_ in sorted({*reached, *left})]
+    return sorted(scopes, key=lambda scope: not any(domain.state == "now" for domain in scope[1]))
+
+
+def _titled(room: Room, scopes: Iterable[tuple[str, tuple[Domain, ...]]]) -> Iterator[ScopeCourse]:
+    for scope_id, domains in scopes:
+        scope = room.store.scope(scope_id) or Scope(id=scope_id)
         yield ScopeCourse(id=scope_id, title=title_of_scope(scope), domains=domains)
 
 
@@ -162,10 +167,6 @@ def _domains(reached: dict[int, list[Event]], left: dict[int, int], *, goes_on: 
             state = "next" if goes_on and number == coming else "waiting"
         vms = sum(len(event.vms) for event in events) + left.get(number, 0)
         yield Domain(number=number, vms=vms, done=over, state=state)
-
-
-def _is_under_way(scope: ScopeCourse) -> bool:
-    return any(domain.state == "now" for domain in scope.domains)
 
 
 def _row(row: RolloutRow) -> list[object]:

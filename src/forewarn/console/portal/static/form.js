@@ -55,23 +55,26 @@ async function send(event) {
   const fields = new URLSearchParams(new FormData(form, button));
   const buttons = form.querySelectorAll("button");
   for (const one of buttons) one.disabled = true;
+  const slow = setTimeout(() => tell(form, "Working on it …", "notice"), 1500); // a large rollout is much to write
   try {
     const answer = await fetch(form.action, { method: "POST", body: fields });
     if (answer.redirected) return location.assign(answer.url);
     if (!show(await answer.text())) location.reload();
   } catch {
     for (const one of buttons) one.disabled = false;
-    tell(form, "The service cannot be reached: nothing is known to have been done. Try again.");
+    tell(form, "The service cannot be reached, and what was done is not known: look at the history, or try again.");
+  } finally {
+    clearTimeout(slow);
   }
 }
 
-function tell(form, sentence) {
-  const old = form.querySelector(".refusal");
-  const line = old ?? document.createElement("p");
-  line.className = "refusal";
+function tell(form, sentence, looks = "refusal") {
+  const line = form.querySelector("[data-told]") ?? document.createElement("p");
+  line.dataset.told = "";
+  line.className = looks;
   line.setAttribute("role", "alert");
   line.textContent = sentence;
-  if (!old) form.prepend(line);
+  if (!line.parentNode) form.append(line);
 }
 
 function closeOn(event) {
