@@ -139,7 +139,7 @@ def test_over_plain_http_there_is_nothing_but_the_portal(port: Any, path: str) -
     assert b"is served over https only: call https://localhost:8443" in answer
 
 
-@pytest.mark.parametrize("path", ["/", "/portal", "/portal/", "/portal/static/style.css"])
+@pytest.mark.parametrize("path", ["/", "/portal", "/portal/", "/portal/static/style.css", "/metrics"])
 def test_the_portal_is_served_over_plain_http(port: Any, path: str) -> None:
     async def scenario(loop: Hasty, address: Any) -> bytes:
         return await asked(address, head(path))

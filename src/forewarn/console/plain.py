@@ -1,4 +1,4 @@
-"""Plain http beside TLS on one port: for browsers of this machine, and for the portal alone."""
+"""Plain http beside TLS on one port: for browsers of this machine, and for the portal and the metrics alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forewarn.console.portal.page import PREFIX
 from forewarn.console.refusal import said
+
+_OPEN = ("/", "/metrics", PREFIX)
 
 
 def is_of_this_machine(address: str) -> bool:
@@ -38,7 +40,7 @@ def _refusal(request: Request) -> Response | None:
         sentence = f"plain http is served to this machine alone, not to {host[:100]!r}: call localhost, or use https"
         return said(400, "Rejected", sentence)
     path = request.scope["path"]
-    if path in ("/", PREFIX) or path.startswith(f"{PREFIX}/"):
+    if path in _OPEN or path.startswith(f"{PREFIX}/"):
         return None
     return said(400, "Rejected", f"{request.method} {path} is served over https only: call https://{host}{path}")
 
