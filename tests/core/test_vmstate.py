@@ -8,7 +8,7 @@ import pytest
 
 from forewarn.core.cause import Cause, Verb
 from forewarn.core.event import Act, Event, Outcome, Status
-from forewarn.core.fleet import EvictionPolicy, Power, Priority, Vm
+from forewarn.core.fleet import EvictionPolicy, Power, Priority, Vm, key_in_scope
 from forewarn.core.request import Ask
 from forewarn.core.vmstate import VmState, vm_state
 from forewarn.testing.world import World, a_host, a_vm
@@ -26,6 +26,17 @@ def event_of(vm: Vm, status: Status, *verbs: Verb, outcome: Outcome | None = Non
     return Event(
         **{**given, "vms": (vm.name,), "published_at": 0, "not_before": 9, "status": status, "acts": acts, **facts}
     )
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{}, {"availability_set": "A"}, {"scale_set": "S", "placement_group": "P"}, {"cloud_service": "C:1"}],
+    ids=["standalone", "set", "placement", "service"],
+)
+def test_a_name_in_any_sort_of_scope_leads_to_the_key(where: dict[str, Any]) -> None:
+    vm = a_vm("Straße:1", resource_group="Gr:oup", **where)
+    assert key_in_scope(vm.scope_id, "STRASSE:1") == vm.key
+    assert vm_state(vm, [event_of(vm, Status.SCHEDULED)]) is VmState.NOTICED
 
 
 def test_a_vm_without_events_is_running() -> None:

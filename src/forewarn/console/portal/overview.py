@@ -52,9 +52,6 @@ class Overview:
             self._building = asyncio.create_task(self._build())
         await asyncio.shield(self._building)
 
-    def close(self) -> None:
-        self._stop()
-
     def changed(self, commit: Commit) -> Sequence[Change]:
         """The VMs whose state this commit changed. For whoever hears of commits, while they hear of this one."""
         if self._heard is not commit:

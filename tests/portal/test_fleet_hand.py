@@ -1,0 +1,75 @@
+"""The fleet's page in somebody's hands: search while typing, filters, and VMs that come and go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.portal.conftest import PHONE, Looker
+
+from forewarn.testing.console import Console
+
+pytestmark = pytest.mark.portal
+
+
+def cells(page: Page) -> list[str]:
+    """As a screen reader tells them, in their order."""
+    return [label or "" for label in page.locator(".cell").evaluate_all("all => all.map(one => one.ariaLabel)")]
+
+
+def test_a_search_narrows_the_fleet_while_one_types(shared: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(shared).page
+    page.evaluate("window.unchanged = true")
+    page.get_by_role("searchbox").press_sequentially("db-")
+    expect(page.get_by_text("2 of 11 VMs fit")).to_be_visible()
+    assert cells(page) == ["db-0, running", "db-1, running"]
+    assert page.url.endswith("/portal/?q=db-"), "who follows this address finds the same"
+    page.get_by_role("searchbox").press_sequentially("nothing")
+    expect(page.get_by_text("No VM fits.")).to_be_visible()
+    page.get_by_role("searchbox").fill("")
+    expect(page.get_by_text("11 of 11 VMs shown.")).to_be_visible()
+    assert page.url.endswith("/portal/")
+    assert page.evaluate("window.unchanged")
+    assert page.evaluate("document.activeElement.id") == "q", "whoever types goes on typing"
+
+
+def test_a_state_in_the_legend_filters_and_the_filter_follows(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    page.get_by_role("link", name=re.compile(r"noticed \d")).click()
+    expect(page.get_by_text("No VM fits.")).to_be_visible()
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.locator("[data-count=noticed]")).to_have_text("1")
+    expect(page.locator("[data-count=running]")).to_have_text("10")
+    console.service.api("POST", "/clock/advance", {"by_s": 3600})
+    expect(page.get_by_text("No VM fits.")).to_be_visible()
+
+
+def test_vms_that_come_and_go_are_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    page.evaluate("window.unchanged = true")
+    console.service.api("POST", "/fleet/vms", {"name": "late", "resource_group": "shop"})
+    expect(page.get_by_role("link", name="late, running")).to_be_visible()
+    console.service.api("DELETE", "/fleet/vms/late")
+    expect(page.get_by_role("link", name=re.compile("^late,"))).to_have_count(0)
+    assert page.evaluate("window.unchanged")
+
+
+def test_the_row_at_work_is_told_by_more_than_colour(console: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(console).page
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
+    console.service.api("POST", "/clock/advance", {"by_s": 900})
+    expect(page.get_by_role("rowheader", name="UD 1 , being worked on")).to_be_visible()
+    expect(page.get_by_text("update domain 1 being worked on")).to_be_visible()
+
+
+def test_cells_can_be_hit_with_a_finger(shared: Console, admin: Callable[..., Looker]) -> None:
+    page = admin(shared, viewport=PHONE, has_touch=True).page
+    sizes = page.locator(".cell, .legend a").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect()).map(box => Math.min(box.width, box.height))"
+    )
+    assert min(sizes) >= 24
+    page.get_by_role("link", name="web-3, running").tap()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("web-3")
