@@ -210,6 +210,17 @@ def test_a_storm_is_played_and_all_is_cleared(portal: Visitor) -> None:
     assert portal.world.control.faults.book.storms == ()
 
 
+def test_a_replay_is_shown_in_the_lab_and_stopped(portal: Visitor) -> None:
+    taken = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+    replay = portal.api.post("/replays", {"vm": "db", "recording": taken})["id"]
+    page = portal.get("/portal/lab")
+    assert "Replay for db" in page.text
+    assert f"/portal/forms/replay-stop?replay={replay}" in page.html
+    do(portal, "replay-stop", {"replay": replay})
+    assert portal.api.get(f"/replays/{replay}")["ended"] == "stopped"
+    assert "Replay for db" not in portal.get("/portal/lab").text
+
+
 def test_the_clock_is_advanced_by_a_span_and_to_a_time(portal: Visitor) -> None:
     a_restart(portal)
     page = confirm(portal, "clock-advance", {"by": "20m"})
@@ -313,7 +324,7 @@ def test_every_form_is_shown_and_goes_to_a_route_of_the_api(portal: Visitor, nam
     page = portal.get(form(name))
     assert FORMS[name].title in page.text
     assert f'name="token" value="{TOKEN}"' in page.html
-    assert FORMS[name].line.method == "POST"
+    assert FORMS[name].line.method in ("POST", "DELETE")
     assert FORMS[name].preview is None or FORMS[name].preview.right is FORMS[name].line.right  # type: ignore[union-attr]
 
 
@@ -322,7 +333,7 @@ def test_who_may_only_read_is_refused_by_every_form(portal: Visitor, name: str) 
     reader = portal.holding("Reader", "/")
     event_id = a_restart(portal)
     fields = {"vm": "db", "event": event_id, "rollout": started_rollout(portal), "host": "h1", "in": "7d", "by": "1m"}
-    typed = {**fields, "speed": "1", "kind": "gone", "seed": "1", "fault": "f1"}
+    typed = {**fields, "speed": "1", "kind": "gone", "seed": "1", "fault": "f1", "replay": "r1"}
     mine = {name_: value for name_, value in typed.items() if name_ in {field.name for field in FORMS[name].fields}}
     before = portal.api.stored()
     shown = reader.visit("GET", form(name))

@@ -116,6 +116,14 @@ def of_storm(room: Room, call: Call) -> list[str]:
     return [f"Faults hit {whom} for {span(asked.for_s)} of lab time, as seed {asked.seed} has it."]
 
 
+def of_stopping(room: Room, call: Call) -> list[str]:
+    replay = room.control.replays.find(call.names["id"]).replay
+    assert replay is not None
+    return [
+        f"The replay for {replay.name} ends, {replay.done} of {replay.steps} steps shown: its scope sees its own again."
+    ]
+
+
 def of_advancing(room: Room, call: Call) -> list[str]:
     room.control.labtime.lab_clock("advanced")
     by_s = call.read_body(body.Advancing).by_s

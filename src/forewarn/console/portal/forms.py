@@ -409,6 +409,18 @@ _FOR_LAB = (
         foresight=foresight.of_storm,
     ),
     Form(
+        name="replay-stop",
+        title="Stop a replay",
+        button="Stop",
+        about="The VMs of its scope see their own document again.",
+        is_short=True,
+        route="DELETE /replays/{id}",
+        done="The replay is stopped.",
+        leads_to=_to_lab,
+        fields=(Field(name="replay", kind=Kind.THING, label="Replay", in_path="id", needed=True),),
+        foresight=foresight.of_stopping,
+    ),
+    Form(
         name="clock-advance",
         title="Advance the clock",
         button="Advance",

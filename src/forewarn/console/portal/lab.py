@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from forewarn.console import fault
+from forewarn.console import fault, replay
 from forewarn.console.call import Call
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.request import DoneQuery, just_done
+from forewarn.console.replay import ReplayView
 from forewarn.console.room import Room
 from forewarn.console.views import EntryView, FaultView, StormView, View
 from forewarn.core.event import Status
@@ -35,6 +36,7 @@ class LabPage(View, frozen=True, kw_only=True):
     sees_all: bool  # who does not is shown no faults
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
+    replays: tuple[ReplayView, ...]  # under way
     lately: tuple[EntryView, ...]  # newest first
     done: str
 
@@ -63,6 +65,7 @@ async def show(room: Room, call: Call, query: DoneQuery) -> LabPage:
         sees_all=sees_all,
         faults=on.faults if on else (),
         storms=on.storms if on else (),
+        replays=await _replays(room, call) if sees_all else (),
         lately=_lately(room) if sees_all else (),
         done=just_done(query),
     )
@@ -87,6 +90,11 @@ def _due(room: Room) -> tuple[Due, ...]:
     if room.sees_everything() and (at := room.control.storms.next_at()) is not None:
         found.append(Due(at=at, text="a storm sets its next fault"))
     return tuple(sorted(found, key=lambda due: due.at))
+
+
+async def _replays(room: Room, call: Call) -> tuple[ReplayView, ...]:
+    known = await replay.show_all(room, call)
+    return tuple(one for one in known.replays if one.ended is None)
 
 
 def _lately(room: Room) -> tuple[EntryView, ...]:
