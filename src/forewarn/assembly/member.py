@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from forewarn.metadata import feed
 from forewarn.metadata.counted import Counted
 
 _MODULE = "forewarn.assembly.worker"
+WAITING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # that a worker hears of once it can do something about them
 
 
 class Member:
@@ -28,6 +30,7 @@ class Member:
         self.counted = Counted()  # by this process, as far as it told
         self.over = asyncio.Event()  # it accepts nobody any more: another is to take its place
         self.gone = asyncio.Event()
+        self.is_clear = asyncio.Event()  # it is ready, or will never be
         self._hear, self._lost = hear, lost
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
@@ -93,6 +96,7 @@ class Member:
             _finish(future)
         self._awaited.clear()
         self.over.set()
+        self.is_clear.set()
         self._lost(self)
 
 
@@ -104,6 +108,8 @@ def _finish(future: asyncio.Future[None]) -> None:
 def _launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     surroundings = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
+    # Until it can do something about them: what ends the whole group is the owner's to answer, and ends it with us.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WAITING_SIGNALS)
     with theirs:
         try:
             child = subprocess.Popen(
@@ -116,4 +122,6 @@ def _launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
         except BaseException:
             ours.close()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return child, ours

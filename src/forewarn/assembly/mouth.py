@@ -116,6 +116,11 @@ class Mouth:
         await self._doorway.stop()
         await self._running.drain(timeout_s)
 
+    async def reload(self, timeout_s: float) -> None:
+        """Another process in the place of every worker; without workers there is nothing to replace."""
+        if isinstance(self._server, Crew):
+            await self._server.reload(timeout_s)
+
     async def report(self) -> None:
         """What VMs were seen to ask until now is in `observations` and `faults`, whichever process saw it."""
         if isinstance(self._server, Crew):

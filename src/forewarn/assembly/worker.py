@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from forewarn.assembly.exposition import Window
 from forewarn.assembly.loop import fastest_loop
+from forewarn.assembly.member import WAITING_SIGNALS
 from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.clock import LabClock, SystemClock
 from forewarn.errors import Rejected, Unavailable
@@ -107,7 +108,7 @@ class Worker:
         self._serving: dict[int, Listener] = {}
         self._heard_at = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_leaving = self._tells_touches = False
+        self._is_leaving = self._tells_touches = self._is_complete = self._leaves_then = False
         self._told = Counted()
         self._windows: list[Window] = []
         self._do: dict[type, Callable[[Any], None]] = {
@@ -154,6 +155,12 @@ class Worker:
             self._pipe.say(feed.pack(feed.Leaving()))
             self._spawn(self._drain(timeout_s))
 
+    def leave_when_complete(self) -> None:
+        """A signal says to. While all is told to us the owner waits for us, unless it was told to end as well."""
+        if self._is_complete:
+            self.leave()
+        self._leaves_then = True
+
     @property
     def _running(self) -> MetadataServer:
         if self._server is None:
@@ -189,6 +196,9 @@ class Worker:
         gc.freeze()
         gc.enable()
         self._pipe.say(feed.pack(feed.Ready()))
+        self._is_complete = True
+        if self._leaves_then:
+            self.leave()
 
     def _set_clock(self, told: feed.Clock) -> None:
         clock = self._asking.clock
@@ -247,7 +257,8 @@ class Worker:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if self._asking.is_heard and self._loop.time() - self._heard_at > self._silence_s:
+            is_silent = self._loop.time() - self._heard_at > self._silence_s
+            if self._is_complete and self._asking.is_heard and is_silent:
                 self._pause()
 
     def _pause(self) -> None:
@@ -308,7 +319,9 @@ class Worker:
 async def _serve(sock: socket.socket) -> None:
     worker = Worker(sock)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, worker.leave)
+    loop.add_signal_handler(signal.SIGTERM, worker.leave_when_complete)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the owner's to answer
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING_SIGNALS)
     why = await worker.run()
     if why not in (DRAINED, GONE):
         log.error("it cannot go on: %s", why)

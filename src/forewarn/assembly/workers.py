@@ -58,6 +58,8 @@ class Crew:
         self._counted: set[str] = set()  # faults that touch so many requests and no more
         self._members: list[Member | None] = [None] * size
         self._leavers: set[Member] = set()
+        self._successors: dict[int, Member] = {}  # that are not ready yet, by slot
+        self._reloading = asyncio.Lock()
         self._windows = windows
         self._past = Counted()  # by workers that are gone
         self._stands = Stands(size)
@@ -119,6 +121,16 @@ class Crew:
         """What VMs asked until now, of whichever worker, is in `observations` and `faults`."""
         await self._all(member.report() for member in self._serving)
 
+    async def reload(self, timeout_s: float) -> None:
+        """Another process in the place of every worker, one after the other: nobody is refused meanwhile.
+
+        Each goes on accepting until its successor does, answers whoever is held or in work, and ends.
+        """
+        async with self._reloading:
+            for slot in range(self.size):
+                if not self._is_stopping:
+                    await self._replace(slot, timeout_s)
+
     async def drain(self, timeout_s: float) -> None:
         """Workers answer whoever is held or in work, tell what they have seen, and end."""
         self._is_stopping = True
@@ -155,7 +167,8 @@ class Crew:
 
     @property
     def _alive(self) -> list[Member]:
-        return [*(member for member in self._members if member is not None), *self._leavers]
+        there = (member for member in self._members if member is not None)
+        return [*there, *self._successors.values(), *self._leavers]
 
     @property
     def _serving(self) -> list[Member]:
@@ -188,7 +201,7 @@ class Crew:
         failures = 0
         while not self._is_stopping:
             began_at = asyncio.get_running_loop().time()
-            member = self._hire(slot)
+            member = self._members[slot] or self._hire(slot)
             if member is not None:
                 await member.over.wait()
             if self._is_stopping:
@@ -201,13 +214,41 @@ class Crew:
             self._mourn(slot, member, wait_s)
             await asyncio.sleep(wait_s)
 
+    async def _replace(self, slot: int, timeout_s: float) -> None:
+        old = self._members[slot]
+        if old is None or not old.is_serving:
+            return  # another is on its way already
+        successor = self._launch(slot)
+        if successor is None:
+            return
+        self._successors[slot] = successor
+        await successor.is_clear.wait()
+        del self._successors[slot]
+        if self._members[slot] is not old or not successor.is_serving:
+            log.warning("worker %d (process %d) is not replaced", slot, old.pid)
+            self._leavers.add(successor)
+            successor.kill()
+            return
+        self._members[slot] = successor
+        self._leavers.add(old)
+        self._share_out()
+        await self._all([successor.echo()])
+        old.tell("drain", feed.pack(feed.Drain(timeout_s)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s + _PATIENCE_S):
+                await old.gone.wait()
+
     def _hire(self, slot: int) -> Member | None:
+        member = self._members[slot] = self._launch(slot)
+        return member
+
+    def _launch(self, slot: int) -> Member | None:
+        """A process that is told all there is to know, and serves nobody yet."""
         try:
             member = Member(slot, hear=self._hear, lost=self._lose)
         except OSError as error:
             log.warning("worker %d cannot be started: %s", slot, error)
             return None
-        self._members[slot] = member
         for key, raw in self._state.items():
             member.tell(key, raw)
         if self._windows:
@@ -231,6 +272,7 @@ class Crew:
                 self._gather(member, message)
             case feed.Ready():
                 member.is_ready = True
+                member.is_clear.set()
                 self._awaited.discard(member.slot)
                 if not self._awaited and not self._begun.done():
                     self._begun.set_result(None)
@@ -242,8 +284,9 @@ class Crew:
         member.is_leaving = True
         if not self._is_stopping:
             self._leavers.add(member)
-            self._members[member.slot] = None
-            self._share_out()
+            if self._members[member.slot] is member:
+                self._members[member.slot] = None
+                self._share_out()
         member.over.set()
 
     def _lose(self, member: Member) -> None:

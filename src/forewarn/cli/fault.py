@@ -41,7 +41,12 @@ def list_faults(call: Invocation, kinds: bool) -> None:
 @click.option("--vm", metavar="VM", shell_complete=vm_names, help="For this VM.")
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="For the VMs of this scope.")
 @click.option("--all", "every", is_flag=True, help="For every VM.")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="The next so many requests or events.")
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The next so many requests or events; with workers, a few more that come at one moment.",
+)
 @click.option("--for", "for_s", type=duration, metavar="DURATION", help="For so long, such as 70s.")
 @served
 def set_fault(

@@ -75,7 +75,8 @@ def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) 
     try:
         pending = run(settings, announce)
         if call.screen.is_terminal:
-            call.screen.say(f"stopped; everything is kept, {counted(pending, 'event')} pending")
+            left = "it was not up yet" if pending is None else f"{counted(pending, 'event')} pending"
+            call.screen.say(f"stopped; everything is kept, {left}")
             _tell_who_goes_on(call.screen, keeping_on(settings.directory))
     finally:
         let_go_of_output()

@@ -1,0 +1,103 @@
+"""Signals to a service with workers: a reload replaces them one by one and refuses nobody, a start can be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port
+
+FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "web-{n}"\ncount = 2\n'
+LARGE = FLEET.replace("count = 2", "count = 10000")
+TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
+POLL = {"Metadata": "true"}
+
+
+@pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceProcess]:
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=("--workers", str(request.param))) as running:
+        yield running
+
+
+def workers(service: ServiceProcess) -> set[int]:
+    return {worker["pid"] for worker in service.api("GET", "/service").json["workers"] if worker["ready"]}
+
+
+def is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+class Held:
+    """A long poll on a connection of its own, waiting from the moment this is made."""
+
+    def __init__(self, service: ServiceProcess, vm: str) -> None:
+        self._connection = service.connect(service.endpoint(vm))
+        tag = self._ask({}).headers["ETag"]
+        self._answers: list[Answer] = []
+        headers = {"If-None-Match": tag, "Prefer": "wait=60"}
+        self._thread = threading.Thread(target=lambda: self._answers.append(self._ask(headers)))
+        self._thread.start()
+
+    def _ask(self, headers: dict[str, str]) -> Answer:
+        self._connection.request("GET", TARGET, headers=POLL | headers)
+        response = self._connection.getresponse()
+        return Answer(response.status, response.read(), dict(response.getheaders()))
+
+    def answer(self) -> Answer:
+        self._thread.join(20)
+        self._connection.close()
+        return self._answers[0]
+
+
+def test_a_reload_replaces_every_worker_answers_whom_they_hold_and_refuses_nobody(service: ServiceProcess) -> None:
+    before = workers(service)
+    held = [Held(service, "web-0") for _ in range(4)]
+
+    os.kill(service.pid, signal.SIGHUP)
+    polls = 0
+    while workers(service) & before or len(workers(service)) < len(before):
+        assert service.poll("web-1")["Events"] == []
+        polls += 1
+        assert polls < 10_000
+
+    assert [each.answer().status for each in held] == [304] * 4
+    eventually(lambda: not any(map(is_there, before)))
+    assert service.poll("web-1")["Events"] == []
+    assert "WARNING" not in service.log.read_text()
+
+
+def test_what_is_asked_for_during_a_reload_is_shown_by_old_and_new(service: ServiceProcess) -> None:
+    before = workers(service)
+    os.kill(service.pid, signal.SIGHUP)
+    asked = service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]}).json
+    for _ in range(20):
+        assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [asked["events"][0]["id"]]
+    eventually(lambda: len(workers(service)) == len(before) and not workers(service) & before)
+    assert [event["EventId"] for event in service.poll("web-0")["Events"]] == [asked["events"][0]["id"]]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_start_that_is_told_to_end_with_its_whole_group_ends_in_peace(tmp_path: Path, count: int) -> None:
+    fleet, log = tmp_path / "fleet.toml", tmp_path / "log"
+    fleet.write_text(LARGE, encoding="utf-8")
+    line = [sys.executable, "-m", "forewarn", "--data", str(tmp_path / "data"), "up", "--port", str(free_port())]
+    line += ["--fleet", str(fleet), "--workers", str(count), "--console", ""]
+    with log.open("wb") as output:
+        child = subprocess.Popen(line, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        eventually(lambda: (tmp_path / "data" / "forewarn.db-wal").exists())
+        eventually(lambda: not count or len(children.read_text().split()) == count)
+        os.killpg(child.pid, signal.SIGTERM)
+        assert child.wait(30) == 0
+    finally:
+        child.kill()
+        child.wait()
+    assert log.read_text() == ""
