@@ -54,6 +54,7 @@ class EventPage(View, frozen=True, kw_only=True):
     now: float
     event: EventView
     lane: Lane
+    faults: tuple[str, ...]  # that touched it, for those who may know
     gate: str  # how it starts with others; "": by itself
     request_path: str  # "": not for the visitor to see
     vms: tuple[VmLine, ...]
@@ -88,6 +89,7 @@ async def show(room: Room, call: Call) -> EventPage:
         now=room.now(),
         event=showing.event(event),
         lane=lane_for(showing, event),
+        faults=event.faults if room.sees_everything() else (),
         gate=_gate(room, event),
         request_path=_request_path(room, event),
         vms=tuple(vms[:_MOST_VMS]),

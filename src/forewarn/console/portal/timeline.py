@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
 
 from markupsafe import Markup
 
-from forewarn.console import body
 from forewarn.console.call import Call
-from forewarn.console.event import lists
 from forewarn.console.portal.axis import SPANS, USUAL_SPAN, Window, iso, read_instant, read_span, window_around
 from forewarn.console.portal.drawing import LEGEND, Chart, chart_of
+from forewarn.console.portal.finding import TimelineQuery, found_by, newest_seen
 from forewarn.console.portal.lane import Lane, lane_of
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.rendering import render
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of_scope
 from forewarn.console.views import View
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Event
 from forewarn.core.scope import Scope
-from forewarn.core.story import kind_of
 
 MOST_SHOWN = 200  # events
-_LOOKED_THROUGH = 2_000  # of each sort
-_LOOKED_THROUGH_FOR_SOME = 20_000  # for somebody who may not see all of them, or asks for few
-_LIVE = (Status.SCHEDULED, Status.STARTED)
 _ROOM = 1.15  # around what is to be seen whole
-
-Kinds = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted"]
-
-
-class TimelineQuery(body.Strict, frozen=True, kw_only=True):
-    span: str = ""
-    at: str = ""  # the middle; left out: now, and it follows
-    scope: str = ""
-    vm: str = ""
-    rollout: str = ""
-    kind: Kinds = ""
-    state: Literal["", "live", "all"] = ""
 
 
 class Place(View, frozen=True, kw_only=True):
@@ -97,7 +78,7 @@ async def show(room: Room, call: Call, query: TimelineQuery) -> TimelinePage:
     """Events over time."""
     now = room.now()
     window = window_around(read_instant(query.at) if query.at else now, read_span(query.span or USUAL_SPAN))
-    found = _found(room, query, window)
+    found = found_by(room, query, window)
     await asyncio.sleep(0)  # there may have been much to look through: others get their turn
 
     showing = Showing(room)
@@ -112,7 +93,7 @@ async def show(room: Room, call: Call, query: TimelineQuery) -> TimelinePage:
         more=len(seen) - len(shown),
         is_cut=found.is_cut,
         whole=_whole([event for event in found.events if event.is_live], now),
-        newest=None if shown else _newest(room),
+        newest=None if shown else _place_of(newest_seen(room)),
     )
 
 
@@ -120,50 +101,6 @@ def lane_for(showing: Showing, event: Event) -> Lane:
     scope = showing.scope_of(event.scope_id) or Scope(id=event.scope_id)
     wait = showing.wait(event)
     return lane_of(event, title_of_scope=title_of_scope(scope), waits_for=wait.text if wait else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    events: list[Event]
-    is_cut: bool
-
-
-def _found(room: Room, query: TimelineQuery, window: Window) -> _Found:
-    """Those that fit, in view or not. How many there are altogether does not matter: a bounded number is read."""
-    vm = room.directory.find_any(query.vm) if query.vm else None
-    scope_id = room.scope(query.scope).id if query.scope else None
-    request_id = room.rollout(query.rollout).id if query.rollout else None
-    if vm is not None and scope_id not in (None, vm.scope_id):
-        return _Found(events=[], is_cut=False)
-
-    within = vm.scope_id if vm is not None else scope_id
-    picky = within is not None or query.kind != "" or not room.sees_everything()
-    most = _LOOKED_THROUGH_FOR_SOME if picky else _LOOKED_THROUGH
-    heaps = list(_heaps(room, query.state == "live", window, within, request_id, most))
-    every = {event.id: event for heap in heaps for event in heap if room.sees_scope(event.scope_id)}
-    fitting = [event for event in every.values() if _fits(event, query.kind, vm.name if vm else "")]
-    return _Found(events=fitting, is_cut=any(len(heap) >= most for heap in heaps))
-
-
-def _heaps(
-    room: Room, live_only: bool, window: Window, scope_id: str | None, request_id: str | None, most: int
-) -> list[list[Event]]:
-    statuses = _LIVE if live_only else tuple(Status)
-    if scope_id is not None or request_id is not None:
-        return [room.store.events(scope_id=scope_id, request_id=request_id, statuses=statuses, limit=most)]
-    live = room.store.events(statuses=_LIVE, limit=most)
-    if live_only:
-        return [live]
-    ended = room.store.events_over(window.since, window.until, limit=most)
-    # What was under way at the right edge was over soon after it.
-    later = room.store.events_over(window.until, math.inf, limit=most, newest=False)
-    return [live, ended, later]
-
-
-def _fits(event: Event, kind: str, vm: str) -> bool:
-    if vm and not lists(event, vm):
-        return False
-    return kind in ("", kind_of(event) if event.listed else "unlisted")
 
 
 def _is_seen(event: Event, window: Window, now: float) -> bool:
@@ -184,10 +121,7 @@ def _whole(live: list[Event], now: float) -> Place | None:
     return Place(span=span_word(span_s), at=iso((since + until) / 2))
 
 
-def _newest(room: Room) -> Place | None:
-    """Where somebody who sees nothing should look."""
-    recent = room.store.events(limit=1 if room.sees_everything() else _LOOKED_THROUGH_FOR_SOME)
-    event = next((event for event in reversed(recent) if room.sees_scope(event.scope_id)), None)
+def _place_of(event: Event | None) -> Place | None:
     return Place(span=USUAL_SPAN, at=iso(event.published_at)) if event else None
 
 
