@@ -120,6 +120,39 @@ def test_a_page_can_be_read_by_everybody_and_nothing_goes_wrong(
     assert complaints == []
 
 
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_the_page_to_sign_in_can_be_read_by_everybody(
+    shared: Console, somebody: Callable[..., Looker], colours: str
+) -> None:
+    looker = somebody(shared, color_scheme=colours)
+    page = looker.go("/portal/sign-in")
+    page.screenshot(path=ARTEFACTS / f"sign-in-{colours}-desktop.png", full_page=True)
+    assert faults(page) == []
+    page.get_by_label("Secret").fill("not this one")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.screenshot(path=ARTEFACTS / f"sign-in-refused-{colours}-desktop.png", full_page=True)
+    assert faults(page) == []
+    looker.forgive()  # a browser holds 401 to be worth a complaint
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_form_in_a_dialog_can_be_read_by_everybody(
+    shared: Console, admin: Callable[..., Looker], colours: str
+) -> None:
+    page = admin(shared, to="/portal/vms/db-1", color_scheme=colours).page
+    page.get_by_role("link", name="Delete", exact=True).click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert faults(page) == []
+    page.get_by_role("button", name="See what will happen").click()
+    expect(page.get_by_role("heading", name="this will happen")).to_be_visible()
+    page.screenshot(path=ARTEFACTS / f"dialog-{colours}-desktop.png")
+    assert faults(page) == []
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.get_by_role("link", name="Delete", exact=True)).to_be_focused()
+
+
 def faults(page: Page) -> list[str]:
     """What axe-core holds to be serious."""
     found = Axe().run(page).response["violations"]
