@@ -20,6 +20,7 @@ from forewarn.core.fault import Fault, FaultKind
 from forewarn.metadata import Board, Callers, Limits, MetadataServer
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.seam import Reset
+from forewarn.protocol.document import Status
 from forewarn.protocol.exchange import Response, Rules
 from forewarn.testing.backend import FakeBackend
 from forewarn.testing.wire import Wire
@@ -61,6 +62,9 @@ ODD = [
     get(b"nonsense"),
     get(header=b""),
     post(),
+    post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'),
+    post(b'{"StartRequests":[{"EventId":"EVENT-2"},{"EventId":"EVENT-1"}]}'),
+    post(b'{"StartRequests":[{"EventId":"NEVER-WAS"}]}'),
     post(b"{"),
     b"GET /metadata/instance?api-version=2021-02-01 HTTP/1.1\r\nMetadata: true\r\n\r\n",
     b"HEAD " + PATH + b"2020-07-01 HTTP/1.1\r\n\r\n",
@@ -128,7 +132,8 @@ class Telling:
 
     def show(self, scope_id, count):
         if self.is_there(scope_id):
-            self.backend.show(scope_id, *(self.notice(f"EVENT-{number}") for number in range(1, count + 1)))
+            scheduled, started = self.notice("EVENT-1"), self.notice("EVENT-2", status=Status.STARTED, not_before=None)
+            self.backend.show(scope_id, *(scheduled, started)[:count])
 
     def republish(self, scope_id):
         if self.is_there(scope_id):
@@ -287,6 +292,17 @@ STORIES = {
         *asks(get()),
         *asks(get(), get()),
     ],
+    "approvals that change nothing, and some that do": [
+        *asks(post(), post()),
+        ("show", "pair", 2),
+        *asks(post(), post(), get(), post()),
+        ("lose_store", True),
+        *asks(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
+        ("show", "pair", 0),
+        *asks(post(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}'), post()),
+        ("seat", "a", "other"),
+        *asks(post(), post()),
+    ],
     "behind a long poll": [
         *asks(get(), LONG_POLLS[0], get(), get()),
         ("show", "pair", 1),
@@ -326,8 +342,9 @@ def test_the_date_is_right_at_any_speed_of_the_lab_clock(notice):
     asyncio.run(story())
 
 
-def test_a_repeated_poll_is_not_read_again(notice):
-    """What all this is for."""
+@pytest.mark.parametrize("asked", [get(), post(b'{"StartRequests":[{"EventId":"EVENT-2"}]}')], ids=["poll", "approval"])
+def test_what_is_asked_again_is_not_read_again(notice, asked):
+    """What all this is for: polls, and approvals of whatever is listed, started or not."""
     read = []
 
     def rules(location):
@@ -336,12 +353,13 @@ def test_a_repeated_poll_is_not_read_again(notice):
 
     async def story():
         telling = Telling(notice, remembers=True, limits=Limits())
+        telling.show("pair", 2)
         server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
         wire = Wire(server.admit(Caller(place="at a", vm="a", is_loopback=True)))
-        wire.say(get())
+        wire.say(asked)
         once = len(read)
         for _ in range(100):
-            wire.say(get())
+            wire.say(asked)
         assert len(read) == once > 0
         assert wire.heard.count(b"HTTP/1.1 200 OK") == server.tally.answers[200] == 101
 

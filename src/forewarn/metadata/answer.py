@@ -128,15 +128,16 @@ class Reception:
         return self._serve(caller, asked, agent_of(request), trouble)
 
     def lasting(self, caller: Caller, request: Request) -> tuple[View, str] | None:
-        """The view and version of a poll that was just answered at once and would be answered alike until the view
-        changes; None: of any other request. Whatever else an answer depends on keeps a poll from lasting.
+        """The view and version of a request that was just answered at once and would be answered alike until the view
+        changes: a poll, or an approval that changes nothing, as clients send that approve whatever is listed.
+        None: of any other request. Whatever else an answer depends on keeps a request from lasting.
         """
-        if request.method != "GET":
-            return None
         view = self._view(caller)
         if view is None or self._throttle.is_on or self._faults.trouble_of(view) is not None:
             return None
         asked = read(request, known=True, rules=self._rules(caller, view))
+        if isinstance(asked, Approve):
+            return (view, asked.version) if self._approvals.cover(view, asked.event_ids) else None
         return (view, asked.version) if isinstance(asked, Poll) else None
 
     def _token(self, caller: Caller, ask: GetToken, view: View) -> Answer:

@@ -1,4 +1,4 @@
-"""Polls remembered with their answers, so that one which comes again is looked up instead of read.
+"""Requests remembered with their answers, so that one which comes again is looked up instead of read.
 
 Per VM a small table: the bytes of a request → the answer that is right until something changes. Whatever changes
 empties it, and whatever is special (a fault, a limit, a scope that is not enabled) is never put there; so a request
@@ -115,7 +115,7 @@ class Memory:
         return answers
 
     def forget(self, vms: Iterable[str]) -> None:
-        """Something about these VMs has changed: their next polls are read anew."""
+        """Something about these VMs has changed: their next requests are read anew."""
         for vm in vms:
             shelf = self._shelves.pop(vm, None)
             if shelf is not None:
