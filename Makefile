@@ -33,9 +33,9 @@ test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as
 	@tests/vm/programs.sh $(REAL) $(PYTHON)
 	$(PYTEST) -m 'namespaces and not az'
 
-test-real: $(STAMP) ## run the agent's reactions on real servers (as root: what they need is unpacked, not installed)
+test-real: $(STAMP) ## run reactions and alerts on real servers (as root: what they need is unpacked, not installed)
 	@tests/agent/real.sh $(PARTS) $(PYTHON)
-	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent
+	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent tests/assembly
 
 test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
 	@tests/azure/programs.sh sdk $(AZURE) $(PYTHON)
