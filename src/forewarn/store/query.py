@@ -131,7 +131,9 @@ def vms_by(by: By, removed: bool) -> str:
 
 @cache
 def events_by(by: By, statuses: tuple[Status, ...], newest: bool) -> str:
-    query = select(events.c.body).where(*_equal(events, by), _status_is(statuses))
+    query = select(events.c.body).where(*_equal(events, by))
+    if set(statuses) != set(Status):  # else the newest ones are simply the last
+        query = query.where(_status_is(statuses))
     return _all(query, events.c.position, newest)
 
 
