@@ -112,9 +112,9 @@ def test_a_vm_that_is_off_can_be_started(portal: Visitor) -> None:
 
 
 def test_several_vms_are_asked_for_together(portal: Visitor) -> None:
-    page = confirm(portal, "restart", {"vm": ["sub/lab/web-0", "web-1, db"], "notice": "20m"})
+    page = confirm(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
     assert "3 events over 3 VMs, published at once." in page.text
-    do(portal, "restart", {"vm": ["sub/lab/web-0", "web-1, db"], "notice": "20m"})
+    do(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
     events = portal.world.store.events()
     assert sorted(event.vms for event in events) == [("db",), ("web-0",), ("web-1",)]
     assert {event.not_before - event.published_at for event in events} == {1200}
@@ -501,6 +501,13 @@ def test_whose_place_is_taken_is_said(portal: Visitor) -> None:
 def test_who_else_is_on_the_host_is_said(portal: Visitor) -> None:
     page = confirm(portal, "rollout", {"impact": "update", "scope": "web"})
     assert "Also on host h1, and not hit by this: db, pool_0, pool_1." in page.text
+
+
+def test_a_name_may_hold_blanks(portal_of: Callable[..., Visitor]) -> None:
+    portal = portal_of(vms=[a_vm("my own vm"), a_vm("db")], hosts=[a_host("h1")])
+    do(portal, "restart", {"vm": "sub/lab/my own vm", "vm_more": "db"})
+    assert sorted(event.vms for event in portal.world.store.events()) == [("db",), ("my own vm",)]
+    assert 'value="sub/lab/my own vm" checked' in portal.get(f"{form('restart')}?vm=my+own+vm").html
 
 
 def test_names_are_text_and_nothing_else(portal_of: Callable[..., Visitor]) -> None:

@@ -14,7 +14,8 @@ from forewarn.duration import read_duration
 from forewarn.errors import Rejected
 
 Typed = Mapping[str, Sequence[str]]  # what stands in a form, by the names of its fields
-_BETWEEN = re.compile(r"[\s,]+")
+_BETWEEN = re.compile(r"[,\n]")  # not blanks: a name may hold some
+MORE = "_more"  # ends the name of the line into which people write several
 
 
 class Kind(StrEnum):
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     VM = "vm"
     HOSTS = "hosts"
     HOST = "host"
+    THINGS = "things"  # by their ids
     SCOPE = "scope"
     THING = "thing"  # an event, a rollout, a fault: by its id
     DURATION = "duration"
@@ -46,16 +48,21 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     def read(self, typed: Typed) -> Any:
         """The value; None where nothing was typed."""
-        return _READERS[self.kind](self, [text for text in typed.get(self.name, ()) if text.strip()])
+        return _READERS[self.kind](self, self.texts(typed))
+
+    def texts(self, typed: Typed) -> list[str]:
+        """What was chosen or typed for it, one by one."""
+        several = [word for line in typed.get(f"{self.name}{MORE}", ()) for word in _BETWEEN.split(line)]
+        return [text.strip() for text in (*typed.get(self.name, ()), *several) if text.strip()]
 
 
-def _words(field: Field, texts: Sequence[str]) -> list[str] | None:
-    """Names, of which people may write several into one line; each once."""
-    return list(dict.fromkeys(word for text in texts for word in _BETWEEN.split(text.strip()) if word)) or None
+def _several(field: Field, texts: Sequence[str]) -> list[str] | None:
+    """Names, each once."""
+    return list(dict.fromkeys(texts)) or None
 
 
 def _text(field: Field, texts: Sequence[str]) -> str | None:
-    return texts[-1].strip() if texts else None
+    return texts[-1] if texts else None
 
 
 def _duration(field: Field, texts: Sequence[str]) -> float | None:
@@ -71,7 +78,7 @@ def _instant(field: Field, texts: Sequence[str]) -> float | None:
     if not texts:
         return None
     try:
-        when = datetime.fromisoformat(texts[-1].strip())
+        when = datetime.fromisoformat(texts[-1])
     except ValueError:
         raise Rejected(f"{texts[-1]!r} is no time: write it like 2026-01-05T12:30") from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
@@ -94,9 +101,10 @@ def _check(field: Field, texts: Sequence[str]) -> bool | None:
 
 
 _READERS: dict[Kind, Callable[[Field, Sequence[str]], Any]] = {
-    Kind.VMS: _words,
+    Kind.VMS: _several,
     Kind.VM: _text,
-    Kind.HOSTS: _words,
+    Kind.HOSTS: _several,
+    Kind.THINGS: _several,
     Kind.HOST: _text,
     Kind.SCOPE: _text,
     Kind.THING: _text,

@@ -380,7 +380,7 @@ _FOR_LAB = (
         done="Cleared.",
         leads_to=_to_lab,
         fields=(
-            Field(name="fault", kind=Kind.HOSTS, label="Faults or storms, by their ids", member="ids"),
+            Field(name="fault", kind=Kind.THINGS, label="Faults or storms, by their ids", member="ids"),
             Field(
                 name="kind",
                 kind=Kind.CHOICE,

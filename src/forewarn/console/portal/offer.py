@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from forewarn.console.portal.field import Field, Kind, Typed
+from forewarn.console.portal.field import MORE, Field, Kind, Typed
 from forewarn.console.portal.forms import Form
 from forewarn.console.register import Listed
 from forewarn.console.room import Room
@@ -59,7 +59,8 @@ def page_of(room: Room, form: Form, typed: Typed, sentence: str = "") -> FormPag
 
 
 def _asked(room: Room, form: Form, field: Field, typed: Typed) -> Asked:
-    texts = list(typed.get(field.name, [field.default] if field.default else []))
+    is_new = field.name not in typed and f"{field.name}{MORE}" not in typed
+    texts = [field.default] if is_new and field.default else field.texts(typed)
     choices, rest, is_cut = _choices(room, form, field, texts)
     return Asked(
         name=field.name,
@@ -68,7 +69,7 @@ def _asked(room: Room, form: Form, field: Field, typed: Typed) -> Asked:
         hint=field.hint,
         needed=field.needed,
         only_for=field.only_for,
-        value=" ".join(rest),
+        value=", ".join(rest),
         choices=choices,
         is_cut=is_cut,
     )
@@ -78,7 +79,7 @@ def _choices(room: Room, form: Form, field: Field, texts: list[str]) -> tuple[tu
     match field.kind:
         case Kind.VMS | Kind.VM:
             return _vms(room, form, texts)
-        case Kind.HOST | Kind.HOSTS if field.member != "ids":
+        case Kind.HOST | Kind.HOSTS:
             hosts = [host for host in room.store.hosts() if room.visible.host(host.name)]
             offered = [Choice(value=h.name, text=h.name, note=str(h.health)) for h in hosts]
         case Kind.SCOPE:
@@ -92,10 +93,10 @@ def _choices(room: Room, form: Form, field: Field, texts: list[str]) -> tuple[tu
 
 def _marked(offered: Sequence[Choice], texts: list[str]) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
     """Those that were typed first, so that none of them is cut off."""
-    wanted = {text.strip().casefold() for text in texts}
+    wanted = {text.casefold() for text in texts}
     chosen = [msgspec.structs.replace(c, is_chosen=True) for c in offered if c.value.casefold() in wanted]
     known = {choice.value.casefold() for choice in chosen}
-    rest = [text for text in texts if text.strip() and text.strip().casefold() not in known]
+    rest = [text for text in texts if text.casefold() not in known]
     if len(offered) <= MOST:
         at = {choice.value: choice for choice in chosen}
         return tuple(at.get(choice.value, choice) for choice in offered), rest, False
@@ -106,7 +107,7 @@ def _marked(offered: Sequence[Choice], texts: list[str]) -> tuple[tuple[Choice, 
 def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
     named: dict[str, Choice] = {}
     rest: list[str] = []
-    for text in (word for line in texts for word in line.replace(",", " ").split()):
+    for text in texts:
         try:
             vm = room.directory.find(text)
         except Rejected:
