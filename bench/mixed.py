@@ -1,8 +1,8 @@
 """Polls while the rest goes on: one request in a hundred approves an event, and ten times a second the very document
 that is polled changes. Compared with the same polls undisturbed, in turn.
 
-What is approved has been approved before and goes on for days, so that the changes are the ten that are meant; what an
-approval costs that changes something is a row of its own.
+What is approved has been approved before and goes on for days, so that the changes are the ten that are meant: clients
+do so that approve whatever is listed, at every poll. An approval that changes something is a row of its own.
 """
 
 from __future__ import annotations
