@@ -48,7 +48,7 @@ def main() -> None:
         state, first = _sign_in(browser, task)
         views = [first, *(_view(browser, task, state) for _ in range(task["views"]))]
         print(json.dumps({"views": views}), flush=True)
-        if task["watch_s"]:
+        for _ in range(task["watches"]):
             _watch(browser, task, state)
         browser.close()
 

@@ -24,7 +24,8 @@ from forewarn.testing.process import free_port
 FIGURES = ("portal-growth", "portal-heap", "portal-frame")
 _SMALL, _LARGE = 100, 100_000
 _VIEWS = 7
-_WATCH_S = 20.0
+_WATCHES = 3
+_WATCH_S = 15.0
 _CHANGES = 50  # a second
 _DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
 
@@ -32,8 +33,8 @@ _DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
 def measure(ground: Ground) -> tuple[Figure, ...]:
     if (why := _why_not()) is not None:
         return tuple(absent(name, why) for name in FIGURES)
-    small, _ = _looked_at(ground, ground.sized(_SMALL), watch_s=0)
-    large, watched = _looked_at(ground, ground.sized(_LARGE), watch_s=4 if ground.is_quick else _WATCH_S)
+    small, _ = _looked_at(ground, ground.sized(_SMALL), watches=0)
+    large, watched = _looked_at(ground, ground.sized(_LARGE), watches=1 if ground.is_quick else _WATCHES)
     return _growth(small, large), _heap(watched), _frame(watched)
 
 
@@ -64,21 +65,25 @@ def _growth(small: list[dict[str, float]], large: list[dict[str, float]]) -> Fig
     return Figure(name="portal-growth", value=median(many) / median(few), note=note, samples=samples)
 
 
-def _heap(watched: dict[str, Any]) -> Figure:
-    return Figure(name="portal-heap", value=watched["heap"] / 2**20, note=f"after {watched['heard']} changes")
+def _heap(watched: list[dict[str, Any]]) -> Figure:
+    value = max(one["heap"] for one in watched) / 2**20
+    return Figure(name="portal-heap", value=value, note=f"after {watched[0]['heard']} changes")
 
 
-def _frame(watched: dict[str, Any]) -> Figure:
-    gaps, tasks = watched["gaps"], watched["tasks"]
-    held = f"{len(tasks)} long tasks, the longest {max(tasks):.0f} ms" if tasks else "no long task"
+def _frame(watched: list[dict[str, Any]]) -> Figure:
+    """Of several watches the usual one: whatever else the machine does holds frames up too."""
+    longest = [max(one["gaps"]) for one in watched]
+    gaps = [gap for one in watched for gap in one["gaps"]]
+    tasks = [task for one in watched for task in one["tasks"]]
+    heard = sum(one["heard"] for one in watched) / sum(one["for_s"] for one in watched)
     note = (
-        f"{watched['heard'] / watched['for_s']:.0f} changes a second; "
-        f"median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f} ms; {held}"
+        f"{heard:.0f} changes a second; median {median(gaps):.0f}, p99 {percentile(gaps, 0.99):.0f}, "
+        f"longest of each watch {', '.join(f'{one:.0f}' for one in longest)} ms; {len(tasks)} long tasks"
     )
-    return Figure(name="portal-frame", value=max(gaps), note=note, samples={"gaps_ms": tuple(gaps)})
+    return Figure(name="portal-frame", value=median(longest), note=note, samples={"gaps_ms": tuple(gaps)})
 
 
-def _looked_at(ground: Ground, count: int, *, watch_s: float) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def _looked_at(ground: Ground, count: int, *, watches: int) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     data = ground.directory / f"portal-{count}"
     ground.tell(f"a fleet of {count} VMs", 0, 1)
     with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
@@ -89,7 +94,8 @@ def _looked_at(ground: Ground, count: int, *, watch_s: float) -> tuple[list[dict
             "client": shown["client_id"],
             "secret": Path(shown["admin_secret"]).read_text(encoding="utf-8").strip(),
             "views": 2 if ground.is_quick else _VIEWS,
-            "watch_s": watch_s,
+            "watches": watches,
+            "watch_s": 4 if ground.is_quick else _WATCH_S,
         }
         return _look(ground, service, task)
 
@@ -102,37 +108,44 @@ def _service(data: Path, fleet: str) -> Iterator[tuple[Subject, str]]:
         yield service, f"http://localhost:{port}"
 
 
-def _look(ground: Ground, service: Subject, task: dict[str, Any]) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def _look(
+    ground: Ground, service: Subject, task: dict[str, Any]
+) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     driver = _driver()
     assert driver is not None
-    line = [driver, "-m", "bench.look"]
     with on_core(CLIENT_CORE):
-        child = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen([driver, "-m", "bench.look"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with child:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps(task))
         child.stdin.close()
-        views: list[dict[str, float]] = json.loads(child.stdout.readline())["views"]
-        if not task["watch_s"]:
-            return views, {}
-        vms: list[str] = json.loads(child.stdout.readline())["vms"]
+        said = map(json.loads, child.stdout)
+        views: list[dict[str, float]] = next(said)["views"]
+        changes = Changes(service)
         for_s = task["watch_s"] - 1
-        _change(ground, service, vms, for_s)
-        watched: dict[str, Any] = json.loads(child.stdout.readline())
-        return views, {**watched, "for_s": for_s}
+        watched = []
+        for _ in ground.track("changes in view", range(task["watches"])):
+            changes.make(next(said)["vms"], for_s)
+            watched.append({**next(said), "for_s": for_s})
+        return views, watched
 
 
-def _change(ground: Ground, service: Subject, vms: list[str], for_s: float) -> None:
+class Changes:
     """VMs that are in view become noticed and are let go again, so many a second, one after the other."""
-    begin, pending = time.perf_counter(), dict[str, str]()
-    for number, vm in enumerate(cycle(vms)):
-        at = begin + number / _CHANGES
-        if at > begin + for_s:
-            return
-        ground.tell("changes in view", round(at - begin), round(for_s))
-        time.sleep(max(0.0, at - time.perf_counter()))
-        if vm in pending:
-            service.withdraw(pending.pop(vm))
+
+    def __init__(self, service: Subject) -> None:
+        self._service = service
+        self._pending: dict[str, str] = {}  # VM → its event
+
+    def make(self, vms: list[str], for_s: float) -> None:
+        begin = time.perf_counter()
+        for number, vm in zip(range(round(for_s * _CHANGES)), cycle(vms), strict=False):
+            time.sleep(max(0.0, begin + number / _CHANGES - time.perf_counter()))
+            self._change(vm)
+
+    def _change(self, vm: str) -> None:
+        if vm in self._pending:
+            self._service.withdraw(self._pending.pop(vm))
         else:
-            (pending[vm],) = service.schedule(vm)
+            (self._pending[vm],) = self._service.schedule(vm)
