@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -223,3 +224,21 @@ def test_a_preview_leaves_no_trace(worlds: list[World]) -> None:
     preview(world, Ask.RESTART, "s0-0")
     assert (world.store.last_seq(), world.store.requests(), world.store.events()) == (seq, requests, [])
     assert world.hypervisor.ledger.entries() == []
+
+
+def test_others_get_their_turn_while_a_rollout_is_rehearsed(worlds: list[World]) -> None:
+    worlds.append(world := in_sets(60, 5, 20))
+    rollout = Rollout(impact=Impact.REBOOT, hosts=tuple(f"h{n}" for n in range(20)))
+
+    async def meanwhile() -> int:
+        rehearsal = asyncio.create_task(
+            rehearse_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False)
+        )
+        turns = 0
+        while not rehearsal.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert len((await rehearsal).events) == 300
+        return turns
+
+    assert world.do(meanwhile()) > 300

@@ -540,6 +540,30 @@ def test_every_link_to_a_form_leads_to_one() -> None:
     assert linked <= set(FORMS)
 
 
+def test_every_form_that_a_page_links_to_opens(portal: Visitor) -> None:
+    rollout = started_rollout(portal)
+    event = portal.world.store.events()[0].id
+    portal.world.do(portal.world.control.requests.degrade("h3", who="bob", notice_s=7 * 86400))
+    portal.world.settle()
+    pages = (
+        "vms/web-0",
+        "vms/spot",
+        "vms/pool_0",
+        "hosts/h1",
+        "hosts/h3",
+        f"events/{event}",
+        f"rollouts/{rollout}",
+        "lab",
+    )
+    links: set[str] = set()
+    for page in (*pages, "", "timeline", "rollouts", "scopes/set:sub/lab/web"):
+        found = re.findall(r'href="(/portal/forms/[^"]*)"', portal.get(f"/portal/{page}").html)
+        links.update(html.unescape(link) for link in found)
+    assert len(links) > 20
+    for link in sorted(links):
+        assert portal.get(link).status == 200, link
+
+
 @pytest.fixture
 def on_real_time() -> Any:
     world = World(vms=[a_vm("db")], hosts=[a_host("h1")])
