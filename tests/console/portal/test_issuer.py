@@ -118,7 +118,9 @@ def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
 ) -> None:
     issuer.desk.person = person
     came_back(browser, at_issuer(browser.get(BEGIN)))
-    assert browser.get("/portal/").status == 403
+    page = browser.get("/portal/")
+    asking = f"ask an administrator for one (`forewarn access grant ROLE --to-external {principal[5:]}`)"
+    assert (page.status, asking in page.text) == (403, True)
     granted = doors.api.post("/access/grants", {"role": "Reader", "to": principal, "over": "/"})
     assert browser.get("/portal/").status == 200
     claims = {"aud": "api://forewarn", "exp": read_real_time() + 60, **person}

@@ -1,0 +1,52 @@
+"""Every way to change something through the portal asks for the token of the session, and for a page of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from starlette.routing import Route
+from tests.console.conftest import Api
+from tests.console.portal.browser import Browser, Doors
+
+from forewarn.console.portal.forms import FORMS
+
+WRITES = ["/portal/sign-out", *(f"/portal/forms/{name}" for name in FORMS)]
+
+
+@pytest.fixture
+def admin(api_of: Callable[..., Api]) -> Browser:
+    doors = Doors(api_of())
+    return Browser(doors).signed_in("root", doors.add_client("root", "Administrator"))
+
+
+def test_these_are_all_the_writes_there_are(admin: Browser) -> None:
+    paths = {route.path for route in admin.doors.app.routes if isinstance(route, Route) and _writes(route)}
+    assert paths == {"/portal/sign-in", "/portal/sign-out", "/portal/forms/{name}"}
+
+
+def _writes(route: Route) -> bool:
+    return route.path.startswith("/portal") and bool((route.methods or set()) - {"GET", "HEAD"})
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_a_write_without_the_token_or_from_elsewhere_is_refused_and_changes_nothing(admin: Browser, path: str) -> None:
+    fields = {"vm": "db", "vms": "db", "host": "h1", "confirmed": "yes"}
+    whole, before = {**fields, "token": admin.token()}, admin.doors.api.stored()
+    refused = [
+        admin.post(path, fields),
+        admin.post(path, {**fields, "token": "another"}),
+        admin.post(path, whole, {"origin": "https://evil.example"}),
+        admin.post(path, whole, {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}),
+        admin.post(path, whole, {"sec-fetch-site": "cross-site"}),
+    ]
+    assert [page.status for page in refused] == [403] * 5
+    assert admin.doors.api.stored() == before
+    assert admin.who() == "client root"
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_nobody_writes_who_is_not_signed_in(admin: Browser, path: str) -> None:
+    stranger = Browser(admin.doors)
+    page = stranger.post(path, {"vms": "db", "confirmed": "yes", "token": admin.token()})
+    assert (page.status, page.headers["location"].partition("?")[0]) == (303, "/portal/sign-in")

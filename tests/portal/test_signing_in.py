@@ -1,0 +1,83 @@
+"""Signing in with a real browser, which sends cookies only where it should: from other sites, and without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from tests.portal.conftest import Looker
+
+from forewarn.testing.console import Console, open_console
+from forewarn.testing.oidc import OidcIssuer
+
+pytestmark = pytest.mark.portal
+
+
+@pytest.fixture
+def issuer() -> Iterator[OidcIssuer]:
+    """At 127.0.0.1, which is another site than localhost."""
+    with OidcIssuer() as issuer:
+        yield issuer
+
+
+@pytest.fixture
+def outside(tmp_path: Path, issuer: OidcIssuer) -> Iterator[Console]:
+    """A service whose people sign in there."""
+    known = {"oidc_issuer": issuer.url, "oidc_audience": "api://forewarn", "oidc_client_id": issuer.desk.client_id}
+    with open_console(tmp_path, **known) as console:
+        console.grant("Reader", to="oidc:ann", over="/")
+        yield console
+
+
+@pytest.mark.parametrize("has_scripts", [True, False], ids=["with scripts", "without scripts"])
+def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
+    outside: Console, issuer: OidcIssuer, somebody: Callable[..., Looker], has_scripts: bool
+) -> None:
+    looker = somebody(outside, java_script_enabled=has_scripts)
+    page = looker.go("/portal/timeline")
+    page.get_by_role("link", name="Sign in with").click()
+    page.wait_for_url(f"{looker.base}/portal/timeline")
+    expect(page.locator(".who")).to_have_text("ann@example.org (oidc)")
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url(f"{looker.base}/portal/sign-in")
+    assert page.context.cookies() == []
+
+    issuer.desk.denies = "access_denied"
+    page.get_by_role("link", name="Sign in with").click()
+    expect(page.locator(".refusal")).to_contain_text("did not sign you in")
+    looker.forgive()
+
+
+def test_a_link_that_another_site_shows_signs_in_and_is_spent(
+    console: Console, somebody: Callable[..., Looker]
+) -> None:
+    link = console.service.forewarn("portal").stdout.strip()
+    looker = somebody(console, java_script_enabled=False)
+    page = looker.page
+    page.set_content(f'<a href="{link}">to the portal</a>')
+    page.get_by_role("link").click()
+    page.wait_for_url(f"{looker.base}/portal/")
+    expect(page.locator(".who")).to_have_text("client admin")
+    page.goto(link)
+    expect(page.locator(".refusal")).to_contain_text("this link signs nobody in")
+    looker.forgive()
+
+
+def test_a_page_of_another_port_of_this_machine_cannot_write(console: Console, somebody: Callable[..., Looker]) -> None:
+    """Browsers send it the cookies: only that it is another origin tells it apart."""
+    looker = somebody(console)
+    page = looker.sign_in(*console.admin)
+    token = page.locator("body").get_attribute("data-token")
+    with OidcIssuer() as neighbour:
+        form = (
+            f'<form method="post" action="{looker.base}/portal/sign-out"><input name="token" value="{token}"><button>'
+        )
+        neighbour.answers["/form"] = 200, f"<!doctype html>{form}".encode()
+        page.goto(f"{neighbour.url.replace('127.0.0.1', 'localhost')}/form")
+        page.get_by_role("button").click()
+        expect(page.locator(".refusal")).to_contain_text("sent by a page that is not of this portal")
+    looker.forgive()
+    looker.go("/portal/")
+    expect(page.locator(".who")).to_have_text("client admin")
