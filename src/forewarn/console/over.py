@@ -27,7 +27,9 @@ def signed_in(room: Room, call: Call) -> Iterable[str]:
 def listing(room: Room, call: Call) -> Iterable[str]:
     """The handler shows what the caller may read; somebody who may read nothing at all is told so."""
     if not room.principal.may_somewhere(Right.READ):
-        raise Forbidden(f"{room.who} has no role anywhere: ask an administrator for one (`forewarn access grant`)")
+        _, outside, known_as = room.principal.id.partition("oidc:")
+        how = f"forewarn access grant ROLE --to-external {known_as}" if outside else "forewarn access grant"
+        raise Forbidden(f"{room.who} has no role anywhere: ask an administrator for one (`{how}`)")
     return ()
 
 
