@@ -52,6 +52,7 @@ class Observations:
     ) -> None:
         self._most_sightings, self._most_vms, self._real = most_sightings, most_vms, real
         self._began_at = real()
+        self._moment = 0.0  # at which much is told together: it is one and the same
         self._polls: dict[str, Polled] = {}
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
@@ -81,7 +82,7 @@ class Observations:
     def asked(self, view: View, version: str, at: float, *, count: int = 1, agent: str = "", wait_s: int = 0) -> None:
         """So many times, the last of them at this moment, in this version and by this program."""
         vm, scope_id = view.vm, view.scope_id
-        seen = self._seen_of(vm)
+        seen = self._seen.get(vm) or self._seen_of(vm)
         self._count(seen, scope_id, count, wait_s)
         self._polls[vm] = Polled(
             vm=vm, scope_id=scope_id, at=at, version=version, count=seen.count, agent=agent, wait_s=wait_s
@@ -119,7 +120,9 @@ class Observations:
 
     def take(self) -> tuple[list[Polled], list[Sighting]]:
         """All that is new since the last batch; `put_back` what could not be written."""
+        self._moment = self._real()
         self._settle()
+        self._moment = 0.0
         polls, sightings = list(self._polls.values()), self._sightings
         self._polls, self._sightings = {}, []
         return polls, sightings
@@ -152,15 +155,14 @@ class Observations:
         return Pace(max(0.0, now - seen.asked_at - seen.wait_s), gap_s)
 
     def _count(self, seen: _Seen, scope_id: str, count: int, wait_s: int) -> None:
-        now = self._real()
+        now = self._moment or self._real()
         seen.count += count
         seen.scope_id, seen.asked_at, seen.wait_s = scope_id, now, wait_s
-        if seen.window is None:
-            seen.window = (now, seen.count)
-        elif now - seen.window[0] > _WINDOW_S:
+        window = seen.window
+        if window is None or now - window[0] > _WINDOW_S:
             # What came after a long silence says nothing about the time before it.
-            was_silent = now - seen.window[0] > 3 * _WINDOW_S
-            seen.earlier, seen.window = None if was_silent else seen.window, (now, seen.count)
+            was_silent = window is None or now - window[0] > 3 * _WINDOW_S
+            seen.earlier, seen.window = None if was_silent else window, (now, seen.count)
 
     def _seen_of(self, vm: str) -> _Seen:
         seen = self._seen.get(vm)
