@@ -138,6 +138,14 @@ def test_counts_are_links_that_filter(portal: Visitor) -> None:
     assert 'data-live="fleet"' in noticed.html, "VMs come into the filter, and leave it"
 
 
+def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
+    for name in ("spot", "web-2", "db", "web-0"):
+        portal.world.ask(Ask.POWER_OFF, name)
+    portal.world.advance(20)
+    stopped = [cell.partition(",")[0] for cell in cells(portal.get("/portal/?state=stopped"))]
+    assert stopped == ["web-0", "web-2", "db", "spot"]
+
+
 def test_a_state_that_there_is_not_is_refused(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/?state=fine")
     assert page.status == 400

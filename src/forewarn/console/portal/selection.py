@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,17 +37,15 @@ def chosen(overview: Overview, sees: Outlook, wish: Wish) -> list[Chosen]:
 
 
 def _in_group(group: Group, part: Part, wish: Wish) -> Iterator[Chosen]:
-    if wish.state is not None and wish.state is not VmState.RUNNING:
-        # Few are: they are not looked for among all.
-        by_block: dict[str, list[str]] = defaultdict(list)
-        for key, state in group.unusual.items():
-            if state is wish.state and (block := group.block_of(key)) is not None:
-                by_block[block.id].append(key)
-        blocks = ((group.blocks[block_id], keys) for block_id, keys in by_block.items())
-        yield from (Chosen(group, block, _narrowed(group, block, keys, part, wish)) for block, keys in blocks)
+    if wish.state in (None, VmState.RUNNING):
+        for block in group.blocks.values():
+            yield Chosen(group, block, _narrowed(group, block, block.keys, part, wish))
         return
-    for block in group.blocks.values():
-        yield Chosen(group, block, _narrowed(group, block, block.keys, part, wish))
+    # Few are otherwise: only where one is, all are looked at, so that they keep their order.
+    there = {group.block_of(key) for key, state in group.unusual.items() if state is wish.state}
+    for block in filter(there.__contains__, group.blocks.values()):
+        keys = [key for key in block.keys if group.state_of(key) is wish.state]
+        yield Chosen(group, block, _narrowed(group, block, keys, part, wish))
 
 
 def _narrowed(group: Group, block: Block, keys: Sequence[str], part: Part, wish: Wish) -> Sequence[str]:
@@ -83,16 +80,14 @@ class Layout:
 
     def page(self, number: int) -> list[Chosen]:
         """Counted from 1."""
-        ends = [*self.starts[number : number + 1], (len(self.blocks), 0)]
-        (first, start), (last, end) = self.starts[number - 1] if self.starts else (0, 0), ends[0]
-        shown = [
-            Chosen(
-                one.group,
-                one.block,
-                one.keys[start if at == first else 0 : end if at == last else None],
-            )
-            for at, one in enumerate(self.blocks[first : last + 1], first)
-        ]
+        if not self.starts:
+            return []
+        first, start = self.starts[number - 1]
+        last, end = self.starts[number] if number < len(self.starts) else (len(self.blocks), 0)
+        shown = []
+        for at, one in enumerate(self.blocks[first : last + 1], first):
+            keys = one.keys[start if at == first else 0 : end if at == last else None]
+            shown.append(Chosen(one.group, one.block, keys))
         return [one for one in shown if one.keys]
 
 
