@@ -121,13 +121,13 @@ def test_a_vm_that_is_gone_is_still_told_of(portal: Visitor) -> None:
 
 
 def test_a_vm_offers_what_makes_sense_now(portal: Visitor) -> None:
-    usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete"]
+    usual = ["restart", "redeploy", "power-off", "deallocate", "reapply", "reimage", "delete", "fault"]
     assert forms(portal.get("/portal/vms/db")) == usual
     assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
     assert "scale-in" in forms(portal.get("/portal/vms/pool_0")), "it is an instance of a scale set"
     portal.world.ask(Ask.DEALLOCATE, "db")
     portal.world.advance(60)
-    assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete"]
+    assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete", "fault"]
 
 
 def test_pending_maintenance_of_the_platform_can_be_taken_now(portal: Visitor) -> None:
@@ -200,10 +200,10 @@ def test_no_hosts_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
 
 
 def test_a_host_shows_its_vms_events_and_what_may_be_done(portal: Visitor) -> None:
-    assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail"]
+    assert forms(portal.get("/portal/hosts/h2")) == ["degrade", "fail", "rollout"]
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/hosts/h2")
-    assert forms(page) == ["fail", "repair"]
+    assert forms(page) == ["fail", "repair", "rollout"]
     assert "Redeploy" in page.text
     told = portal.get("/portal/hosts/h2?as=json").json
     assert {vm["name"] for vm in told["vms"]} == {"web-1", "spot"}
@@ -220,5 +220,8 @@ def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visit
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", False), ("Platform", True)])
-def test_only_the_platform_is_offered_what_is_done_to_hosts(portal: Visitor, role: str, may: bool) -> None:
-    assert bool(forms(portal.holding(role, "/").get("/portal/hosts/h1"))) is may
+def test_only_the_platform_is_offered_what_is_done_to_hosts_and_scopes(portal: Visitor, role: str, may: bool) -> None:
+    visitor = portal.holding(role, "/")
+    assert bool(forms(visitor.get("/portal/hosts/h1"))) is may
+    assert forms(visitor.get("/portal/scopes/web")) == (["rollout"] if may else [])
+    assert ("fault" in forms(visitor.get("/portal/vms/db"))) is may

@@ -9,7 +9,7 @@ from msgspec import Meta
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.event import events_on
-from forewarn.console.portal.deed import Deed, deeds_for_host
+from forewarn.console.portal.formlink import FormLink, forms_for_host
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.picture import Cell, cell_of
 from forewarn.console.register import in_order
@@ -72,7 +72,7 @@ class HostPage(View, frozen=True, kw_only=True):
     location: str
     zone: str
     health: str
-    deeds: tuple[Deed, ...]
+    forms: tuple[FormLink, ...]
     vms: tuple[Tenant, ...]
     events: tuple[EventView, ...]
     over: tuple[EventView, ...]  # newest first
@@ -145,7 +145,7 @@ async def show(room: Room, call: Call) -> HostPage:
         location=host.location,
         zone=host.zone,
         health=host.health,
-        deeds=deeds_for_host(room, host),
+        forms=forms_for_host(room, host),
         vms=(
             *(_tenant(room, vm) for vm in here),
             *(_tenant(room, vm, is_arriving=True) for vm in coming if room.sees(vm) and vm.host != host.name),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from forewarn.console.call import Call
+from forewarn.console.portal.formlink import FormLink, forms_for_scope
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.picture import BlockView, block_view
 from forewarn.console.room import Room
@@ -48,6 +49,7 @@ class ScopePage(View, frozen=True, kw_only=True):
     enabled_at: float | None
     epoch: int
     incarnation: int
+    forms: tuple[FormLink, ...]
     block: BlockView
     vms: tuple[Member, ...]
     gone: tuple[Departed, ...]  # the last ones first
@@ -77,6 +79,7 @@ async def show(room: Room, call: Call) -> ScopePage:
         enabled_at=scope.enabled_at,
         epoch=scope.epoch,
         incarnation=scope.incarnation,
+        forms=forms_for_scope(room),
         block=block_view([scope], vms, {vm.key for vm in vms}, room.house.pace, room.overview, title=title),
         vms=tuple(_member(room, vm, polls.get(vm.key)) for vm in vms),
         gone=_gone(room, scope),

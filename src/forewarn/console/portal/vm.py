@@ -6,7 +6,7 @@ from forewarn.console import explanation, fault
 from forewarn.console.call import Call
 from forewarn.console.event import lists
 from forewarn.console.keeper import shown as keeper_view
-from forewarn.console.portal.deed import Deed, deeds_for_vm
+from forewarn.console.portal.formlink import FormLink, forms_for_vm
 from forewarn.console.portal.page import Table
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing
@@ -28,7 +28,7 @@ class VmPage(View, frozen=True, kw_only=True):
     resource: str
     removed_at: float | None
     poll: str  # a command that asks as the VM does; "" where that cannot be done from outside
-    deeds: tuple[Deed, ...]
+    forms: tuple[FormLink, ...]
     events: tuple[EventView, ...]
     over: tuple[EventView, ...]  # newest first
     faults: tuple[FaultView, ...]  # for those who see everything
@@ -57,7 +57,7 @@ async def show(room: Room, call: Call) -> VmPage:
         resource=resource_of(vm),
         removed_at=vm.removed_at,
         poll=_poll(view) if vm.removed_at is None else "",
-        deeds=deeds_for_vm(room, vm, scope),
+        forms=forms_for_vm(room, vm, scope),
         events=showing.events(live),
         over=showing.events(over),
         faults=faults,
