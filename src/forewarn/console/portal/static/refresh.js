@@ -52,7 +52,11 @@ async function refresh() {
   const began = performance.now();
   try {
     const text = await read();
-    if (text !== null) show(new DOMParser().parseFromString(text, "text/html"), ids);
+    if (text !== null) {
+      const fresh = new DOMParser().parseFromString(text, "text/html");
+      await new Promise(requestAnimationFrame); // reading and showing it are not both done within one frame
+      show(fresh, ids);
+    }
   } finally {
     const now = performance.now();
     rested = now + Math.max(SOONEST_MS, (now - began) * (SHARE - 1));
