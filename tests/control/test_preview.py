@@ -66,12 +66,15 @@ def preview(world: World, ask: Ask, *names: str, **options: Any) -> Preview:
     return world.do(rehearse(world.control, asking(ask, vms, **options), vms))
 
 
-def roll_out(world: World, rollout: Rollout, notice_s: float = 0) -> tuple[list[Seen], list[Seen]]:
+def roll_out(
+    world: World, rollout: Rollout, notice_s: float = 0, short_notice: bool = False
+) -> tuple[list[Seen], list[Seen]]:
     """What a rollout was foreseen to do, and what it did."""
     before = world.store.history()
-    told = world.do(rehearse_rollout(world.control, rollout, who="ann", notice_s=notice_s, short_notice=False))
+    how: Any = {"who": "ann", "notice_s": notice_s, "short_notice": short_notice}
+    told = world.do(rehearse_rollout(world.control, rollout, **how))
     assert world.store.history() == before
-    request = world.do(world.control.requests.start_rollout(rollout, who="ann", notice_s=notice_s))
+    request = world.do(world.control.requests.start_rollout(rollout, **how))
     world.settle()
     world.advance(30 * A_DAY)
     return [foreseen(event) for event in told.events], [happened(e) for e in world.store.events(request_id=request.id)]
@@ -99,15 +102,25 @@ def test_a_rollout_waits_for_what_is_under_way_as_it_was_foreseen(worlds: list[W
     assert world.store.events(request_id=first.id)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PLACES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=10)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    places=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=10),
+    places=PLACES,
     impact=st.sampled_from(list(Impact)),
-    late_s=st.sampled_from([0, 400, 904]),
+    before=st.none() | st.tuples(st.sampled_from(list(Impact)), st.sampled_from([("h0",), ("h0", "h1", "h2", "h3")])),
+    late_s=st.sampled_from([1, 400, 904, 935]),
+    notice=st.sampled_from([(0.0, False), (5.0, True), (1200.0, False)]),
 )
 def test_any_fleet_is_rolled_over_as_it_was_foreseen(
-    places: list[tuple[int, int, int]], impact: Impact, late_s: int
+    places: list[tuple[int, int, int]],
+    impact: Impact,
+    before: tuple[Impact, tuple[str, ...]] | None,
+    late_s: int,
+    notice: tuple[float, bool],
 ) -> None:
+    """Whatever else is under way: a restart, and another rollout somewhere on its way."""
     vms = [
         a_vm(f"v{n}", availability_set=f"set{s}" if s else "", update_domain=d if s else 0, host=f"h{h}")
         for n, (s, d, h) in enumerate(places)
@@ -115,11 +128,34 @@ def test_any_fleet_is_rolled_over_as_it_was_foreseen(
     world = World(vms=vms, hosts=[a_host(f"h{n}") for n in range(4)])
     try:
         world.ask(Ask.RESTART, "v0")
-        world.advance(late_s + 1)
-        told, done = roll_out(world, Rollout(impact=impact, hosts=("h0", "h1", "h2", "h3")))
+        if before is not None:
+            first = Rollout(impact=before[0], hosts=before[1])
+            world.do(world.control.requests.start_rollout(first, who="bob"))
+        world.advance(late_s)
+        told, done = roll_out(world, Rollout(impact=impact, hosts=("h0", "h1", "h2", "h3")), *notice)
         assert told == done
     finally:
         world.close()
+
+
+def test_what_has_started_ends_in_the_preview_when_it_really_does(worlds: list[World]) -> None:
+    worlds.append(world := in_sets(1, 2, 2))
+    first = Rollout(impact=Impact.REBOOT, hosts=("h0",))
+    world.do(world.control.requests.start_rollout(first, who="bob"))
+    world.settle()
+    world.advance(912)  # since 12 s the first VM reboots, which takes 30
+    told, done = roll_out(world, Rollout(impact=Impact.REBOOT, hosts=("h1",)), 5, True)
+    assert told == done
+    assert [seen[8] - seen[6] for seen in told] == [18]  # it starts when the other update domain is back
+
+
+def test_a_rollout_waits_behind_the_gates_of_another_as_it_was_foreseen(worlds: list[World]) -> None:
+    """Spec §6.2."""
+    worlds.append(world := in_sets(2, 2, 2))
+    world.do(world.control.requests.start_rollout(Rollout(impact=Impact.REBOOT, hosts=("h0", "h1")), who="bob"))
+    world.advance(890)
+    told, done = roll_out(world, Rollout(impact=Impact.UPDATE, hosts=("h0", "h1")), 15, True)
+    assert told == done
 
 
 @pytest.mark.parametrize(

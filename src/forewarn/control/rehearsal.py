@@ -7,6 +7,7 @@ that VMs are answered meanwhile; what is too much to play is told as far as it g
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from forewarn.clock import LabClock, Setting
 from forewarn.control.control import Control, Outside
 from forewarn.core.change import Commit
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Act, Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.core.history import What
 from forewarn.core.policy import Policy
@@ -34,6 +35,7 @@ MOST_PLAYED = 2_000  # VMs that a request is about, to be followed to its end
 MOST_COPIED = 20_000  # VMs that share scopes with those
 _MOST_STEPS = 20_000
 _LONGEST_S = 10.0  # of real time
+_LOOKED_THROUGH = 1_000  # events of a scope, for the last act on each of its VMs
 _AT_A_STRETCH = 100  # scopes read before others get their turn
 _LIVE = (Status.SCHEDULED, Status.STARTED)
 
@@ -72,6 +74,7 @@ class _Excerpt:
     """What is stored of some scopes, and the circumstances."""
 
     commit: Commit
+    at_work: list[tuple[Act, float]]  # acts that a hypervisor is performing, and since when
     polls: list[Polled]
     faults: bytes | None
     now: float
@@ -103,12 +106,13 @@ async def _excerpt(control: Control, concerned: set[str]) -> _Excerpt:
         commit=Commit(
             scopes=tuple(replace(scope, version=0) for scope in scopes.values()),
             vms=tuple(vms),
-            events=tuple(events.values()),
+            events=tuple(sorted(events.values(), key=_began)),
             hosts=tuple(store.hosts()),
             gates=tuple(replace(gate, version=0) for gate in gates.values() if gate is not None),
             requests=tuple(replace(request, version=0) for request in rollouts),
             planned=planned,
         ),
+        at_work=_at_work(store, [event for scope in scopes.values() for event in scope.live(Status.STARTED)]),
         polls=[polled for scope_id in scopes for polled in store.polls(scope_id=scope_id)],
         faults=store.saved("faults"),
         now=control.clock.now(),
@@ -140,6 +144,33 @@ async def _scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
     return found
 
 
+def _began(event: Event) -> tuple[float, int]:
+    """Acts on one VM are performed in the order in which their events started."""
+    return (math.inf if event.started_at is None else event.started_at, event.seq)
+
+
+def _at_work(store: Store, started: list[Event]) -> list[tuple[Act, float]]:
+    """Of each VM the first act that is owed: it began with its event, or when the one before it was done."""
+    first: dict[str, tuple[Act, Event]] = {}
+    for event in sorted(started, key=_began):
+        for act in event.owed:
+            first.setdefault(act.vm, (act, event))
+    free = {event.scope_id: _free_since(store, event.scope_id) for _, event in first.values()}
+    return [
+        (act, max(event.started_at or 0.0, free[event.scope_id].get(vm, 0.0))) for vm, (act, event) in first.items()
+    ]
+
+
+def _free_since(store: Store, scope_id: str) -> dict[str, float]:
+    """When the last act on each VM was done."""
+    done: dict[str, float] = {}
+    for event in store.events(scope_id=scope_id, limit=_LOOKED_THROUGH):
+        for act in event.acts:
+            if act.outcome is not None:
+                done[act.vm] = max(act.outcome.at, done.get(act.vm, 0.0))
+    return done
+
+
 def _gates_of(things: Iterable[object]) -> set[str]:
     return {gate_id for thing in things if (gate_id := getattr(thing, "gate_id", ""))}
 
@@ -151,7 +182,8 @@ def _play_alone(excerpt: _Excerpt, deed: Deed, vms: int) -> Preview:
 async def _play(excerpt: _Excerpt, deed: Deed, vms: int) -> Preview:
     store = await excerpt.laid_out()
     hypervisor = Simulated(Ledger.open(None))
-    await _go_on_with(hypervisor, excerpt.commit.events)
+    for act, since in excerpt.at_work:
+        await hypervisor.perform(act, since)
     control = Control(
         store=store,
         clock=LabClock(Setting(lab_at=excerpt.now, real_at=0.0, speed=0.0), real=lambda: 0.0),
@@ -169,13 +201,6 @@ async def _play(excerpt: _Excerpt, deed: Deed, vms: int) -> Preview:
     finally:
         await control.close()
         await hypervisor.close()
-
-
-async def _go_on_with(hypervisor: Simulated, events: Iterable[Event]) -> None:
-    """What is under way began when its event started."""
-    for event in events:
-        for act in event.owed if event.started_at is not None else ():
-            await hypervisor.perform(act, event.started_at or 0.0)
 
 
 async def _to_the_end(control: Control, request: Request) -> None:
