@@ -1,18 +1,19 @@
 """The ledger: every effect on a VM, durably, once per act id. What is in it happened; what is not did not.
 
-Calls block for one small transaction (a quarter of a millisecond with a synced log), too short to be worth a
-thread; the lock lets tests look while a lab runs in another thread.
+What is asked for at one moment is written down `together`, in a thread, with one wait for the disk. Other calls block
+for what they do; the lock lets tests look while a lab runs in another thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +21,7 @@ from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
 from forewarn.hypervisor.seam import NotTried
 
+_IN_MEMORY = ":memory:"
 _MARK, _VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, performs INTEGER NOT NULL DEFAULT 0,"
@@ -34,6 +36,9 @@ _SCHEMA = (
 _FIELDS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
 _READ = f"SELECT {_FIELDS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
 
+T = TypeVar("T")
+_Write = Callable[[], Any]
+_Outcome = tuple[Any, Exception | None]
 _BOOTS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
 _LEAVES_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
@@ -67,12 +72,14 @@ class Ledger:
         self._connection = connection
         self._name = name
         self._lock = threading.RLock()
+        self._asked: list[tuple[_Write, asyncio.Future[Any]]] = []
+        self._committing: asyncio.Task[None] | None = None
         weakref.finalize(self, connection.close)  # one that nobody closed goes with its last user
 
     @classmethod
     def open(cls, path: Path | None) -> Ledger:
         """The ledger in this file, made if missing; None: in memory. Rejected if the file is no ledger."""
-        name = str(path) if path else ":memory:"
+        name = str(path) if path else _IN_MEMORY
         return cls(_connected(name), name)
 
     def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -93,6 +100,43 @@ class Ledger:
             finally:
                 if self._connection.in_transaction:
                     self._run("ROLLBACK")
+
+    async def together(self, write: Callable[[], T]) -> T:
+        """What `write` gives, once all it wrote is durable; one transaction for all that is asked for meanwhile."""
+        if self._name == _IN_MEMORY:
+            with self.transaction():
+                return write()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._asked.append((write, future))
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit_asked())
+        return await future
+
+    async def settle(self) -> None:
+        """Until nothing is being written down any more."""
+        if self._committing is not None:
+            await self._committing
+
+    async def _commit_asked(self) -> None:
+        try:
+            while self._asked:
+                group, self._asked = self._asked, []
+                outcomes = await asyncio.to_thread(self._carry_out, [write for write, _ in group])
+                for (_, future), outcome in zip(group, outcomes, strict=True):
+                    _answer(future, outcome)
+        finally:
+            self._committing = None
+
+    def _carry_out(self, writes: Sequence[_Write]) -> list[_Outcome]:
+        try:
+            with self.transaction():
+                return [(write(), None) for write in writes]
+        except NotTried as error:
+            return [(None, error) for _ in writes]
+        except Exception as error:
+            if len(writes) == 1:
+                return [(None, error)]
+        return [self._carry_out([write])[0] for write in writes]
 
     def count_perform(self, act_id: str) -> int:
         """How often this act has been performed, this time included."""
@@ -142,6 +186,16 @@ class Ledger:
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+
+
+def _answer(future: asyncio.Future[Any], outcome: _Outcome) -> None:
+    result, error = outcome
+    if future.done():
+        return  # whoever asked was cancelled
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 def _effect(row: tuple[Any, ...]) -> Effect:

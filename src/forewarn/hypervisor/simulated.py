@@ -43,12 +43,15 @@ class Simulated:
         return self._ledger.find(act_id) is not None
 
     async def perform(self, act: Act, now: float) -> Done | Later:
-        with self._ledger.transaction():
-            missed = self._ledger.count_perform(act.id) <= self._behaviour.misses(act)
-            answer = None if missed else self._answer(act, now)
+        answer = await self._ledger.together(lambda: self._write_down(act, now))
         if answer is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
         return answer
+
+    def _write_down(self, act: Act, now: float) -> Done | Later | None:
+        """None: there is no answer this time."""
+        missed = self._ledger.count_perform(act.id) <= self._behaviour.misses(act)
+        return None if missed else self._answer(act, now)
 
     def _answer(self, act: Act, now: float) -> Done | Later:
         effect = self._ledger.find(act.id)
@@ -79,6 +82,7 @@ class Simulated:
         )
 
     async def close(self) -> None:
+        await self._ledger.settle()
         self._ledger.close()
 
 
