@@ -147,3 +147,33 @@ def test_trouble_with_a_new_certificate_does_not_end_the_looking_for_one(
 
     assert opened(tmp_path, MemoryStore(), renewed) == 1
     assert f"the console goes on with the certificate it has: {trouble}" in caplog.text
+
+
+OUTSIDE = {"oidc_issuer": "https://login.example", "oidc_audience": ("x",), "oidc_client_id": "portal"}
+
+
+def test_people_sign_in_outside_where_the_issuer_knows_the_portal(tmp_path: Path) -> None:
+    flow = opened(tmp_path, MemoryStore(), lambda front: front.code_flow, **OUTSIDE)
+    assert flow.issuer.url == "https://login.example"
+    without = {**OUTSIDE, "oidc_client_id": ""}
+    assert opened(tmp_path, MemoryStore(), lambda front: front.code_flow, **without) is None
+
+
+def test_a_secret_of_the_portal_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "portal.secret"
+    secret.write_text("s3cret\n")
+    secret.chmod(0o644)
+    with pytest.raises(Rejected, match="holds a secret and others may read it"):
+        opened(tmp_path / "data", MemoryStore(), oidc_client_secret_file=str(secret), **OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    ("console", "portal"),
+    [("127.0.0.1:0", "http://localhost:"), ("0.0.0.0:0", "http://localhost:"), ("[::1]:0", "http://localhost:")],
+)
+def test_people_of_this_machine_are_sent_to_the_portal_over_plain_http(
+    tmp_path: Path, console: str, portal: str
+) -> None:
+    shown = opened(tmp_path, MemoryStore(), Front.shown, console=console)
+    assert shown["portal"].startswith(portal)
+    assert shown["portal"].endswith("/portal/")

@@ -108,3 +108,15 @@ def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
     settings = load({}, lab=True, config=file_with(tmp_path / "f.toml", found[1]), environ=HOME)
     assert settings.port == 9000
     assert len(Behaviour.from_rules(list(settings.simulate)).rules) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"oidc_client_id": "portal"}, "'oidc_client_id' needs 'oidc_issuer'"),
+        ({"oidc_client_secret_file": "x"}, "'oidc_client_secret_file' needs 'oidc_client_id'"),
+    ],
+)
+def test_how_people_sign_in_outside_is_said_whole_or_not_at_all(given: dict[str, str], missing: str) -> None:
+    with pytest.raises(Rejected, match=missing):
+        load(given, lab=True, environ=HOME)
