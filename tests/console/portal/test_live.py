@@ -197,6 +197,19 @@ def test_counts_follow_changes(portal: Visitor) -> None:
     play(portal, story)
 
 
+def test_counts_are_right_for_a_page_that_comes_later(portal: Visitor) -> None:
+    async def story() -> None:
+        async with looking(portal) as page:
+            await page.next("counts")
+        await restart(portal.world, "web-0")
+        async with looking(portal) as page, looking(portal.holding("Reader", GROUP)) as other:
+            for one in (page, other):
+                _, counts, _ = await one.next("counts")
+                assert (counts["running"], counts["noticed"]) == (6, 1)
+
+    play(portal, story)
+
+
 def test_commits_close_to_each_other_are_one_change(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
+
 from forewarn.clock import LabClock, Setting
 from forewarn.console.house import House
+from forewarn.console.outlook import Outlook
 from forewarn.console.portal.health import Health, Nurse
 from forewarn.console.portal.listener import Listener
 from forewarn.console.portal.news import Gathering, News
 from forewarn.console.portal.overview import Overview
+from forewarn.core.access import Grant
 from forewarn.core.history import Sighting
 from forewarn.core.vmstate import VmState
 from forewarn.errors import Unavailable
@@ -34,6 +38,7 @@ class Channel:
         self._listeners: set[Listener] = set()
         self._gathering: Gathering | None = None
         self._seq = 0
+        self._counts: dict[tuple[Grant, ...] | None, bytes] = {}  # by who sees what, until the next are due
         self._nurse = Nurse(self._store, self._tell_health)
         self._stops: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -43,6 +48,13 @@ class Channel:
     @property
     def health(self) -> Health:
         return self._nurse.health
+
+    def counts(self, sees: Outlook) -> bytes:
+        """How many VMs are in which state, as JSON: walked through once for all who see the same."""
+        who = None if sees.sees_all else sees.grants
+        if who not in self._counts:
+            self._counts[who] = msgspec.json.encode(self._overview.counts(sees))
+        return self._counts[who]
 
     def must_have_room(self) -> None:
         if len(self._listeners) >= MOST_PAGES:
@@ -90,6 +102,7 @@ class Channel:
         return gathering.news(seq, control.clock.now(), control.placement.home_of)
 
     def _begin(self) -> None:
+        self._counts.clear()
         self._stops = [self._store.subscribe(self._hear), self._house.follow_sightings(self._hear_sightings)]
         self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
         clock = self._house.control.clock
@@ -146,6 +159,7 @@ class Channel:
             listener.tell_clock()
 
     def _tell_counts(self) -> None:
+        self._counts.clear()
         for listener in self._listeners:
             listener.tell_counts()
 

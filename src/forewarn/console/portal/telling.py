@@ -57,7 +57,7 @@ class Telling:
         return _part("clock", {"now": now, "speed": speed, "lab": lab})
 
     def _counts(self) -> bytes:
-        return _part("counts", self._room.overview.counts(self._room.directory))
+        return _framed("counts", self._channel.counts(self._room.directory))
 
     def _health(self) -> bytes:
         return _part("health", self._channel.health)
