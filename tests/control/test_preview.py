@@ -149,6 +149,18 @@ def test_what_has_started_ends_in_the_preview_when_it_really_does(worlds: list[W
     assert [seen[8] - seen[6] for seen in told] == [18]  # it starts when the other update domain is back
 
 
+def test_acts_on_one_vm_end_one_after_the_other_in_the_preview_too(worlds: list[World]) -> None:
+    worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")]))
+    world.ask(Ask.RESTART, "db")
+    world.do(world.control.requests.start_rollout(Rollout(impact=Impact.UPDATE, hosts=("h1",)), who="bob"))
+    world.advance(935)  # the reboot took until 930, and the freeze takes until 939
+    told = preview(world, Ask.POWER_OFF, "db")
+    (event,) = world.ask(Ask.POWER_OFF, "db")
+    world.advance(60)
+    assert [foreseen(event) for event in told.events] == [happened(world.control.requests.event(event.id))]
+    assert told.over_at == world.now - 60 + 4 + 15
+
+
 def test_a_rollout_waits_behind_the_gates_of_another_as_it_was_foreseen(worlds: list[World]) -> None:
     """Spec §6.2."""
     worlds.append(world := in_sets(2, 2, 2))
