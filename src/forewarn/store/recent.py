@@ -49,11 +49,13 @@ class Recent:
         """Told of every commit, in their order."""
         if any(not self._is_at_home(vm) for vm in commit.vms):
             self._forget_all()  # it may have been in any of them
-        moved = {scope.id for scope in commit.scopes if self._move(scope)}
-        touched = {vm.scope_id for vm in commit.vms} | {event.scope_id for event in commit.events}
-        self.forget(touched - {scope.id for scope in commit.scopes})
-        for scope_id in moved:
-            self._fill(scope_id, commit.vms, commit.events)
+        told = [scope.id for scope in commit.scopes]
+        self.forget(row.scope_id for row in commit.events if row.scope_id not in told)
+        self.forget(row.scope_id for row in commit.vms if row.scope_id not in told)
+        for scope in commit.scopes:
+            known = self._scopes.get(scope.id)
+            if known is not None and known.version == scope.version:  # else it was read after that
+                self._move(known, scope, commit)
 
     def touch(self, polls: Sequence[Polled]) -> None:
         """VMs have asked: that moves no version on."""
@@ -67,33 +69,18 @@ class Recent:
         scope = self._scopes.get(vm.scope_id)
         return scope is not None and any(known.key == vm.key for known in scope.vms)
 
-    def _move(self, row: Scope) -> bool:
-        """Put a scope's new row in place of the one it was decided on; False: it was read after that."""
-        known = self._scopes.get(row.id)
-        if known is None or known.version != row.version:
-            return False
-        self._scopes[row.id] = replace(
+    def _move(self, known: Scope, row: Scope, commit: Commit) -> None:
+        """Put what became of a scope in place of what was decided on."""
+        moved = replace(
             row,
             version=row.version + 1,
             last_request_at=_later(known.last_request_at, row.last_request_at),
-            vms=known.vms,
-            events=known.events,
+            vms=_present(known, commit.vms) if commit.vms else known.vms,
+            events=_live(known, commit.events) if commit.events else known.events,
             news=(),
         )
-        return True
-
-    def _fill(self, scope_id: str, vms: Sequence[Vm], events: Sequence[Event]) -> None:
-        scope = self._scopes[scope_id]
-        if vms:
-            latest = {vm.key: vm for vm in (*scope.vms, *vms) if vm.scope_id == scope_id}
-            self._weight -= len(scope.vms)
-            scope = replace(scope, vms=tuple(vm for vm in latest.values() if vm.removed_at is None))
-            self._weight += len(scope.vms)
-        if events:
-            known = {event.id: event for event in (*scope.events, *events) if event.scope_id == scope_id}
-            live = sorted((event for event in known.values() if event.is_live), key=lambda event: event.seq)
-            scope = replace(scope, events=tuple(live))
-        self._scopes[scope_id] = scope
+        self._weight += len(moved.vms) - len(known.vms)
+        self._scopes[row.id] = moved
 
     def _forget_all(self) -> None:
         self._scopes.clear()
@@ -102,6 +89,16 @@ class Recent:
 
 def _weight(scope: Scope) -> int:
     return 1 + len(scope.vms)
+
+
+def _present(scope: Scope, vms: Sequence[Vm]) -> tuple[Vm, ...]:
+    latest = {vm.key: vm for vm in (*scope.vms, *vms) if vm.scope_id == scope.id}
+    return tuple(vm for vm in latest.values() if vm.removed_at is None)
+
+
+def _live(scope: Scope, events: Sequence[Event]) -> tuple[Event, ...]:
+    latest = {event.id: event for event in (*scope.events, *events) if event.scope_id == scope.id}
+    return tuple(sorted((event for event in latest.values() if event.is_live), key=lambda event: event.seq))
 
 
 def _later(one: float | None, other: float | None) -> float | None:
