@@ -8,7 +8,7 @@ import msgspec
 
 from forewarn.console.call import Call
 from forewarn.console.portal.field import Typed
-from forewarn.console.portal.forms import Form
+from forewarn.console.portal.formline import Form
 from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope
 from forewarn.control.rehearsal import TooMany

@@ -17,7 +17,8 @@ from forewarn.console.call import Call
 from forewarn.console.over import everything
 from forewarn.console.portal.confirmation import confirmation
 from forewarn.console.portal.field import Typed
-from forewarn.console.portal.forms import FORMS, Form
+from forewarn.console.portal.formline import Form
+from forewarn.console.portal.forms import FORMS
 from forewarn.console.portal.frame import Enter, framed, not_let_in, refused
 from forewarn.console.portal.guard import must_repeat
 from forewarn.console.portal.offer import page_of

@@ -8,7 +8,7 @@ from itertools import islice
 import msgspec
 
 from forewarn.console.portal.field import MORE, Field, Kind, Typed
-from forewarn.console.portal.forms import Form
+from forewarn.console.portal.formline import Form
 from forewarn.console.register import Listed
 from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope
