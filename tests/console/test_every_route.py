@@ -195,7 +195,7 @@ def test_a_body_that_is_no_object_is_refused(api: Any, line: Any) -> None:
 
 @pytest.mark.parametrize("line", _lines(having="{"))
 def test_an_unknown_thing_is_not_found(api: Any, line: Any) -> None:
-    good = dict.fromkeys(("/hosts/{name}/degrade", "/hosts/{name}/degrade/preview"), {"in_s": 86400})
+    good = {f"/hosts/{{name}}/degrade{end}": {"in_s": 86400} for end in ("", "/preview")}
     target = line.path.replace("{name:path}", "nothing").replace("{thing:path}", "nothing")
     target = target.replace("{name}", "nothing").replace("{id}", "nothing")
     status, code, message = api.refused(line.method, target, good.get(line.path))
