@@ -79,13 +79,35 @@ async function read() {
 // Whoever has shown later changes in a section puts them there again: the page may be older than they are.
 function show(fresh, ids) {
   const seq = Number(fresh.body.dataset.seq);
+  for (const next of fresh.querySelectorAll("[data-live][id]")) {
+    if (document.getElementById(next.id) === null) add(next, seq);
+  }
   for (const id of ids) {
     const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
-    if (section === null || next === null || known.get(id) === next.outerHTML) continue;
-    known.set(id, next.outerHTML);
-    const focused = document.activeElement;
-    morph(section, next);
-    if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
-    section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true, detail: { seq } }));
+    if (section === null || (next !== null && known.get(id) === next.outerHTML)) continue;
+    if (next === null) section.remove();
+    else change(section, next, seq);
   }
+}
+
+function change(section, next, seq) {
+  known.set(section.id, next.outerHTML);
+  const focused = document.activeElement;
+  morph(section, next);
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
+  tell(section, seq);
+}
+
+// A section that was not there before, behind the one that it stands behind.
+function add(next, seq) {
+  let before = next.previousElementSibling;
+  while (before !== null && !(before.id && document.getElementById(before.id))) before = before.previousElementSibling;
+  if (before === null) return;
+  const section = document.importNode(next, true);
+  document.getElementById(before.id).after(section);
+  tell(section, seq);
+}
+
+function tell(section, seq) {
+  section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true, detail: { seq } }));
 }

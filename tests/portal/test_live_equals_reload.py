@@ -1,0 +1,81 @@
+"""A page that stayed open shows what it would show if it were loaded now."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+from tests.portal.conftest import Looker
+
+from forewarn.testing.console import Console
+from forewarn.testing.process import eventually
+
+pytestmark = pytest.mark.portal
+PATHS = (
+    "/portal/",
+    "/portal/?state=noticed",
+    "/portal/scopes/{scope}",
+    "/portal/vms/db-0",
+    "/portal/vms/web-0",
+    "/portal/hosts",
+    "/portal/hosts/{host}",
+    "/portal/timeline",
+    "/portal/events/{event}",
+    "/portal/history",
+    "/portal/rollouts",
+    "/portal/rollouts/{rollout}",
+    "/portal/requests/{request}",
+    "/portal/clients",
+    "/portal/lab",
+)
+
+
+def text_of(page: Page) -> str:
+    """What a reader reads or hears."""
+    main = page.locator("main")
+    heard = main.locator("[aria-label]").evaluate_all("(all) => all.map((one) => one.getAttribute('aria-label'))")
+    return "\n".join([re.sub(r"[ \t]+", " ", main.inner_text()), *heard])
+
+
+def asked(console: Console, path: str, body: dict[str, Any]) -> Any:
+    answer = console.service.api("POST", path, body)
+    assert answer.status < 300, answer.body
+    return answer.json
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_page_that_stayed_open_shows_what_a_new_one_does(
+    console: Console, admin: Callable[..., Looker], path: str
+) -> None:
+    asked(console, "/clock/speed", {"speed": 0})
+    rollout = asked(console, "/rollouts", {"impact": "reboot", "scope": "web"})
+    first = asked(console, "/requests", {"ask": "restart", "vms": ["db-0"]})
+    vms = {vm["name"]: vm for vm in console.service.api("GET", "/fleet").json["vms"]}
+    names = {
+        "scope": vms["web-0"]["scope"],
+        "host": vms["db-0"]["host"],
+        "event": first["events"][0]["id"],
+        "request": first["request"]["id"],
+        "rollout": rollout["id"],
+    }
+    looker = admin(console)
+    page = looker.go(path.format(**names))
+    before = text_of(page)
+
+    for event in console.service.api("GET", "/events").json["events"]:
+        asked(console, f"/events/{event['id']}/approve", {})
+    asked(console, "/faults", {"kind": "slow-body", "vm": "db-0", "for_s": 86400})
+    console.service.advance(300)
+    asked(console, "/requests", {"ask": "redeploy", "vms": ["db-1"]})
+    fresh = page.context.new_page()
+    fresh.goto(page.url)
+    after = text_of(fresh)
+    fresh.close()
+    assert after != before
+    try:
+        eventually(lambda: text_of(page) == after, within_s=6)
+    except AssertionError:
+        assert text_of(page) == after
