@@ -12,6 +12,7 @@ from forewarn.errors import NotFound, Refused
 from forewarn.store.seam import Committed, Store
 
 _FEW = 5_000
+_LONG = 200  # characters: nothing is called so
 Sees = Callable[[Vm], bool]
 
 
@@ -97,7 +98,7 @@ class Directory:
 
     def _meant(self, name: str, sees: Sees) -> str:
         """The name that was probably meant; not looked for in a fleet where that would take long."""
-        known = self._keys if len(self._keys) <= _FEW else {}
+        known = self._keys if len(self._keys) <= _FEW and len(name) <= _LONG else {}
         close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
         vm = self.store.vm(min(known[close[0]])) if close else None
         return f"did you mean {vm.name!r}? " if vm is not None and sees(vm) else ""

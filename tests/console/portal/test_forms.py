@@ -459,6 +459,23 @@ def test_a_link_fills_the_form_in(portal: Visitor) -> None:
     assert 'value="20m"' in page.html
 
 
+def test_names_in_plenty_that_nobody_has_are_not_all_looked_for(portal: Visitor) -> None:
+    ghosts = [f"ghost-{number}" for number in range(20)]
+    page = portal.post(form("restart"), {"vm_more": ", ".join([*ghosts, "db"]), "again": "yes"})
+    assert re.findall(r'value="([^"]*)" checked', page.html) == []
+    assert "ghost-19, db" in page.html
+    page = portal.post(form("restart"), {"vm_more": ", ".join([*ghosts[:19], "db"]), "again": "yes"})
+    assert re.findall(r'value="([^"]*)" checked', page.html) == ["sub/lab/db"]
+
+
+def test_who_may_do_it_nowhere_cannot_have_the_form_shown_by_sending_it(portal: Visitor) -> None:
+    reader = portal.holding("Reader", "/")
+    for name in FORMS:
+        page = reader.post(form(name), {"vm": "db", "again": "yes"})
+        assert page.status == 403, name
+        assert "<form" not in page.html.partition("<main")[2]
+
+
 def test_who_is_not_prepared_is_named_before_it_happens(portal: Visitor) -> None:
     assert (
         "Nobody polls VM db (nobody ever did): it will be hit unprepared."

@@ -110,6 +110,7 @@ class _Sending:
     async def answer(self) -> Response:
         fields = await _read(self._request)
         must_repeat(self._visit, self._request.headers, fields)
+        _must_somewhere(self._room, self._form)
         typed = {name: values for name, values in fields.items() if name not in _OURS}
         if "again" in fields:
             return _shown(self._room, self._visit, self._request, self._form, typed)

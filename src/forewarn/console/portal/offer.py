@@ -18,6 +18,7 @@ from forewarn.core.request import Ask
 from forewarn.errors import Rejected
 
 MOST = 300  # VMs, hosts or scopes to choose from; others are typed
+_MOST_UNKNOWN = 20  # names that are looked up in vain, each at the price of what was meant by it; then none is
 _READ = 5_000  # VMs of which it is looked whether they suit
 
 
@@ -108,15 +109,21 @@ def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], 
     named: dict[str, Choice] = {}
     rest: list[str] = []
     for text in texts:
-        try:
-            vm = room.directory.find(text)
-        except Rejected:
+        vm = _found(room, text) if len(rest) < _MOST_UNKNOWN else None
+        if vm is None:
             rest.append(text)
         else:
             named[vm.key] = _choice(vm, is_chosen=True)
     fitting = (choice for choice in _fitting(room, form) if choice.value not in named)
     others = list(islice(fitting, MOST + 1 - len(named)))
     return (*named.values(), *others[: MOST - len(named)]), rest, len(others) + len(named) > MOST
+
+
+def _found(room: Room, text: str) -> Vm | None:
+    try:
+        return room.directory.find(text)
+    except Rejected:
+        return None
 
 
 def _fitting(room: Room, form: Form) -> Iterator[Choice]:
