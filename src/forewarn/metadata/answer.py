@@ -238,9 +238,9 @@ class Reception:
         given = self._given(caller, poll, view)
         if given is not None:
             return given
-        is_held = poll.wait_s is not None and not over
-        if is_held and is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
-            until = until or _real_time() + (poll.wait_s or 0)
+        has_it = is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation)
+        if poll.wait_s is not None and has_it and not over:
+            until = until or _real_time() + poll.wait_s
             again = partial(self._poll, caller, poll, until=until)
             return Hold(until=until, resume=again, scope_id=view.scope_id)
         return self._document(caller, poll, view)
