@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forewarn.assembly.exposition import Window, open_sockets
+from forewarn.assembly import exposition
+from forewarn.assembly.exposition import _MOST_OPEN, Window, open_sockets
 from forewarn.assembly.settings import load
 from forewarn.errors import Rejected
 from forewarn.testing.process import free_port
@@ -115,6 +117,54 @@ def test_whoever_still_waits_when_it_closes_is_hung_up_on() -> None:
         assert await waiting == b""
 
     asyncio.run(tell())
+
+
+def test_only_so_many_are_let_in_who_say_nothing() -> None:
+    async def story(port: int) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MOST_OPEN)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        for _, other in (*silent, (reader, writer)):
+            other.close()
+        while not (answer := await answered(port)):
+            await asyncio.sleep(0)
+        assert answer.endswith(PAGE)
+
+    async def answered(port: int) -> bytes:
+        try:
+            return await said(port, head())
+        except ConnectionError:
+            return b""
+
+    play(story)
+
+
+def test_whoever_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "_PATIENCE_S", 0.2)
+    endless = b"x" * 50_000_000
+
+    asked = asyncio.Event()
+
+    async def show() -> bytes:
+        asked.set()
+        return endless
+
+    async def story(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(("127.0.0.1", port)) as lazy:
+            lazy.setblocking(False)
+            lazy.sendall(head())
+            await asked.wait()
+            while len(asyncio.all_tasks()) > 1:  # whoever answers is at it still
+                await asyncio.sleep(0.01)
+            got = 0
+            with contextlib.suppress(ConnectionError):
+                while part := await loop.sock_recv(lazy, 1_000_000):
+                    got += len(part)
+            assert got < len(endless)
+
+    play(story, show)
 
 
 def test_every_worker_has_a_port_after_the_owners() -> None:

@@ -18,6 +18,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE_S = 10.0
 _MOST_BYTES = 8192  # of a request
 _MOST_AT_ONCE = 16
+_MOST_OPEN = 64  # connections: files that strangers hold open are missing where VMs call
 _BACKLOG = 64
 
 Exposition = Callable[[], Awaitable[bytes]]
@@ -73,21 +74,26 @@ class Window:
         await asyncio.gather(*self._visits, return_exceptions=True)
 
     def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._visits) >= _MOST_OPEN:
+            writer.transport.abort()
+            return
         visit = asyncio.get_running_loop().create_task(self._meet(reader, writer))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE_S), self._room:
-                writer.write(await self._answer(reader))
-                await writer.drain()
+            async with asyncio.timeout(_PATIENCE_S):
+                async with self._room:
+                    writer.write(await self._answer(reader))
+                writer.close()
+                await writer.wait_closed()  # all was sent
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # the caller's doing
         except Exception:
             log.exception("metrics could not be shown")
         finally:
-            writer.close()
+            writer.transport.abort()  # also on whoever does not read
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
