@@ -125,6 +125,7 @@ def test_only_so_many_are_let_in_who_say_nothing() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
+        assert not any(first.at_eof() for first, _ in silent)
         for _, other in (*silent, (reader, writer)):
             other.close()
         while not (answer := await answered(port)):
