@@ -1,0 +1,75 @@
+"""The page of clients over real processes: what a handler in a VM does is what the page tells of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forewarn.testing.process import ServiceProcess, eventually, free_port
+
+FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-{n}"\ncount = 3\n'
+POLL = "/metadata/scheduledevents?api-version=2020-07-01"
+
+
+class Portal:
+    """Somebody who has followed the link."""
+
+    def __init__(self, service: ServiceProcess, console: int) -> None:
+        self._base = f"http://localhost:{console}"
+        self._open = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor(CookieJar())
+        ).open
+        link = re.search(r"http\S+", service.forewarn("portal").stdout)
+        assert link is not None
+        self._open(link[0], timeout=30).read()
+
+    def clients(self, query: str = "") -> Any:
+        with self._open(f"{self._base}/portal/clients?as=json{query}", timeout=30) as answer:
+            return json.load(answer)
+
+    def metrics(self) -> str:
+        with self._open(f"{self._base}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_page_tells_what_handlers_do(tmp_path: Path, workers: int) -> None:
+    console = free_port()
+    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    arguments = ("--workers", str(workers))
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=arguments, environment=environment) as service:
+        portal = Portal(service, console)
+        for _ in range(4):
+            service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
+        told = {client["name"]: client for client in portal.clients()["clients"]}
+        assert (told["web-0"]["agent"], told["web-0"]["polls"], told["web-0"]["asks"]) == ("handler/1.0", 4, "now")
+        assert (told["web-1"]["agent"], told["web-1"]["asks"]) == ("", "never")
+
+        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0", "web-1"]})
+        service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
+        page = portal.clients("&only=unprepared")
+        assert page["unprepared_names"] == ["web-1"]
+        assert [client["name"] for client in page["clients"]] == ["web-1"]
+        given = next(client for client in portal.clients()["clients"] if client["name"] == "web-0")
+        assert given["pending"]["told"] == "given"
+        assert given["last_given_after_s"] is not None
+
+        eventually(lambda: "forewarn_vms_unprepared 1.0" in portal.metrics())
+
+
+def test_what_was_known_of_a_program_outlives_a_kill(tmp_path: Path) -> None:
+    console = free_port()
+    environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{console}"}
+    with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
+        service.guest("web-0", "GET", POLL, **{"User-Agent": "handler/1.0"})
+        service.api("GET", "/fleet")  # writes down what was seen
+        service.kill()
+        service.start()
+        [client] = [one for one in Portal(service, console).clients()["clients"] if one["name"] == "web-0"]
+        assert (client["agent"], client["polls"], client["asks"], client["gap_s"]) == ("handler/1.0", 1, "now", None)
