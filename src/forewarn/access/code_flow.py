@@ -23,6 +23,7 @@ from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 _KEPT_S = 3600
 _PACE_S = 5  # whoever asks to sign in must not become a flood of requests to the issuer
+_MOST_REDEEMED = 3  # at a time: any stranger can bring a code, and the threads that ask are also for what VMs wait for
 _SCOPE = "openid profile email"
 
 
@@ -75,6 +76,7 @@ class CodeFlow:
         self._known_at = self._tried_at = float("-inf")
         self._trouble = ""
         self._finding = asyncio.Lock()
+        self._redeeming = asyncio.Semaphore(_MOST_REDEEMED)
 
     async def address(self, flow: Flow, redirect_uri: str, now: float) -> str:
         """Where the browser is sent."""
@@ -106,7 +108,8 @@ class CodeFlow:
             form["client_secret"] = self._secret
         elif self._secret:
             authorization = _basic(self._client_id, self._secret)
-        status, content = await asyncio.to_thread(send_form, found.token_endpoint, form, authorization)
+        async with self._redeeming:
+            status, content = await asyncio.to_thread(send_form, found.token_endpoint, form, authorization)
         answer = self._read(status, content)
         return await self.issuer.verify_person(answer.id_token, client_id=self._client_id, nonce=flow.nonce, now=now)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from forewarn.access.issuer import ExternalIssuer
 from forewarn.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
 from forewarn.testing.oidc import AUTHORIZE, DISCOVERY, TOKEN, OidcIssuer
+from forewarn.testing.oidc_desk import SignInDesk
 
 BEGIN = "/portal/sign-in/issuer?to=/portal/timeline"
 BACK = "/portal/sign-in/callback"
@@ -281,3 +283,38 @@ def test_an_issuer_that_was_reached_once_is_known_while_it_is_away(issuer: OidcI
             await code_flow.redeem("code", Flow.begun(), "http://localhost/back", 7201.0)
 
     asyncio.run(story())
+
+
+def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(issuer: OidcIssuer) -> None:
+    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+    may_answer = threading.Event()
+
+    class Slow(SignInDesk):
+        def redeem(self, body: bytes, authorization: str) -> Any:
+            assert may_answer.wait(20)
+            return super().redeem(body, authorization)
+
+    issuer.desk = Slow()
+
+    async def bring() -> None:
+        with pytest.raises(Unauthenticated):
+            await code_flow.redeem("no code of theirs", Flow.begun(), "http://localhost/back", 0.0)
+
+    async def story() -> str:
+        await code_flow.address(Flow.begun(), "http://localhost/back", 0.0)
+        strangers = [asyncio.create_task(bring()) for _ in range(100)]
+        while issuer.asked.count(TOKEN) < 3:
+            await asyncio.sleep(0)
+        done = await asyncio.to_thread(lambda: "other work has its thread")
+        assert issuer.asked.count(TOKEN) == 3
+        may_answer.set()
+        await asyncio.gather(*strangers)
+        return done
+
+    assert asyncio.run(story()) == "other work has its thread"
+
+
+def test_whoever_comes_back_without_a_code_is_not_asked_about(browser: Browser, issuer: OidcIssuer) -> None:
+    state = parse_qs(urlsplit(browser.get(BEGIN).headers["location"]).query)["state"][0]
+    refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in once more")
+    assert TOKEN not in issuer.asked

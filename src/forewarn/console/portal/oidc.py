@@ -72,7 +72,9 @@ def _code(request: Request, issuer: str) -> str:
     if "error" in told:
         why = shown(told.get("error_description") or told["error"])
         raise Unauthenticated(f"issuer {issuer!r} did not sign you in ({why}): try again, or sign in as another")
-    return told.get("code", "")
+    if not (code := told.get("code", "")):
+        raise Rejected(f"issuer {issuer!r} sent you back without a code: sign in once more")
+    return code
 
 
 def _redirect_uri(request: Request) -> str:
