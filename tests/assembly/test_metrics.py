@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from forewarn.assembly.metrics import OwnerMetrics
 from forewarn.console.directory import Directory
 from forewarn.console.survey import attendance
 from forewarn.core.attention import Asks
+from forewarn.core.event import Event
 from forewarn.core.fleet import Priority
 from forewarn.core.pace import SILENT_S, Pace
 from forewarn.core.request import Ask
@@ -52,9 +53,9 @@ class House:
             self.world.control, counted=lambda: self.counted, behind=lambda: self.behind, attend=self._attend
         )
 
-    async def _attend(self) -> Any:
+    async def _attend(self, live: Sequence[Event]) -> Any:
         self.looks += 1
-        return await attendance(self.names, self.paces.get, self._by_scope)
+        return await attendance(self.names, self.paces.get, self._by_scope, live)
 
     def _by_scope(self) -> list[tuple[str, Pace]]:
         asked = [(self.world.store.vm(key), pace) for key, pace in self.paces.items()]

@@ -66,6 +66,11 @@ class EventMeter:
             if entry.what is What.RETRIED:
                 self._retried(entry)
 
+    @property
+    def live(self) -> list[Event]:
+        """The events that are not over."""
+        return list(self._known.values())
+
     def look(self, now: float) -> None:
         """How things stand at this moment."""
         counts = Counts((event.row.kind, event.status) for event in self._known.values() if event.listed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from time import monotonic
 
 from prometheus_client import Metric
@@ -20,6 +20,7 @@ from forewarn.assembly.registry import a_registry, text_of
 from forewarn.console.survey import Attendance
 from forewarn.control.control import Control
 from forewarn.core.attention import Asks
+from forewarn.core.event import Event
 from forewarn.metadata.counted import Counted
 from forewarn.metadata.metrics import RequestMetrics
 
@@ -38,7 +39,10 @@ Behind = Callable[[], list[tuple[float, float]]]  # of each worker: how far behi
 
 
 class OwnerMetrics:
-    """`show` tells everything, with what all workers have counted; `show_own` leaves that to them, if there are any."""
+    """`show` tells everything, with what all workers have counted; `show_own` leaves that to them, if there are any.
+
+    `attend` counts over the whole fleet, given the events that are not over.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,7 @@ class OwnerMetrics:
         *,
         counted: Callable[[], Counted],
         behind: Behind,
-        attend: Callable[[], Awaitable[Attendance]],
+        attend: Callable[[Sequence[Event]], Awaitable[Attendance]],
     ) -> None:
         self._control, self._behind, self._attend = control, behind, attend
         self._registry = a_registry()
@@ -69,7 +73,7 @@ class OwnerMetrics:
     async def _show(self) -> bytes:
         async with self._looking:
             if monotonic() - self._looked_at > FRESH_S:
-                self._house.attendance = await self._attend()
+                self._house.attendance = await self._attend(self._events.live)
                 self._looked_at = monotonic()
         self._events.look(self._control.clock.now())
         return text_of(self._registry)

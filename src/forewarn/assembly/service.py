@@ -11,7 +11,7 @@ import resource
 import signal
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -52,6 +52,7 @@ from forewarn.control.labtime import stored_setting
 from forewarn.core.access import owner
 from forewarn.core.change import Commit
 from forewarn.core.enablement import enable
+from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Entry, What
 from forewarn.core.policy import Around, Enablement
@@ -145,7 +146,7 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
         windows = _open_windows(stack, settings)
         mouth = Mouth.open(settings, control)
         metrics = OwnerMetrics(
-            control, counted=mouth.counted, behind=mouth.behind, attend=lambda: _attend(mouth, names)
+            control, counted=mouth.counted, behind=mouth.behind, attend=lambda live: _attend(mouth, names, live)
         )
         stack.callback(metrics.close)
         await _keep(stack, control.reconciler.run())
@@ -348,8 +349,8 @@ def _open_windows(stack: AsyncExitStack, settings: Settings) -> tuple[socket.soc
     return sockets
 
 
-async def _attend(mouth: Mouth, names: Directory) -> Attendance:
-    return await attendance(names, mouth.observations.pace, mouth.observations.paces)
+async def _attend(mouth: Mouth, names: Directory, live: Sequence[Event]) -> Attendance:
+    return await attendance(names, mouth.observations.pace, mouth.observations.paces, live)
 
 
 async def _keep(stack: AsyncExitStack, work: Any) -> None:

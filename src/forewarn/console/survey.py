@@ -42,11 +42,11 @@ class Attendance:
     unwatched: int  # scopes with pending events of which no VM asks
 
 
-async def awaited(store: Store, pace: PaceOf) -> dict[str, Awaited]:
-    """What awaits VMs, by their keys."""
+async def awaited(store: Store, pace: PaceOf, live: Iterable[Event] | None = None) -> dict[str, Awaited]:
+    """What awaits VMs, by their keys; `live`: the events that are not over, for whoever has them at hand."""
     found: dict[str, Awaited] = {}
-    pending = [event for event in store.events(statuses=[Status.SCHEDULED]) if awaits(event)]
-    async for event in in_stretches(pending, 50):
+    known = store.events(statuses=[Status.SCHEDULED]) if live is None else live
+    async for event in in_stretches([event for event in known if awaits(event)], 50):
         given = given_to(store.sightings(event_id=event.id))
         scope = {} if given else _neighbours(store, event.scope_id, pace)
         for name in event.vms:
@@ -57,14 +57,14 @@ async def awaited(store: Store, pace: PaceOf) -> dict[str, Awaited]:
     return found
 
 
-async def attendance(directory: Directory, pace: PaceOf, paces: Paces) -> Attendance:
+async def attendance(directory: Directory, pace: PaceOf, paces: Paces, live: Iterable[Event]) -> Attendance:
     """Counted over the whole fleet; `paces` are those of all who ever asked, each with its scope."""
     store = directory.store
     counts: Counter[Asks] = Counter()
     async for key in in_stretches(directory.keys(), 2000):
         counts[asks(pace(key), is_off=directory.power_of(key) is not Power.RUNNING)] += 1
     asking = {scope_id async for scope_id, one in in_stretches(paces(), 2000) if asks(one) is Asks.NOW}
-    waiting = await awaited(store, pace)
+    waiting = await awaited(store, pace, live)
     scopes = {one.event.scope_id for one in waiting.values()}
     return Attendance(
         asks={word: counts[word] for word in Asks},

@@ -22,7 +22,7 @@ from forewarn.store.seam import Polled
 _log = logging.getLogger(__name__)
 
 _MOST_SIGHTINGS = 100_000
-_MOST_VMS = 100_000
+_MOST_VMS = 200_000  # as many as polls are remembered for
 _WINDOW_S = 60.0  # of real time: how often a VM asks is told of the last one or two of these
 _SPELLED = {wire.Status.SCHEDULED: Status.SCHEDULED.value, wire.Status.STARTED: Status.STARTED.value}
 

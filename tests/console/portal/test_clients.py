@@ -161,6 +161,17 @@ def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) 
     assert "2 VMs will be hit unprepared: spot, db. The first at 12:00:30 ." in fleet.get().text
 
 
+def test_of_several_events_that_await_a_vm_the_one_that_nobody_was_given_counts(fleet: Fleet) -> None:
+    fleet.asks("db", SILENT)
+    [first] = fleet.world.ask(Ask.RESTART, "db")
+    fleet.given("db", first.id)
+    assert fleet.json()["unprepared"] == 0
+    fleet.world.do(fleet.world.control.requests.degrade("h1", who="ann", notice_s=86400))
+    fleet.world.settle()
+    told = fleet.of("db")["pending"]
+    assert (told["kind"], told["told"]) == ("Redeploy", "nobody")
+
+
 def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alone(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
     fleet.asks("spot")
