@@ -209,9 +209,8 @@ class Mouth:
     def _hear(self, committed: Committed) -> None:
         """An approval, or the outcome of one VM, changes facts of an event but nothing that VMs are shown."""
         commit = committed.commit
-        others = {vm.scope_id for vm in commit.vms}
         for row in {scope.id: scope for scope in commit.scopes}.values():
-            if commit.requests or row.id in others or self._faces.get(row.id) != _face(row):
+            if commit.requests or commit.vms or self._faces.get(row.id) != _face(row):
                 scope = self._store.scope(row.id)
                 if scope is not None:
                     self._publish(scope)
