@@ -206,7 +206,7 @@ class Reception:
 
     def _serve_now(self, caller: Caller, asked: Poll | Approve) -> Answer:
         if isinstance(asked, Poll):
-            return self._poll(caller, asked, over=False)
+            return self._poll(caller, asked, None, False)
         view = self._view(caller)
         if view is None:
             return not_found()
@@ -229,7 +229,7 @@ class Reception:
             self._approvals.keep(view.scope_id, event_ids)
         return approved
 
-    def _poll(self, caller: Caller, poll: Poll, over: bool, until: float | None = None) -> Answer:
+    def _poll(self, caller: Caller, poll: Poll, until: float | None, over: bool) -> Answer:
         view = self._view(caller)
         if view is None:
             return not_found()
@@ -241,7 +241,7 @@ class Reception:
         has_it = is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation)
         if poll.wait_s is not None and has_it and not over:
             until = until or _real_time() + poll.wait_s
-            again = partial(self._poll, caller, poll, until=until)
+            again = partial(self._poll, caller, poll, until)
             return Hold(until=until, resume=again, scope_id=view.scope_id)
         return self._document(caller, poll, view)
 

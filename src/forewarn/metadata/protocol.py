@@ -32,6 +32,35 @@ _NOTHING: Answers = {}
 class Connection(asyncio.Protocol):
     """At rest, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
 
+    __slots__ = (  # there are thousands of them, nearly all at rest
+        "_at_hand",
+        "_deadline",
+        "_discarded",
+        "_fresh",
+        "_hall",
+        "_has_eof",
+        "_hold",
+        "_hold_slot",
+        "_idle_slot",
+        "_in_work",
+        "_intake",
+        "_is_closing",
+        "_is_inside",
+        "_is_old",
+        "_keep_alive",
+        "_known",
+        "_last_timer",
+        "_pour",
+        "_quiet_since",
+        "_reads_wait",
+        "_sort",
+        "_transport",
+        "_turn",
+        "_unsaid",
+        "_writes_wait",
+        "caller",
+    )
+
     def __init__(
         self, hall: Hall, caller: Caller, *, heard: bytes = b"", unsaid: bytes = b"", keep_alive: bool = True
     ) -> None:
@@ -168,7 +197,7 @@ class Connection(asyncio.Protocol):
     def _go_on(self) -> None:
         """Take the next requests, if there are any and the earlier ones are answered."""
         try:
-            if self._turn is None:
+            if self._turn is None and (self._intake.is_partial or self._has_eof):
                 self._take_some()
         except Exception:
             self._fail()
