@@ -71,6 +71,26 @@ def test_workers_tell_what_they_answered_and_it_adds_up_over_their_deaths(tmp_pa
         eventually(lambda: polls(whole(service)) == 21)
 
 
+def test_workers_that_are_replaced_leave_their_counts_and_their_ports(tmp_path: Path) -> None:
+    port = free_port(3)
+    environment = {"FOREWARN_METRICS": f"127.0.0.1:{port}"}
+    arguments = ("--workers", "2")
+    with ServiceProcess(data=tmp_path, fleet=FLEET, arguments=arguments, environment=environment) as service:
+
+        def pids() -> set[int]:
+            return {worker["pid"] for worker in service.api("GET", "/service").json["workers"] if worker["ready"]}
+
+        for _ in range(20):
+            service.poll("web-0")
+        before = pids()
+        os.kill(service.pid, signal.SIGHUP)
+        eventually(lambda: len(pids() - before) == 2)
+        eventually(lambda: _answers(service, port + 1) and _answers(service, port + 2))
+        service.poll("web-0")
+        eventually(lambda: polls(whole(service)) == 21)
+        eventually(lambda: sum(polls(scraped(service, port + n)) for n in (1, 2)) == 1)
+
+
 def whole(service: ServiceProcess) -> Samples:
     """What the console tells, on the local socket."""
     with socket.socket(socket.AF_UNIX) as sock:
