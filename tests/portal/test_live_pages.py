@@ -122,6 +122,20 @@ def test_a_hidden_page_holds_no_connection_and_catches_up(console: Console, admi
     expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
 
 
+def test_more_windows_than_a_browser_has_connections_are_borne(console: Console, admin: Callable[..., Looker]) -> None:
+    looker = admin(console)
+    pages = [looker.page, *(looker.page.context.new_page() for _ in range(6))]
+    for page in pages[1:]:
+        page.goto(f"{looker.base}/portal/")
+    crowded = pages[-1]
+    expect(crowded.locator("#banner")).to_contain_text("Other windows of this browser follow what happens")
+    for page in pages[:4]:
+        page.close()
+    expect(crowded.locator("#banner")).to_be_hidden()
+    console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
+    expect(crowded.get_by_role("link", name="db-0, noticed")).to_be_visible()
+
+
 LOOK = """(state) => {
   Object.defineProperty(document, "visibilityState", { value: state, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));

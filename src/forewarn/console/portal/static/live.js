@@ -6,16 +6,20 @@
 // It is taken up again by itself after a gap, from the last number that was heard. A hidden page holds no connection:
 // a browser opens only a few to one host, and somebody who has many tabs open looks at one of them.
 
+import { seated } from "./seat.js";
+
 export const live = new EventTarget();
 
 const KINDS = ["change", "counts", "clock", "reset", "health"];
 const SILENCE_MS = 40_000; // the service says something every 15 s
 const SOONEST_MS = 500;
 const LATEST_MS = 10_000;
+const CROWDED_MS = 2_000; // without a seat
 
 const told = document.body.dataset;
 let seq = Number(told.seq);
 let clock = { now: Number(told.now), speed: Number(told.speed), at: performance.now() };
+let wanted = null; // what gives the seat back; null while nothing is wanted
 let source = null;
 let failures = 0;
 let wasLost = false;
@@ -39,9 +43,22 @@ export function end() {
   say("over");
 }
 
-function open() {
-  if (isOver || source !== null || document.visibilityState === "hidden") return;
+async function open() {
+  if (isOver || wanted !== null || document.visibilityState === "hidden") return;
   clearTimeout(again);
+  const mine = (wanted = new AbortController());
+  const crowded = setTimeout(say, CROWDED_MS, "crowded");
+  try {
+    await seated(mine.signal);
+  } catch {
+    return; // closed meanwhile
+  } finally {
+    clearTimeout(crowded);
+  }
+  if (!mine.signal.aborted) listen();
+}
+
+function listen() {
   source = new EventSource(`/portal/live?after=${seq}`);
   source.addEventListener("open", opened);
   source.addEventListener("error", lost);
@@ -55,7 +72,8 @@ function close() {
   clearTimeout(again);
   clearTimeout(silence);
   source?.close();
-  source = null;
+  wanted?.abort();
+  source = wanted = null;
 }
 
 function opened() {

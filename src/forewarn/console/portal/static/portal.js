@@ -5,6 +5,10 @@ import "./refresh.js";
 
 const TICK_MS = 250;
 const FLICKER_MS = 700; // a connection that is back by then was never missed
+const CROWDED =
+  "Other windows of this browser follow what happens, as many as it can bear. What you see here may be old until one of " +
+  "them is closed.";
+const OVER = "You are signed out. What you see may be old. ";
 const LOST = "The connection is lost; trying again … What you see may be old.";
 
 const banner = document.getElementById("banner");
@@ -12,6 +16,7 @@ const clock = document.getElementById("clock");
 let troubled = ""; // what the service says of itself
 let missed; // the timer until a lost connection is told
 let isLost = false;
+let isCrowded = false;
 let isOver = false;
 
 live.addEventListener("health", ({ detail }) => {
@@ -24,10 +29,14 @@ live.addEventListener("lost", () => {
     show();
   }, FLICKER_MS);
 });
+live.addEventListener("crowded", () => {
+  isCrowded = true;
+  show();
+});
 live.addEventListener("found", () => {
   clearTimeout(missed);
   missed = undefined;
-  isLost = false;
+  isLost = isCrowded = false;
   show();
 });
 live.addEventListener("over", () => {
@@ -37,7 +46,7 @@ live.addEventListener("over", () => {
 
 // One thing at a time, the one that explains the others first.
 function show() {
-  const text = isOver ? "You are signed out. What you see may be old. " : isLost ? LOST : troubled;
+  const text = isOver ? OVER : isLost ? LOST : isCrowded ? CROWDED : troubled;
   banner.classList.toggle("bad", text === troubled);
   banner.replaceChildren(text, ...(isOver ? [signIn()] : []));
   banner.hidden = !text;
