@@ -566,17 +566,44 @@ def test_a_store_that_commits_is_well_without_being_asked(portal: Visitor) -> No
     play(portal, story)
 
 
-def test_only_so_many_pages_can_be_open(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "MOST_PAGES", 1)
+@pytest.mark.parametrize(
+    ("bound", "sentence"),
+    [
+        ("MOST_PAGES", "1 pages are open, and that is the most: close some, then reload this one"),
+        ("MOST_OF_ONE", "1 of your pages are open, and that is the most: close some, then reload"),
+    ],
+)
+def test_only_so_many_pages_can_be_open(
+    portal: Visitor, monkeypatch: pytest.MonkeyPatch, bound: str, sentence: str
+) -> None:
+    monkeypatch.setattr(channel, bound, 1)
 
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
             answer = await portal.visiting("GET", "/portal/live", b"", {})
-            assert (answer.status, answer.html) == (
-                503,
-                "1 pages are open, and that is the most: close some, then reload this one",
-            )
+            assert (answer.status, answer.html) == (503, sentence)
+
+    play(portal, story)
+
+
+def test_the_pages_of_one_visitor_keep_no_other_from_following(
+    portal: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MOST_OF_ONE", 1)
+    who = portal.principal
+
+    async def welcome(request: Any) -> Visit:
+        return Visit(principal=who, token="", ends_at=0)
+
+    async def story() -> None:
+        nonlocal who
+        visited = visited_by(portal, welcome)
+        async with looking(visited) as page:
+            await page.next("counts")
+            who = Principal(id="client:ci", name="client ci", grants=())
+            async with looking(visited) as other:
+                await other.next("counts")
 
     play(portal, story)
 

@@ -26,6 +26,7 @@ COUNTS_S = 0.5  # between two counts of the fleet
 MOST_VMS = 2000  # in one change; beyond, pages read everything again
 MOST_ENTRIES = 500  # that a page may have missed; beyond, likewise
 MOST_PAGES = 1000  # open at a time
+MOST_OF_ONE = 100  # of one visitor: nobody is to keep others from following
 
 
 class Channel:
@@ -56,14 +57,16 @@ class Channel:
             self._counts[who] = msgspec.json.encode(self._overview.counts(sees))
         return self._counts[who]
 
-    def must_have_room(self) -> None:
+    def must_have_room(self, who: str) -> None:
         if len(self._listeners) >= MOST_PAGES:
             raise Unavailable(f"{MOST_PAGES} pages are open, and that is the most: close some, then reload this one")
+        if sum(listener.who == who for listener in self._listeners) >= MOST_OF_ONE:
+            raise Unavailable(f"{MOST_OF_ONE} of your pages are open, and that is the most: close some, then reload")
 
     @contextmanager
-    def joined(self) -> Iterator[Listener]:
-        """A page is open until the block is left."""
-        listener = Listener()
+    def joined(self, who: str) -> Iterator[Listener]:
+        """A page of this visitor is open until the block is left."""
+        listener = Listener(who)
         self._listeners.add(listener)
         if len(self._listeners) == 1:
             self._begin()

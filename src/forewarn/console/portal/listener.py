@@ -27,7 +27,8 @@ class Waiting:
 class Listener:
     """The latest of everything but news is enough, so that a page that reads slowly costs no more than others."""
 
-    def __init__(self) -> None:
+    def __init__(self, who: str) -> None:
+        self.who = who
         self._waiting = Waiting()
         self._stirred = asyncio.Event()
         self.is_over = False

@@ -37,7 +37,7 @@ def live_routes(enter: Enter) -> list[BaseRoute]:
             await room.overview.ready()
             if not channels:
                 channels.append(Channel(room.house, room.overview))
-            channels[0].must_have_room()
+            channels[0].must_have_room(room.principal.id)
             return Stream(room, channels[0], _after(request))
         except Exception as error:
             status, sentence = outcome_of(error)
@@ -67,7 +67,7 @@ class Stream(Response):
         self._after = after
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._channel.joined() as listener:
+        with self._channel.joined(self._room.principal.id) as listener:
             leaving = asyncio.create_task(_end_with(receive, listener))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
