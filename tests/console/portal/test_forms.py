@@ -541,6 +541,17 @@ def test_names_are_text_and_nothing_else(portal_of: Callable[..., Visitor]) -> N
         assert "<b>" not in page.html
 
 
+def test_more_vms_than_are_offered_can_be_changed_once_they_were_looked_at(portal_of: Callable[..., Visitor]) -> None:
+    portal = portal_of(vms=[a_vm(f"v{n}") for n in range(400)], hosts=[a_host("h1")])
+    named = [f"v{n}" for n in range(350)]
+    page = portal.post(form("restart"), {"vm": named, "again": "yes"})
+    assert page.status == 200
+    assert len(re.findall(r'value="([^"]*)" checked', page.html)) == 350
+    page = portal.post(form("restart"), {"vm": named, "notice": "1m"})
+    assert page.status == 400
+    assert "less than" in page.text.lower()
+
+
 def test_a_large_fleet_is_typed_rather_than_ticked(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of(vms=[a_vm(f"v{n}") for n in range(400)], hosts=[a_host("h1")])
     page = portal.get(f"{form('restart')}?vm=v399")

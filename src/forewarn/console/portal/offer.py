@@ -115,8 +115,9 @@ def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], 
         else:
             named[vm.key] = _choice(vm, is_chosen=True)
     fitting = (choice for choice in _fitting(room, form) if choice.value not in named)
-    others = list(islice(fitting, MOST + 1 - len(named)))
-    return (*named.values(), *others[: MOST - len(named)]), rest, len(others) + len(named) > MOST
+    left = max(0, MOST - len(named))
+    others = list(islice(fitting, left + 1))
+    return (*named.values(), *others[:left]), rest, len(others) > left
 
 
 def _found(room: Room, text: str) -> Vm | None:
