@@ -42,11 +42,14 @@ def test_the_newest_entries_come_first_with_links_to_what_they_are_about(portal:
     assert 'data-live="all"' in page.html
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(portal: Visitor, whole: bool) -> None:
+@pytest.mark.parametrize(("whole", "others"), [(True, 5), (False, 5), (False, 1100)])
+def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(
+    portal: Visitor, whole: bool, others: int
+) -> None:
     scope_id = portal.world.vm("db").scope_id
-    written(portal, 25, scope_id=scope_id)
-    written(portal, 5, scope_id=portal.world.vm("web-0").scope_id)
+    written(portal, 12, scope_id=scope_id)
+    written(portal, others, scope_id=portal.world.vm("web-0").scope_id)
+    written(portal, 13, scope_id=scope_id)
     visitor = portal if whole else portal.holding("Reader", resource_of(portal.world.vm("db")))
     every = [entry.seq for entry in portal.world.store.history() if whole or entry.scope_id == scope_id][::-1]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from msgspec import Meta
@@ -19,6 +20,7 @@ from forewarn.core.fleet import key_in_scope
 from forewarn.core.history import Entry, What
 
 _LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all of them
+_AT_A_STRETCH = 500  # of them; then others get their turn
 
 _BY_SOMEBODY = frozenset(
     {
@@ -71,31 +73,38 @@ async def show(room: Room, call: Call, query: HistoryQuery) -> HistoryPage:
     sieve = body.HistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     wanted = wanted_by(room, sieve)
     forwards = query.after is not None and query.before is None
-    page = _page(_reader(room, wanted, forwards), query, forwards)
+    page = await _page(_reader(room, wanted, forwards), query, forwards)
     follows = query.after is None and query.before is None
     return replace(page, now=room.now(), topic=_topic(room, query) if follows else "")
 
 
 # From numbers after and before, and how many: those that may be seen and, if there may be others, where to go on.
-_Reader = Callable[[int, int | None, int], tuple[list[Entry], int | None]]
+_Reader = Callable[[int, int | None, int], Awaitable[tuple[list[Entry], int | None]]]
 
 
 def _reader(room: Room, wanted: Wanted, forwards: bool) -> _Reader:
-    def read_all(after: int, before: int | None, most: int) -> tuple[list[Entry], int | None]:
+    async def read_all(after: int, before: int | None, most: int) -> tuple[list[Entry], int | None]:
         return read(room, wanted, after=after, before=before, limit=most, newest=not forwards), None
 
-    def read_some(after: int, before: int | None, most: int) -> tuple[list[Entry], int | None]:
-        found = room.store.history(
-            after=after, before=before, limit=_LOOKED_THROUGH, newest=not forwards, **wanted.like
-        )
-        is_cut = len(found) == _LOOKED_THROUGH
-        return [e for e in found if room.visible.entry(e)], found[-1 if forwards else 0].seq if is_cut else None
+    async def read_some(after: int, before: int | None, most: int) -> tuple[list[Entry], int | None]:
+        found: list[Entry] = []
+        for _ in range(0, _LOOKED_THROUGH, _AT_A_STRETCH):
+            stretch = room.store.history(after=after, before=before, limit=_AT_A_STRETCH, newest=not forwards)
+            seen = [entry for entry in stretch if room.visible.entry(entry)]
+            found = [*found, *seen] if forwards else [*seen, *found]
+            if len(stretch) < _AT_A_STRETCH:
+                return found, None
+            after, before = (stretch[-1].seq, before) if forwards else (after, stretch[0].seq)
+            if len(found) >= most:
+                break
+            await asyncio.sleep(0)
+        return found, after if forwards else before
 
     return read_all if room.sees_everything() or wanted.like else read_some
 
 
-def _page(read_entries: _Reader, query: HistoryQuery, forwards: bool) -> HistoryPage:
-    found, goes_on_at = read_entries(query.after or 0, query.before, query.limit + 1)
+async def _page(read_entries: _Reader, query: HistoryQuery, forwards: bool) -> HistoryPage:
+    found, goes_on_at = await read_entries(query.after or 0, query.before, query.limit + 1)
     shown = found[: query.limit] if forwards else found[-query.limit :]
     first, last = (shown[0].seq, shown[-1].seq) if shown else (None, None)
     is_more = len(found) > query.limit
