@@ -16,7 +16,7 @@ from forewarn.access.signing import ALGORITHM, SigningKey
 
 LASTS_S = 12 * 3600  # real time
 _AUDIENCE = frozenset({"forewarn portal"})
-_MOST_ENDED = 2000
+_MOST_ENDED = 200  # of one person
 _REMEMBERED = 1024  # open pages look again at every change, and proving one takes about 0.1 ms
 _OVER = "the session is over: sign in again"
 
@@ -41,19 +41,29 @@ class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions that count no longer, though their time is not over."""
+    """Sessions that count no longer, though their time is not over. Each person's apart: nobody ends those of others by
+    signing out however often.
+    """
 
-    ids: dict[str, float] = {}  # when each would have ended
-    until: float = 0.0  # every session that ends by then: too many were ended to know them one by one
+    ids: dict[str, dict[str, float]] = {}  # whose and which → when it would have ended
+    until: dict[str, float] = {}  # whose → all that end by then: too many of theirs were ended to know them one by one
 
     def has(self, session: Session) -> bool:
-        return session.id in self.ids or session.ends_at <= self.until
+        who = session.claims.who
+        return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
     def with_one(self, session: Session, now: float, most: int = _MOST_ENDED) -> Ended:
-        left = {one: at for one, at in self.ids.items() if at > now} | {session.id: session.ends_at}
-        latest = sorted(left.items(), key=lambda each: each[1], reverse=True)
-        lost = latest[most:]
-        return Ended(ids=dict(latest[:most]), until=max(self.until, *(at for _, at in lost), 0.0))
+        who = session.claims.who
+        left = {one: theirs for one in self.ids if (theirs := _left(self.ids[one], now))}
+        latest = sorted([*left.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
+        until = _left(self.until, now)
+        if lost := latest[most:]:
+            until[who] = max(until.get(who, 0.0), lost[0][1])
+        return Ended(ids={**left, who: dict(latest[:most])}, until=until)
+
+
+def _left(ends: dict[str, float], now: float) -> dict[str, float]:
+    return {one: at for one, at in ends.items() if at > now}
 
 
 class Sessions:

@@ -200,14 +200,14 @@ def test_a_session_that_was_changed_is_none() -> None:
             sessions.read(f"{head}.{changed}", 1000.0)
 
 
-def ending(number: int) -> Session:
-    claims = Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0)
+def ending(number: int, who: str = "client:ann") -> Session:
+    claims = Claims(ids=(who,), name="somebody", tenant="", expires_at=0)
     return Session(id=f"s{number}", ends_at=1000.0 + number, claims=claims)
 
 
 def test_sessions_that_are_over_are_forgotten_among_those_that_were_ended() -> None:
     ended = Ended().with_one(ending(1), now=0).with_one(ending(2), now=1001.5)
-    assert set(ended.ids) == {"s2"}
+    assert {who: set(ids) for who, ids in ended.ids.items()} == {"client:ann": {"s2"}}
 
 
 def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None:
@@ -215,9 +215,20 @@ def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None
     for number in (5, 1, 2, 3, 4):
         ended = ended.with_one(ending(number), now=0, most=3)
         assert ended.has(ending(number))
-    assert len(ended.ids) == 3
+    assert len(ended.ids["client:ann"]) == 3
     assert all(ended.has(ending(number)) for number in range(1, 6))
     assert not ended.has(ending(6))
+
+
+def test_nobody_ends_the_sessions_of_others_by_signing_out_often() -> None:
+    ended = Ended()
+    for number in range(1, 300):
+        ended = ended.with_one(ending(number), now=0)
+    assert ended.has(ending(1))
+    assert not ended.has(ending(0, who="client:bob"))
+    ended = ended.with_one(ending(0, who="client:bob"), now=0)
+    assert ended.has(ending(0, who="client:bob"))
+    assert not ended.with_one(ending(1000), now=1500.0).until  # nothing is kept for longer than it counts
 
 
 def test_the_audience_of_sessions_is_none_of_the_api(doors: Doors) -> None:

@@ -21,7 +21,7 @@ from forewarn.console.portal.visit import Visit
 from forewarn.core.access import Principal, owner
 from forewarn.errors import Unauthenticated
 
-_ENDED = "portal sessions ended"  # under which the store keeps them
+_ENDED = "portal sessions ended, by person"  # under which the store keeps them
 _NOBODY = "nobody is signed in here: sign in"
 _SIGNED_OUT = "somebody signed out of this session: sign in again"
 
