@@ -202,3 +202,56 @@ def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
         }
 
     play(story)
+
+
+def told_of(seen):
+    told = []
+    return told, seen.follow_asking(told.append)
+
+
+def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after_that_is(seen, time):
+    told, stop = told_of(seen)
+    ask(seen, time, every_s=1, times=3)
+    assert told == []
+    seen.take()
+    seen.written([])
+    ask(seen, time, every_s=SILENT_S - 1, times=5)
+    seen.written([])
+    assert told == [("a",)]
+    time.now += SILENT_S + 1
+    seen.asked(view(), NEWEST, 1.0)
+    seen.written([])
+    assert told == [("a",), ("a",)]
+    stop()
+    time.now += SILENT_S + 1
+    seen.asked(view(), NEWEST, 1.0)
+    seen.written([])
+    assert len(told) == 2
+
+
+def test_a_long_poll_that_lasts_is_no_silence_after_which_one_begins(seen, time):
+    seen.asked(view(), NEWEST, 1.0, wait_s=120)
+    told, _ = told_of(seen)
+    time.now += 120 + SILENT_S
+    seen.asked(view(), NEWEST, 1.0)
+    seen.written([])
+    assert told == []
+
+
+@pytest.mark.parametrize(("after_s", "begun"), [(SILENT_S - 1, []), (SILENT_S + 1, [("a",)])])
+def test_whoever_asks_soon_after_a_restart_never_stopped(seen, time, after_s, begun):
+    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
+    told, _ = told_of(seen)
+    time.now += after_s
+    seen.asked(view(), NEWEST, 1.0)
+    seen.written([])
+    assert told == begun
+
+
+def test_who_begins_to_ask_of_another_process_is_told_too(seen, time):
+    told, _ = told_of(seen)
+    for _ in range(3):
+        time.now += 1
+        seen.gather([Polled(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
+        seen.written([])
+    assert told == [("b",)]

@@ -58,6 +58,8 @@ class Observations:
         self._seen: dict[str, _Seen] = {}
         self._settle: Callable[[], None] = lambda: None
         self._hears: list[Callable[[Sequence[Sighting]], None]] = []
+        self._hears_begin: list[Callable[[Sequence[str]], None]] = []
+        self._begun: dict[str, None] = {}  # VMs that began to ask since others were last told
         self.lost = 0  # sightings that found no room while the writer was away
 
     def count_on(self, polls: Iterable[Polled]) -> None:
@@ -75,15 +77,24 @@ class Observations:
         self._hears.append(hear)
         return lambda: self._hears.remove(hear)
 
+    def follow_asking(self, hear: Callable[[Sequence[str]], None]) -> Callable[[], None]:
+        """Tell of VMs that begin to ask, for the first time or after a silence; what is returned stops that."""
+        self._hears_begin.append(hear)
+        return lambda: self._hears_begin.remove(hear)
+
     def written(self, sightings: Sequence[Sighting]) -> None:
+        """A batch has been."""
         for hear in tuple(self._hears) if sightings else ():
             hear(sightings)
+        begun, self._begun = tuple(self._begun), {}
+        for hear_begin in tuple(self._hears_begin) if begun else ():
+            hear_begin(begun)
 
     def asked(self, view: View, version: str, at: float, *, count: int = 1, agent: str = "", wait_s: int = 0) -> None:
         """So many times, the last of them at this moment, in this version and by this program."""
         vm, scope_id = view.vm, view.scope_id
         seen = self._seen.get(vm) or self._seen_of(vm)
-        self._count(seen, scope_id, count, wait_s)
+        self._count(vm, seen, scope_id, count, wait_s)
         self._polls[vm] = Polled(
             vm=vm, scope_id=scope_id, at=at, version=version, count=seen.count, agent=agent, wait_s=wait_s
         )
@@ -113,7 +124,7 @@ class Observations:
         """What another has seen, as its `take_new` gave it."""
         for poll in polls:
             seen = self._seen_of(poll.vm)
-            self._count(seen, poll.scope_id, poll.count, poll.wait_s)
+            self._count(poll.vm, seen, poll.scope_id, poll.count, poll.wait_s)
             seen.at = max(seen.at, poll.at)
             self._polls[poll.vm] = replace(poll, at=seen.at, count=seen.count)
         self._keep(sightings)
@@ -154,12 +165,16 @@ class Observations:
             gap_s = (seen.asked_at - began[0]) / (seen.count - began[1])
         return Pace(max(0.0, now - seen.asked_at - seen.wait_s), gap_s)
 
-    def _count(self, seen: _Seen, scope_id: str, count: int, wait_s: int) -> None:
+    def _count(self, vm: str, seen: _Seen, scope_id: str, count: int, wait_s: int) -> None:
         now = self._moment or self._real()
+        window = seen.window
+        is_over = window is None or now - window[0] > _WINDOW_S
+        # Nobody was silent within a window: most calls need not look.
+        if is_over and self._hears_begin and (not seen.count or self._pace(seen, now).is_silent):
+            self._begun[vm] = None
         seen.count += count
         seen.scope_id, seen.asked_at, seen.wait_s = scope_id, now, wait_s
-        window = seen.window
-        if window is None or now - window[0] > _WINDOW_S:
+        if is_over:
             # What came after a long silence says nothing about the time before it.
             was_silent = window is None or now - window[0] > 3 * _WINDOW_S
             seen.earlier, seen.window = None if was_silent else window, (now, seen.count)
