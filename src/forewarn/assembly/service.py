@@ -325,6 +325,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
         keepers=lambda: service.keepers.links,
         observe=observe,
         follow_sightings=service.mouth.observations.follow,
+        follow_asking=service.mouth.observations.follow_asking,
         pace=service.mouth.observations.pace,
         metrics=service.metrics.show,
         shown=service.mouth.caught_up if service.settings.workers else None,

@@ -39,9 +39,14 @@ def _usual_rules(location: str) -> Rules:
 
 
 Watch = Callable[[Sequence[Sighting]], None]
+Ear = Callable[[Sequence[str]], None]
 
 
 def _nobody_sees(watch: Watch) -> Callable[[], None]:
+    return lambda: None
+
+
+def _nobody_asks(ear: Ear) -> Callable[[], None]:
     return lambda: None
 
 
@@ -67,6 +72,7 @@ class House:
     follow_sightings: Callable[[Watch], Callable[[], None]] = (
         _nobody_sees  # tells of them until what it returns is called
     )
+    follow_asking: Callable[[Ear], Callable[[], None]] = _nobody_asks  # likewise, of VMs that begin to ask: their keys
     shown: Callable[[], Awaitable[None]] | None = None  # returns once VMs are shown what is committed; None: they are
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     links: Links | None = None  # that sign in to the portal once; None: there is none
