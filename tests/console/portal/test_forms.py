@@ -235,6 +235,9 @@ def test_the_clock_is_set_to_a_speed(portal: Visitor) -> None:
     assert "runs 60 times as fast" in confirm(portal, "clock-speed", {"speed": "60"}).text
     do(portal, "clock-speed", {"speed": "60"})
     assert portal.world.clock.setting.speed == 60
+    assert '<span class="tag">×60</span>' in portal.get("/portal/").html
+    do(portal, "clock-speed", {"speed": "0"})
+    assert '<span class="tag">paused</span>' in portal.get("/portal/").html
 
 
 REFUSED: list[tuple[str, Fields, str, str, Any]] = [
@@ -434,6 +437,16 @@ def test_what_was_refused_can_be_tried_again_with_the_same_slip() -> None:
         return "told"
 
     assert asyncio.run(twice()) == "told"
+
+
+def test_nobody_crowds_out_the_slips_of_others() -> None:
+    slips = Slips()
+    anns = slips.new("ann")
+    bobs = [slips.new("bob") for _ in range(2000)]
+    assert slips.knows("ann", anns)
+    assert slips.knows("bob", bobs[-1])
+    assert not slips.knows("bob", bobs[0])
+    assert not slips.knows("ann", bobs[-1])
 
 
 def test_a_confirmation_that_is_not_known_any_more_is_asked_for_again(portal: Visitor) -> None:
