@@ -343,8 +343,13 @@ def test_who_may_only_read_is_refused_by_every_form(portal: Visitor, name: str) 
     sent = reader.post(form(name), {**mine, "confirmed": "yes"})
     assert portal.api.stored() == before
     assert (shown.status, sent.status) == (403, 403), sent.text
-    assert "client ci does not have the right to" in shown.text
+    assert "Not allowed client ci does not have the right to" in shown.text
     assert "client ci does not have the right to" in sent.text
+
+
+def test_whoever_may_do_something_nowhere_is_told_so_before_they_fill_it_in(portal: Visitor) -> None:
+    shown = portal.holding("Reader", DB).visit("GET", form("restart", "vm=db"))
+    assert "does not have the right to operate over anything: ask an administrator for the role Operator" in shown.text
 
 
 def test_a_reader_sees_no_buttons(portal: Visitor) -> None:
@@ -419,7 +424,7 @@ def test_slips_are_one_s_own_and_not_kept_without_end() -> None:
     assert slips.knows("ann", first)
     assert not slips.knows("bob", first)
     for _ in range(1000):
-        slips.new("bob")
+        slips.new("ann")
     assert not slips.knows("ann", first)
 
 
