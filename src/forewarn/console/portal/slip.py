@@ -14,9 +14,8 @@ Where = asyncio.Future[str]
 
 class Slips:
     def __init__(self) -> None:
-        self._slips: defaultdict[str, OrderedDict[str, Where | None]] = defaultdict(
-            OrderedDict
-        )  # whose, which → to where
+        # Whose, which → where it led.
+        self._slips: defaultdict[str, OrderedDict[str, Where | None]] = defaultdict(OrderedDict)
 
     def new(self, whose: str) -> str:
         slip = secrets.token_urlsafe(16)
