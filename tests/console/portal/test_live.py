@@ -246,29 +246,6 @@ def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_that_a_vm_begins_to_ask_is_told(portal: Visitor) -> None:
-    ears: list[Any] = []
-
-    def follow(ear: Any) -> Callable[[], None]:
-        ears.append(ear)
-        return lambda: ears.remove(ear)
-
-    other = Visitor(portal.api, portal.principal)
-    other.app = build(replace(portal.api.house, follow_asking=follow), welcome=welcoming(portal.principal))
-
-    async def story() -> None:
-        vm = portal.world.vm("db")
-        async with looking(other) as page:
-            await page.next("counts")
-            ears[0]([vm.key])
-            _, told, _ = await page.next("change")
-            assert (told["scopes"], told["vms"]) == ([vm.scope_id], [[vm.key, "running"]])
-        await asyncio.sleep(0)
-        assert ears == []
-
-    play(portal, story)
-
-
 def welcoming(principal: Principal) -> Any:
     async def welcome(request: Any) -> Visit:
         return Visit(principal=principal, token="", ends_at=0)

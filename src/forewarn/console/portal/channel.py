@@ -106,11 +106,7 @@ class Channel:
 
     def _begin(self) -> None:
         self._counts.clear()
-        self._stops = [
-            self._store.subscribe(self._hear),
-            self._house.follow_sightings(self._hear_sightings),
-            self._house.follow_asking(self._hear_asking),
-        ]
+        self._stops = [self._store.subscribe(self._hear), self._house.follow_sightings(self._hear_sightings)]
         self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
         clock = self._house.control.clock
         if not self._follows_clock and isinstance(clock, LabClock):
@@ -140,18 +136,10 @@ class Channel:
         self._soon("news", GATHER_S, self._tell_news)
 
     def _hear_sightings(self, sightings: Sequence[Sighting]) -> None:
-        self._gathered().add_sightings(sightings)
-
-    def _hear_asking(self, keys: Sequence[str]) -> None:
-        scope_of = self._house.control.placement.scope_of
-        self._gathered().add_askers((key, scope_of(key), self._overview.state_of(key)) for key in keys)
-
-    def _gathered(self) -> Gathering:
-        """For what no commit tells."""
         self._gathering = self._gathering or Gathering()
+        self._gathering.add_sightings(sightings)
         self._seq = max(self._seq, self._store.last_seq())
         self._soon("news", GATHER_S, self._tell_news)
-        return self._gathering
 
     def _hear_clock(self, setting: Setting) -> None:
         if self._listeners and self._follows_clock:

@@ -148,12 +148,6 @@ class Gathering:
             self._events[sighting.event_id] = sighting.scope_id
             self._scopes.add(sighting.scope_id)
 
-    def add_askers(self, vms: Iterable[tuple[str, str, str]]) -> None:
-        """These VMs begin to ask, each told by its key, scope and state."""
-        for key, scope_id, state in vms:
-            self._scopes.add(scope_id)
-            self.vms[key] = state
-
     def add_vms(self, states: Iterable[tuple[str, str]]) -> None:
         self.vms.update(states)
 
