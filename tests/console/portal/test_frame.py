@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.console.portal.conftest import Visitor
+import asyncio
+
+from tests.console.portal.conftest import Page, Visitor
+
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
 
 
 def test_the_root_leads_to_the_portal(portal: Visitor) -> None:
@@ -15,3 +20,22 @@ def test_a_path_that_is_no_page_is_told_within_the_frame(portal: Visitor) -> Non
     assert page.status == 404
     assert "/portal/nowhere is no page here: start at the fleet" in page.text
     assert "local user ann" in page.text
+
+
+def test_a_page_does_not_claim_to_show_what_happened_while_it_was_made(portal: Visitor) -> None:
+    """Whoever follows from its number on would never hear of that."""
+    portal.get("/portal/clients")
+    store = portal.world.store
+    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="meanwhile")
+
+    async def both() -> tuple[int, Page]:
+        before = store.last_seq()
+        page, _ = await asyncio.gather(
+            portal.visiting("GET", "/portal/clients", b"", {}), store.commit(Commit(entries=(entry,)))
+        )
+        assert store.last_seq() > before
+        return before, page
+
+    before, page = portal.world.do(both())
+    assert f'data-seq="{before}"' in page.html
+    assert f'data-seq="{before + 1}"' in portal.get("/portal/clients").html

@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -41,6 +42,7 @@ def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[
 
         visit = await welcome(request)
         await overview.ready()
+        visit = replace(visit, seq=overview.seq)  # what the store has beyond that may not have been heard of yet
         return Room(house, directory, visit.principal, again, overview), visit
 
     return [

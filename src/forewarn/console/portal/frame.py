@@ -40,7 +40,7 @@ def framed(template: str, room: Room, visit: Visit, request: Request, *, status:
         now=now,
         speed=speed,
         lab=lab,
-        seq=room.store.last_seq(),
+        seq=visit.seq,
         may=may,
         **given,
     )

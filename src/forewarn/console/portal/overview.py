@@ -45,6 +45,7 @@ class Overview:
         self._changes: Sequence[Change] = ()
         self._building: asyncio.Task[None] | None = None
         self._stop: Callable[[], None] = lambda: None
+        self.seq = 0  # of the history: everything up to it is taken in
 
     async def ready(self) -> None:
         """The first to ask has it built; others get their turn meanwhile."""
@@ -117,7 +118,7 @@ class Overview:
         keys = iter(self._placement.keys())
         for event in self._store.events(statuses=[Status.SCHEDULED, Status.STARTED]):
             self._works.setdefault(event.scope_id, {})[event.id] = meaning_of(event)
-        self._stop = self._store.subscribe(self._hear)
+        self._stop, self.seq = self._store.subscribe(self._hear), self._store.last_seq()
         while stretch := list(islice(keys, _AT_A_STRETCH)):
             for key in filter(self._directory.has, stretch):
                 self._group_for(key).join(key, block_id_for(self._placement.scope_of(key)))
@@ -129,6 +130,7 @@ class Overview:
 
     def _hear(self, committed: Committed) -> None:
         self.changed(committed.commit)
+        self.seq = max(self.seq, committed.seq)
 
     def _take_in(self, commit: Commit) -> Sequence[Change]:
         touched = dict.fromkeys(vm.key for vm in commit.vms)
