@@ -15,6 +15,7 @@ from forewarn.console.portal.health import Health, Nurse
 from forewarn.console.portal.listener import Listener
 from forewarn.console.portal.news import Gathering, News
 from forewarn.console.portal.overview import Overview
+from forewarn.console.portal.vigil import Scopes, Vigil
 from forewarn.core.access import Grant
 from forewarn.core.history import Sighting
 from forewarn.core.vmstate import VmState
@@ -23,6 +24,7 @@ from forewarn.store.seam import Committed
 
 GATHER_S = 0.05  # of real time: commits so close to each other are told as one change
 COUNTS_S = 0.5  # between two counts of the fleet
+ASKING_S = 2.0  # between two words about who asks
 MOST_VMS = 2000  # in one change; beyond, pages read everything again
 MOST_ENTRIES = 500  # that a page may have missed; beyond, likewise
 MOST_PAGES = 1000  # open at a time
@@ -41,6 +43,8 @@ class Channel:
         self._seq = 0
         self._counts: dict[tuple[Grant, ...] | None, bytes] = {}  # by who sees what, until the next are due
         self._nurse = Nurse(self._store, self._tell_health)
+        self._vigil = Vigil(house, self._hear_asking)
+        self._asking_told_at = 0.0
         self._stops: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -95,6 +99,10 @@ class Channel:
                 return None
         return self._news(gathering, last)
 
+    def asking_changed(self, age_s: float) -> Scopes:
+        """Where VMs began to ask or fell silent in the time that a page is old."""
+        return self._vigil.missed(age_s)
+
     def _states_in(self, scope_id: str) -> list[tuple[str, VmState]]:
         """Of those that were removed too: their cells are still shown."""
         vms = self._store.vms(scope_id=scope_id, removed=True)
@@ -108,12 +116,14 @@ class Channel:
         self._counts.clear()
         self._stops = [self._store.subscribe(self._hear), self._house.follow_sightings(self._hear_sightings)]
         self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
+        self._vigil.begin()
         clock = self._house.control.clock
         if not self._follows_clock and isinstance(clock, LabClock):
             clock.follow(self._hear_clock)
             self._follows_clock = True
 
     def _end(self) -> None:
+        self._vigil.end()
         for stop in self._stops:
             stop()
         for task in self._tasks:
@@ -141,6 +151,11 @@ class Channel:
         self._seq = max(self._seq, self._store.last_seq())
         self._soon("news", GATHER_S, self._tell_news)
 
+    def _hear_asking(self) -> None:
+        if self._listeners:
+            rest_s = self._asking_told_at + ASKING_S - asyncio.get_running_loop().time()
+            self._soon("asking", max(GATHER_S, rest_s), self._tell_asking)
+
     def _hear_clock(self, setting: Setting) -> None:
         if self._listeners and self._follows_clock:
             self._soon("clock", GATHER_S, self._tell_clock)
@@ -156,6 +171,12 @@ class Channel:
                 listener.tell(news)
         if news.vms:
             self._soon("counts", COUNTS_S, self._tell_counts)
+
+    def _tell_asking(self) -> None:
+        self._asking_told_at = asyncio.get_running_loop().time()
+        scopes = self._vigil.take()
+        for listener in self._listeners:
+            listener.tell_asking(scopes)
 
     def _tell_clock(self) -> None:
         for listener in self._listeners:

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from forewarn.console.portal.news import News
+from forewarn.console.portal.vigil import MOST_SCOPES, Scopes
 
 MOST_WAITING = 100  # news for a page that is slow to read; beyond, it reads everything again
 
@@ -16,12 +17,15 @@ class Waiting:
 
     is_lost: bool = False  # there was more than could wait: everything has to be read again
     news: list[News] = field(default_factory=list)
+    asking: Scopes = frozenset()
     wants_clock: bool = False
     wants_counts: bool = False
     wants_health: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.is_lost or self.news or self.wants_clock or self.wants_counts or self.wants_health)
+        if self.is_lost or self.news or self.asking is None or self.asking:
+            return True
+        return self.wants_clock or self.wants_counts or self.wants_health
 
 
 class Listener:
@@ -43,6 +47,12 @@ class Listener:
     def lose(self) -> None:
         self._waiting.news.clear()
         self._waiting.is_lost = True
+        self._stirred.set()
+
+    def tell_asking(self, scopes: Scopes) -> None:
+        known = self._waiting.asking
+        told = None if known is None or scopes is None else known | scopes
+        self._waiting.asking = told if told is not None and len(told) <= MOST_SCOPES else None
         self._stirred.set()
 
     def tell_clock(self) -> None:

@@ -38,7 +38,7 @@ def live_routes(enter: Enter) -> list[BaseRoute]:
             if not channels:
                 channels.append(Channel(room.house, room.overview))
             channels[0].must_have_room(room.principal.id)
-            return Stream(room, channels[0], _after(request))
+            return Stream(room, channels[0], _after(request), _age(request))
         except Exception as error:
             status, sentence = outcome_of(error)
             return PlainTextResponse(sentence, status_code=status)
@@ -56,22 +56,34 @@ def _after(request: Request) -> int | None:
     return int(told)
 
 
+def _age(request: Request) -> float | None:
+    """How many seconds ago the page was up to date."""
+    told = request.query_params.get("age")
+    if told is None:
+        return None
+    if not (told.isascii() and told.isdecimal() and len(told) < 10):
+        raise Rejected(f"{told!r} is no age of a page: give whole seconds")
+    return float(told)
+
+
 class Stream(Response):
     """Told until the page is gone, the visit over, or the service stops."""
 
-    def __init__(self, room: Room, channel: Channel, after: int | None) -> None:
+    def __init__(self, room: Room, channel: Channel, after: int | None, age_s: float | None) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._room = room
         self._channel = channel
         self._after = after
+        self._age_s = age_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._channel.joined(self._room.principal.id) as listener:
             leaving = asyncio.create_task(_end_with(receive, listener))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for part in _told(self._room, self._channel, listener, self._after):
+                greeting = Telling(self._room, self._channel).greeting(self._after, self._age_s)
+                async for part in _told(self._room, self._channel, listener, greeting):
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             except ForewarnError as error:
                 log.warning("a page is told nothing more until it comes back: %s", error)
@@ -87,11 +99,11 @@ async def _end_with(receive: Receive, listener: Listener) -> None:
     listener.end()
 
 
-async def _told(room: Room, channel: Channel, listener: Listener, after: int | None) -> AsyncIterator[bytes]:
+async def _told(room: Room, channel: Channel, listener: Listener, greeting: bytes) -> AsyncIterator[bytes]:
     """Parts of the stream, until there is nobody to tell."""
     loop = asyncio.get_running_loop()
     telling = Telling(room, channel)
-    yield telling.greeting(after)
+    yield greeting
     said_at = looked_at = loop.time()
     while not listener.is_over:
         waiting = await listener.wait(LOOK_AGAIN_S)

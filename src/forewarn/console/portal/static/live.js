@@ -10,7 +10,7 @@ import { seated } from "./seat.js";
 
 export const live = new EventTarget();
 
-const KINDS = ["change", "counts", "clock", "reset", "health"];
+const KINDS = ["change", "asking", "counts", "clock", "reset", "health"];
 const SILENCE_MS = 40_000; // the service says something every 15 s
 const SOONEST_MS = 500;
 const LATEST_MS = 10_000;
@@ -18,6 +18,7 @@ const CROWDED_MS = 2_000; // without a seat
 
 const told = document.body.dataset;
 let seq = Number(told.seq);
+let heardAt = 0; // when this page was last up to date; at first, when it was asked for
 let clock = { now: Number(told.now), speed: Number(told.speed), at: performance.now() };
 let wanted = null; // what gives the seat back; null while nothing is wanted
 let source = null;
@@ -59,13 +60,14 @@ async function open() {
 }
 
 function listen() {
-  source = new EventSource(`/portal/live?after=${seq}`);
+  const age = Math.ceil((performance.now() - heardAt) / 1000);
+  source = new EventSource(`/portal/live?after=${seq}&age=${age}`);
   source.addEventListener("open", opened);
   source.addEventListener("error", lost);
   source.addEventListener("over", end);
   source.addEventListener("alive", heard);
   for (const kind of KINDS) source.addEventListener(kind, hear);
-  heard();
+  expect();
 }
 
 function close() {
@@ -79,7 +81,7 @@ function close() {
 function opened() {
   failures = 0;
   say("found");
-  // Whatever is not in the history, such as who polls, was missed for good.
+  // Whatever is not in the history, such as the faults' counts, was missed for good.
   if (wasLost) say("reset", {});
   wasLost = false;
 }
@@ -93,6 +95,11 @@ function hear(event) {
 }
 
 function heard() {
+  heardAt = performance.now();
+  expect();
+}
+
+function expect() {
   clearTimeout(silence);
   silence = setTimeout(lost, SILENCE_MS);
 }

@@ -13,9 +13,10 @@ const topicsIn = new Map(); // the text of data-live → its topics
 let timer = null;
 let rested = 0; // when the next fetch may begin
 
-live.addEventListener("change", (event) => mark(topicsOf(event.detail)));
-live.addEventListener("clock", () => mark(new Set(["clock"])));
-live.addEventListener("reset", () => mark(null));
+live.addEventListener("change", (event) => mark(within(topicsOf(event.detail))));
+live.addEventListener("asking", (event) => mark(showsAsking(event.detail)));
+live.addEventListener("clock", () => mark((topic) => topic === "clock"));
+live.addEventListener("reset", () => mark(() => true));
 
 function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   const topics = new Set(["all"]);
@@ -32,10 +33,20 @@ function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   return topics;
 }
 
-// Sections that one of these topics concerns; with null, all of them.
-function mark(topics) {
+function within(topics) {
+  return (topic) => topics.has(topic);
+}
+
+// Whoever asks is shown with their scope, or among all of them; without scopes, it may be any.
+function showsAsking({ scopes }) {
+  if (scopes === null) return (topic) => topic === "asking" || topic.startsWith("scope:");
+  return within(new Set(["asking", ...scopes.map((id) => `scope:${id}`)]));
+}
+
+// Sections of which a topic is concerned.
+function mark(concerns) {
   for (const section of document.querySelectorAll("[data-live][id]")) {
-    if (topics === null || wanted(section).some((topic) => topics.has(topic))) due.add(section.id);
+    if (wanted(section).some(concerns)) due.add(section.id);
   }
   if (due.size && timer === null) timer = setTimeout(refresh, Math.max(0, rested - performance.now()));
 }
@@ -61,7 +72,7 @@ async function refresh() {
     const now = performance.now();
     rested = now + Math.max(SOONEST_MS, (now - began) * (SHARE - 1));
     timer = null;
-    if (due.size) mark(new Set());
+    if (due.size) mark(() => false);
   }
 }
 

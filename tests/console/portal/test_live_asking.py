@@ -1,0 +1,240 @@
+"""Open pages are told who begins to ask and who falls silent, and nothing of the polls in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.console.conftest import Api
+from tests.console.portal.conftest import Visitor
+from tests.console.portal.test_live import GROUP, looking, note, play, put_forward
+
+from forewarn.console.house import Ear
+from forewarn.console.portal import channel, vigil
+from forewarn.core.access import owner
+from forewarn.core.pace import SILENT_S, Pace
+
+DB = f"{GROUP}/providers/Microsoft.Compute/virtualMachines/db"
+
+
+class Fleet:
+    """A world whose VMs ask as a test says."""
+
+    def __init__(self, api: Api) -> None:
+        self.paces: dict[str, Pace] = {}
+        self.looked_at: list[str] = []
+        self.ears: list[Ear] = []
+        api.house = replace(api.house, pace=self._pace, follow_asking=self._follow)
+        self.portal = Visitor(api, owner("local user ann"))
+
+    def _pace(self, key: str) -> Pace | None:
+        self.looked_at.append(key)
+        return self.paces.get(key)
+
+    def _follow(self, ear: Ear) -> Any:
+        self.ears.append(ear)
+        return lambda: self.ears.remove(ear)
+
+    def key(self, name: str) -> str:
+        return self.portal.world.vm(name).key
+
+    def scope(self, name: str) -> str:
+        return self.portal.world.vm(name).scope_id
+
+    def begins(self, *names: str) -> None:
+        self.ask(*names)
+        self.tell([self.key(name) for name in names])
+
+    def tell(self, keys: Sequence[str]) -> None:
+        for ear in self.ears:
+            ear(keys)
+
+    def ask(self, *names: str, silent_s: float = 0.0) -> None:
+        self.paces.update({self.key(name): Pace(silent_s) for name in names})
+
+
+@pytest.fixture
+def fleet(api: Api) -> Fleet:
+    return Fleet(api)
+
+
+def test_a_page_is_told_where_somebody_begins_to_ask(fleet: Fleet) -> None:
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            fleet.begins("web-0", "web-1", "db")
+            _, told, number = await page.next("asking")
+            assert told == {"now": fleet.portal.world.now, "scopes": sorted([fleet.scope("web-0"), fleet.scope("db")])}
+            assert number is None
+
+    play(fleet.portal, story)
+
+
+def test_a_page_is_told_where_somebody_falls_silent(fleet: Fleet) -> None:
+    fleet.ask("db", "web-0")
+
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            await asyncio.sleep(0)
+            fleet.ask("db", silent_s=SILENT_S + 1)
+            await put_forward(SILENT_S + vigil.LOOK_S)
+            _, told, _ = await page.next("asking")
+            assert told["scopes"] == [fleet.scope("db")]
+
+    play(fleet.portal, story)
+
+
+def test_who_is_about_to_fall_silent_is_looked_at_in_time(fleet: Fleet) -> None:
+    fleet.ask("db", silent_s=SILENT_S - 10)
+
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            await asyncio.sleep(0)
+            fleet.ask("db", silent_s=SILENT_S + 1)
+            await put_forward(10 + 2 * vigil.LOOK_S)
+            _, told, _ = await page.next("asking")
+            assert told["scopes"] == [fleet.scope("db")]
+
+    play(fleet.portal, story)
+
+
+def test_whoever_goes_on_asking_is_looked_at_once_in_a_silence_and_not_told(fleet: Fleet) -> None:
+    fleet.ask("db")
+
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            await asyncio.sleep(0)
+            fleet.looked_at.clear()
+            for _ in range(12):
+                await put_forward(SILENT_S / 4)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            assert set(fleet.looked_at) == {fleet.key("db")}
+            assert 1 <= len(fleet.looked_at) <= 4
+            await note(fleet.portal.world)
+            await put_forward(channel.ASKING_S)
+            assert (await page.next("asking", "change"))[0] == "change"
+
+    play(fleet.portal, story)
+
+
+def test_changes_in_who_asks_are_told_together_and_not_often(fleet: Fleet) -> None:
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            fleet.begins("db")
+            await page.next("asking")
+            fleet.begins("web-0")
+            await note(fleet.portal.world)
+            await put_forward(channel.ASKING_S / 2)
+            assert (await page.next("asking", "change"))[0] == "change"
+            fleet.begins("spot")
+            await put_forward(channel.ASKING_S / 2)
+            _, told, _ = await page.next("asking")
+            assert told["scopes"] == sorted([fleet.scope("web-0"), fleet.scope("spot")])
+
+    play(fleet.portal, story)
+
+
+def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> None:
+    reader = fleet.portal.holding("Reader", DB)
+
+    async def story() -> None:
+        async with looking(reader) as page:
+            await page.next("counts")
+            fleet.begins("web-0")
+            await put_forward(channel.ASKING_S)
+            fleet.begins("web-0", "db")
+            _, told, _ = await page.next("asking")
+            assert told["scopes"] == [fleet.scope("db")]
+
+    play(fleet.portal, story)
+
+
+def test_where_very_many_change_pages_look_at_all_who_ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vigil, "MOST_SCOPES", 1)
+
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            fleet.begins("db", "web-0", "spot")
+            assert (await page.next("asking"))[1]["scopes"] is None
+            await put_forward(2 * vigil.LATE_S)
+            fleet.begins("db")
+            assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
+        async with looking(fleet.portal, "age=7") as page:  # of which some is forgotten
+            assert (await page.next("asking", "counts"))[0] == "asking"
+
+    play(fleet.portal, story)
+
+
+def test_a_page_from_before_anybody_looked_looks_at_all_who_ask(fleet: Fleet) -> None:
+    async def story() -> None:
+        async with looking(fleet.portal, "age=1") as page:
+            assert (await page.next("asking", "counts"))[1]["scopes"] is None
+
+    play(fleet.portal, story)
+
+
+def test_whoever_goes_from_page_to_page_is_told_what_changed_in_between(fleet: Fleet) -> None:
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            await put_forward(2 * vigil.LATE_S)
+        fleet.begins("db")
+        await put_forward(vigil.LINGER_S / 2)
+        async with looking(fleet.portal, f"age={vigil.LINGER_S // 2:.0f}") as page:
+            assert (await page.next("asking", "counts"))[1]["scopes"] == [fleet.scope("db")]
+        async with looking(fleet.portal, "age=1") as page:
+            assert (await page.next("asking", "counts"))[0] == "counts"
+
+    play(fleet.portal, story)
+
+
+def test_who_fell_silent_while_nobody_looked_for_a_moment_is_told(fleet: Fleet) -> None:
+    fleet.ask("db")
+
+    async def story() -> None:
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            await asyncio.sleep(0)
+            await put_forward(vigil.LINGER_S - 1)
+        fleet.ask("db", silent_s=SILENT_S + 1)
+        await put_forward(3 * vigil.LOOK_S)
+        async with looking(fleet.portal, "age=3") as page:
+            assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
+
+    play(fleet.portal, story)
+
+
+def test_nobody_is_listened_to_once_nobody_looks(fleet: Fleet) -> None:
+    async def story() -> None:
+        tasks = asyncio.all_tasks()
+        async with looking(fleet.portal) as page:
+            await page.next("counts")
+            assert len(fleet.ears) == 1
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == tasks
+        await put_forward(vigil.LINGER_S)
+        await asyncio.sleep(0)
+        assert fleet.ears == []
+
+    play(fleet.portal, story)
+
+
+@pytest.mark.parametrize("age", ["x", "-1", "1.5", "9" * 12])
+def test_what_is_no_age_of_a_page_is_refused(fleet: Fleet, age: str) -> None:
+    page = fleet.portal.visit("GET", f"/portal/live?age={age}")
+    assert (page.status, page.html) == (400, f"{age!r} is no age of a page: give whole seconds")
+
+
+def test_what_shows_who_asks_is_fetched_again(fleet: Fleet) -> None:
+    assert 'data-live="all asking"' in fleet.portal.get("/portal/clients").html
+    for path in ("/portal/", f"/portal/scopes/{fleet.scope('db')}", "/portal/vms/db"):
+        assert f"scope:{fleet.scope('db')}" in fleet.portal.get(path).html
