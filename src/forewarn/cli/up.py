@@ -118,13 +118,15 @@ def announce_service(screen: Screen, info: View, seats: list[tuple[str, str]], l
         if counts["vms"] > len(seats):
             screen.say(faint(f"  and {counts['vms'] - len(seats)} more"))
     if screen.is_terminal:
-        screen.hints([*_hints(seats), *(_AZURE if info["console"] else ())])
+        screen.hints([*_hints(seats, counts["vms"]), *(_AZURE if info["console"] else ())])
         screen.say()
         screen.say(faint("Ctrl-C stops it; everything is kept."))
 
 
-def _hints(seats: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _hints(seats: list[tuple[str, str]], vms: int) -> list[tuple[str, str]]:
     """What to try next, with a VM that is there."""
+    if not seats and vms:
+        return [("forewarn fleet show", "its VMs"), ("forewarn events --watch", "what is announced to them")]
     if not seats:
         return [("forewarn fleet add NAME", "the first VM"), ("forewarn fleet apply FILE", "a whole fleet")]
     name, url = seats[0]
