@@ -82,12 +82,14 @@ class Room:
 
     def must(self, right: Right, resource: str) -> None:
         if not self.principal.may(right, resource):
-            what = "everything" if resource == EVERYTHING else resource
-            deed = "run the platform" if right is Right.PLATFORM else right
-            raise Forbidden(
-                f"{self.who} does not have the right to {deed} over {what}: ask an administrator for the role "
-                f"{role_for(right)} (`forewarn access grant`)"
-            )
+            raise self.lacking(right, "everything" if resource == EVERYTHING else resource)
+
+    def lacking(self, right: Right, over: str) -> Forbidden:
+        deed = "run the platform" if right is Right.PLATFORM else right
+        return Forbidden(
+            f"{self.who} does not have the right to {deed} over {over}: ask an administrator for the role "
+            f"{role_for(right)} (`forewarn access grant`)"
+        )
 
     def now(self) -> float:
         return self.house.control.clock.now()

@@ -213,10 +213,17 @@ _SORTS = {"set": "availability set", "placement": "scale set", "service": "cloud
 
 
 def title_of_scope(scope: Scope) -> str:
-    if scope.vms:
-        return title_of(scope.vms[0])
-    sort, _, path = scope.id.partition(":")
-    return f"{_SORTS.get(sort, sort)} {'/'.join(path.split('/')[2:])}"
+    return title_of(scope.vms[0]) if scope.vms else title_of_scope_id(scope.id)
+
+
+def title_of_scope_id(scope_id: str) -> str:
+    """The same without a look at the scope, in the lower case of its id."""
+    sort, _, path = scope_id.partition(":")
+    match sort, path.split("/")[2:]:
+        case "placement", [scale_set, group]:
+            return f"placement group {group} of scale set {scale_set}"
+        case _, names:
+            return f"{_SORTS.get(sort, sort)} {'/'.join(names)}"
 
 
 def _act(act: Act) -> ActView:

@@ -85,7 +85,7 @@ def test_a_vm_with_an_event_that_nobody_was_given_is_named_on_top(fleet: Fleet) 
 
 def test_where_nothing_is_pending_nobody_is_unprepared(fleet: Fleet) -> None:
     page = fleet.get()
-    assert "No VM will be hit unprepared." in page.text
+    assert "No VM with a pending event is unprepared." in page.text
     assert "never asked 7" in page.text
 
 
@@ -93,7 +93,7 @@ def test_a_vm_that_was_given_its_event_is_prepared(fleet: Fleet) -> None:
     event_id = fleet.restart("db")
     fleet.asks("db")
     fleet.given("db", event_id)
-    assert "No VM will be hit unprepared." in fleet.get().text
+    assert "No VM with a pending event is unprepared." in fleet.get().text
     assert fleet.of("db")["pending"]["told"] == "given"
 
 

@@ -98,7 +98,7 @@ def test_what_is_asked_of_a_vm_is_asked(portal: Visitor, name: str, vm: str, kin
     assert asked(portal) == [Ask(name)]
     (event,) = portal.world.store.events()
     assert (event.vms, event.row.kind if event.listed else None) == ((vm,), kind)
-    assert f"{name} of {vm}" in page.text
+    assert f"{name.capitalize()} of {vm}" in page.text
     assert FORMS[name].done in page.text
 
 
@@ -348,7 +348,7 @@ def test_who_may_only_read_is_refused_by_every_form(portal: Visitor, name: str) 
 
 
 def test_whoever_may_do_something_nowhere_is_told_so_before_they_fill_it_in(portal: Visitor) -> None:
-    shown = portal.holding("Reader", DB).visit("GET", form("restart", "vm=db"))
+    shown = portal.holding("Reader", DB).visit("GET", f"{form('restart')}?vm=db")
     assert "does not have the right to operate over anything: ask an administrator for the role Operator" in shown.text
 
 

@@ -98,6 +98,20 @@ def test_it_can_be_asked_for_one_thing(portal: Visitor) -> None:
     assert 'data-live="scope:set:sub/lab/web"' in of_scope.html
 
 
+@pytest.mark.parametrize(
+    ("scope_id", "title"),
+    [
+        ("set:sub/lab/web", "availability set web"),
+        ("placement:sub/lab/batch/pg-0", "placement group pg-0 of scale set batch"),
+        ("service:sub/lab/shop", "cloud service shop"),
+        ("vm:sub/lab/db", "VM db"),
+    ],
+)
+def test_scopes_are_called_as_people_call_them(portal: Visitor, scope_id: str, title: str) -> None:
+    written(portal, 1, scope_id=scope_id)
+    assert f'href="/portal/scopes/{scope_id}" title="{scope_id}">{title}</a>' in portal.get("/portal/history").html
+
+
 def test_one_sees_only_what_one_may(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")

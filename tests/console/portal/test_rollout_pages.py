@@ -39,7 +39,7 @@ def test_rollouts_are_listed_with_how_far_they_are(portal: Visitor) -> None:
     rollout = start(portal)
     portal.world.advance(905)
     page = portal.get("/portal/rollouts")
-    assert "running 0 of 3 done, 1 started, 2 waiting 1" in page.text
+    assert "availability set web running 0 of 3 done, 1 started, 2 waiting 1" in page.text
     assert f'href="/portal/rollouts/{rollout}"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/rollouts?as=csv").content.decode())))
     assert [(row["rollout"], row["started"], row["waiting"]) for row in rows] == [(rollout, "1", "2")]
@@ -108,7 +108,7 @@ def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> 
     (event,) = portal.world.ask(Ask.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
-    assert "restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
+    assert "Restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
     assert "0 of 1 over" in page.text
     assert f'data-live="request:{event.request_id} event:{event.id}"' in page.html
     portal.world.advance(905)

@@ -67,8 +67,10 @@ def _form(name: str) -> Form:
 
 def _must_somewhere(room: Room, form: Form) -> None:
     """Whoever may do this nowhere is told so before they fill in anything."""
-    if form.line.over is everything or not room.principal.may_somewhere(form.line.right):
+    if form.line.over is everything:
         room.must(form.line.right, EVERYTHING)
+    elif not room.principal.may_somewhere(form.line.right):
+        raise room.lacking(form.line.right, "anything")
 
 
 def _queried(request: Request) -> Typed:

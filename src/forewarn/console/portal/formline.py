@@ -89,7 +89,11 @@ SHORT_NOTICE = Field(
     member="short_notice",
 )
 SCOPE = Field(
-    name="scope", kind=Kind.SCOPE, label="Scope", member="scope", hint="By its id, or the name of its set or service."
+    name="scope",
+    kind=Kind.SCOPE,
+    label="Scope",
+    member="scope",
+    hint="A set, a placement group, a cloud service or a standalone VM, by its name or id.",
 )
 
 

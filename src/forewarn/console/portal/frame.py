@@ -20,6 +20,7 @@ from forewarn.errors import Unauthenticated
 
 SIGN_IN = f"{PREFIX}/sign-in"
 _HTML = "text/html; charset=utf-8"
+_REFUSALS = {403: "Not allowed", 404: "Not found"}  # the titles of those that are no deed undone
 
 Enter = Callable[[Request], Awaitable[tuple[Room, Visit]]]  # raises Unauthenticated, as a Welcome does
 
@@ -54,7 +55,8 @@ def plain(template: str, *, status: int = 200, **given: Any) -> Response:
 
 def refused(error: Exception, room: Room, visit: Visit, request: Request) -> Response:
     status, sentence = outcome_of(error)
-    return framed("refusal.html", room, visit, request, status=status, sentence=sentence)
+    title = _REFUSALS.get(status, "Not done")
+    return framed("refusal.html", room, visit, request, status=status, title=title, sentence=sentence)
 
 
 def not_let_in(error: Exception, request: Request) -> Response:

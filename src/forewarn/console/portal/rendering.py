@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from forewarn.console.showing import title_of_scope_id
 from forewarn.core.story import span
 
 
@@ -24,6 +25,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(instant=instant, day=day, span=span, segment=segment, but=but, percent=percent, shorten=shorten)
+    made.filters.update(title_of_scope=title_of_scope_id)
     return made
 
 

@@ -12,7 +12,7 @@ from forewarn.console.portal.course import Course, course_of
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.request import DoneQuery, just_done
 from forewarn.console.room import Room
-from forewarn.console.showing import title_of_scope
+from forewarn.console.showing import title_of_scope, title_of_scope_id
 from forewarn.console.views import RolloutView, View
 from forewarn.control.rollouts import Reach
 from forewarn.core.event import Event, Status
@@ -41,7 +41,7 @@ class RolloutRow(View, frozen=True, kw_only=True):
     def over(self) -> str:
         hosts = self.rollout.hosts
         if not hosts:
-            return f"scope {self.rollout.scope}"
+            return title_of_scope_id(self.rollout.scope)
         return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more hosts" if len(hosts) > 3 else "")
 
     @property
