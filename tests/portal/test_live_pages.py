@@ -36,6 +36,24 @@ def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(console: Console,
     expect(page.get_by_text("db-0 has not been given it yet")).to_have_count(0)
 
 
+def test_that_somebody_begins_to_ask_is_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+    console.service.poll("web-2")  # which enables the scope: nothing more is committed
+    looker = admin(console)
+    fleet, clients = looker.page, looker.page.context.new_page()
+    clients.goto(f"{looker.base}/portal/clients")
+    web = fleet.locator(".block", has_text="availability set web")
+    expect(web).to_contain_text("1 of 6 have asked in the last minute")
+    row = clients.get_by_role("row").filter(has_text="web-3")
+    expect(row).to_contain_text("never asked")
+    for page in (fleet, clients):
+        page.evaluate("window.unchanged = true")
+    console.service.poll("web-3")
+    expect(web).to_contain_text("2 of 6 have asked in the last minute")
+    expect(row).to_contain_text("asking")
+    expect(clients.get_by_role("link", name=re.compile("^never asked"))).to_contain_text("9")
+    assert all(page.evaluate("window.unchanged") for page in (fleet, clients))
+
+
 def test_the_connection_lost_is_told_and_found_again(console: Console, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page, banner = looker.page, looker.page.locator("#banner")
