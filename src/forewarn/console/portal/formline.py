@@ -85,7 +85,7 @@ SHORT_NOTICE = Field(
     name="short_notice",
     kind=Kind.CHECK,
     label="Less than the minimum, to rehearse",
-    hint="Azure never promises less than the minimum. A rehearsal may: handlers then have only the notice named above.",
+    hint="Azure never promises less. A rehearsal may (--short-notice): handlers then have only the notice named above.",
     member="short_notice",
 )
 SCOPE = Field(
