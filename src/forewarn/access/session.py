@@ -16,7 +16,7 @@ from forewarn.access.signing import ALGORITHM, SigningKey
 
 LASTS_S = 12 * 3600  # real time
 _AUDIENCE = frozenset({"forewarn portal"})
-_MOST_ENDED = 200  # of one person
+_MOST_ENDED = 1000  # of one person
 _REMEMBERED = 1024  # open pages look again at every change, and proving one takes about 0.1 ms
 _OVER = "the session is over: sign in again"
 
