@@ -148,7 +148,7 @@ class Channel:
     def _hear_sightings(self, sightings: Sequence[Sighting]) -> None:
         self._gathering = self._gathering or Gathering()
         self._gathering.add_sightings(sightings)
-        self._seq = max(self._seq, self._store.last_seq())
+        self._seq = max(self._seq, self._overview.seq)
         self._soon("news", GATHER_S, self._tell_news)
 
     def _hear_asking(self) -> None:
