@@ -20,6 +20,7 @@ class Call:
     names: Mapping[str, str] = field(default_factory=dict)  # from the path
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    whole: bool = False  # everything that fits is wanted, for a file: no caller says so, the app does
 
     def read_body(self, shape: type[T]) -> T:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from typing import Any
@@ -20,7 +21,7 @@ from forewarn.console.portal.form import form_routes
 from forewarn.console.portal.frame import Enter, framed, not_let_in, refused
 from forewarn.console.portal.live import live_routes
 from forewarn.console.portal.overview import Overview
-from forewarn.console.portal.page import PREFIX, Drawn, PageLine, Table, Tabular
+from forewarn.console.portal.page import PREFIX, Drawn, PageLine, Tabular
 from forewarn.console.portal.pages import PAGES
 from forewarn.console.portal.visit import Visit, Welcome
 from forewarn.console.reading import read_query
@@ -29,11 +30,14 @@ from forewarn.core.access import Principal
 from forewarn.errors import NotFound, Rejected
 
 _AS = "as"  # the query's word for another form than HTML
+_OF_PAGES = frozenset({"page", "before", "after", "limit"})  # its words for a part: who names one wants no more
+_MOST_FILES = 2  # made at a time: each may hold the whole fleet
 
 
 def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[BaseRoute]:
     """Everything under /portal that needs somebody signed in, and the way there from /."""
 
+    files = asyncio.Semaphore(_MOST_FILES)
     overview = Overview(house.control.store, house.control.placement, directory)
 
     async def enter(request: Request) -> tuple[Room, Visit]:
@@ -51,7 +55,7 @@ def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[
         Mount(f"{PREFIX}/static", app=StaticFiles(packages=[("forewarn.console.portal", "static")])),
         *live_routes(enter),
         *form_routes(enter),
-        *(_page_route(enter, line) for line in PAGES),
+        *(_page_route(enter, line, files) for line in PAGES),
         Route(f"{PREFIX}/{{path:path}}", _nowhere(enter)),
     ]
 
@@ -60,14 +64,14 @@ async def _to_portal(request: Request) -> Response:
     return RedirectResponse(f"{PREFIX}/")
 
 
-def _page_route(enter: Enter, line: PageLine) -> Route:
+def _page_route(enter: Enter, line: PageLine, files: asyncio.Semaphore) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             room, visit = await enter(request)
         except Exception as error:
             return not_let_in(error, request)
         try:
-            return await _answer(line, room, visit, request)
+            return await _answer(line, room, visit, request, files)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is left to read it
         except Exception as error:
@@ -76,16 +80,18 @@ def _page_route(enter: Enter, line: PageLine) -> Route:
     return Route(f"{PREFIX}{line.path}", endpoint, methods=["GET"])
 
 
-async def _answer(line: PageLine, room: Room, visit: Visit, request: Request) -> Response:
+async def _answer(line: PageLine, room: Room, visit: Visit, request: Request, files: asyncio.Semaphore) -> Response:
     query = read_query(request)
     wanted = query.pop(_AS, "html")
-    call = Call(names=request.path_params, query=query, body=b"")
+    is_whole = wanted != "html" and _OF_PAGES.isdisjoint(query)
+    call = Call(names=request.path_params, query=query, whole=is_whole)
     for resource in line.over(room, call):
         room.must(line.right, resource)
-    view = await line.handler(room, call, **line.signature.read(call))
+    given = line.signature.read(call)
     if wanted == "html":
-        return framed(line.template, room, visit, request, page=view)
-    return _taken_away(view, line, wanted)
+        return framed(line.template, room, visit, request, page=await line.handler(room, call, **given))
+    async with files:
+        return await _taken_away(await line.handler(room, call, **given), line, wanted)
 
 
 def _nowhere(enter: Enter) -> Any:
@@ -99,13 +105,13 @@ def _nowhere(enter: Enter) -> Any:
     return endpoint
 
 
-def _taken_away(view: Any, line: PageLine, wanted: str) -> Response:
+async def _taken_away(view: Any, line: PageLine, wanted: str) -> Response:
     """The view for programs and spreadsheets, as a file."""
     match wanted:
         case "json":
             body, media = msgspec.json.encode(view), "application/json"
         case "csv" if isinstance(view, Tabular):
-            body, media = _csv(view.table()), "text/csv; charset=utf-8"
+            body, media = await asyncio.to_thread(_csv, view), "text/csv; charset=utf-8"
         case "svg" if isinstance(view, Drawn):
             body, media = view.svg().encode(), "image/svg+xml"
         case _:
@@ -116,11 +122,15 @@ def _taken_away(view: Any, line: PageLine, wanted: str) -> Response:
     )
 
 
-def _csv(table: Table) -> bytes:
+def _csv(view: Tabular) -> bytes:
+    """In a thread: of a whole fleet it takes a while."""
+    table = view.table()
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(table.columns)
     writer.writerows([_inert(cell) for cell in row] for row in table.rows)
+    if table.note:
+        writer.writerow([table.note])
     return text.getvalue().encode()
 
 

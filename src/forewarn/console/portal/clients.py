@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
 
 from forewarn.console import body
 from forewarn.console.call import Call
-from forewarn.console.portal.page import Table
+from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.roll import Called, Only, call_the_roll
 from forewarn.console.room import Room
 from forewarn.console.survey import in_stretches
@@ -18,12 +19,13 @@ from forewarn.core.event import Event, Status
 from forewarn.core.fleet import Vm
 from forewarn.errors import Rejected
 from forewarn.protocol.versions import VERSIONS, shows_kind
-from forewarn.store.seam import Polled
+from forewarn.store.seam import Polled, Store
 
 PER_PAGE = 50
 _NAMED = 5  # in the sentence on top
 _LAST_GIVEN = 5  # events of which is told how late they were given
 _LAST_EVENTS = 200  # of a scope, among which approvals are counted
+_SCOPES_AT_HAND = 64
 
 
 class ClientsQuery(body.Strict, frozen=True, kw_only=True):
@@ -82,6 +84,7 @@ class ClientsPage(View, frozen=True, kw_only=True):
     found: int
     page: int
     pages: int
+    is_cut: bool  # a file that does not hold everything
     clients: tuple[ClientView, ...]
 
     @property
@@ -94,7 +97,8 @@ class ClientsPage(View, frozen=True, kw_only=True):
 
     def table(self) -> Table:
         columns = (*_COLUMNS, "event", "event_kind", "not_before", "told")
-        return Table(columns=columns, rows=[_row(client) for client in self.clients])
+        note = cut_note(self.is_cut, len(self.clients), self.found)
+        return Table(columns=columns, rows=[_row(client) for client in self.clients], note=note)
 
 
 def _row(client: ClientView) -> tuple[object, ...]:
@@ -115,7 +119,9 @@ async def show(room: Room, call: Call, query: ClientsQuery) -> ClientsPage:
 
     first = [vm.name for one in roll.unprepared[:_NAMED] if (vm := room.store.vm(one.key)) is not None]
     in_view = roll.wanted[(query.page - 1) * PER_PAGE : query.page * PER_PAGE]
-    shown = [_client(room, one) async for one in in_stretches(in_view, 5)]
+    record = Record(room.store)
+    wanted = roll.wanted[:MOST_TAKEN] if call.whole else in_view
+    shown = [_client(room, record, one) async for one in in_stretches(wanted, 5)]
     soonest = roll.unprepared[0].awaited if roll.unprepared else None
     return ClientsPage(
         now=room.now(),
@@ -128,20 +134,41 @@ async def show(room: Room, call: Call, query: ClientsQuery) -> ClientsPage:
         only=query.only,
         found=len(roll.wanted),
         page=query.page,
-        pages=pages,
+        pages=1 if call.whole else pages,
+        is_cut=call.whole and len(roll.wanted) > MOST_TAKEN,
         clients=tuple(client for client in shown if client is not None),
     )
 
 
-def _client(room: Room, one: Called) -> ClientView | None:
+class Record:
+    """What is written of VMs: of scopes with many of them it is read once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.polls = lru_cache(_SCOPES_AT_HAND)(self._polls)
+        self.approvals = lru_cache(_SCOPES_AT_HAND)(self._approvals)
+
+    def _polls(self, scope_id: str) -> dict[str, Polled]:
+        return {polled.vm: polled for polled in self._store.polls(scope_id=scope_id)}
+
+    def _approvals(self, scope_id: str) -> dict[str, list[float]]:
+        """When, by the names of those who approved."""
+        found: dict[str, list[float]] = {}
+        for event in self._store.events(scope_id=scope_id, limit=_LAST_EVENTS):
+            if event.approved_at is not None:
+                found.setdefault(event.approved_by, []).append(event.approved_at)
+        return found
+
+
+def _client(room: Room, record: Record, one: Called) -> ClientView | None:
     """None: it has just gone."""
     vm = room.store.vm(one.key)
     if vm is None or vm.removed_at is not None:
         return None
-    polled = next((polled for polled in room.store.polls(scope_id=vm.scope_id) if polled.vm == vm.key), None)
+    polled = record.polls(vm.scope_id).get(vm.key)
     pace = room.house.pace(vm.key)
     delays = _delays(room, vm)
-    approved = _approved(room, vm)
+    approved = record.approvals(vm.scope_id).get(vm.name, [])
     return ClientView(
         name=vm.name,
         key=vm.key,
@@ -169,11 +196,6 @@ def _delays(room: Room, vm: Vm) -> list[float]:
     given = [one for one in room.store.sightings(vm=vm.key) if one.status == Status.SCHEDULED][-_LAST_GIVEN:]
     events = ((one, room.store.event(one.event_id)) for one in given)
     return [max(0.0, one.at - event.published_at) for one, event in events if event is not None]
-
-
-def _approved(room: Room, vm: Vm) -> list[float]:
-    events = room.store.events(scope_id=vm.scope_id, limit=_LAST_EVENTS)
-    return [event.approved_at for event in events if event.approved_at is not None and event.approved_by == vm.name]
 
 
 def _pending(one: Called) -> PendingView | None:

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from forewarn.console import body
 from forewarn.console.call import Call
-from forewarn.console.portal.page import Table
+from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.picture import BlockView, block_view
 from forewarn.console.portal.selection import Chosen, Wish, layout_for
 from forewarn.console.room import Room
@@ -45,6 +45,7 @@ class FleetPage(View, frozen=True, kw_only=True):
     state: str
     page: int
     pages: int
+    is_cut: bool  # a file that does not hold everything
     groups: tuple[GroupView, ...]
 
     @property
@@ -57,7 +58,7 @@ class FleetPage(View, frozen=True, kw_only=True):
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)
             for group, block, c in told
         ]
-        return Table(columns=_COLUMNS, rows=rows)
+        return Table(columns=_COLUMNS, rows=rows, note=cut_note(self.is_cut, len(rows), self.found))
 
 
 async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
@@ -66,7 +67,7 @@ async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
     layout = layout_for(room.overview, room.directory, _wish(room, query))
     if query.page > layout.pages:
         raise Rejected(f"there is no page {query.page}: the last one is {layout.pages}")
-    shown = layout.page(query.page)
+    shown = layout.whole(MOST_TAKEN) if call.whole else layout.page(query.page)
     return FleetPage(
         counts={str(state): count for state, count in counts.items()},
         total=sum(counts.values()),
@@ -74,7 +75,8 @@ async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
         q=query.q,
         state=query.state,
         page=query.page,
-        pages=layout.pages,
+        pages=1 if call.whole else layout.pages,
+        is_cut=call.whole and layout.size > MOST_TAKEN,
         groups=tuple([await _group(room, list(of)) for _, of in groupby(shown, key=lambda one: one.group.id)]),
     )
 

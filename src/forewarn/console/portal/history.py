@@ -13,7 +13,7 @@ from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.history import Wanted, read, wanted_by
 from forewarn.console.portal.axis import iso
-from forewarn.console.portal.page import Table
+from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.room import Room
 from forewarn.console.views import EntryView, View
 from forewarn.core.fleet import key_in_scope
@@ -21,6 +21,7 @@ from forewarn.core.history import Entry, What
 
 _LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all of them
 _AT_A_STRETCH = 500  # of them; then others get their turn
+_MOST_ON_A_PAGE = 1000
 
 _BY_SOMEBODY = frozenset(
     {
@@ -46,7 +47,7 @@ class HistoryQuery(body.Strict, frozen=True, kw_only=True):
     scope: str = ""
     after: body.Number | None = None  # the oldest ones after this entry
     before: body.Number | None = None  # the newest ones before it
-    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+    limit: Annotated[int, Meta(ge=1, le=_MOST_ON_A_PAGE)] = 100
 
 
 class HistoryPage(View, frozen=True, kw_only=True):
@@ -54,10 +55,12 @@ class HistoryPage(View, frozen=True, kw_only=True):
     entries: tuple[EntryView, ...]  # newest first
     older: int | None  # there are some before this number
     newer: int | None  # there are some after this number
+    is_cut: bool  # a file that does not hold everything
     topic: str  # what the page is about, for those who keep it up to date; "": it shows the past
 
     def table(self) -> Table:
-        return Table(columns=EntryView.__struct_fields__, rows=[_row(entry) for entry in self.entries])
+        note = cut_note(self.is_cut, len(self.entries))
+        return Table(columns=EntryView.__struct_fields__, rows=[_row(entry) for entry in self.entries], note=note)
 
     def teller_of(self, entry: EntryView) -> str:
         """Who did it, where that is not obvious."""
@@ -72,6 +75,8 @@ async def show(room: Room, call: Call, query: HistoryQuery) -> HistoryPage:
     """What happened, newest first."""
     sieve = body.HistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     wanted = wanted_by(room, sieve)
+    if call.whole:
+        return await _everything(room, wanted)
     forwards = query.after is not None and query.before is None
     page = await _page(_reader(room, wanted, forwards), query, forwards)
     follows = query.after is None and query.before is None
@@ -117,7 +122,25 @@ async def _page(read_entries: _Reader, query: HistoryQuery, forwards: bool) -> H
         entries=tuple(EntryView.of(entry) for entry in reversed(shown)),
         older=older,
         newer=newer,
+        is_cut=False,
         topic="",
+    )
+
+
+async def _everything(room: Room, wanted: Wanted) -> HistoryPage:
+    """As far as a file holds it, page by page, so that nobody else waits."""
+    read_entries = _reader(room, wanted, forwards=False)
+    found: list[EntryView] = []
+    older: int | None = None
+    for _ in range(0, MOST_TAKEN, _MOST_ON_A_PAGE):
+        page = await _page(read_entries, HistoryQuery(before=older, limit=_MOST_ON_A_PAGE), forwards=False)
+        found += page.entries
+        older = page.older
+        if older is None:
+            break
+        await asyncio.sleep(0)
+    return HistoryPage(
+        now=room.now(), entries=tuple(found), older=older, newer=None, is_cut=older is not None, topic=""
     )
 
 

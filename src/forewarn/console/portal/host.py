@@ -10,11 +10,12 @@ from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.event import events_on
 from forewarn.console.portal.formlink import FormLink, forms_for_host
-from forewarn.console.portal.page import Table
+from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.picture import Cell, cell_of
 from forewarn.console.register import in_order
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of
+from forewarn.console.survey import in_stretches
 from forewarn.console.views import EventView, View
 from forewarn.core.event import Status
 from forewarn.core.fleet import Health, Host, Vm
@@ -49,11 +50,13 @@ class HostsPage(View, frozen=True, kw_only=True):
     health: str
     page: int
     pages: int
+    is_cut: bool  # a file that does not hold everything
     hosts: tuple[HostCard, ...]
 
     def table(self) -> Table:
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
-        return Table(columns=("name", "location", "zone", "health", "VMs"), rows=rows)
+        note = cut_note(self.is_cut, len(rows), self.found)
+        return Table(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
 
 
 class Tenant(View, frozen=True, kw_only=True):
@@ -93,6 +96,8 @@ async def show_all(room: Room, call: Call, query: HostsQuery) -> HostsPage:
     if query.page > pages:
         raise Rejected(f"there is no page {query.page}: the last one is {pages}")
     start = (query.page - 1) * _MOST_HOSTS
+    in_view = found[start : start + _MOST_HOSTS]
+    cards = await _every_card(room, found) if call.whole else [_card(room, host) for host in in_view]
     return HostsPage(
         counts={str(health): sum(host.health is health for host in known) for health in Health},
         total=len(known),
@@ -100,8 +105,9 @@ async def show_all(room: Room, call: Call, query: HostsQuery) -> HostsPage:
         q=query.q,
         health=query.health,
         page=query.page,
-        pages=pages,
-        hosts=tuple(_card(room, host) for host in found[start : start + _MOST_HOSTS]),
+        pages=1 if call.whole else pages,
+        is_cut=call.whole and len(cards) < len(found),
+        hosts=tuple(cards),
     )
 
 
@@ -115,7 +121,19 @@ def _known(room: Room) -> list[Host]:
     return [host for host in hosts if host.name in names]
 
 
-def _card(room: Room, host: Host) -> HostCard:
+async def _every_card(room: Room, hosts: list[Host]) -> list[HostCard]:
+    """With every VM, as far as a file holds them."""
+    cards: list[HostCard] = []
+    left = MOST_TAKEN
+    async for host in in_stretches(hosts, 5):
+        if left <= 0:
+            break
+        cards.append(_card(room, host, left))
+        left -= cards[-1].size
+    return cards
+
+
+def _card(room: Room, host: Host, most: int = _MOST_CELLS) -> HostCard:
     vms = _on(room, host)
     return HostCard(
         name=host.name,
@@ -123,7 +141,7 @@ def _card(room: Room, host: Host) -> HostCard:
         zone=host.zone,
         health=host.health,
         size=len(vms),
-        vms=tuple(cell_of(vm, room.overview) for vm in vms[:_MOST_CELLS]),
+        vms=tuple(cell_of(vm, room.overview) for vm in vms[:most]),
     )
 
 

@@ -11,6 +11,7 @@ from forewarn.console.signature import Handler, Signature, signature_of
 from forewarn.core.access import Right
 
 PREFIX = "/portal"
+MOST_TAKEN = 100_000  # VMs or entries in a file that is taken away
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,12 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+    note: str = ""  # below them
+
+
+def cut_note(is_cut: bool, told: int, found: int | None = None) -> str:
+    """What a file says that does not hold everything."""
+    return f"cut after {told}{f' of {found}' if found else ''}: search for less" if is_cut else ""
 
 
 @runtime_checkable

@@ -90,6 +90,18 @@ class Layout:
             shown.append(Chosen(one.group, one.block, keys))
         return [one for one in shown if one.keys]
 
+    def whole(self, most: int) -> list[Chosen]:
+        """The first so many VMs; standalone ones in pieces, so that none is long."""
+        shown: list[Chosen] = []
+        left = most
+        for one in self.blocks:
+            keys = one.keys[:left]
+            left -= len(keys)
+            step = MOST_VMS if one.block.is_of_standalone else max(1, len(keys))
+            pieces = (keys[start : start + step] for start in range(0, len(keys), step))
+            shown += [Chosen(one.group, one.block, piece) for piece in pieces]
+        return shown
+
 
 def layout_for(overview: Overview, sees: Outlook, wish: Wish) -> Layout:
     """Most people look at everything: that is cut into pages once, until VMs come or go."""

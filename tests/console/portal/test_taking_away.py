@@ -1,0 +1,151 @@
+"""What is taken away as a file: everything that fits what one searched for, of which the page shows a part."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.console.portal.conftest import Visitor
+
+from forewarn.console.portal import clients, fleet, history, host
+from forewarn.core.change import Commit
+from forewarn.core.history import Entry, What
+from forewarn.core.resource import resource_of
+from forewarn.testing.world import a_host, a_vm
+
+SETS, OF_A_SET, ALONE, HOSTS = 20, 12, 450, 30
+TOTAL = SETS * OF_A_SET + ALONE
+PAGES = {"fleet": fleet, "hosts": host, "clients": clients, "history": history}
+
+
+@pytest.fixture
+def portal(portal_of: Callable[..., Visitor]) -> Visitor:
+    """Of a fleet that no page can hold."""
+    members = [
+        a_vm(f"s{n}-{m}", availability_set=f"s{n}", update_domain=m % 5, host=f"h{(n + m) % HOSTS}")
+        for n in range(SETS)
+        for m in range(OF_A_SET)
+    ]
+    alone = [a_vm(f"alone-{n}", resource_group="solo", host=f"h{n % HOSTS}") for n in range(ALONE)]
+    return portal_of(vms=[*members, *alone], hosts=[a_host(f"h{n}") for n in range(HOSTS)])
+
+
+def everyone(portal: Visitor) -> set[str]:
+    return {vm.key for vm in portal.world.store.vms()}
+
+
+def rows(portal: Visitor, target: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(portal.get(target).content.decode())))
+
+
+def written(portal: Visitor, count: int, **about: Any) -> None:
+    entries = tuple(Entry(at=portal.world.now, what=What.UPKEEP, text=f"entry {n}", **about) for n in range(count))
+    portal.world.do(portal.world.store.commit(Commit(entries=entries)))
+
+
+def cells(told: Any) -> list[str]:
+    return [vm["key"] for group in told["groups"] for block in group["blocks"] for vm in block["vms"]]
+
+
+def test_the_fleet_is_whole_in_a_file(portal: Visitor) -> None:
+    told = portal.get("/portal/?as=json").json
+    assert (told["found"], told["page"], told["pages"], told["is_cut"]) == (TOTAL, 1, 1, False)
+    assert len(cells(told)) == TOTAL
+    assert set(cells(told)) == everyone(portal)
+    assert [group["name"] for group in told["groups"]] == ["lab", "solo"]
+    sizes = [(len(block["vms"]), block["size"]) for block in told["groups"][0]["blocks"]]
+    assert sizes == [(OF_A_SET, OF_A_SET)] * SETS
+    assert {row["key"] for row in rows(portal, "/portal/?as=csv")} == everyone(portal)
+
+
+def test_a_file_holds_only_what_fits_the_search(portal: Visitor) -> None:
+    assert len(cells(portal.get("/portal/?q=alone-&as=json").json)) == ALONE
+    assert len(rows(portal, "/portal/clients?q=alone-&as=csv")) == ALONE
+    assert len(rows(portal, "/portal/clients?q=alone-&only=unprepared&as=csv")) == 0
+    assert {row["name"] for row in rows(portal, "/portal/hosts?q=h2&as=csv")} == {
+        "h2",
+        *(f"h{n}" for n in range(20, 30)),
+    }
+
+
+def test_every_host_is_in_a_file_with_every_vm(portal: Visitor) -> None:
+    told = portal.get("/portal/hosts?as=json").json
+    assert len(told["hosts"]) == HOSTS
+    assert {vm["key"] for one in told["hosts"] for vm in one["vms"]} == everyone(portal)
+    assert sum(int(row["VMs"]) for row in rows(portal, "/portal/hosts?as=csv")) == TOTAL
+
+
+def test_every_client_is_in_a_file_in_the_order_of_the_pages(portal: Visitor) -> None:
+    portal.api.restart_of("alone-400")
+    told = [client["key"] for client in portal.get("/portal/clients?as=json").json["clients"]]
+    assert set(told) == everyone(portal)
+    assert [row["key"] for row in rows(portal, "/portal/clients?as=csv")] == told
+    first = [client["key"] for client in portal.get("/portal/clients?page=1&as=json").json["clients"]]
+    assert told[: clients.PER_PAGE] == first
+    assert told[0].endswith("/alone-400")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_history_is_whole_in_a_file_newest_first(portal: Visitor, whole: bool) -> None:
+    vm = portal.world.vm("alone-7")
+    written(portal, 1500)
+    written(portal, 1200, scope_id=vm.scope_id)
+    visitor = portal if whole else portal.holding("Reader", resource_of(vm))
+    every = [e.seq for e in portal.world.store.history() if whole or e.scope_id == vm.scope_id][::-1]
+    told = visitor.get("/portal/history?as=json").json
+    assert [entry["seq"] for entry in told["entries"]] == every
+    assert (told["older"], told["newer"], told["is_cut"]) == (None, None, False)
+    assert [int(row["seq"]) for row in rows(visitor, "/portal/history?as=csv")] == every
+    of_scope = [e.seq for e in portal.world.store.history(scope_id=vm.scope_id)]
+    assert len(rows(portal, f"/portal/history?scope={vm.scope_id}&as=csv")) == len(of_scope) > 1200
+
+
+@pytest.mark.parametrize(
+    ("target", "held"),
+    [
+        ("/portal/?page=2&as=csv", 200),
+        ("/portal/hosts?page=2&as=csv", HOSTS - 20),
+        ("/portal/clients?page=1&as=csv", clients.PER_PAGE),
+        ("/portal/history?limit=3&as=csv", 3),
+    ],
+)
+def test_whoever_names_a_page_is_given_that_page(portal: Visitor, target: str, held: int) -> None:
+    written(portal, 10)
+    assert 0 < len(rows(portal, target)) <= held
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/portal/?page=2&q=a", "/portal/hosts?page=2", "/portal/clients?page=2&q=a", "/portal/history?before=9&limit=3"],
+)
+def test_the_links_to_files_name_no_page(portal: Visitor, target: str) -> None:
+    written(portal, 10)
+    links = re.findall(r'href="([^"]*as=(?:json|csv))"', portal.get(target).html)
+    assert len(links) == 2
+    assert not [link for link in links if re.search(r"page=|before=|limit=", link)]
+    assert all(("q=a" in link) == ("q=a" in target) for link in links)
+
+
+@pytest.mark.parametrize("name", ["", "hosts", "clients", "history"])
+def test_no_visitor_says_that_everything_is_wanted(portal: Visitor, name: str) -> None:
+    assert portal.visit("GET", f"/portal/{name}?whole=true").status == 400
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_file_that_does_not_hold_everything_says_so(
+    portal: Visitor, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    written(portal, 1500)
+    monkeypatch.setattr(PAGES[name], "MOST_TAKEN", 300)
+    path = "/portal/" if name == "fleet" else f"/portal/{name}"
+    told = portal.get(f"{path}?as=json").json
+    assert told["is_cut"]
+    text = portal.get(f"{path}?as=csv").content.decode()
+    last = text.strip().splitlines()[-1]
+    assert re.fullmatch(r"cut after \d+( of \d+)?: search for less", last), last
+    if name == "fleet":
+        assert len(cells(told)) == 300
