@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from forewarn.access.link import Links
 from forewarn.access.sign_in import SignIn
 from forewarn.clock import read_real_time
+from forewarn.console.turns import Turns
 from forewarn.control.control import Control
 from forewarn.core.fleet import Vm
 from forewarn.core.history import Sighting
@@ -77,6 +78,7 @@ class House:
     keepers: Callable[[], Mapping[str, Keeper]] = dict  # those that are connected, by the key of their VM
     links: Links | None = None  # that sign in to the portal once; None: there is none
     sign_in: SignIn | None = None  # None: nobody can sign in, and only the local socket is served
+    turns: Turns = field(default_factory=Turns)  # of those who have something rehearsed, which is done one at a time
     real_time: Callable[[], float] = read_real_time  # of tokens, which lab time does not touch
     strict_api_versions: bool = False  # of Azure's API
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now

@@ -25,16 +25,18 @@ async def ask(room: Room, call: Call, asked: body.Asking) -> Preview:
         return receipt.request
 
     await room.house.observe()
-    return await rehearse(room.control, deed, vms)
+    async with room.house.turns.of(room.principal.id):
+        return await rehearse(room.control, deed, vms)
 
 
 async def start_rollout(room: Room, call: Call, asked: body.NewRollout) -> Preview:
     """What would come of a rollout: which events in which order, and when, if nobody approves."""
     rollout = rollout_of(room, asked)
     await room.house.observe()
-    return await rehearse_rollout(
-        room.control, rollout, who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
-    )
+    async with room.house.turns.of(room.principal.id):
+        return await rehearse_rollout(
+            room.control, rollout, who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
+        )
 
 
 async def degrade(room: Room, call: Call, asked: body.Degrading) -> Preview:
@@ -64,4 +66,5 @@ async def _for_host(room: Room, name: str, deed: Deed) -> Preview:
     bound = map(room.store.vm, room.control.placement.bound_for(host.name))
     vms = [*room.store.vms(host=host.name), *(vm for vm in bound if vm is not None)]
     await room.house.observe()
-    return await rehearse(room.control, deed, list({vm.key: vm for vm in vms}.values()))
+    async with room.house.turns.of(room.principal.id):
+        return await rehearse(room.control, deed, list({vm.key: vm for vm in vms}.values()))

@@ -1,0 +1,40 @@
+"""One queue for all, in which nobody stands twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from forewarn.console.turns import Turns
+
+
+def test_who_asks_for_much_keeps_others_waiting_for_one_thing_only() -> None:
+    turns, done = Turns(), list[str]()
+
+    async def ask(who: str, queue: asyncio.Lock) -> None:
+        async with turns.of(who), queue:
+            await asyncio.sleep(0)
+            done.append(who)
+
+    async def story() -> None:
+        queue = asyncio.Lock()
+        asked = [asyncio.create_task(ask("joe", queue)) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(ask("ann", queue), *asked)
+
+    asyncio.run(story())
+    assert done.index("ann") <= 2
+    assert len(done) == 21
+
+
+def test_nothing_is_kept_of_those_who_are_through() -> None:
+    turns = Turns()
+
+    async def ask(who: str) -> None:
+        async with turns.of(who):
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        await asyncio.gather(*(ask(f"person {number}") for number in range(100)))
+
+    asyncio.run(story())
+    assert not turns._locks
