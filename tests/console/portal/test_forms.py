@@ -174,6 +174,9 @@ def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> Non
 def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
     rollout = started_rollout(portal)
     for name, progress in (("pause", Progress.PAUSED), ("resume", Progress.RUNNING), ("abort", Progress.ABORTED)):
+        foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
+        assert "(reboot over availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
+        assert FORMS[f"rollout-{name}"].about in foreseen
         page = do(portal, f"rollout-{name}", {"rollout": rollout})
         assert FORMS[f"rollout-{name}"].done in page.text
         assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
@@ -182,7 +185,10 @@ def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
 def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> None:
     page = confirm(portal, "degrade", {"host": "h1", "in": "7d"})
     assert "4 events over 4 VMs, published at once." in page.text
-    do(portal, "degrade", {"host": "h1", "in": "7d"})
+    assert "at once 12 Jan 12:00:00 in 7 d 12 Jan 12:02:00" in page.text
+    page = do(portal, "degrade", {"host": "h1", "in": "7d"})
+    assert "12 Jan 12:00:00" in page.text
+    assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/").text
     page = confirm(portal, "fail", {"host": "h1"})
     assert "4 events of them start at once, without notice." in page.text
     do(portal, "fail", {"host": "h1"})

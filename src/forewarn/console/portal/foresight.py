@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from forewarn.console import body
 from forewarn.console.call import Call
 from forewarn.console.room import Room
+from forewarn.console.showing import title_of_scope, title_of_scope_id
 from forewarn.core import lifecycle
 from forewarn.core.event import Event, Status
 from forewarn.core.fault import FAULTS, Sphere, checked, kind_called, lasting_s
@@ -65,13 +66,17 @@ def of_withdrawing(room: Room, call: Call) -> list[str]:
     return [f"{_title(event)} does not happen. Its VMs see that it is gone ({told}), and undo what they prepared."]
 
 
-def of_steering(room: Room, call: Call) -> list[str]:
-    request = room.rollout(call.names["id"])
-    assert request.rollout is not None
-    tally = room.control.rollouts.tally_of(request, request.rollout)
-    over = request.rollout.scope_id or ", ".join(request.rollout.hosts[:_NAMED])
-    done = f"{tally.done} of {tally.total} VMs done, {tally.started} started, {tally.scheduled} scheduled"
-    return [f"Rollout {request.id[:8]} ({request.rollout.impact} over {over}): {done}, {tally.waiting} waiting."]
+def of_steering(what_follows: str) -> Foresight:
+    def foresee(room: Room, call: Call) -> list[str]:
+        request = room.rollout(call.names["id"])
+        one = request.rollout
+        assert one is not None
+        tally = room.control.rollouts.tally_of(request, one)
+        over = title_of_scope_id(one.scope_id) if one.scope_id else ", ".join(one.hosts[:_NAMED])
+        done = f"{tally.done} of {tally.total} VMs done, {tally.started} started, {tally.scheduled} scheduled"
+        return [f"Rollout {request.id[:8]} ({one.impact} over {over}): {done}, {tally.waiting} waiting.", what_follows]
+
+    return foresee
 
 
 def of_repairing(room: Room, call: Call) -> list[str]:
@@ -87,7 +92,7 @@ def of_fault(room: Room, call: Call) -> list[str]:
     if asked.vm:
         whom = f"VM {room.directory.find(asked.vm).name}"
     else:
-        whom = f"scope {room.scope(asked.scope).id}" if asked.scope else "every VM"
+        whom = title_of_scope(room.scope(asked.scope)) if asked.scope else "every VM"
     things = "requests" if row.sphere is Sphere.TRANSPORT else "events"
     sentences = [f"{kind} for {whom}. Clients see: {row.seen.replace('`', '')}."]
     if row.sphere is Sphere.AT_ONCE:

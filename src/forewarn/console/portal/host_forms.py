@@ -48,7 +48,7 @@ def _steering(name: str, title: str, button: str, about: str, done: str, *, is_g
         done=done,
         leads_to=to_rollout,
         fields=(_ROLLOUT,),
-        foresight=foresight.of_steering,
+        foresight=foresight.of_steering(about),
         is_grave=is_grave,
     )
 
