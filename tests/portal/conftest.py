@@ -20,7 +20,7 @@ import pytest
 from forewarn.testing.console import Console, open_console
 
 if find_spec("playwright"):
-    from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+    from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 collect_ignore_glob = [] if find_spec("playwright") else ["test_*.py"]
 
@@ -103,6 +103,7 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed: `apt-get install chromium`")
+    expect.set_options(timeout=WITHIN_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield browser

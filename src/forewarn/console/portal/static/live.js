@@ -13,7 +13,7 @@ export const live = new EventTarget();
 const KINDS = ["change", "asking", "counts", "clock", "reset", "health"];
 const SILENCE_MS = 40_000; // the service says something every 15 s
 const SOONEST_MS = 500;
-const LATEST_MS = 10_000;
+const LATEST_MS = 5_000;
 const CROWDED_MS = 2_000; // without a seat
 
 const told = document.body.dataset;
