@@ -67,7 +67,7 @@ def test_a_page_that_stayed_open_shows_what_a_new_one_does(
 
     for event in console.service.api("GET", "/events").json["events"]:
         asked(console, f"/events/{event['id']}/approve", {})
-    asked(console, "/faults", {"kind": "slow-body", "vm": "db-0", "for_s": 86400})
+    asked(console, "/faults", {"kind": "slow-body", "vm": "db-0", "count": 1000})
     console.service.advance(300)
     asked(console, "/requests", {"ask": "redeploy", "vms": ["db-1"]})
     fresh = page.context.new_page()

@@ -18,6 +18,7 @@ from forewarn.core.fleet import Power, Vm
 from forewarn.core.history import Entry, Sighting, What
 from forewarn.core.release import Wait
 from forewarn.core.scope import Scope
+from forewarn.core.vmstate import VmState, vm_state
 
 _SHOWN = 8  # VMs told one by one; the others are counted
 _SILENT_S = 60.0  # a scope that was silent this long is not being watched: clients poll once a second (spec §8.5)
@@ -84,7 +85,7 @@ def story_of_vm(vm: Vm, events: Iterable[Event], record: Record) -> Story:
         title=f"{vm.name}, {_place(vm, record.title)}",
         lines=lines,
         now=(
-            _condition(vm, record.now),
+            _condition(vm, live, record.now),
             *(() if lines else ("No maintenance of it is on record.",)),
             *(f"{kind_of(event)} ({event.id}): {text}" for event in live for text in standing(event, record)),
             *(audience(record) if vm.removed_at is None else ()),
@@ -320,12 +321,15 @@ def _how_performed(event: Event, vm: Vm) -> Iterator[str]:
     yield _performed(event, act).text if act.outcome is not None else f"{noun(act.verb)} is under way"
 
 
-def _condition(vm: Vm, now: float) -> str:
+_DOWN = {VmState.FROZEN: "frozen on", VmState.REBOOTING: "rebooting on", VmState.MOVING: "moving away from"}
+
+
+def _condition(vm: Vm, live: Sequence[Event], now: float) -> str:
     if vm.removed_at is not None:
         return f"{vm.name} was removed {span(now - vm.removed_at)} ago."
     if vm.power is Power.DEALLOCATED:
         return f"{vm.name} is deallocated and on no host."
-    return f"{vm.name} is {vm.power} on {vm.host or 'no host'}."
+    return f"{vm.name} is {_DOWN.get(vm_state(vm, live), f'{vm.power} on')} {vm.host or 'no host'}."
 
 
 def _place(vm: Vm, title: str) -> str:

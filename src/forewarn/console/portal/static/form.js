@@ -23,8 +23,10 @@ function show(text) {
   fit(dialog);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
-  const first = dialog.querySelector("[data-first], [role=alert], input:not([type=hidden]), select, button");
-  if (first?.getAttribute("role") === "alert") first.tabIndex = -1;
+  // What is only read begins at its heading: Enter, pressed once more, must not confirm it unread.
+  const first = dialog.querySelector("[data-first], [role=alert], input:not([type=hidden]), select")
+    ?? dialog.querySelector("h1");
+  if (first?.matches("h1, [role=alert]")) first.tabIndex = -1;
   first?.focus();
   return true;
 }
