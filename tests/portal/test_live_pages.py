@@ -37,7 +37,7 @@ def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(console: Console,
 
 
 def test_that_somebody_begins_to_ask_is_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
-    console.service.poll("web-2")  # which enables the scope: nothing more is committed
+    console.service.poll("web-2")
     looker = admin(console)
     fleet, clients = looker.page, looker.page.context.new_page()
     clients.goto(f"{looker.base}/portal/clients")
