@@ -49,8 +49,9 @@ test-portal: ## run the tests of the portal in a real browser (as root: chromium
 	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
 	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/portal
 
-bench: $(STAMP) ## measure the service beside nginx; say which figures are reached (ten minutes)
+bench: $(STAMP) ## measure the service beside nginx, and the portal in a browser; say which figures are reached (fifteen minutes)
 	@bench/programs.sh
+	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
 lint: $(STAMP) ## ruff, mypy --strict (the bench too) and the import contracts

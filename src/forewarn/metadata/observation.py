@@ -161,7 +161,7 @@ class Observations:
             return Pace(max(0.0, now - self._began_at))
         began = seen.earlier or seen.window
         gap_s = None
-        if began is not None and seen.count > began[1]:
+        if began is not None and seen.count > began[1] and seen.asked_at > began[0]:
             gap_s = (seen.asked_at - began[0]) / (seen.count - began[1])
         return Pace(max(0.0, now - seen.asked_at - seen.wait_s), gap_s)
 
