@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import getpass
 import logging
 import os
-import resource
-import signal
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -34,7 +31,6 @@ from forewarn.assembly.fleet import apply_first_fleet
 from forewarn.assembly.front import Front, open_front
 from forewarn.assembly.hands import open_hypervisor
 from forewarn.assembly.keepers import Door, entry_about
-from forewarn.assembly.loop import fastest_loop
 from forewarn.assembly.metrics import OwnerMetrics
 from forewarn.assembly.mouth import Backing, Mouth
 from forewarn.assembly.settings import Hands, Settings, read_metrics
@@ -64,9 +60,7 @@ from forewarn.store.seam import Store
 from forewarn.store.sqlite import SqliteStore
 
 log = logging.getLogger(__name__)
-_DRAIN_S = 5.0
-_OPEN_FILES = 65_536
-_MADE_BEFORE_A_LOOK = 20_000  # objects before garbage is looked for: one busy moment of some hundred guests
+DRAIN_S = 5.0
 _AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
 
 
@@ -123,159 +117,83 @@ async def running(settings: Settings) -> AsyncIterator[Service]:
     async with AsyncExitStack() as stack:
         directory = DataDirectory.take(settings.directory)
         stack.callback(directory.close)
-        store = SqliteStore.open(directory.database)
-        stack.push_async_callback(store.close)
         keepers = Keepers(Roster(directory.vms))
-        hypervisor = open_hypervisor(settings, directory, keepers)
-        stack.push_async_callback(hypervisor.close)
-        control = Control(
-            store=store,
-            clock=_clock(settings, store),
-            hypervisor=hypervisor,
-            outside=Outside(new_id=new_guid, polls=store.polls, lab_addresses=settings.lab),
-            policy=settings.policy,
-        )
-        stack.push_async_callback(control.close)
-        await _say(control, f"service started, version {__version__}, process {os.getpid()}")
-        await apply_first_fleet(control, settings)
-        await _enable_all(control, settings)
-
-        front = await open_front(settings, directory, store, control.clock.now())
+        control = await _take_up(stack, settings, directory, keepers)
+        names = Directory(control.store)  # one for all, since it holds the name of every VM
+        front = await open_front(settings, directory, control.store, control.clock.now())
         if front is not None:
             stack.callback(front.sock.close)
         windows = _open_windows(stack, settings)
         mouth = Mouth.open(settings, control)
-        metrics = OwnerMetrics(
-            control, counted=mouth.counted, behind=mouth.behind, attend=lambda live: _attend(mouth, names, live)
-        )
-        stack.callback(metrics.close)
-        await _keep(stack, control.reconciler.run())
-        await _keep(stack, control.outbox.run())
-        await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows[1:])
-        stack.push_async_callback(flush, mouth.observations, store)
-        stack.push_async_callback(note_faults, mouth.faults, control.faults)
-        stack.push_async_callback(mouth.drain, _DRAIN_S)
-        await _keep(stack, tend_faults(mouth.faults, control.faults))
-        await _keep(stack, write_observations(mouth.observations, store))
-        stack.push_async_callback(anchor, control.labtime)
-        await _keep(stack, keep_time(control.labtime))
-        await _keep(stack, prune_history(store, control.clock, days=settings.history_days))
         service = Service(
             settings=settings,
             control=control,
             mouth=mouth,
             keepers=keepers,
             front=front,
-            metrics=metrics,
+            metrics=OwnerMetrics(
+                control, counted=mouth.counted, behind=mouth.behind, attend=lambda live: _attend(mouth, names, live)
+            ),
             started_at=control.clock.now(),
         )
+        stack.callback(service.metrics.close)
+        await _go_on(stack, service, windows[1:])
         await _let_keepers_in(stack, service, directory)
-        house = _console_house(service, directory)
-        names = Directory(store)  # one for both, since it holds the name of every VM
-        await stack.enter_async_context(serve_unix(build(house, directory=names), directory.socket))
-        if front is not None:
-            await stack.enter_async_context(front.serve(house, names))
+        await _open_doors(stack, service, directory, names)
         if windows:
-            window = Window(metrics.show_own)
+            window = Window(service.metrics.show_own)
             await window.open(windows[0])
             stack.push_async_callback(window.close)
         yield service
         await _say(control, "service stopped")
 
 
-def run(settings: Settings, announce: Callable[[Service], None]) -> int | None:
-    """Serve until a signal says to stop; `announce` is called once everything answers.
-
-    How many events are pending; None: it was stopped before anything answered.
-    """
-    os.umask(0o077)  # what we write is nobody else's to read
-    _allow_many_connections()
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        return runner.run(_serve(settings, announce))
-
-
-async def _serve(settings: Settings, announce: Callable[[Service], None]) -> int | None:
-    stop, loop, starting = asyncio.Event(), asyncio.get_running_loop(), _Starting()
-    hang_up = () if _reloads(settings) else (signal.SIGHUP,)
-    for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
-        loop.add_signal_handler(number, starting.end)
-    if not hang_up:
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # workers that begin are as new as can be
-    async with AsyncExitStack() as stack:
-        try:
-            with _for_good():
-                service = await stack.enter_async_context(running(settings))
-        except asyncio.CancelledError:
-            if not starting.is_ended:
-                raise
-            return None
-        for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
-            loop.add_signal_handler(number, stop.set)
-        if not hang_up:
-            _reload_when_told(stack, service)
-        announce(service)
-        await stop.wait()
-        return service.pending()
+async def _take_up(stack: AsyncExitStack, settings: Settings, directory: DataDirectory, keepers: Keepers) -> Control:
+    """What is stored, and whoever decides about it: where the last service left off, or at the first fleet."""
+    store = SqliteStore.open(directory.database)
+    stack.push_async_callback(store.close)
+    hypervisor = open_hypervisor(settings, directory, keepers)
+    stack.push_async_callback(hypervisor.close)
+    control = Control(
+        store=store,
+        clock=_clock(settings, store),
+        hypervisor=hypervisor,
+        outside=Outside(new_id=new_guid, polls=store.polls, lab_addresses=settings.lab),
+        policy=settings.policy,
+    )
+    stack.push_async_callback(control.close)
+    await _say(control, f"service started, version {__version__}, process {os.getpid()}")
+    await apply_first_fleet(control, settings)
+    await _enable_all(control, settings)
+    return control
 
 
-class _Starting:
-    """A start that a signal may end: what was begun is undone, and nothing was lost, since nobody was answered."""
-
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self.is_ended = False
-
-    def end(self) -> None:
-        assert self._task is not None
-        if not self.is_ended:
-            self.is_ended = True
-            self._task.cancel()
-
-
-def _reloads(settings: Settings) -> bool:
-    """Whether SIGHUP is to replace the workers. At a terminal it says that the terminal is gone: then we go too."""
-    return bool(settings.workers) and not os.isatty(0)
+async def _go_on(stack: AsyncExitStack, service: Service, windows: tuple[socket.socket, ...]) -> None:
+    """VMs are answered, and what goes on by itself does."""
+    control, mouth, front = service.control, service.mouth, service.front
+    await _keep(stack, control.reconciler.run())
+    await _keep(stack, control.outbox.run())
+    await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows)
+    stack.push_async_callback(flush, mouth.observations, control.store)
+    stack.push_async_callback(note_faults, mouth.faults, control.faults)
+    stack.push_async_callback(mouth.drain, DRAIN_S)
+    await _keep(stack, tend_faults(mouth.faults, control.faults))
+    await _keep(stack, write_observations(mouth.observations, control.store))
+    stack.push_async_callback(anchor, control.labtime)
+    await _keep(stack, keep_time(control.labtime))
+    await _keep(stack, prune_history(control.store, control.clock, days=service.settings.history_days))
 
 
-def _reload_when_told(stack: AsyncExitStack, service: Service) -> None:
-    tasks: set[asyncio.Task[None]] = set()
-
-    def reload() -> None:
-        task = asyncio.create_task(service.mouth.reload(_DRAIN_S))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    async def end() -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-    stack.push_async_callback(end)
-
-
-@contextmanager
-def _for_good() -> Iterator[None]:
-    """What is made meanwhile is a whole fleet, which stays: nobody looks for garbage in it, now or later."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.set_threshold(_MADE_BEFORE_A_LOOK, *gc.get_threshold()[1:])
-        gc.enable()
+async def _open_doors(stack: AsyncExitStack, service: Service, directory: DataDirectory, names: Directory) -> None:
+    """Operators are answered, on the socket and, where the settings want it, on a port."""
+    house = _console_house(service, directory)
+    await stack.enter_async_context(serve_unix(build(house, directory=names), directory.socket))
+    if service.front is not None:
+        await stack.enter_async_context(service.front.serve(house, names))
 
 
 def new_guid() -> str:
     return str(uuid.uuid4()).upper()
-
-
-def _allow_many_connections() -> None:
-    """What a system gives unasked, often 1024 open files, is too few for a fleet."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _clock(settings: Settings, store: Store) -> Clock:

@@ -59,7 +59,8 @@ def serve(call: Invocation, **options: Any) -> None:
 def _run(call: Invocation, command: str, options: dict[str, Any], *, lab: bool) -> None:
     with server_extra(command):
         from forewarn.assembly.keepers import keeping_on
-        from forewarn.assembly.service import Service, run
+        from forewarn.assembly.run import run
+        from forewarn.assembly.service import Service
         from forewarn.assembly.settings import load
 
     config, listen = options.pop("config"), options.pop("listen")
