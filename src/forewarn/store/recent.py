@@ -6,8 +6,9 @@ told of it yet; whoever decides then meets a Conflict, is told first, and decide
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
 from forewarn.store.seam import Polled
 
+T = TypeVar("T", Vm, Event)
 _MOST_VMS = 20_000  # in all that is kept: some 50 MB
 
 
@@ -49,13 +51,12 @@ class Recent:
         """Told of every commit, in their order."""
         if any(not self._is_at_home(vm) for vm in commit.vms):
             self._forget_all()  # it may have been in any of them
-        told = [scope.id for scope in commit.scopes]
-        self.forget(row.scope_id for row in commit.events if row.scope_id not in told)
-        self.forget(row.scope_id for row in commit.vms if row.scope_id not in told)
+        vms, events = _by_scope(commit.vms), _by_scope(commit.events)  # a fleet file may touch every scope at once
+        self.forget((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
         for scope in commit.scopes:
             known = self._scopes.get(scope.id)
             if known is not None and known.version == scope.version:  # else it was read after that
-                self._move(known, scope, commit)
+                self._move(known, scope, vms.get(scope.id, ()), events.get(scope.id, ()))
 
     def touch(self, polls: Sequence[Polled]) -> None:
         """VMs have asked: that moves no version on."""
@@ -69,14 +70,14 @@ class Recent:
         scope = self._scopes.get(vm.scope_id)
         return scope is not None and any(known.key == vm.key for known in scope.vms)
 
-    def _move(self, known: Scope, row: Scope, commit: Commit) -> None:
+    def _move(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
         """Put what became of a scope in place of what was decided on."""
         moved = replace(
             row,
             version=row.version + 1,
             last_request_at=_later(known.last_request_at, row.last_request_at),
-            vms=_present(known, commit.vms) if commit.vms else known.vms,
-            events=_live(known, commit.events) if commit.events else known.events,
+            vms=_present(known, vms) if vms else known.vms,
+            events=_live(known, events) if events else known.events,
             news=(),
         )
         self._weight += len(moved.vms) - len(known.vms)
@@ -91,13 +92,20 @@ def _weight(scope: Scope) -> int:
     return 1 + len(scope.vms)
 
 
+def _by_scope(rows: Iterable[T]) -> dict[str, list[T]]:
+    found: defaultdict[str, list[T]] = defaultdict(list)
+    for row in rows:
+        found[row.scope_id].append(row)
+    return found
+
+
 def _present(scope: Scope, vms: Sequence[Vm]) -> tuple[Vm, ...]:
-    latest = {vm.key: vm for vm in (*scope.vms, *vms) if vm.scope_id == scope.id}
+    latest = {vm.key: vm for vm in (*scope.vms, *vms)}
     return tuple(vm for vm in latest.values() if vm.removed_at is None)
 
 
 def _live(scope: Scope, events: Sequence[Event]) -> tuple[Event, ...]:
-    latest = {event.id: event for event in (*scope.events, *events) if event.scope_id == scope.id}
+    latest = {event.id: event for event in (*scope.events, *events)}
     return tuple(sorted((event for event in latest.values() if event.is_live), key=lambda event: event.seq))
 
 
