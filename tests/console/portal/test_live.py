@@ -455,19 +455,26 @@ def test_a_page_is_told_that_the_stream_is_alive(portal: Visitor) -> None:
     play(portal, story)
 
 
-def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
-    is_in = True
+class Ending:
+    """A visit that lasts until a test says so."""
 
-    async def welcome(request: Any) -> Visit:
-        if not is_in:
+    def __init__(self, principal: Principal) -> None:
+        self._principal = principal
+        self.is_over = False
+
+    async def welcome(self, request: Any) -> Visit:
+        if self.is_over:
             raise Unauthenticated("the visit is over: sign in")
-        return Visit(principal=portal.principal, token="", ends_at=0)
+        return Visit(principal=self._principal, token="", ends_at=0)
+
+
+def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
+    visit = Ending(portal.principal)
 
     async def story() -> None:
-        nonlocal is_in
-        async with looking(visited_by(portal, welcome)) as page:
+        async with looking(visited_by(portal, visit.welcome)) as page:
             await page.next("counts")
-            is_in = False
+            visit.is_over = True
             await put_forward(live.LOOK_AGAIN_S)
             assert await page.end() == [("over", {"text": "You are signed out."}, None)]
 
@@ -475,18 +482,12 @@ def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
 
 
 def test_what_happens_after_a_sign_out_is_not_told(portal: Visitor) -> None:
-    is_in = True
-
-    async def welcome(request: Any) -> Visit:
-        if not is_in:
-            raise Unauthenticated("the visit is over: sign in")
-        return Visit(principal=portal.principal, token="", ends_at=0)
+    visit = Ending(portal.principal)
 
     async def story() -> None:
-        nonlocal is_in
-        async with looking(visited_by(portal, welcome)) as page:
+        async with looking(visited_by(portal, visit.welcome)) as page:
             await page.next("counts")
-            is_in = False
+            visit.is_over = True
             await put_forward(live.FRESH_S)
             await restart(portal.world, "web-0")
             assert [kind for kind, _, _ in await page.end()] == ["over"]
