@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,39 @@ class Answer:
         """Status, code and message of a refusal."""
         told = self.json["error"]
         return self.status, told["code"], told["message"]
+
+
+async def exchange(
+    app: Starlette, method: str, target: str, content: bytes, headers: Mapping[str, str] = {}, **more: Any
+) -> tuple[int, dict[str, str], bytes]:
+    """Call an app as uvicorn would, without a socket: status, headers and body of its answer."""
+    path, _, query = target.partition("?")
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+        "server": ("localhost", None),
+        "client": None,
+        **more,
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], answered, b"".join(part.get("body", b"") for part in sent[1:])
 
 
 class Api:
@@ -87,33 +120,8 @@ class Api:
         return self.world.do(self.calling(method, target, body, prefix=prefix))
 
     async def calling(self, method: str, target: str, body: Any = None, *, prefix: str = PREFIX) -> Answer:
-        path, _, query = target.partition("?")
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": unquote(prefix + path),
-            "raw_path": (prefix + path).encode(),
-            "query_string": query.encode(),
-            "root_path": "",
-            "headers": [],
-            "server": ("localhost", None),
-            "client": None,
-        }
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": content, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.app(scope, receive, send)
-        headers = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-        return Answer(sent[0]["status"], headers, b"".join(part.get("body", b"") for part in sent[1:]))
+        return Answer(*await exchange(self.app, method, prefix + target, content))
 
     def get(self, target: str) -> Any:
         return self._good("GET", target)

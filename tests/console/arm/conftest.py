@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.requests import Request
-from tests.console.conftest import Answer
+from tests.console.conftest import Answer, exchange
 
 from forewarn.access.signing import SigningKey
 from forewarn.console.app import Admit, build
@@ -75,36 +74,15 @@ class Arm(Caller):
     async def calling(
         self, method: str, target: str, body: Any, headers: Mapping[str, str], principal: Principal
     ) -> Answer:
-        parts = urlsplit(target.removeprefix(BASE))
-        path = target.removeprefix(BASE).partition("?")[0]  # `urlsplit` would take a doubled slash for a host
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         given = {"host": "localhost:8443", **{name.lower(): value for name, value in headers.items()}}
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
+        more = {
             "scheme": "https",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "query_string": parts.query.encode(),
-            "root_path": "",
-            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in given.items()],
             "server": ("127.0.0.1", 8443),
             "client": ("127.0.0.1", 50_000),
             _PRINCIPAL: principal,
         }
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": content, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.app(scope, receive, send)
-        answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-        return Answer(sent[0]["status"], answered, b"".join(part.get("body", b"") for part in sent[1:]))
+        return Answer(*await exchange(self.app, method, target.removeprefix(BASE), content, given, **more))
 
 
 async def _whoever_is_told(request: Request) -> Principal:

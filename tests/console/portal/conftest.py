@@ -6,11 +6,11 @@ import html
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote, urlencode
+from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
-from tests.console.conftest import Answer, Api
+from tests.console.conftest import Answer, Api, exchange
 
 from forewarn.console.app import build
 from forewarn.console.portal.visit import Visit
@@ -66,32 +66,9 @@ class Visitor:
         return self.world.do(self.visiting(method, target, body, headers))
 
     async def visiting(self, method: str, target: str, body: bytes, headers: Mapping[str, str]) -> Page:
-        path, _, query = target.partition("?")
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "query_string": query.encode(),
-            "root_path": "",
-            "headers": [(b"host", b"localhost:8443"), *((n.encode(), v.encode()) for n, v in headers.items())],
-            "server": ("localhost", 8443),
-            "client": ("127.0.0.1", 50000),
-        }
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await self.app(scope, receive, send)
-        named = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-        return Page(sent[0]["status"], named, b"".join(part.get("body", b"") for part in sent[1:]))
+        given = {"host": "localhost:8443", **headers}
+        more = {"server": ("localhost", 8443), "client": ("127.0.0.1", 50000)}
+        return Page(*await exchange(self.app, method, target, body, given, **more))
 
 
 @pytest.fixture
