@@ -35,8 +35,7 @@ class Setting:
         return self.lab_at + max(0.0, real - self.real_at) * self.speed
 
 
-def read_real_time() -> float:
-    return time.time()
+read_real_time = time.time
 
 
 class SystemClock:

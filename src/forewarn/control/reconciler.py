@@ -31,7 +31,7 @@ from forewarn.core.release import is_free, waits_for
 from forewarn.core.request import Planned
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Refused, Unavailable
-from forewarn.store.seam import Committed
+from forewarn.store.seam import Behind, Committed
 
 log = logging.getLogger(__name__)
 _BREATH_S = 1.0  # of real time, before trying again
@@ -213,23 +213,26 @@ class Reconciler:
 
     async def _turn_gates(self) -> bool:
         due = {gate.id: gate for gate in self._store.due_gates(self._desk.clock.now())}
-        waiting = {gate_id: self._waiting_at(gate_id) for gate_id in due}
+        if not due:
+            return False
+        behind: Behind | None = self._store.behind(tuple(due))
+        waiting = _at_each(due, behind)
         scopes = {gate_id: {event.scope_id for event in events} for gate_id, events in waiting.items()}
         for gates in apart(scopes):
             for at in range(0, len(gates), _LOOKS_AT_ONCE):
-                some = gates[at : at + _LOOKS_AT_ONCE]
-                await self._turn_some({gate_id: due[gate_id] for gate_id in some}, waiting)
-                waiting = {}  # what was read is old by now
-        return bool(due)
+                some = {gate_id: due[gate_id] for gate_id in gates[at : at + _LOOKS_AT_ONCE]}
+                await self._turn_some(some, behind or self._store.behind(tuple(some)))
+                behind = None  # what was read is old by now
+        return True
 
-    def _waiting_at(self, gate_id: str) -> list[Event]:
-        return self._store.events(gate_id=gate_id, statuses=[Status.SCHEDULED])
-
-    async def _turn_some(self, gates: Mapping[str, Gate], known: Mapping[str, list[Event]]) -> None:
+    async def _turn_some(self, gates: Mapping[str, Gate], behind: Behind) -> None:
         """Most have somebody behind them who is not ready: they go back to sleep together."""
         around = self._desk.around()
-        waiting = {gate_id: known[gate_id] if gate_id in known else self._waiting_at(gate_id) for gate_id in gates}
-        sleeps = {gate.id: self._sleeps_until(gate, waiting[gate.id], around) for gate in gates.values()}
+        waiting = _at_each(gates, behind)
+        sleeps = {
+            gate_id: None if gate_id in behind.planned else self._sleeps_until(gate, waiting[gate_id], around)
+            for gate_id, gate in gates.items()
+        }
 
         await self._let_sleep([replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _FREE])
         ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _FREE]
@@ -237,7 +240,7 @@ class Reconciler:
 
     def _sleeps_until(self, gate: Gate, waiting: list[Event], around: Around) -> float | None:
         """_FREE: it does not sleep, since what is behind it can start."""
-        if self._store.planned(gate_id=gate.id) or not waiting:
+        if not waiting:
             return None
         return _FREE if gate.released_at is not None else self._unready_until(waiting, around)
 
@@ -287,6 +290,14 @@ class Reconciler:
 
 
 _FREE = -1.0
+
+
+def _at_each(gates: Iterable[str], behind: Behind) -> dict[str, list[Event]]:
+    waiting: dict[str, list[Event]] = {gate_id: [] for gate_id in gates}
+    for event in behind.scheduled:
+        if event.gate_id in waiting:
+            waiting[event.gate_id].append(event)
+    return waiting
 
 
 def apart(scopes: Mapping[str, Set[str]]) -> list[list[str]]:

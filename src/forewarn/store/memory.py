@@ -20,7 +20,7 @@ from forewarn.core.request import Planned, Request
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import Webhook
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.seam import Committed, Counts, Polled
+from forewarn.store.seam import Behind, Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.table import Tables
 
@@ -130,6 +130,10 @@ class MemoryStore:
 
     def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
         return _matching(self._tables.planned.values(), request_id=request_id, gate_id=gate_id)
+
+    def behind(self, gate_ids: Sequence[str]) -> Behind:
+        scheduled = [event for event in self.events(statuses=[Status.SCHEDULED]) if event.gate_id in gate_ids]
+        return Behind(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         return [scope.id for scope in _due(self._tables.scopes.values(), now)][:limit]

@@ -70,6 +70,11 @@ def _next_wake() -> str:
     return text_of(select(func.min(first.c.at)))
 
 
+def _among(column: Column[Any], name: str) -> ColumnElement[bool]:
+    """In a list of any length, which is one parameter."""
+    return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
+
+
 def _counts() -> str:
     """Of `seam.Counts`, in the order of its fields."""
     every = func.count()
@@ -101,6 +106,13 @@ HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _one(events.c.id, events.c.body)
 EVENTS_OVER = {newest: _events_over(newest) for newest in (True, False)}
 GATE = _one(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
+SCHEDULED_BEHIND = text_of(
+    select(events.c.body)
+    # The plus keeps SQLite from going through all that are scheduled, however few are behind the gates.
+    .where(_among(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{Status.SCHEDULED}'"))
+    .order_by(events.c.position)
+)
+PLANNED_BEHIND = text_of(select(planned.c.gate_id).distinct().where(_among(planned.c.gate_id, "gate_ids")))
 REQUEST = _one(requests.c.id, requests.c.body, requests.c.version)
 CLIENT = _one(clients.c.id, clients.c.body)
 CLIENTS = text_of(select(clients.c.body).order_by(clients.c.id))

@@ -25,6 +25,7 @@ _MOST_VMS = 20_000  # in all that is kept: some 50 MB
 class Recent:
     def __init__(self, most_vms: int = _MOST_VMS) -> None:
         self._scopes: OrderedDict[str, Scope] = OrderedDict()  # whose turn to go comes first, first
+        self._vms: dict[str, Vm] = {}  # those of the scopes, by their keys
         self._most = most_vms
         self._weight = 0
 
@@ -35,17 +36,24 @@ class Recent:
             self._scopes.move_to_end(scope_id)
         return scope
 
+    def vm(self, key: str) -> Vm | None:
+        """As it is committed; None: it has to be read, and may have been removed."""
+        return self._vms.get(key)
+
     def keep(self, scope: Scope) -> None:
         self.forget((scope.id,))
         self._scopes[scope.id] = scope
+        self._vms.update((vm.key, vm) for vm in scope.vms)
         self._weight += _weight(scope)
         while self._weight > self._most:
-            self._weight -= _weight(self._scopes.popitem(last=False)[1])
+            self.forget((next(iter(self._scopes)),))
 
     def forget(self, scope_ids: Iterable[str]) -> None:
         for scope_id in scope_ids:
             if (gone := self._scopes.pop(scope_id, None)) is not None:
                 self._weight -= _weight(gone)
+                for vm in gone.vms:
+                    self._vms.pop(vm.key, None)
 
     def hear(self, commit: Commit) -> None:
         """Told of every commit, in their order."""
@@ -67,8 +75,8 @@ class Recent:
 
     def _is_at_home(self, vm: Vm) -> bool:
         """Whether the VM is in the scope where it was."""
-        scope = self._scopes.get(vm.scope_id)
-        return scope is not None and any(known.key == vm.key for known in scope.vms)
+        known = self._vms.get(vm.key)
+        return known is not None and known.scope_id == vm.scope_id
 
     def _move(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
         """Put what became of a scope in place of what was decided on."""
@@ -82,9 +90,15 @@ class Recent:
         )
         self._weight += len(moved.vms) - len(known.vms)
         self._scopes[row.id] = moved
+        for vm in vms:
+            if vm.removed_at is None:
+                self._vms[vm.key] = vm
+            else:
+                self._vms.pop(vm.key, None)
 
     def _forget_all(self) -> None:
         self._scopes.clear()
+        self._vms.clear()
         self._weight = 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.json import Decoder, Encoder
@@ -64,6 +65,11 @@ def read_entry(body: bytes, seq: int) -> Entry:
 
 def read_webhook(body: bytes, cursor: int) -> Webhook:
     return replace(_read_webhook(body), cursor=cursor)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Any number of names as one parameter."""
+    return _encode(names).decode()
 
 
 def scope_row(scope: Scope) -> Row:

@@ -40,6 +40,13 @@ class Counts(NamedTuple):
     events: int  # that are not over
 
 
+class Behind(NamedTuple):
+    """What gates hold back."""
+
+    scheduled: list[Event]  # oldest first
+    planned: set[str]  # gates that more is planned for
+
+
 class Committed(NamedTuple):
     """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
 
@@ -76,6 +83,7 @@ class Store(Protocol):
     def request(self, request_id: str) -> Request | None: ...
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]: ...
     def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]: ...
+    def behind(self, gate_ids: Sequence[str]) -> Behind: ...
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]: ...
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]: ...

@@ -22,7 +22,7 @@ from forewarn.core.webhook import Webhook
 from forewarn.errors import Conflict
 from forewarn.store import backup, file, query, record, statement, writing
 from forewarn.store.recent import Recent
-from forewarn.store.seam import Committed, Counts, Polled
+from forewarn.store.seam import Behind, Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
 from forewarn.store.writer import Writer
 
@@ -84,8 +84,10 @@ class SqliteStore:
         return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
-        row = self._row(query.VM, row_id=key)
-        return record.read_vm(row[0]) if row else None
+        known = self._recent.vm(key)
+        if known is None and (row := self._row(query.VM, row_id=key)):
+            return record.read_vm(row[0])
+        return known
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
         wanted = _given(scope_id=scope_id, host=host)
@@ -130,6 +132,11 @@ class SqliteStore:
     def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
         wanted = _given(request_id=request_id, gate_id=gate_id)
         return [record.read_planned(body) for (body,) in self._rows(query.planned_by(tuple(wanted)), **wanted)]
+
+    def behind(self, gate_ids: Sequence[str]) -> Behind:
+        wanted = {"gate_ids": record.listed(gate_ids)}
+        scheduled = [record.read_event(body) for (body,) in self._rows(query.SCHEDULED_BEHIND, **wanted)]
+        return Behind(scheduled, {gate_id for (gate_id,) in self._rows(query.PLANNED_BEHIND, **wanted)})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
         return [scope_id for (scope_id,) in self._rows(query.DUE_SCOPES, now=now, limit=limit)]

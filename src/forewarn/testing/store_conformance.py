@@ -352,6 +352,17 @@ class StoreConformance(ABC):
 
         self.play(story)
 
+    def test_what_gates_hold_back_is_found_for_many_at_once(self) -> None:
+        async def story(store: Store) -> None:
+            e1, e2, e3 = an_event("Z", gate_id="g1"), an_event("Y", gate_id="g2"), an_event("X", gate_id="g1")
+            others = (an_event("W", gate_id="g3"), an_event("V"), over(an_event("U", gate_id="g1"), 5.0))
+            await store.commit(Commit(events=(e1, e2, e3, *others)))
+            await store.commit(Commit(planned=(a_plan("P1", gate_id="g2"), a_plan("P2", gate_id="g3"), a_plan("P3"))))
+            assert store.behind(["g1", "g2", "unknown"]) == ([e1, e2, e3], {"g2"})
+            assert store.behind([]) == ([], set())
+
+        self.play(story)
+
     def test_planned_events_wait_until_they_are_unplanned(self) -> None:
         async def story(store: Store) -> None:
             p1, p2, p3 = a_plan("P2"), a_plan("P1", gate_id="g"), a_plan("P0", request_id="r2")
