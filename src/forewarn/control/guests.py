@@ -7,6 +7,7 @@ from forewarn.control.replays import Replays
 from forewarn.control.requests import approving
 from forewarn.core.enablement import enable
 from forewarn.core.fleet import Vm
+from forewarn.core.lifecycle import awaits_approval
 from forewarn.core.policy import Around
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound
@@ -47,10 +48,9 @@ class Guests:
 
     def _is_settled(self, scope: Scope, event_ids: tuple[str, ...], by: str) -> bool:
         """Whether nothing would change: what the store says of this is durable, and never becomes otherwise."""
-        around = self._desk.around(rehearsal=True)
-        if approving(event_ids, by)(scope, around) is not scope:
+        if any(awaits_approval(event) for event in scope.events if event.id in event_ids):
             return False
-        return not any(self._replays.approvals(scope, event_ids, by=by, now=around.now))
+        return not any(self._replays.approvals(scope, event_ids, by=by, now=self._desk.clock.now()))
 
     def _is_known(self, scope: Scope, event_id: str) -> bool:
         if not event_id.isascii():

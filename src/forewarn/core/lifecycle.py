@@ -75,10 +75,14 @@ def strike(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Sco
     return _move(scope, NOTHING, begun, Happening.STRUCK, entry)
 
 
+def awaits_approval(event: Event) -> bool:
+    return event.status is SCHEDULED and event.approved_at is None
+
+
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
     """The first approval counts; later ones, and those of started or past events, change nothing."""
     _must_allow(event, Happening.APPROVED)
-    if event.status is not SCHEDULED or event.approved_at is not None:
+    if not awaits_approval(event):
         return scope
     entry = _entry(event, What.APPROVED, now, f"{by} approved {_title(event)}", who=by)
     return _move(scope, event.status, replace(event, approved_at=now, approved_by=by), Happening.APPROVED, entry)
