@@ -17,6 +17,7 @@ from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.assembly.worker import Worker
 from forewarn.core.fault import Fault, FaultKind
 from forewarn.metadata import CalledAddress, ScopeView, feed
+from forewarn.metadata.allowance import SharedAllowance
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.instance import InstanceFacts
@@ -94,10 +95,10 @@ BEGIN = feed.Begin(Rules(), {}, 0.0, None)
 Story = Callable[[Owner, Worker], Awaitable[None]]
 
 
-def play(story: Story) -> None:
+def play(story: Story, allowance: SharedAllowance | None = None) -> None:
     async def whole() -> None:
         ours, theirs = socket.socketpair()
-        owner, worker = Owner(ours), Worker(theirs, silence_s=SILENCE_S)
+        owner, worker = Owner(ours), Worker(theirs, allowance or SharedAllowance(-1), silence_s=SILENCE_S)
         running = asyncio.create_task(worker.run())
         try:
             await asyncio.wait_for(story(owner, worker), 60)
@@ -296,11 +297,14 @@ def test_what_was_seen_is_told_when_it_is_asked_for_and_before_a_worker_ends() -
     play(story)
 
 
-def test_what_a_fault_touches_is_told_at_once_and_what_it_touches_elsewhere_counts_here() -> None:
+def test_a_fault_touches_as_many_requests_as_all_workers_may_together() -> None:
+    fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, who="ann", set_at=0.0, name="every VM", count=3)
+    allowance, of_another = SharedAllowance.new(), SharedAllowance.new()
+    of_another.file, of_another.places = allowance.file, dict(allowance.lay_out([fault]))
+
     async def story(owner: Owner, worker: Worker) -> None:
         await begun(owner)
-        fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, who="ann", set_at=0.0, name="every VM", count=3)
-        owner.tell(feed.Faults((fault,)))
+        owner.tell(feed.Faults((fault,), dict(of_another.places)))
         await owner.done()
         visitor = await Visitor.connect(owner)
         visitor.ask()
@@ -308,14 +312,14 @@ def test_what_a_fault_touches_is_told_at_once_and_what_it_touches_elsewhere_coun
         assert [(touch.fault_id, touch.vm, touch.count) for touch in (await owner.next(feed.Seen)).touches] == [
             ("f1", "web", 1)
         ]
-        owner.tell(feed.Spent("f1", 1))
-        await owner.done()
+        assert of_another.take(fault)
         visitor.ask()
         assert await visitor.answer() == (200, b"")
+        assert not of_another.take(fault)
         assert await visitor.poll() == 1
         await visitor.close()
 
-    play(story)
+    play(story, allowance)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +332,7 @@ def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: by
         ours, theirs = socket.socketpair()
         with ours:
             ours.sendall(raw)
-            why = await asyncio.wait_for(Worker(theirs).run(), 10)
+            why = await asyncio.wait_for(Worker(theirs, SharedAllowance(-1)).run(), 10)
             assert why.startswith("Broken: ")
 
     asyncio.run(whole())

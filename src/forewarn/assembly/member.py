@@ -21,8 +21,10 @@ WAITING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # that a worker hears of once
 
 
 class Member:
-    def __init__(self, slot: int, *, hear: Callable[[Member, Any], None], lost: Callable[[Member], None]) -> None:
-        """Starts the process; OSError if there can be none now."""
+    def __init__(
+        self, slot: int, *, shared: int, hear: Callable[[Member, Any], None], lost: Callable[[Member], None]
+    ) -> None:
+        """Starts the process, which is given the file `shared`; OSError if there can be none now."""
         self.slot = slot
         self.is_ready = self.is_leaving = False
         self.holds: set[int] = set()  # sockets that it accepts on
@@ -35,7 +37,7 @@ class Member:
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._awaited: dict[int, tuple[asyncio.Future[None], float]] = {}
-        self._child, sock = _launch()
+        self._child, sock = _launch(shared)
         self._pipe = Pipe(sock, for_worker=False, hear=self._listen, lost=self._lose)
 
     @property
@@ -105,7 +107,7 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _launch(shared: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
     surroundings = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     # Until it can do something about them: what ends the whole group is the owner's to answer, and ends it with us.
@@ -113,11 +115,11 @@ def _launch() -> tuple[subprocess.Popen[bytes], socket.socket]:
     with theirs:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(shared)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=surroundings,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), shared],
             )
         except BaseException:
             ours.close()

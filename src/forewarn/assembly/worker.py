@@ -26,6 +26,7 @@ from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.clock import LabClock, SystemClock
 from forewarn.errors import Rejected, Unavailable
 from forewarn.metadata import Board, Callers, Limits, Listener, MetadataServer, feed
+from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
@@ -95,9 +96,10 @@ class Asking:
 class Worker:
     """Serves from the moment it is told to begin until `run` returns."""
 
-    def __init__(self, sock: socket.socket, *, silence_s: float = _SILENCE_S) -> None:
+    def __init__(self, sock: socket.socket, allowance: SharedAllowance, *, silence_s: float = _SILENCE_S) -> None:
         self._loop = asyncio.get_running_loop()
         self._silence_s = silence_s
+        self._allowance = allowance
         self._over: asyncio.Future[str] = self._loop.create_future()
         self._pipe = Pipe(sock, for_worker=True, hear=self._hear, lost=self._end)
         self._asking = Asking(self._pipe.say)
@@ -114,8 +116,7 @@ class Worker:
         self._do: dict[type, Callable[[Any], None]] = {
             feed.Begin: self._begin,
             feed.Clock: self._set_clock,
-            feed.Faults: lambda told: self._running.faults.arm(told.faults),
-            feed.Spent: lambda told: self._running.faults.spend(told.fault_id, told.count),
+            feed.Faults: self._arm,
             feed.Seat: self._seat,
             feed.Show: lambda told: self._board.publish(told.view()),
             feed.Complete: self._be_ready,
@@ -188,6 +189,7 @@ class Worker:
             callers=self._callers,
             rules_for=rules_for,
             limits=Limits(requests_per_s=told.requests_per_s),
+            allowance=self._allowance,
         )
         self._server.faults.follow_touches(self._tell_touches_soon)
 
@@ -206,6 +208,10 @@ class Worker:
             clock.adopt(told.setting)
         else:
             self._asking.clock = LabClock(told.setting)
+
+    def _arm(self, told: feed.Faults) -> None:
+        self._allowance.places = told.places
+        self._running.faults.arm(told.faults)
 
     def _seat(self, told: feed.Seat) -> None:
         if told.vm is None:
@@ -287,7 +293,7 @@ class Worker:
             self._pipe.say(feed.pack(feed.Seen(polls, sightings, touches, number, self._told)))
 
     def _tell_touches_soon(self) -> None:
-        """At once: how often a fault may still touch something is counted over all workers."""
+        """At once: whoever looks at a fault wants to see what it did."""
         if not self._tells_touches:
             self._tells_touches = True
             self._loop.call_soon(self._tell_touches)
@@ -316,8 +322,8 @@ class Worker:
             self._over.set_result(why)
 
 
-async def _serve(sock: socket.socket) -> None:
-    worker = Worker(sock)
+async def _serve(sock: socket.socket, allowance: SharedAllowance) -> None:
+    worker = Worker(sock, allowance)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, worker.leave_when_complete)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the owner's to answer
@@ -332,10 +338,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")
     gc.disable()  # until all is known
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    sock.set_inheritable(False)
+    line, shared = map(int, sys.argv[1:])
+    for file in (line, shared):
+        os.set_inheritable(file, False)
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        runner.run(_serve(sock))
+        runner.run(_serve(socket.socket(fileno=line), SharedAllowance(shared)))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from forewarn.clock import Clock, LabClock, Setting
 from forewarn.core.fault import Fault, Sphere
 from forewarn.errors import Conflict, ForewarnError, Unavailable
 from forewarn.metadata import Backend, Callers, Listener, Observations, ScopeView, feed
+from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted, together
 from forewarn.metadata.fault import FaultTable
 from forewarn.metadata.past import Past
@@ -55,7 +56,7 @@ class Crew:
         self.lags: deque[float] = deque(maxlen=_LAGS_KEPT)  # seconds from saying something to its being done
         self._backend = backend
         self._state: dict[Key, bytes] = {"begin": feed.pack(begin)}
-        self._counted: set[str] = set()  # faults that touch so many requests and no more
+        self._allowance = SharedAllowance.new()
         self._members: list[Member | None] = [None] * size
         self._leavers: set[Member] = set()
         self._successors: dict[int, Member] = {}  # that are not ready yet, by slot
@@ -99,8 +100,8 @@ class Crew:
 
     def arm(self, faults: Sequence[Fault]) -> None:
         armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
-        self._counted = {fault.id for fault in armed if fault.count is not None}
-        self._tell("faults", feed.pack(feed.Faults(armed)))
+        places = self._allowance.lay_out(armed)
+        self._tell("faults", feed.pack(feed.Faults(armed, dict(places))))
 
     async def start(self, listeners: Sequence[Listener]) -> None:
         """Serve these too; may be called again while workers run."""
@@ -245,7 +246,7 @@ class Crew:
     def _launch(self, slot: int) -> Member | None:
         """A process that is told all there is to know, and serves nobody yet."""
         try:
-            member = Member(slot, hear=self._hear, lost=self._lose)
+            member = Member(slot, shared=self._allowance.file, hear=self._hear, lost=self._lose)
         except OSError as error:
             log.warning("worker %d cannot be started: %s", slot, error)
             return None
@@ -304,11 +305,6 @@ class Crew:
         self.observations.gather(seen.polls, seen.sightings)
         member.counted = seen.counted or member.counted
         self.faults.put_back(seen.touches)
-        for touch in seen.touches:
-            if touch.fault_id in self._counted:
-                for other in self._alive:
-                    if other is not member:
-                        other.say(feed.Spent(touch.fault_id, touch.count))
 
     async def _answer(self, member: Member, ask: feed.Ask) -> None:
         """Durable before it is answered; and whoever asked is told what follows from it first."""
@@ -355,6 +351,7 @@ class Crew:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._allowance.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -215,14 +215,13 @@ class Reconciler:
         due = {gate.id: gate for gate in self._store.due_gates(self._desk.clock.now())}
         if not due:
             return False
-        behind: Behind | None = self._store.behind(tuple(due))
-        waiting = _at_each(due, behind)
-        scopes = {gate_id: {event.scope_id for event in events} for gate_id, events in waiting.items()}
-        for gates in apart(scopes):
+        behind = self._store.behind(tuple(due))
+        is_new = True
+        for gates in apart(_scopes_at(due, behind)):
             for at in range(0, len(gates), _LOOKS_AT_ONCE):
                 some = {gate_id: due[gate_id] for gate_id in gates[at : at + _LOOKS_AT_ONCE]}
-                await self._turn_some(some, behind or self._store.behind(tuple(some)))
-                behind = None  # what was read is old by now
+                await self._turn_some(some, behind if is_new else self._store.behind(tuple(some)))
+                is_new = False  # others were let through meanwhile
         return True
 
     async def _turn_some(self, gates: Mapping[str, Gate], behind: Behind) -> None:
@@ -298,6 +297,10 @@ def _at_each(gates: Iterable[str], behind: Behind) -> dict[str, list[Event]]:
         if event.gate_id in waiting:
             waiting[event.gate_id].append(event)
     return waiting
+
+
+def _scopes_at(gates: Iterable[str], behind: Behind) -> dict[str, set[str]]:
+    return {gate_id: {event.scope_id for event in events} for gate_id, events in _at_each(gates, behind).items()}
 
 
 def apart(scopes: Mapping[str, Set[str]]) -> list[list[str]]:

@@ -114,8 +114,10 @@ class Reception:
         trouble = self._faults.trouble_of(view)
         rules = self._rules(caller, view)
         asked = read(request, known=True, rules=rules if trouble is None else trouble.rules(rules))
+        if isinstance(asked, Response) and trouble is not None and not trouble.stands(asked):
+            asked = read(request, known=True, rules=rules)
         if isinstance(asked, Response):
-            return asked if trouble is None else trouble.noticed(asked)
+            return asked
         if isinstance(asked, ReadInstance):
             return answer_instance(asked, view.facts)
         if isinstance(asked, GetToken):

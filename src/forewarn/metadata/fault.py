@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from forewarn.clock import read_real_time
 from forewarn.core.fault import Fault, FaultKind, Sphere, Touch
+from forewarn.metadata.allowance import Allowance, OwnAllowance
 from forewarn.metadata.answer import Answer, Drip, Hold
 from forewarn.metadata.past import Past
 from forewarn.metadata.reply import BROKEN
@@ -32,14 +33,19 @@ class FaultTable:
     """Swapped whole when faults change; counts what they touch until somebody takes the counts."""
 
     def __init__(
-        self, past: Past, *, now: Callable[[], float], real_time: Callable[[], float] = read_real_time
+        self,
+        past: Past,
+        *,
+        now: Callable[[], float],
+        real_time: Callable[[], float] = read_real_time,
+        allowance: Allowance | None = None,
     ) -> None:
         self.past = past
         self._now, self._real_time = now, real_time
+        self._allowance = allowance or OwnAllowance()
         self._armed: tuple[Fault, ...] | None = None
         self._troubles: dict[str, tuple[str, Trouble | None]] = {}  # VM → its scope, and what is on for it
-        self._used: dict[str, int] = {}  # fault → requests that it touched
-        self._armed_at: dict[str, float] = {}  # loop time
+        self._armed_at: dict[str, float] = {}  # fault → loop time
         self._first_asked_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
         self._untold: dict[tuple[str, str], Touch] = {}
         self._tell: list[Callable[[], None]] = []
@@ -53,11 +59,6 @@ class FaultTable:
         """Tell this when there is something to `take`."""
         self._tell_touched.append(tell)
 
-    def spend(self, fault_id: str, count: int) -> None:
-        """So many requests were touched elsewhere, where they are told of, too."""
-        if fault_id in self._used:
-            self._used[fault_id] += count
-
     def arm(self, faults: Sequence[Fault]) -> None:
         """From now on these, and no others, are on."""
         armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
@@ -65,9 +66,9 @@ class FaultTable:
         matters = bool(armed or self._armed)
         self._armed = armed or None
         self._troubles = {}
-        self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in armed}
+        self._allowance.begin(armed)
         self._armed_at = {fault.id: self._armed_at.get(fault.id, at) for fault in armed}
-        self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._used}
+        self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._armed_at}
         self.past.watch(any(fault.kind is FaultKind.STALE for fault in armed))
         for tell in self._tell if matters else ():
             tell()
@@ -92,16 +93,18 @@ class FaultTable:
             self._count(touch)
 
     def is_on(self, fault: Fault) -> bool:
-        used = self._used.get(fault.id)
-        if used is None or (fault.count is not None and used >= fault.count):
+        if fault.id not in self._armed_at or not self._allowance.is_left(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
 
-    def touch(self, fault: Fault, vm: str) -> None:
-        self._used[fault.id] = self._used.get(fault.id, 0) + 1
+    def touch(self, fault: Fault, vm: str) -> bool:
+        """One request of the VM; False: another one was the last."""
+        if not self._allowance.take(fault):
+            return False
         self._count(Touch(fault_id=fault.id, vm=vm, count=1, at=self._now()))
         for tell in self._tell_touched:
             tell()
+        return True
 
     def late_until(self, fault: Fault, vm: str) -> float:
         """Loop time before which this VM is not answered: counted from its first request."""
@@ -137,20 +140,19 @@ class Trouble:
             return rules
         return replace(rules, unknown_version=UnknownVersion.NOT_FOUND)
 
-    def noticed(self, refusal: Response) -> Response:
-        """A request that was refused before it got here: perhaps by a fault."""
+    def stands(self, refusal: Response) -> bool:
+        """Whether a request that was refused by `rules` is: not if a fault would have been needed, and is spent."""
+        if refusal != version_not_found():
+            return True
         fault = self._first(FaultKind.UNKNOWN_VERSION_404)
-        if fault is not None and refusal == version_not_found():
-            self.table.touch(fault, self.vm)
-        return refusal
+        return fault is not None and self.touch(fault)
 
     def refusal(self) -> Response | Reset | None:
         """The answer of a service that is not itself: nothing of the request takes effect."""
-        fault = self._first(*_REFUSALS)
-        if fault is None:
-            return None
-        self.table.touch(fault, self.vm)
-        return _REFUSALS[fault.kind](fault)
+        for fault in self._on(*_REFUSALS):
+            if self.touch(fault):
+                return _REFUSALS[fault.kind](fault)
+        return None
 
     def serve(self, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer:
         """The answer, spoiled by the first fault that fits the request; else as it would be anyway."""
@@ -162,11 +164,14 @@ class Trouble:
                     return answer
         return go(asked)
 
-    def touch(self, fault: Fault) -> None:
-        self.table.touch(fault, self.vm)
+    def touch(self, fault: Fault) -> bool:
+        return self.table.touch(fault, self.vm)
 
     def _first(self, *kinds: FaultKind) -> Fault | None:
-        return next((fault for fault in self.faults if fault.kind in kinds and self.table.is_on(fault)), None)
+        return next(self._on(*kinds), None)
+
+    def _on(self, *kinds: FaultKind) -> Iterator[Fault]:
+        return (fault for fault in self.faults if fault.kind in kinds and self.table.is_on(fault))
 
 
 def _throttled(fault: Fault) -> Response:
@@ -185,24 +190,21 @@ _REFUSALS: dict[FaultKind, Callable[[Fault], Response | Reset]] = {
 
 def _late(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
     until = trouble.table.late_until(fault, trouble.vm)
-    if asyncio.get_running_loop().time() >= until:
+    if asyncio.get_running_loop().time() >= until or not trouble.touch(fault):
         return None
-    trouble.touch(fault)
     return Hold(until=until, resume=lambda over: go(asked))
 
 
 def _empty(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
     if isinstance(asked, Approve):
         return None  # its answer has no body anyway
-    trouble.touch(fault)
-    return EMPTY
+    return EMPTY if trouble.touch(fault) else None
 
 
 def _slow(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
     def drip(response: Response) -> Answer:
-        if not response.body or not trouble.table.is_on(fault):
+        if not response.body or not trouble.table.is_on(fault) or not trouble.touch(fault):
             return response
-        trouble.touch(fault)
         return Drip(response=response, take_s=fault.value("take_s"))
 
     return _changed(go(asked), drip) if isinstance(asked, Poll) else None
@@ -215,8 +217,7 @@ def _stale(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go
     then = trouble.table.stale_view(fault, view)
     if then is view:
         return go(at_once)
-    trouble.touch(fault)
-    return give(at_once, then)
+    return give(at_once, then) if trouble.touch(fault) else None
 
 
 _Spoil = Callable[[Trouble, Fault, Poll | Approve, View, Go, Give], "Answer | None"]

@@ -58,13 +58,7 @@ class Clock(_Message, frozen=True):
 
 class Faults(_Message, frozen=True):
     faults: tuple[Fault, ...]
-
-
-class Spent(_Message, frozen=True):
-    """Requests that a fault touched in other workers."""
-
-    fault_id: str
-    count: int
+    places: dict[str, int] = {}  # of their allowances, in the file that all share
 
 
 class Seat(_Message, frozen=True):
@@ -206,7 +200,7 @@ class Leaving(_Message, frozen=True):
 Ask: TypeAlias = Enable | Approve | AskToken
 Reply: TypeAlias = Done | Given | Denied | Failed
 ToWorker: TypeAlias = (
-    Begin | Clock | Faults | Spent | Seat | Show | Complete | Open | Expose | Shut | Echo | Report | Drain
+    Begin | Clock | Faults | Seat | Show | Complete | Open | Expose | Shut | Echo | Report | Drain
     | Done | Given | Denied | Failed
 )  # fmt: skip
 ToOwner: TypeAlias = Ready | Echoed | Seen | Enable | Approve | AskToken | Leaving

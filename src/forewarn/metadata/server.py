@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from forewarn.core.fault import Fault
+from forewarn.metadata.allowance import Allowance
 from forewarn.metadata.answer import Reception
 from forewarn.metadata.board import Board
 from forewarn.metadata.counted import Counted
@@ -35,11 +36,15 @@ class MetadataServer:
         rules_for: Callable[[str], Rules] = lambda location: Rules(),
         limits: Limits | None = None,
         remembers: bool = True,
+        allowance: Allowance | None = None,
     ) -> None:
-        """`remembers`: a poll that comes again is answered from memory, which nobody can tell but by a clock."""
+        """`remembers`: a poll that comes again is answered from memory, which nobody can tell but by a clock.
+
+        `allowance`: of faults; where others serve too, one that is shared with them.
+        """
         limits = limits or Limits()
         self.observations = Observations()
-        self.faults = FaultTable(board.past, now=backend.now)
+        self.faults = FaultTable(board.past, now=backend.now, allowance=allowance)
         self._callers = callers
         self._doorsteps: dict[Listener, list[Doorstep]] = {}
         self._tally, writer = Tally(), Writer(backend.now)
