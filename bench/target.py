@@ -89,7 +89,7 @@ TARGETS: tuple[Target, ...] = (
     Target(name="portal-growth", what="first view of the portal, 100,000 VMs : 100 VMs", at_most=3),
     Target(name="portal-heap", what="the same, memory of its scripts", unit="MiB", at_most=300),
     Target(name="portal-frame", what="the same, longest frame at 50 changes a second", unit="ms", at_most=100),
-    Target(name="azure-mock-rate", what="throughput, ours : Azure's mock server (quoted)", at_least=1),
+    Target(name="azure-mock-rate", what="throughput, ours : Azure's mock server, whose figure is quoted"),
 )
 
 BY_NAME = {target.name: target for target in TARGETS}
