@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -400,3 +402,31 @@ def test_while_events_change_and_workers_die_nobody_is_refused_and_no_incarnatio
     assert incarnation == 81  # every change was shown, and counted once
     for _ in range(ROUNDS):
         assert service.poll("db-1")["DocumentIncarnation"] == incarnation
+
+
+PROGRAM = '\n[[vms]]\nname = "busy"\nprogram = ["true"]\n'
+TRAP = "import pathlib; pathlib.Path(__file__).with_name('ran').touch(); raise SystemExit('not this one')"
+
+
+def test_what_lies_in_the_current_directory_is_never_run(tmp_path: Path) -> None:
+    """By a worker, a VM's keeper or an agent, which are processes of their own."""
+    here, fleet, port = tmp_path / "here", tmp_path / "fleet.toml", free_port()
+    here.mkdir()
+    (here / "forewarn.py").write_text(TRAP)
+    (here / "agent.toml").write_text(f'listen = ""\nstate = "{tmp_path}"\n[[rules]]\nsteps = []\napprove = "never"\n')
+    fleet.write_text(FLEET + PROGRAM)
+    line = [sys.executable, "-P", "-m", "forewarn", "--data", str(tmp_path / "data")]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*line, *words], cwd=here, capture_output=True, text=True, timeout=60)
+
+    up = ["up", "--port", str(port), "--fleet", str(fleet), "--workers", "1", "--console", ""]
+    child = subprocess.Popen([*line, *up], cwd=here, stdout=subprocess.DEVNULL)
+    try:
+        eventually(lambda: "of busy ended with code 0" in run("history").stdout or child.poll() is not None)
+        agent = run("agent", "run", "--once", "--config", "agent.toml", "--endpoint", f"http://127.0.0.1:{port}")
+        assert (agent.returncode, agent.stderr) == (0, "INFO the endpoint answers\n")
+    finally:
+        child.terminate()
+        assert child.wait(30) == 0
+    assert not (here / "ran").exists()

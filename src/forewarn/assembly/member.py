@@ -115,7 +115,7 @@ def _launch(shared: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     with theirs:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(shared)],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(shared)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env=surroundings,

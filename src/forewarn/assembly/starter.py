@@ -161,7 +161,7 @@ _LOG = "keeper.log"
 
 def _launch(vm: Vm, *, data: Path, directory: Path) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    line = [sys.executable, "-m", "forewarn.vm", str(data), vm.key, *vm.program]
+    line = [sys.executable, "-P", "-m", "forewarn.vm", str(data), vm.key, *vm.program]
     ours = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
     with (directory / _LOG).open("wb") as log_file:
         return subprocess.Popen(

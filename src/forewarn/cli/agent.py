@@ -60,7 +60,7 @@ def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once:
 
 def _become_agent(file: Path, endpoint: str | None, once: bool) -> None:
     """The agent gets a process without the command's libraries: it stays for months, and they are half its memory."""
-    words = ["-m", "forewarn.agent", "--config", str(file)]
+    words = ["-P", "-m", "forewarn.agent", "--config", str(file)]
     words += ["--endpoint", endpoint] if endpoint else []
     words += ["--once"] if once else []
     sys.stdout.flush()
