@@ -17,6 +17,7 @@ from forewarn.testing.process import Endpoint
 
 _LENGTH = re.compile(rb"\r\nContent-Length: (\d+)")
 _ETAG = re.compile(rb'\r\nETag: ("[^"]*")')
+_GOOD = b"HTTP/1.1 200"
 _AT_ONCE = 200  # connecting ones
 _PATIENCE_S = 120.0
 T = TypeVar("T")
@@ -102,10 +103,8 @@ class Crowd:
 
     async def poll(self, guests: Sequence[Guest] | None = None) -> None:
         """Everybody once, or these, and remember what the document is called."""
-        answer = await self.ask(poll(), guests).all()
-        found = _ETAG.search(answer)
-        assert found is not None, answer[:300]
-        self.etag = found[1].decode()
+        answers = await self.ask(poll(), guests).all()
+        self.etag = etag_of(answers[-1])
 
     async def pool(self, tasks: Iterable[tuple[Guest, bytes]], at_once: int) -> int:
         """Every guest its request, never more than so many at the same time; how many there were."""
@@ -133,28 +132,44 @@ class Crowd:
 
 
 class Round:
-    """Answers that are awaited together, and when each came."""
+    """Answers that are awaited together, and when each came; one that is not good ends it."""
 
     def __init__(self, count: int) -> None:
-        self._missing = count
-        self._last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._count = count
+        self._over: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.answers: list[bytes] = []
         self.times: list[float] = []
 
     def hear(self, answer: bytes) -> None:
         self.times.append(time.perf_counter())
-        self._missing -= 1
-        if (not answer or self._missing == 0) and not self._last.done():
-            self._last.set_result(answer)
+        self.answers.append(answer)
+        if (len(self.answers) == self._count or not answer.startswith(_GOOD)) and not self._over.done():
+            self._over.set_result(answer)
 
-    async def all(self) -> bytes:
-        """The last answer, when everybody has theirs."""
-        answer = await asyncio.wait_for(self._last, _PATIENCE_S)
-        _must_be_good(answer)
-        return answer
+    def must_wait(self) -> None:
+        """AssertionError if anybody was answered already."""
+        early = f"{len(self.answers)} of {self._count} guests were answered before anything changed"
+        assert not self.answers, f"{early}: {self.answers[0][:300]!r}"
+
+    async def all(self) -> list[bytes]:
+        """Every answer, when everybody has theirs."""
+        _must_be_good(await asyncio.wait_for(self._over, _PATIENCE_S))
+        return self.answers
+
+    def must_be_news(self, etag: str) -> None:
+        """AssertionError if anybody was given the document that they knew."""
+        stale = sum(etag_of(answer) == etag for answer in self.answers)
+        assert not stale, f"{stale} of {self._count} guests were given {etag}, the document that they knew"
+
+
+def etag_of(answer: bytes) -> str:
+    found = _ETAG.search(answer)
+    assert found is not None, f"a guest was answered without an ETag: {answer[:300]!r}"
+    return found[1].decode()
 
 
 def _must_be_good(answer: bytes) -> None:
-    assert answer.startswith(b"HTTP/1.1 200"), f"a guest was answered {answer[:300]!r}"
+    assert answer.startswith(_GOOD), f"a guest was answered {answer[:300]!r}"
 
 
 def play(story: Coroutine[Any, Any, T]) -> T:

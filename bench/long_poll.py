@@ -51,15 +51,22 @@ async def _story(ground: Ground, service: Subject, guests: int) -> tuple[list[li
     for _ in ground.track(f"{guests:,} long polls, changes", range(max(2, ground.sized(_CHANGES)))):
         await crowd.poll()
         waiting = crowd.ask(poll(crowd.etag, _WAIT_S))
-        await asyncio.to_thread(wait_until_quiet, service.pid)
+        await asyncio.to_thread(_settle, service, guests)
+        waiting.must_wait()
         begin, before, ours = time.perf_counter(), cpu_s(service.pid), time.process_time()
         change = asyncio.to_thread(_change, service, pending)
         pending, _ = await asyncio.gather(change, waiting.all())
         rounds.append([(at - begin) * 1e3 for at in waiting.times])
         theirs_us.append((time.process_time() - ours) / guests * 1e6)
         busy_us.append((cpu_s(service.pid) - before) / guests * 1e6)
+        waiting.must_be_news(crowd.etag)
     crowd.close()
     return rounds, busy_us, theirs_us
+
+
+def _settle(service: Subject, guests: int) -> None:
+    wait_until_quiet(service.pid)
+    service.must_hold(guests)
 
 
 def _change(service: Subject, pending: str) -> str:

@@ -26,12 +26,22 @@ def _figure(ground: Ground, name: str, wait_s: int) -> Figure:
     guests = ground.sized(_GUESTS)
     with subject(ground.directory / name, one_scope(_VMS)) as service:
         before, after = play(_story(ground, service, guests, wait_s))
+    assert after > before, f"{guests} connections took no memory: {before} bytes before, {after} after"
     return Figure(
         name=name,
         value=(after - before) / guests / 1024,
         note=f"over {guests:,} connections",
         samples={"before_bytes": (before,), "after_bytes": (after,)},
     )
+
+
+def _used(service: Subject, connections: int, wait_s: int) -> int:
+    """Memory, when all are there and nothing is left to do."""
+    wait_until_quiet(service.pid)
+    service.must_have(connections)
+    service.must_hold(connections if wait_s else 0)
+    wait_until_quiet(service.pid)
+    return memory_bytes(service.pid)
 
 
 async def _story(ground: Ground, service: Subject, guests: int, wait_s: int) -> tuple[int, int]:
@@ -42,9 +52,8 @@ async def _story(ground: Ground, service: Subject, guests: int, wait_s: int) -> 
         await crowd.connect(seats, count)
         newcomers = crowd.guests[there:]
         await crowd.poll(newcomers)
-        if wait_s:
-            crowd.ask(poll(crowd.etag, wait_s), newcomers)
-        await asyncio.to_thread(wait_until_quiet, service.pid)
-        used.append(memory_bytes(service.pid))
+        waiting = crowd.ask(poll(crowd.etag, wait_s), newcomers if wait_s else [])
+        used.append(await asyncio.to_thread(_used, service, len(crowd.guests), wait_s))
+        waiting.must_wait()
     crowd.close()
     return used[0], used[1]

@@ -73,16 +73,32 @@ class Subject(ServiceProcess):
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """What the API answers, however long that takes; AssertionError if it refuses."""
+        return json.loads(self._fetch(method, "/forewarn/v1" + path, None if body is None else json.dumps(body)))
+
+    def series(self, name: str) -> float:
+        """What the service tells Prometheus of this series."""
+        return series_in(self._fetch("GET", "/metrics").decode(), name)
+
+    def must_have(self, connections: int) -> None:
+        """AssertionError unless so many connections of VMs are open."""
+        there = self.series("forewarn_connections")
+        assert there == connections, f"{there:.0f} connections are open where {connections} were made"
+
+    def must_hold(self, count: int) -> None:
+        """AssertionError unless so many requests are held."""
+        held = self.series("forewarn_long_polls_waiting")
+        assert held == count, f"the service holds {held:.0f} requests where {count} wait"
+
+    def _fetch(self, method: str, target: str, payload: str | None = None) -> bytes:
         connection = http.client.HTTPConnection("localhost", timeout=_LONG_S)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(_LONG_S)
         connection.sock.connect(str(self.data / "forewarn.sock"))
         try:
-            payload = None if body is None else json.dumps(body)
-            connection.request(method, "/forewarn/v1" + path, payload, {"Content-Type": "application/json"})
+            connection.request(method, target, payload, {"Content-Type": "application/json"})
             response = connection.getresponse()
-            given = json.loads(response.read())
-            assert response.status < 300, f"{method} {path}: {response.status} {given}"
+            given = response.read()
+            assert response.status < 300, f"{method} {target}: {response.status} {given!r}"
             return given
         finally:
             connection.close()
@@ -93,6 +109,14 @@ class Subject(ServiceProcess):
 
     def withdraw(self, event_id: str) -> None:
         self.ask("POST", f"/events/{event_id}/withdraw", {})
+
+
+def series_in(page: str, name: str) -> float:
+    """The value of one series, by its name and labels as the page spells them."""
+    for line in page.splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.rpartition(" ")[2])
+    raise LookupError(f"the service tells nothing of {name}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from bench import azure_mock
+from bench.azure_mock import QUOTED, measure
 from bench.figure import Figure, absent, failed, shown
 from bench.ground import Ground
 from bench.machine import Machine
@@ -56,8 +56,8 @@ def test_a_figure_is_reached_at_its_bound_and_not_before(name: str, value: float
 @pytest.mark.parametrize("ours", [1.2, 0.001], ids=["faster than nginx", "slower than the mock server"])
 def test_beside_a_quoted_figure_nothing_is_reached_and_nothing_missed(tmp_path: Path, ours: float) -> None:
     ground = Ground(directory=tmp_path, seen={"keep-alive-rate": Figure(name="keep-alive-rate", value=ours)})
-    (figure,) = azure_mock.measure(ground)
-    assert (figure.value, figure.verdict) == (ours / azure_mock.QUOTED, Verdict.REPORTED)
+    (figure,) = measure(ground)
+    assert (figure.value, figure.verdict) == (ours / QUOTED, Verdict.REPORTED)
     assert "quoted" in figure.target.what
     assert "quoted, not measured here" in figure.note
 

@@ -1,0 +1,88 @@
+"""What was measured did happen: a row is measured to its end only where it can show that."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from bench.crowd import Round
+from bench.subject import Subject, series_in
+
+GOOD = b'HTTP/1.1 200 OK\r\nETag: "1-2"\r\nContent-Length: 0\r\n\r\n'
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+PAGE = """# HELP forewarn_long_polls_waiting Requests that are held.
+forewarn_long_polls_waiting 250.0
+forewarn_connections 200.0
+forewarn_requests_total{of="approval",outcome="200"} 3.0
+forewarn_requests_total{of="approval",outcome="4xx"} 1.0
+"""
+
+
+class Told(Subject):
+    """A service that is never started, and tells Prometheus always the same."""
+
+    def _fetch(self, method: str, target: str, payload: str | None = None) -> bytes:
+        return PAGE.encode()
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(data=tmp_path)
+
+
+def heard(*answers: bytes, count: int | None = None) -> Round:
+    """A round in which these were heard."""
+
+    async def hear() -> Round:
+        asking = Round(len(answers) if count is None else count)
+        for answer in answers:
+            asking.hear(answer)
+        await asking.all()
+        return asking
+
+    return asyncio.run(hear())
+
+
+@pytest.mark.parametrize("bad", [BUSY, b""], ids=["refused", "cut off"])
+@pytest.mark.parametrize("place", range(3))
+def test_one_bad_answer_among_many_ends_a_round_wherever_it_comes(bad: bytes, place: int) -> None:
+    answers = [GOOD, GOOD, GOOD]
+    answers[place] = bad
+    with pytest.raises(AssertionError, match="a guest was answered"):
+        heard(*answers)
+
+
+def test_a_bad_answer_ends_a_round_before_the_others_are_there() -> None:
+    with pytest.raises(AssertionError, match="503"):
+        heard(GOOD, BUSY, count=10_000)
+
+
+def test_a_long_poll_that_is_answered_before_the_change_is_no_long_poll() -> None:
+    with pytest.raises(AssertionError, match="2 of 2 guests were answered before anything changed"):
+        heard(GOOD, GOOD).must_wait()
+
+
+def test_whoever_is_given_the_document_that_they_knew_was_told_nothing() -> None:
+    asked = heard(GOOD, GOOD.replace(b"1-2", b"1-3"))
+    asked.must_be_news('"1-1"')
+    with pytest.raises(AssertionError, match='1 of 2 guests were given "1-2"'):
+        asked.must_be_news('"1-2"')
+
+
+def test_a_series_is_read_by_its_name_and_labels() -> None:
+    assert series_in(PAGE, 'forewarn_requests_total{of="approval",outcome="200"}') == 3
+    with pytest.raises(LookupError, match="tells nothing of forewarn_long_polls"):
+        series_in(PAGE, "forewarn_long_polls")
+
+
+def test_as_many_must_wait_as_the_service_holds(told: Told) -> None:
+    told.must_hold(250)
+    with pytest.raises(AssertionError, match="holds 250 requests where 251 wait"):
+        told.must_hold(251)
+
+
+def test_as_many_connections_must_be_open_as_were_made(told: Told) -> None:
+    told.must_have(200)
+    with pytest.raises(AssertionError, match="200 connections are open where 5000 were made"):
+        told.must_have(5000)
