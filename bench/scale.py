@@ -26,9 +26,18 @@ _POSTGRES = 4_900  # transactions a second; measured when the stores were chosen
 _LISTENERS = 300
 _CHANGES = 1_000
 
+_LIMITS = {  # figure → what profiles (perf, py-spy) said of it
+    "keep-alive-rate": "TBD",
+    "half-rate-p99": "TBD",
+    "mixed-rate": "TBD",
+    "long-poll-last": "TBD",
+    "approval-rate": "TBD",
+}
+
 
 def scale_markdown(result: Result) -> str:
-    return _PAGE.read_text(encoding="utf-8").format(**_machine(result), **_sums(_Figures(result)))
+    figures = _Figures(result)
+    return _PAGE.read_text(encoding="utf-8").format(**_machine(result), **_sums(figures), limits=_limits(figures))
 
 
 class _Figures:
@@ -37,23 +46,31 @@ class _Figures:
     def __init__(self, result: Result) -> None:
         self._figures = {figure.name: figure for figure in result.figures}
 
+    def figure(self, name: str) -> Figure:
+        return self._figures[name]
+
     def value(self, name: str) -> float:
-        value = self._figure(name).value
+        value = self.figure(name).value
         if value is None:
             raise LookupError(f"the result has no value of {name!r}: measure all rows again")
         return value
 
     def sample(self, name: str, of: str) -> float:
-        return median(self._figure(name).samples[of])
+        return median(self.figure(name).samples[of])
 
     def first(self, name: str, of: str) -> float:
-        return self._figure(name).samples[of][0]
+        return self.figure(name).samples[of][0]
 
     def last(self, name: str, of: str) -> float:
-        return self._figure(name).samples[of][-1]
+        return self.figure(name).samples[of][-1]
 
-    def _figure(self, name: str) -> Figure:
-        return self._figures[name]
+
+def _limits(figures: _Figures) -> str:
+    rows = ((figures.figure(name), why) for name, why in _LIMITS.items())
+    return "\n".join(
+        f"| {figure.target.what} | {figure.words} | {figure.target.words} | {figure.verdict} | {why} |"
+        for figure, why in rows
+    )
 
 
 def _machine(result: Result) -> dict[str, str | int]:

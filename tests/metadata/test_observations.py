@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forewarn.core.history import Sighting
 from forewarn.metadata import Observations, View
+from forewarn.metadata.observation import PORTION
 from forewarn.protocol.document import Document, Kind, Status
 from forewarn.protocol.instance import InstanceFacts
 from forewarn.store.seam import Polled
@@ -143,3 +144,30 @@ def test_memory_stays_bounded_while_the_writer_is_away(notice, caplog):
     seen.given(view(notice(), vm="late"), "2020-07-01", 2.0)
     seen.put_back(*first)
     assert [given.vm for given in seen.take()[1]] == ["vm-0", "vm-1", "vm-2"]
+
+
+def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
+    seen = Observations()
+    vms = [f"vm-{index}" for index in range(2 * PORTION + 1)]
+    for vm in vms:
+        seen.asked(view(vm=vm), "2020-07-01", 1.0)
+    first, _ = seen.take()
+    seen.asked(view(vm=first[0].vm), "2020-07-01", 2.0)
+    seen.asked(view(vm=vms[-1]), "2020-07-01", 2.0)
+    (second, _), (third, _), rest = seen.take(), seen.take(), seen.take()
+    assert [poll.vm for poll in (*first, *second, *third)] == [*vms, vms[0]]
+    assert [poll.count for poll in third] == [2, 2]
+    assert rest == ([], [])
+
+
+def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):
+    async def story(world):
+        client = await world.connect()
+        for _ in range(3):
+            await client.ask()
+        assert world.server.observations.pace("a").silent_s < 60
+        assert [pace.silent_s < 60 for _, pace in world.server.observations.paces()] == [True]
+        [poll], _ = world.server.observations.take()
+        assert poll.count == 3
+
+    play(story)

@@ -23,17 +23,25 @@ async def write_observations(observations: Observations, store: Store, *, every_
         await flush(observations, store)
 
 
-async def flush(observations: Observations, store: Store) -> None:
+async def write_all_observations(observations: Observations, store: Store) -> None:
+    """However many they are; what cannot be written is lost with us."""
+    while await flush(observations, store):
+        pass
+
+
+async def flush(observations: Observations, store: Store) -> bool:
+    """Write down what is new, or of many VMs a part of it; whether there was anything, and it is written."""
     polls, sightings = observations.take()
     if not polls and not sightings:
-        return
+        return False
     try:
         await store.observe(polls, sightings)
     except ForewarnError as error:
         log.warning("what VMs asked could not be written down, keeping it: %s", error)
         observations.put_back(polls, sightings)
-    else:
-        observations.written(sightings)
+        return False
+    observations.written(sightings)
+    return True
 
 
 async def tend_faults(table: FaultTable, faults: Faults, *, every_s: float = 1.0) -> None:

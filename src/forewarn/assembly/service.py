@@ -22,6 +22,7 @@ from forewarn.assembly.chores import (
     note_faults,
     prune_history,
     tend_faults,
+    write_all_observations,
     write_observations,
 )
 from forewarn.assembly.directory import DataDirectory
@@ -174,7 +175,7 @@ async def _go_on(stack: AsyncExitStack, service: Service, windows: tuple[socket.
     await _keep(stack, control.reconciler.run())
     await _keep(stack, control.outbox.run())
     await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows)
-    stack.push_async_callback(flush, mouth.observations, control.store)
+    stack.push_async_callback(write_all_observations, mouth.observations, control.store)
     stack.push_async_callback(note_faults, mouth.faults, control.faults)
     stack.push_async_callback(mouth.drain, DRAIN_S)
     await _keep(stack, tend_faults(mouth.faults, control.faults))

@@ -124,7 +124,7 @@ class Worker:
             feed.Expose: self._expose,
             feed.Shut: self._shut,
             feed.Echo: lambda told: self._pipe.say(feed.pack(feed.Echoed(told.id))),
-            feed.Report: lambda told: self._report(told.id),
+            feed.Report: self._report_to,
             feed.Drain: lambda told: self.leave(told.timeout_s),
         }
 
@@ -285,12 +285,18 @@ class Worker:
             if self._server is not None and self._asking.is_heard:
                 self._report()
 
-    def _report(self, number: int = 0) -> None:
+    def _report_to(self, told: feed.Report) -> None:
+        self._report(told.id)
+
+    def _report(self, number: int = 0) -> bool:
+        """What was seen since the last time; whether there was anything."""
         polls, sightings = self._running.observations.take_new()
         touches = self._running.faults.take()
         told, self._told = self._told, self._running.counted()
-        if number or polls or sightings or touches or told != self._told:
+        is_new = bool(polls or sightings or touches or told != self._told)
+        if number or is_new:
             self._pipe.say(feed.pack(feed.Seen(polls, sightings, touches, number, self._told)))
+        return is_new
 
     def _tell_touches_soon(self) -> None:
         """At once: whoever looks at a fault wants to see what it did."""
@@ -307,7 +313,8 @@ class Worker:
     async def _drain(self, timeout_s: float) -> None:
         await self._running.drain(timeout_s)
         self._serving.clear()
-        self._report()
+        while self._report():
+            await asyncio.sleep(0)
         while not self._pipe.is_quiet and not self._over.done():
             await asyncio.sleep(0.001)
         self._end(DRAINED)

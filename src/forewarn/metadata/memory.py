@@ -8,9 +8,10 @@ that is found needs no further test. What repeats would have put down is worked 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from forewarn.metadata.observation import Observations
+from forewarn.metadata.observation import Observations, portion_of
 from forewarn.metadata.reply import Dated, Writer
 from forewarn.metadata.seam import View
 from forewarn.metadata.sort import Sort
@@ -65,7 +66,7 @@ class Memory:
         self._shelves: dict[str, Shelf] = {}
         self._repeated: dict[Shelf, None] = {}
         self._date = writer.date_at(now())
-        observations.settle_with(self.settle)
+        observations.settle_with(self.settle_some, self.settle_for)
 
     def answers_for(self, vm: str | None, is_loopback: bool, is_local: bool) -> Answers | None:
         """What is remembered for the VM's callers of this kind; None: nothing."""
@@ -129,13 +130,13 @@ class Memory:
         self._is_on = False
         self.forget_all()
 
-    def settle(self) -> None:
-        """Put down what repeats would have put down one by one."""
-        for shelf in tuple(self._repeated):
+    def settle_some(self) -> None:
+        """Put down what repeats would have put down one by one; of many VMs those that wait longest."""
+        for shelf in tuple(islice(self._repeated, portion_of(len(self._repeated)))):
             self._settle(shelf)
 
     def settle_for(self, vm: str) -> None:
-        """As `settle`, for one VM, whose next request is to come after those."""
+        """As `settle_some`, for one VM, whose next request is to come after those."""
         shelf = self._shelves.get(vm)
         if shelf is not None:
             self._settle(shelf)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -21,10 +22,14 @@ from forewarn.store.seam import Polled
 
 _log = logging.getLogger(__name__)
 
+PORTION = 2_000  # VMs that are told of at once: many more would make others wait
+_TURNS = 20  # until everybody has been told of: seconds, and with those that are slow to tell it fewer than SILENT_S
 _MOST_SIGHTINGS = 100_000
 _MOST_VMS = 200_000  # as many as polls are remembered for
 _WINDOW_S = 60.0  # of real time: how often a VM asks is told of the last one or two of these
 _SPELLED = {wire.Status.SCHEDULED: Status.SCHEDULED.value, wire.Status.STARTED: Status.STARTED.value}
+
+Batch = tuple[list[Polled], list[Sighting]]
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class Observations:
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
         self._settle: Callable[[], None] = lambda: None
+        self._settle_for: Callable[[str], None] = lambda vm: None
         self._hears: list[Callable[[Sequence[Sighting]], None]] = []
         self._hears_begin: list[Callable[[Sequence[str]], None]] = []
         self._begun: dict[str, None] = {}  # VMs that began to ask since others were last told
@@ -68,9 +74,12 @@ class Observations:
             seen = self._seen_of(poll.vm)
             seen.count, seen.scope_id = poll.count, poll.scope_id
 
-    def settle_with(self, settle: Callable[[], None]) -> None:
-        """Call this before a batch is handed out: it tells what was asked and not told yet."""
-        self._settle = settle
+    def settle_with(self, settle: Callable[[], None], settle_for: Callable[[str], None]) -> None:
+        """Call the first before a batch is handed out: it tells what was asked and not told yet, of many VMs a
+
+        part. The second does that for one VM.
+        """
+        self._settle, self._settle_for = settle, settle_for
 
     def follow(self, hear: Callable[[Sequence[Sighting]], None]) -> Callable[[], None]:
         """Tell of sightings once they are written down; what is returned stops that."""
@@ -113,7 +122,7 @@ class Observations:
                 seen.events.add(event)
                 self._keep([_sighting(notice, view, version, at)])
 
-    def take_new(self) -> tuple[list[Polled], list[Sighting]]:
+    def take_new(self) -> Batch:
         """As `take`, but counts are those since the last batch: for whoever gathers them from several."""
         polls, sightings = self.take()
         for poll in polls:
@@ -129,13 +138,16 @@ class Observations:
             self._polls[poll.vm] = replace(poll, at=seen.at, count=seen.count)
         self._keep(sightings)
 
-    def take(self) -> tuple[list[Polled], list[Sighting]]:
-        """All that is new since the last batch; `put_back` what could not be written."""
+    def take(self) -> Batch:
+        """What is new since the last batch; of many VMs a part, those that wait longest. `put_back` what could not be
+
+        written.
+        """
         self._moment = self._real()
         self._settle()
         self._moment = 0.0
-        polls, sightings = list(self._polls.values()), self._sightings
-        self._polls, self._sightings = {}, []
+        polls = [self._polls.pop(vm) for vm in tuple(islice(self._polls, portion_of(len(self._polls))))]
+        sightings, self._sightings = self._sightings, []
         return polls, sightings
 
     def put_back(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
@@ -146,13 +158,15 @@ class Observations:
 
     def pace(self, vm: str) -> Pace | None:
         """How this VM asks; None: it never has."""
+        self._settle_for(vm)
         seen = self._seen.get(vm)
         return None if seen is None or not seen.count else self._pace(seen, self._real())
 
     def paces(self) -> Iterator[tuple[str, Pace]]:
         """How every VM asks that ever has, each with its scope; changes meanwhile may be missed."""
         now = self._real()
-        for seen in tuple(self._seen.values()):
+        for vm, seen in tuple(self._seen.items()):
+            self._settle_for(vm)
             if seen.count:
                 yield seen.scope_id, self._pace(seen, now)
 
@@ -196,6 +210,11 @@ class Observations:
             if not self.lost:
                 _log.warning("%d sightings wait to be written; further ones are lost", self._most_sightings)
             self.lost += lost
+
+
+def portion_of(waiting: int) -> int:
+    """How many of so many VMs are told of at once."""
+    return max(PORTION, waiting // _TURNS)
 
 
 def _sighting(notice: wire.Notice, view: View, version: str, at: float) -> Sighting:

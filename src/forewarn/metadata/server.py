@@ -74,7 +74,7 @@ class MetadataServer:
 
     @property
     def tally(self) -> Tally:
-        self._memory.settle()
+        self._memory.settle_some()
         return self._tally
 
     def counted(self) -> Counted:
