@@ -22,11 +22,12 @@ class Contender:
     rates: list[float] = field(default_factory=list)  # requests a second
     costs: list[float] = field(default_factory=list)  # microseconds of the server's CPU time per request
 
-    def run(self, load: Callable[[str], Load]) -> None:
+    def run(self, load: Callable[[str], Load]) -> Load:
         before = cpu_s(self.pid)
         seen = load(self.url)
         self.rates.append(seen.rate)
         self.costs.append((cpu_s(self.pid) - before) / seen.requests * 1e6)
+        return seen
 
 
 @contextmanager

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 
 import pytest
 from bench.crowd import Round
+from bench.mixed import Pace, changes, incarnation, must_be_mixed
 from bench.subject import Subject, series_in
+
+from forewarn.testing.process import Answer, eventually
 
 GOOD = b'HTTP/1.1 200 OK\r\nETag: "1-2"\r\nContent-Length: 0\r\n\r\n'
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
@@ -86,3 +90,63 @@ def test_as_many_connections_must_be_open_as_were_made(told: Told) -> None:
     told.must_have(200)
     with pytest.raises(AssertionError, match="200 connections are open where 5000 were made"):
         told.must_have(5000)
+
+
+class Changed(Subject):
+    """A service that is never started, and refuses whatever comes after so many calls."""
+
+    def __init__(self, *, data: Path, calls: int) -> None:
+        super().__init__(data=data)
+        self.pending: list[str] = []
+        self.has_refused = Event()
+        self._calls = calls
+
+    def schedule(self, *vms: str) -> list[str]:
+        self._call()
+        self.pending.append("AB-12")
+        return self.pending
+
+    def withdraw(self, event_id: str) -> None:
+        self._call()
+        self.pending.remove(event_id)
+
+    def _call(self) -> None:
+        self._calls -= 1
+        if self._calls < 0:
+            self.has_refused.set()
+            raise AssertionError("409: refused")
+
+
+def test_changes_go_on_until_they_are_stopped_and_leave_nothing_pending(tmp_path: Path) -> None:
+    service = Changed(data=tmp_path, calls=1_000_000)
+    with changes(service) as pace:
+        eventually(lambda: pace.count >= 3)
+    assert pace.count >= 4
+    assert pace.seconds > 0
+    assert not service.pending
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4])
+def test_a_change_that_is_refused_is_no_mixed_load(tmp_path: Path, calls: int) -> None:
+    service = Changed(data=tmp_path, calls=calls)
+    with pytest.raises(AssertionError, match="refused"), changes(service):
+        assert service.has_refused.wait(30)
+
+
+def test_nine_changes_a_second_are_enough_and_fewer_are_not() -> None:
+    Pace(count=36, seconds=4).must_be_kept(36)
+    with pytest.raises(AssertionError, match=r"only 8\.8 changes a second"):
+        Pace(count=35, seconds=4).must_be_kept(35)
+
+
+def test_changes_must_be_seen_in_the_document_that_is_polled() -> None:
+    assert incarnation(Answer(200, b'{"DocumentIncarnation":7,"Events":[]}', {})) == 7
+    with pytest.raises(AssertionError, match="only 0 of 40 changes were seen"):
+        Pace(count=40, seconds=4).must_be_kept(0)
+
+
+@pytest.mark.parametrize("approvals", [0, 500, 2000], ids=["none", "half", "twice as many"])
+def test_one_request_in_a_hundred_must_be_an_approval(approvals: int) -> None:
+    must_be_mixed(100_000, 1000)
+    with pytest.raises(AssertionError, match=f"{approvals} of 100000 requests were approvals"):
+        must_be_mixed(100_000, approvals)
