@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -362,5 +363,37 @@ def test_what_is_asked_again_is_not_read_again(notice, asked):
             wire.say(asked)
         assert len(read) == once > 0
         assert wire.heard.count(b"HTTP/1.1 200 OK") == server.tally.answers[200] == 101
+
+    asyncio.run(story())
+
+
+def test_a_fault_of_one_vm_leaves_what_is_remembered_for_others(notice):
+    """Neither when it is set or cleared, nor when what it has touched is written down."""
+    read = []
+
+    def rules(location):
+        read.append(location)
+        return Rules()
+
+    fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
+
+    async def story():
+        telling = Telling(notice, remembers=True, limits=Limits())
+        server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
+        wire, other = (Wire(server.admit(Caller(place=f"at {vm}", vm=vm, is_loopback=True))) for vm in "ab")
+        wire.say(get())
+        other.say(get())
+        once = len(read)
+        for faults in ([fault], [msgspec.structs.replace(fault, touched=3, touched_at=1.0)], []):
+            server.arm(faults)
+            wire.say(get())
+        assert len(read) == once > 0
+        assert wire.heard.count(b"HTTP/1.1 200 OK") == 4
+
+        server.arm([fault])
+        other.say(get())
+        server.arm([])
+        other.say(get())
+        assert re.findall(rb"HTTP/1.1 (\d+)", other.heard) == [b"200", b"410", b"200"]
 
     asyncio.run(story())

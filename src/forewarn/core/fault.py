@@ -136,6 +136,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def left(self) -> int | None:
         return None if self.count is None else max(0, self.count - self.touched)
 
+    @property
+    def untouched(self) -> Fault:
+        """As it was when it was set."""
+        return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
+
     def value(self, name: str) -> float:
         return self.parameters.get(name, FAULTS[self.kind].parameters[name].default)
 

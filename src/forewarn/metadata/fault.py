@@ -48,11 +48,11 @@ class FaultTable:
         self._armed_at: dict[str, float] = {}  # fault → loop time
         self._first_asked_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
         self._untold: dict[tuple[str, str], Touch] = {}
-        self._tell: list[Callable[[], None]] = []
+        self._tell: list[Callable[[Sequence[str] | None], None]] = []
         self._tell_touched: list[Callable[[], None]] = []
 
-    def follow(self, tell: Callable[[], None]) -> None:
-        """Tell this when other faults may be on than before."""
+    def follow(self, tell: Callable[[Sequence[str] | None], None]) -> None:
+        """Tell this for which VMs other faults may be on than before; None: for any."""
         self._tell.append(tell)
 
     def follow_touches(self, tell: Callable[[], None]) -> None:
@@ -63,15 +63,14 @@ class FaultTable:
         """From now on these, and no others, are on."""
         armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
         at = asyncio.get_running_loop().time()
-        matters = bool(armed or self._armed)
+        changed = _changed_between(self._armed or (), armed)
         self._armed = armed or None
-        self._troubles = {}
         self._allowance.begin(armed)
         self._armed_at = {fault.id: self._armed_at.get(fault.id, at) for fault in armed}
         self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._armed_at}
         self.past.watch(any(fault.kind is FaultKind.STALE for fault in armed))
-        for tell in self._tell if matters else ():
-            tell()
+        if changed:
+            self._look_again(changed)
 
     def trouble_of(self, view: View) -> Trouble | None:
         """What is wrong with this VM's transport; None: nothing."""
@@ -115,6 +114,16 @@ class FaultTable:
         """What was shown `age` ago, though nothing from before the fault was set."""
         at = asyncio.get_running_loop().time() - fault.value("age_s")
         return self.past.view(view, max(at, self._armed_at.get(fault.id, at)))
+
+    def _look_again(self, changed: Sequence[Fault]) -> None:
+        vms = [fault.vm for fault in changed] if all(fault.vm for fault in changed) else None
+        if vms is None:
+            self._troubles = {}
+        else:
+            for vm in vms:
+                self._troubles.pop(vm, None)
+        for tell in self._tell:
+            tell(vms)
 
     def _look(self, armed: Sequence[Fault], view: View) -> Trouble | None:
         faults = tuple(fault for fault in armed if fault.covers(scope_id=view.scope_id, vm=view.vm))
@@ -172,6 +181,12 @@ class Trouble:
 
     def _on(self, *kinds: FaultKind) -> Iterator[Fault]:
         return (fault for fault in self.faults if fault.kind in kinds and self.table.is_on(fault))
+
+
+def _changed_between(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
+    """Faults that came or went. What one has touched is written down every second and makes it no other."""
+    known, new = [fault.untouched for fault in before], [fault.untouched for fault in after]
+    return [fault for fault in (*known, *new) if fault not in known or fault not in new]
 
 
 def _throttled(fault: Fault) -> Response:

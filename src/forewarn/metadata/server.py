@@ -57,7 +57,7 @@ class MetadataServer:
         )
         board.follow(self._memory.forget)
         callers.follow(self._memory.forget)
-        self.faults.follow(self._memory.forget_all)
+        self.faults.follow(lambda vms: self._memory.forget_all() if vms is None else self._memory.forget(vms))
         reception = Reception(
             board=board,
             backend=backend,
