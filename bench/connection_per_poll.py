@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.contest import arena, compete, cost_and_rate
+from bench.contest import arena, compete, cost_and_rate, must_make_connections
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.wrk import Load, wrk
@@ -11,6 +11,7 @@ from bench.wrk import Load, wrk
 def measure(ground: Ground) -> tuple[Figure, ...]:
     with arena(ground, "connection", per_connection=True) as pair:
         compete(ground, "a connection per poll, ours and nginx in turn", pair, _load)
+    must_make_connections(pair)
     return cost_and_rate("connection", pair)
 
 

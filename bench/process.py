@@ -47,6 +47,12 @@ def cpu_s(pid: int) -> float:
     return sum(_ticks(member) for member in family(pid)) / _TICKS
 
 
+def connections_made() -> int:
+    """How many TCP connections this machine has opened to others or to itself since it was started."""
+    names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line[:4] == "Tcp:")
+    return int(values[names.index("ActiveOpens")])
+
+
 def memory_bytes(pid: int) -> int:
     """Its proportional share of what is in memory."""
     return _kib(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") * 1024

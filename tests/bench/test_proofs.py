@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import socket
+import subprocess
+import time
 from pathlib import Path
 from threading import Event
 
 import pytest
+from bench.contest import Contender, must_keep_connections, must_make_connections, size_of
 from bench.crowd import Round
 from bench.mixed import Pace, changes, incarnation, must_be_mixed
+from bench.process import connections_made
 from bench.subject import Subject, series_in
+from bench.two_workers import must_share
+from bench.wrk import Load
 
 from forewarn.testing.process import Answer, eventually
 
@@ -150,3 +159,66 @@ def test_one_request_in_a_hundred_must_be_an_approval(approvals: int) -> None:
     must_be_mixed(100_000, 1000)
     with pytest.raises(AssertionError, match=f"{approvals} of 100000 requests were approvals"):
         must_be_mixed(100_000, approvals)
+
+
+ON_WIRE = b"HTTP/1.1 200 OK\r\nETag: x\r\nContent-Length: 4\r\n\r\nbody"
+SIZE = size_of(Answer(200, b"body", {"ETag": "x", "Content-Length": "4"}))
+
+
+def ten_polls(url: str, size: int = SIZE) -> Load:
+    """A load that this process is busy with for a while."""
+    begin = time.process_time()
+    while time.process_time() - begin < 0.05:
+        pass
+    return Load(requests=10, duration_us=10, bytes=10 * size, refused=0, broken=0, p50_us=1, p99_us=1)
+
+
+def test_answers_must_be_as_large_as_the_one_that_was_looked_at() -> None:
+    assert len(ON_WIRE) == SIZE
+    measured = Contender(os.getpid(), "http://here", SIZE)
+    measured.run(ten_polls)
+    assert (len(measured.rates), len(measured.costs), len(measured.connections)) == (1, 1, 1)
+    with pytest.raises(AssertionError, match="did not always answer in full"):
+        measured.run(lambda url: ten_polls(url, SIZE - len(b"body")))
+
+
+def test_a_server_that_does_nothing_is_not_the_one_that_answers() -> None:
+    with subprocess.Popen(["sleep", "60"]) as idle:
+        try:
+            with pytest.raises(AssertionError, match=f"process {idle.pid} did nothing"):
+                Contender(idle.pid, "http://here").run(ten_polls)
+        finally:
+            idle.kill()
+
+
+def test_connections_of_this_machine_are_counted() -> None:
+    before = connections_made()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        assert connections_made() > before
+
+
+def test_polls_over_kept_connections_are_told_from_a_connection_per_poll() -> None:
+    kept, made = (Contender(1, "http://here", connections=per_poll) for per_poll in ([0.001, 0.01], [1.0, 0.999]))
+    must_keep_connections([kept])
+    must_make_connections([made])
+    with pytest.raises(AssertionError, match=r"1\.00 connections a poll, not over kept ones"):
+        must_keep_connections([kept, made])
+    with pytest.raises(AssertionError, match=r"0\.00 connections a poll, not one for each"):
+        must_make_connections([made, kept])
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        ({7: 5.0, 8: 1.01}, "a worker had nothing to do"),
+        ({7: 5.0, 9: 3.0}, "workers [7, 8] began, and [7, 9] ended"),
+    ],
+    ids=["one does it all", "one is new"],
+)
+def test_two_workers_are_two_that_work(after: dict[int, float], why: str) -> None:
+    before = {7: 1.0, 8: 1.0}
+    must_share(2, before, {7: 3.0, 8: 2.0})
+    with pytest.raises(AssertionError, match=re.escape(why)):
+        must_share(2, before, after)
+    with pytest.raises(AssertionError, match="0 workers began where 2 were wanted"):
+        must_share(2, {}, {})
