@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 import msgspec
@@ -61,20 +63,56 @@ def test_a_place_is_kept_while_its_fault_is_on_and_never_given_to_another() -> N
     assert shared.lay_out([replace(FAULT, id="f4")])["f4"] not in both.values()
 
 
+ELSEWHERE = (
+    "import sys, msgspec\n"
+    "from forewarn.core.fault import Fault\n"
+    "from forewarn.metadata.allowance import SharedAllowance\n"
+    "shared, fault = SharedAllowance(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
+    "shared.places = {fault.id: int(sys.argv[3])}\n"
+)
+
+
+def elsewhere(shared: SharedAllowance, fault: Fault, what: str) -> subprocess.Popen[str]:
+    """Another process that has the same allowance does this with it."""
+    place = str(shared.places[fault.id])
+    line = [sys.executable, "-c", ELSEWHERE + what, str(shared.file), msgspec.json.encode(fault).decode(), place]
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[shared.file])
+
+
 def test_several_processes_take_together_what_there_is() -> None:
     many = replace(FAULT, count=PROCESSES * EACH // 2)
     shared = laid_out(many)
-    take = (
-        "import sys, msgspec\n"
-        "from forewarn.core.fault import Fault\n"
-        "from forewarn.metadata.allowance import SharedAllowance\n"
-        "shared, fault = SharedAllowance(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
-        "shared.places = {fault.id: int(sys.argv[3])}\n"
-        f"print(sum(shared.take(fault) for _ in range({EACH})))"
-    )
-    line = [sys.executable, "-c", take, str(shared.file), msgspec.json.encode(many).decode(), str(shared.places["f1"])]
-    takers = [
-        subprocess.Popen(line, stdout=subprocess.PIPE, text=True, pass_fds=[shared.file]) for _ in range(PROCESSES)
-    ]
+    take = f"print(sum(shared.take(fault) for _ in range({EACH})))"
+    takers = [elsewhere(shared, many, take) for _ in range(PROCESSES)]
     assert sum(int(taker.communicate(timeout=60)[0]) for taker in takers) == many.count
+    shared.close()
+
+
+def test_nobody_waits_for_one_who_is_stopped_while_it_takes_and_nothing_is_lost() -> None:
+    shared = laid_out(FAULT)
+    stuck = elsewhere(shared, FAULT, "with shared._alone(): print('now', flush=True); sys.stdin.read()")
+    assert stuck.stdout is not None
+    assert stuck.stdout.readline() == "now\n"
+    assert not shared.take(FAULT)
+    stuck.communicate(timeout=60)
+    assert [shared.take(FAULT) for _ in range(4)] == [True, True, True, False]
+    shared.close()
+
+
+def test_after_the_end_nothing_is_written_to_whichever_file_has_that_number_now() -> None:
+    shared = laid_out(FAULT)
+    number = shared.file
+    with tempfile.TemporaryFile() as another:
+        shared.close()
+        os.dup2(another.fileno(), number)
+        assert set(shared.lay_out([FAULT, replace(FAULT, id="f3")])) == {"f1", "f3"}
+        shared.close()
+        os.close(number)
+        assert another.read() == b""
+
+
+def test_where_files_cannot_be_kept_in_memory_one_on_disk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    shared = laid_out(FAULT)
+    assert [shared.take(FAULT) for _ in range(4)] == [True, True, True, False]
     shared.close()

@@ -13,6 +13,7 @@ from typing import Protocol
 from forewarn.core.fault import Fault
 
 _COUNT = struct.Struct("=Q")
+_TRIES = 2000  # milliseconds at most: whoever has the lock has it for microseconds, unless it is stopped
 
 
 class Allowance(Protocol):
@@ -55,11 +56,16 @@ class SharedAllowance:
 
     @classmethod
     def new(cls) -> SharedAllowance:
+        if hasattr(os, "memfd_create"):
+            return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     def close(self) -> None:
-        os.close(self.file)
+        """The places of faults may still be asked for; nothing is written there."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
 
     def lay_out(self, faults: Iterable[Fault]) -> Mapping[str, int]:
         """The places of these, for the others to adopt; one that is left is never given again."""
@@ -76,26 +82,40 @@ class SharedAllowance:
     def take(self, fault: Fault) -> bool:
         if fault.count is None:
             return True
-        place = self.places[fault.id]
-        with self._alone():
-            touched = self._read(place)
-            if touched >= fault.count:
-                return False
+        with self._alone() as is_alone:
+            return is_alone and self._take_one(self.places[fault.id], fault.count)
+
+    def _take_one(self, place: int, count: int) -> bool:
+        touched = self._read(place)
+        if touched < count:
             self._write(place, touched + 1)
-            return True
+        return touched < count
 
     def _new_place(self, fault: Fault) -> int:
         place, self._next = self._next, self._next + _COUNT.size
-        self._write(place, fault.touched)
+        if self.file >= 0:
+            self._write(place, fault.touched)
         return place
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        fcntl.lockf(self.file, fcntl.LOCK_EX)
+    def _alone(self) -> Iterator[bool]:
+        """Whether nobody else takes meanwhile; False: somebody does and does not come to an end, and all VMs wait."""
+        is_alone = self._lock()
         try:
-            yield
+            yield is_alone
         finally:
-            fcntl.lockf(self.file, fcntl.LOCK_UN)
+            if is_alone:
+                fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        for _ in range(_TRIES):
+            try:
+                fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                os.sched_yield()
+            else:
+                return True
+        return False
 
     def _read(self, place: int) -> int:
         count: int = _COUNT.unpack(os.pread(self.file, _COUNT.size, place))[0]
