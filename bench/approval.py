@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench.crowd import Crowd, Guest, approval, play
 from bench.figure import Figure
@@ -19,12 +20,24 @@ from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
 from bench.statistic import median, ratio, spread
 from bench.subject import Subject, single_vms, subject
+from forewarn.testing.process import eventually
 
 _CLIENTS = 64
 _PER_RUN = 800
 _ROW_BYTES = 300
 
-Prepare = Callable[[Subject, int], dict[str, str]]
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What there is to approve."""
+
+    path: str  # where the API shows all of it
+    events: dict[str, str]  # VM → its event
+    starts: int  # how many events start when all these are approved
+
+
+Prepare = Callable[[Subject, int], Asked]
+Shown = Sequence[dict[str, Any]]  # events, as the API shows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +65,46 @@ def _seen(ground: Ground, what: str, vms_per_host: int, prepare: Prepare) -> See
     count = ground.runs * _PER_RUN
     fleet = single_vms(count * vms_per_host, count)
     with subject(ground.directory / f"approval-{vms_per_host}", fleet) as service:
-        return play(_story(ground, what, service, prepare(service, count)))
+        asked = prepare(service, count)
+        assert len(asked.events) == count, f"{len(asked.events)} events where {count} were wanted"
+        seen = play(_story(ground, what, service, asked.events))
+        service.kill()
+        service.start()
+        must_be_approved(asked.events.values(), _shown(service, asked))
+        eventually(lambda: started_of(_shown(service, asked)) == asked.starts)
+    return seen
 
 
-def _updates(service: Subject, hosts: int) -> dict[str, str]:
+def must_be_approved(wanted: Collection[str], shown: Shown) -> None:
+    """AssertionError if the service that came back has forgotten an approval."""
+    known = {event["id"] for event in shown if event["approved_at"] is not None}
+    lost = len(set(wanted) - known)
+    assert not lost, f"{lost} of {len(wanted)} approvals were forgotten"
+
+
+def started_of(shown: Shown) -> int:
+    return sum(event["started_at"] is not None for event in shown)
+
+
+def _shown(service: Subject, asked: Asked) -> Shown:
+    events: Shown = service.ask("GET", asked.path)["events"]
+    return events
+
+
+def _updates(service: Subject, hosts: int) -> Asked:
     """An update of every host; the event of one of its two VMs."""
     wish = {"impact": "update", "hosts": [f"host-{n}" for n in range(hosts)]}
     rollout_id = service.ask("POST", "/rollouts", wish)["id"]
     one_of_each: dict[str, tuple[str, str]] = {}
     for event in service.ask("GET", f"/rollouts/{rollout_id}")["events"]:
         one_of_each.setdefault(event["host"], (event["vms"][0], event["id"]))
-    return dict(one_of_each.values())
+    return Asked(f"/rollouts/{rollout_id}", dict(one_of_each.values()), starts=0)
 
 
-def _restarts(service: Subject, vms: int) -> dict[str, str]:
+def _restarts(service: Subject, vms: int) -> Asked:
     asked = service.ask("POST", "/requests", {"ask": "restart", "vms": [f"web-{n}" for n in range(vms)]})
-    return {event["vms"][0]: event["id"] for event in asked["events"]}
+    events = {event["vms"][0]: event["id"] for event in asked["events"]}
+    return Asked(f"/requests/{asked['request']['id']}", events, starts=vms)
 
 
 async def _story(ground: Ground, what: str, service: Subject, events: dict[str, str]) -> Seen:

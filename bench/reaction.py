@@ -47,10 +47,11 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
     with subject(ground.directory / "reaction", _FLEET) as service:
         at = service.seat("spot")
         with agent(ground, f"http://{at.address}:{at.port}", "held") as running:
-            held = _trials(ground, service, running, "evictions, long poll")
+            held = _trials(ground, service, running, "evictions, long poll", waits=1)
             used, memory = _at_rest(ground, running.daemon.pid)
+            service.must_hold(1)
         with relay(at.address, at.port) as port, agent(ground, f"http://127.0.0.1:{port}", "polling") as running:
-            polling = _trials(ground, service, running, "evictions, polling")
+            polling = _trials(ground, service, running, "evictions, polling", waits=0)
     return (
         _figure("reaction-held", held),
         _figure("reaction-polling", polling),
@@ -86,22 +87,29 @@ def agent(ground: Ground, endpoint: str, name: str) -> Iterator[Running]:
         yield Running(daemon, noted)
 
 
-def _trials(ground: Ground, service: Subject, running: Running, what: str) -> list[float]:
-    """At moments that do not fall in with a poll of once a second."""
+def _trials(ground: Ground, service: Subject, running: Running, what: str, waits: int) -> list[float]:
+    """At moments that do not fall in with a poll of once a second; `waits`: long polls that are held before each."""
     moments = random.Random(1)
     return [
-        _trial(service, running, moments.uniform(0.6, 1.6))
+        _trial(service, running, moments.uniform(0.6, 1.6), waits)
         for _ in ground.track(what, range(3 if ground.is_quick else _TRIALS))
     ]
 
 
-def _trial(service: Subject, running: Running, pause_s: float) -> float:
+def _trial(service: Subject, running: Running, pause_s: float, waits: int) -> float:
     time.sleep(pause_s)
+    service.must_hold(waits)
     (event,) = service.ask("POST", "/requests", {"ask": "evict", "vms": ["spot"]})["events"]
     written = running.noted / event["id"]
     eventually(written.exists, within_s=10)
     service.withdraw(event["id"])
-    return float(written.read_text()) - float(event["published_at"])
+    return reaction_s(float(event["published_at"]), float(written.read_text()))
+
+
+def reaction_s(published_at: float, noted_at: float) -> float:
+    """AssertionError if the step was there before the event, as where the two clocks differ."""
+    assert noted_at > published_at, f"the step ran at {noted_at}, and the event was published at {published_at}"
+    return noted_at - published_at
 
 
 def _at_rest(ground: Ground, pid: int) -> tuple[float, float]:

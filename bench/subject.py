@@ -79,6 +79,11 @@ class Subject(ServiceProcess):
         """What the service tells Prometheus of this series."""
         return series_in(self._fetch("GET", "/metrics").decode(), name)
 
+    def must_serve(self, vms: int) -> None:
+        """AssertionError unless the fleet has so many VMs."""
+        there = self.ask("GET", "/service")["counts"]["vms"]
+        assert there == vms, f"the fleet has {there} VMs where {vms} were wanted"
+
     def must_have(self, connections: int) -> None:
         """AssertionError unless so many connections of VMs are open."""
         there = self.series("forewarn_connections")

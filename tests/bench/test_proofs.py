@@ -12,10 +12,12 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from bench.approval import must_be_approved, started_of
 from bench.contest import Contender, must_keep_connections, must_make_connections, size_of
 from bench.crowd import Round
 from bench.mixed import Pace, changes, incarnation, must_be_mixed
 from bench.process import connections_made
+from bench.reaction import reaction_s
 from bench.subject import Subject, series_in
 from bench.two_workers import must_share
 from bench.wrk import Load
@@ -33,10 +35,10 @@ forewarn_requests_total{of="approval",outcome="4xx"} 1.0
 
 
 class Told(Subject):
-    """A service that is never started, and tells Prometheus always the same."""
+    """A service that is never started, and tells always the same of itself."""
 
     def _fetch(self, method: str, target: str, payload: str | None = None) -> bytes:
-        return PAGE.encode()
+        return PAGE.encode() if target == "/metrics" else b'{"counts":{"vms":10}}'
 
 
 @pytest.fixture
@@ -222,3 +224,27 @@ def test_two_workers_are_two_that_work(after: dict[int, float], why: str) -> Non
         must_share(2, before, after)
     with pytest.raises(AssertionError, match="0 workers began where 2 were wanted"):
         must_share(2, {}, {})
+
+
+def shown(*events: tuple[str, float | None, float | None]) -> list[dict[str, object]]:
+    return [{"id": name, "approved_at": approved, "started_at": started} for name, approved, started in events]
+
+
+def test_an_approval_counts_if_the_service_knows_it_when_it_comes_back() -> None:
+    events = shown(("a", 1.0, 2.0), ("b", 1.5, None), ("c", None, None))
+    assert started_of(events) == 1
+    must_be_approved(["a", "b"], events)
+    with pytest.raises(AssertionError, match="2 of 3 approvals were forgotten"):
+        must_be_approved(["a", "c", "d"], events)
+
+
+def test_a_fleet_is_as_large_as_the_figure_says(told: Told) -> None:
+    told.must_serve(10)
+    with pytest.raises(AssertionError, match="10 VMs where 100000 were wanted"):
+        told.must_serve(100_000)
+
+
+def test_nobody_reacts_to_what_is_not_there_yet() -> None:
+    assert reaction_s(10.0, 10.25) == 0.25
+    with pytest.raises(AssertionError, match="the event was published at"):
+        reaction_s(10.0, 9.99)
