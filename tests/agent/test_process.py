@@ -213,7 +213,7 @@ def test_an_agent_without_its_extra_says_what_to_install_or_to_leave_out(place: 
 def test_the_process_is_without_what_the_command_line_needs(place: Place) -> None:
     with Lab(vms=["web-0"]) as lab, place.running(lab) as agent:
         words = Path(f"/proc/{agent.pid}/cmdline").read_bytes().split(b"\0")
-        assert words[1:3] == [b"-m", b"forewarn.agent"]
+        assert words[1:4] == [b"-P", b"-m", b"forewarn.agent"]
     loaded = "import sys, forewarn.agent.__main__, forewarn.agent.page; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert not {"click", "rich", "msgspec"} & set(modules.stdout.split())

@@ -149,6 +149,13 @@ def test_a_new_epoch_is_taken_as_it_is_and_known_events_are_not_told_again() -> 
     assert told(sight(7, "A*"), sight(1, "", epoch="2")) == ["A finished"]
 
 
+def test_another_scope_is_taken_as_it_is_though_its_numbers_are_the_same() -> None:
+    here, there = "1-0a1b2c3d", "1-ffffffff"
+    assert told(sight(7, "A", epoch=here), sight(7, "B", epoch=there)) == ["A unknown", "B scheduled"]
+    assert told(sight(7, "A", epoch=here), sight(2, "A", epoch=there)) == []
+    assert told(sight(7, "A", epoch="1"), sight(7, "A", epoch=here)) == []
+
+
 def test_without_epochs_a_fall_to_a_small_number_is_a_reset() -> None:
     """Spec §4.2, on servers without our ETag."""
     assert verdict_on(Known(incarnation=40), Sight(incarnation=1, events=())) is Verdict.RESET
@@ -171,6 +178,7 @@ def test_after_doubt_the_incarnation_is_not_counted_on() -> None:
     ("tag", "epoch"),
     [
         *(('"3-17"', "3"), ('W/"3-17"', "3"), ("", ""), ('"abc"', ""), ('"a-b"', ""), ('"5f-1"', ""), ('"٣-1"', "")),
+        *(('"3-17-0a1b2c3d"', "3-0a1b2c3d"), ('"3-17-x"', ""), ('"3-17-"', "")),
         *((f'"{"9" * 5000}-1"', ""), (f'"1-{"9" * 5000}"', "")),
     ],
 )

@@ -12,12 +12,13 @@ from forewarn.control.faults import Target, Wish
 from forewarn.core.event import Status
 from forewarn.core.fault import FAULTS, FaultKind, Sphere
 from forewarn.core.request import Ask
+from forewarn.protocol.condition import etag
 from forewarn.testing.world import World, a_host, a_vm
 
 POLL = "/metadata/scheduledevents?api-version="
 TARGETS = [POLL + "2020-07-01", POLL + "2017-03-01", POLL + "1999-01-01", POLL, "/metadata/instance", "/x"]
 BODIES = [b"", b"{}", b'{"StartRequests":[{"EventId":"EVENT-1"}]}', b'{"StartRequests":[{"EventId":"NOT"}]}']
-HEADERS: list[dict[str, str]] = [{}, {"If_None_Match": '"1-2"'}, {"If_None_Match": "junk"}, {"Origin": "x"}]
+HEADERS: list[dict[str, str]] = [{}, {"If_None_Match": etag("pair", 1, 2)}, {"If_None_Match": "junk"}, {"Origin": "x"}]
 
 requests = st.fixed_dictionaries(
     {

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.metadata import Board, Callers, Limits, MetadataServer, open_lab
+from forewarn.protocol.condition import etag
 from forewarn.protocol.exchange import Rules
 from forewarn.testing.backend import FakeBackend
 
@@ -161,13 +162,13 @@ VISITS = [
     ask(),
     ask("Connection: close"),
     ask("Connection: close", version="2017-08-01"),
-    ask("Connection: close", 'If-None-Match: "1-1"'),
+    ask("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}"),
     ask(http="1.0"),
     ask("Connection: keep-alive", http="1.0"),
     ask() + ask(),
     ask() * 3 + ask("Connection: close"),
     ask()[:-1],
-    ask("Connection: close", 'If-None-Match: "1-1"', "Prefer: wait=300"),
+    ask("Connection: close", f"If-None-Match: {etag('pair', 1, 1)}", "Prefer: wait=300"),
     ask("Connection: close", version="nonsense"),
     b"",
 ]

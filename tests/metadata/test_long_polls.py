@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
+from forewarn.protocol.condition import etag
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 
@@ -124,7 +125,7 @@ def test_a_poll_that_ended_without_news_is_held_again_when_it_is_repeated(play, 
     async def story(world):
         [client] = await held(world, request_bytes, wait="wait=1")
         assert (await client.reply()).status == 304
-        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=1"))
+        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=1"))
         await world.until(lambda: world.server.tally.held == 1)
 
     play(story)
@@ -163,7 +164,7 @@ def test_a_half_closed_connection_is_not_held_for_a_request_that_had_to_wait(pla
         client = await world.connect()
         client.send(request_bytes(method="POST", body=b'{"StartRequests":[]}'))
         await world.until(lambda: world.backend.waiting == 1)
-        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
         client.writer.write_eof()
         await world.pause()
         world.backend.is_open.set()
@@ -212,7 +213,7 @@ def test_a_scope_enabled_by_a_long_poll_holds_it_too(play, notice, request_bytes
 
     async def story(world):
         client = await world.connect()
-        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
         await world.until(lambda: world.server.tally.held == 1)
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
@@ -224,7 +225,7 @@ def test_a_change_right_after_enabling_is_not_missed(play, notice, request_bytes
     async def story(world):
         world.backend.is_open.clear()
         client = await world.connect()
-        client.send(request_bytes(If_None_Match='"1-1"', Prefer="wait=300"))
+        client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
         await world.until(lambda: world.backend.waiting == 1)
         world.backend.is_open.set()
         while not world.backend.enabled_by:

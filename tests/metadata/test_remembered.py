@@ -21,6 +21,7 @@ from forewarn.core.fault import Fault, FaultKind
 from forewarn.metadata import Board, Callers, Limits, MetadataServer
 from forewarn.metadata.identity import Caller
 from forewarn.metadata.seam import Reset
+from forewarn.protocol.condition import etag
 from forewarn.protocol.document import Status
 from forewarn.protocol.exchange import Response, Rules
 from forewarn.testing.backend import FakeBackend
@@ -40,16 +41,17 @@ def post(body=b'{"StartRequests":[{"EventId":"EVENT-1"}]}'):
     return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
+TAGS = [etag("pair", 1, number).encode() for number in range(4)]
 POLLS = [
     get(),
     get(b"2017-08-01"),
     get(b"2017-03-01", header=b""),
-    get(b"2020-07-01", b'If-None-Match: "1-1"'),
-    get(b"2020-07-01", b'If-None-Match: "1-2", "1-3"'),
+    get(b"2020-07-01", b"If-None-Match: " + TAGS[1]),
+    get(b"2020-07-01", b"If-None-Match: " + TAGS[2] + b", " + TAGS[3]),
     get(b"2020-07-01", b"If-None-Match: junk"),
     get(b"2020-07-01", b"User-Agent: curl/8.1"),
 ]
-LONG_POLLS = [get(b"2020-07-01", b'If-None-Match: "1-%d"' % tag, b"Prefer: wait=300") for tag in (1, 2)]
+LONG_POLLS = [get(b"2020-07-01", b"If-None-Match: " + TAGS[number], b"Prefer: wait=300") for number in (1, 2)]
 ODD = [
     get(b"2020-07-01", b"Connection: close"),
     get(http=b"1.0"),

@@ -76,7 +76,7 @@ def answer(world: World, vm: Vm, request: Request) -> Response:
     assert scope is not None
     match asked:
         case Poll():
-            return answer_poll(asked, epoch=scope.epoch, document=document_for(scope), rules=Rules())
+            return answer_poll(asked, tag="", document=document_for(scope), rules=Rules())
         case Approve():
             unknown = world.do(world.control.guests.approve(vm.key, asked.event_ids))
             return approved() if unknown is None else unknown_event(unknown)

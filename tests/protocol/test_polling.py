@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forewarn.protocol.condition import etag
 from forewarn.protocol.document import Document, Kind, Notice, Status
 from forewarn.protocol.exchange import (
     Poll,
@@ -12,13 +13,13 @@ from forewarn.protocol.exchange import (
     Rules,
     answer_poll,
     applied_wait,
-    etag,
-    is_current,
+    has_document,
     read,
 )
 
 DOCUMENT = Document(incarnation=7)
-CURRENT = '"3-7"'
+SCOPE = "vm:sub/lab/web"
+CURRENT = etag(SCOPE, 3, 7)
 JSON = ("Content-Type", "application/json; charset=utf-8")
 
 
@@ -34,7 +35,7 @@ def polled(*headers: tuple[str, str], rules: Rules | None = None) -> Poll:
 
 
 def answered(*headers: tuple[str, str]) -> Response:
-    return answer_poll(polled(*headers), epoch=3, document=DOCUMENT, rules=Rules())
+    return answer_poll(polled(*headers), tag=CURRENT, document=DOCUMENT, rules=Rules())
 
 
 def waits(*preferences: str, tagged: bool = True, rules: Rules | None = None) -> int | None:
@@ -50,9 +51,11 @@ def test_every_200_carries_a_tag() -> None:
     )
 
 
-def test_the_tag_is_quoted_and_tells_epochs_and_incarnations_apart() -> None:
-    assert etag(3, 7) == CURRENT
-    assert len({etag(epoch, incarnation) for epoch in range(12) for incarnation in range(12)}) == 144
+def test_the_tag_is_quoted_and_tells_scopes_epochs_and_incarnations_apart() -> None:
+    assert CURRENT.startswith('"3-7-')
+    tags = {etag(scope, epoch, number) for scope in "ab" for epoch in range(12) for number in range(12)}
+    assert len(tags) == 288
+    assert all(tag[0] == tag[-1] == '"' for tag in tags)
 
 
 @pytest.mark.parametrize(
@@ -100,17 +103,21 @@ def test_junk_an_old_tag_or_a_star_gets_the_document(condition: str) -> None:
 
 def test_an_epoch_later_the_same_incarnation_is_another_document() -> None:
     poll = polled(("if-none-match", CURRENT))
-    assert is_current(poll, epoch=3, incarnation=7)
-    assert not is_current(poll, epoch=4, incarnation=7)
-    assert answer_poll(poll, epoch=4, document=DOCUMENT, rules=Rules()).status == 200
+    assert has_document(poll, CURRENT)
+    assert not has_document(poll, etag(SCOPE, 4, 7))
+    assert answer_poll(poll, tag=etag(SCOPE, 4, 7), document=DOCUMENT, rules=Rules()).status == 200
+
+
+def test_in_another_scope_the_same_numbers_are_another_document() -> None:
+    assert not has_document(polled(("if-none-match", CURRENT)), etag("other", 3, 7))
 
 
 def test_a_poll_without_a_tag_is_never_current() -> None:
-    assert not is_current(polled(), epoch=3, incarnation=7)
+    assert not has_document(polled(), CURRENT)
 
 
 def test_bytes_that_were_rendered_before_are_sent_as_they_are() -> None:
-    answer = answer_poll(polled(), epoch=3, document=DOCUMENT, rules=Rules(), body=b"rendered")
+    answer = answer_poll(polled(), tag=CURRENT, document=DOCUMENT, rules=Rules(), body=b"rendered")
     assert answer.body == b"rendered"
     assert ("ETag", CURRENT) in answer.headers
 
@@ -119,7 +126,7 @@ def test_the_setting_for_iso_dates_reaches_the_document() -> None:
     notice = Notice(id="A", status=Status.SCHEDULED, kind=Kind.REBOOT, resources=(), not_before=0.0)
     document = Document(incarnation=2, notices=(notice,))
     poll = Poll(version="2017-08-01")
-    answer = answer_poll(poll, epoch=1, document=document, rules=Rules(iso_dates=True))
+    answer = answer_poll(poll, tag=CURRENT, document=document, rules=Rules(iso_dates=True))
     assert b"1970-01-01T00:00:00Z" in answer.body
 
 

@@ -6,13 +6,15 @@ Where the ETag carries an epoch (spec §4.3) the two are told apart at once; els
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from forewarn.client.event import Event
 
 STALE_S = 70.0  # documents may be up to a minute stale (spec §11); what lasts longer is no stale one
-_DIGITS = 20  # of what this service counts; beyond that it is somebody else's tag
+# No number has more digits that this service counts: beyond that it is somebody else's tag.
+_TAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}(?P<scope>-[0-9a-f]{8})?"')
 _LOW, _FAR = 3, 10  # "falls back to a small number": to at most this, by more than that
 
 
@@ -77,14 +79,11 @@ def is_behind(known: Known, sight: Sight) -> bool:
 
 
 def epoch_of(tag: str) -> str:
-    """The epoch that an ETag of this service carries; "" of any other (spec §4.3)."""
-    epoch, dash, incarnation = tag.removeprefix("W/").strip('"').partition("-")
-    return epoch if dash and _is_number(epoch) and _is_number(incarnation) else ""
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    """The epoch that an ETag of this service carries, and the mark of its scope; "" of any other (spec §4.3)."""
+    found = _TAG.fullmatch(tag)
+    return found["epoch"] + (found["scope"] or "") if found else ""
 
 
 def _number(epoch: str) -> int:
-    return int(epoch) if epoch.isdigit() else 0
+    digits = epoch.partition("-")[0]
+    return int(digits) if digits.isdigit() else 0

@@ -35,7 +35,7 @@ from forewarn.protocol.exchange import (
     answer_poll,
     applied_wait,
     approved,
-    is_current,
+    has_document,
     read,
     throttled,
     unavailable,
@@ -240,7 +240,7 @@ class Reception:
         given = self._given(caller, poll, view)
         if given is not None:
             return given
-        has_it = is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation)
+        has_it = has_document(poll, view.tag)
         if poll.wait_s is not None and has_it and not over:
             until = until or _real_time() + poll.wait_s
             again = partial(self._poll, caller, poll, until)
@@ -256,11 +256,11 @@ class Reception:
 
     def _document(self, caller: Caller, poll: Poll, view: View) -> Response:
         rules = self._rules(caller, view)
-        if is_current(poll, epoch=view.epoch, incarnation=view.document.incarnation):
-            return _applied(poll, answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules))
+        if has_document(poll, view.tag):
+            return _applied(poll, answer_poll(poll, tag=view.tag, document=view.document, rules=rules))
         self._observations.given(view, poll.version, self._backend.now())
         body = self._board.body(view, poll.version, iso_dates=rules.iso_dates)
-        answer = _applied(poll, answer_poll(poll, epoch=view.epoch, document=view.document, rules=rules, body=body))
+        answer = _applied(poll, answer_poll(poll, tag=view.tag, document=view.document, rules=rules, body=body))
         self._board.keep(view, poll, answer, iso_dates=rules.iso_dates)
         return answer
 
@@ -284,7 +284,7 @@ def _will_wait_s(asked: Poll | Approve, view: View) -> int:
     """How long the answer may be held: not at all, if there is one already."""
     if not isinstance(asked, Poll) or asked.wait_s is None or view.instead is not None:
         return 0
-    return asked.wait_s if is_current(asked, epoch=view.epoch, incarnation=view.document.incarnation) else 0
+    return asked.wait_s if has_document(asked, view.tag) else 0
 
 
 def _applied(poll: Poll, answer: Response) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from forewarn.protocol.condition import etag
 from forewarn.protocol.document import Document
 from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 from forewarn.protocol.instance import InstanceFacts
@@ -61,6 +62,10 @@ class View:
     @property
     def name(self) -> str:
         return self.facts.name
+
+    @property
+    def tag(self) -> str:
+        return etag(self.scope_id, self.epoch, self.document.incarnation)
 
     @property
     def location(self) -> str:

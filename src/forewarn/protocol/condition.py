@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from zlib import crc32
 
 
-def etag(epoch: int, incarnation: int) -> str:
-    """Quoted; the epoch tells a scope that was enabled again from the one before."""
-    return f'"{epoch}-{incarnation}"'
+@lru_cache(maxsize=1024)
+def etag(scope_id: str, epoch: int, incarnation: int) -> str:
+    """Quoted. The epoch tells a scope that was enabled again from the one before; a VM that comes back in another scope
+
+    has seen nothing of what is shown there, whatever the numbers.
+    """
+    return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}"'
 
 
 def names_tag(condition: str, tag: str) -> bool:

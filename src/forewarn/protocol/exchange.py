@@ -57,8 +57,8 @@ __all__ = [
     "applied_wait",
     "approved",
     "etag",
+    "has_document",
     "header_too_large",
-    "is_current",
     "malformed",
     "read",
     "throttled",
@@ -253,15 +253,15 @@ def _approve(request: Request, version: str) -> Approve:
         raise _Answered(bad_request(str(bad))) from bad
 
 
-def is_current(poll: Poll, *, epoch: int, incarnation: int) -> bool:
-    """Whether the caller has this document already: then it may be held, or is told 304."""
-    return poll.tag is not None and names_tag(poll.tag, etag(epoch, incarnation))
+def has_document(poll: Poll, tag: str) -> bool:
+    """Whether the caller has the document of this tag already: then it may be held, or is told 304."""
+    return poll.tag is not None and names_tag(poll.tag, tag)
 
 
-def answer_poll(poll: Poll, *, epoch: int, document: Document, rules: Rules, body: bytes | None = None) -> Response:
+def answer_poll(poll: Poll, *, tag: str, document: Document, rules: Rules, body: bytes | None = None) -> Response:
     """200 with the document, or 304 to whoever has it. `body`: its bytes, if they are rendered already."""
-    tagged = ("ETag", etag(epoch, document.incarnation))
-    if is_current(poll, epoch=epoch, incarnation=document.incarnation):
+    tagged = ("ETag", tag)
+    if has_document(poll, tag):
         return Response(status=304, headers=(tagged,))
     if body is None:
         body = encode(document, poll.version, iso_dates=rules.iso_dates)

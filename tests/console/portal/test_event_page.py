@@ -31,7 +31,7 @@ def polled(portal: Visitor, vm: str, version: str, rules: Rules = Rules()) -> st
     poll = read(Request(method="GET", target=target, headers=(("metadata", "true"),)), known=True, rules=rules)
     assert isinstance(poll, Poll)
     scope = portal.world.scope(vm)
-    return answer_poll(poll, epoch=scope.epoch, document=document_for(scope), rules=rules).body.decode()
+    return answer_poll(poll, tag="", document=document_for(scope), rules=rules).body.decode()
 
 
 def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled", version: str = "2020-07-01") -> None:
