@@ -1,26 +1,37 @@
-"""The owner's line to a worker, and what a worker makes of it; both ends are in this process."""
+"""The owner's line to a worker, and what a worker makes of it, with both ends in this process; and the owner's crew of
+
+real ones, which are stopped.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from forewarn.assembly.member import Member
 from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.assembly.worker import Worker
+from forewarn.assembly.workers import Crew
+from forewarn.clock import SystemClock
 from forewarn.core.fault import Fault, FaultKind
-from forewarn.metadata import CalledAddress, ScopeView, feed
+from forewarn.errors import Unavailable
+from forewarn.metadata import Board, CalledAddress, Callers, ScopeView, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.instance import InstanceFacts
+from forewarn.testing.backend import FakeBackend
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL = f"GET {TARGET} HTTP/1.1\r\nHost: m\r\nMetadata: true\r\n\r\n".encode()
@@ -341,3 +352,96 @@ def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: by
 def test_a_scope_that_is_shown_anew_with_nothing_new_wakes_nobody() -> None:
     shown = view(3)
     assert feed.pack(feed.show(shown)) == feed.pack(feed.show(replace(shown, vms=dict(shown.vms))))
+
+
+@asynccontextmanager
+async def crew_of_one(*, hung_s: float) -> AsyncIterator[Crew]:
+    """Its worker is begun and was told nothing else."""
+    backend = FakeBackend(Board())
+    crew = Crew(
+        1, begin=BEGIN, backend=backend, callers=Callers(), clock=SystemClock(), hung_s=hung_s, birth_s=hung_s
+    )
+    await crew.begin()
+    try:
+        yield crew
+    finally:
+        await crew.drain(0.0)
+
+
+def stand_still(for_s: float) -> None:
+    """As an owner that is stopped: its beats are, too."""
+    time.sleep(for_s)
+
+
+def only(crew: Crew) -> Member:
+    (member,) = crew._members
+    assert member is not None
+    return member
+
+
+def test_a_worker_that_hangs_before_it_is_ready_is_ended_and_a_start_does_not_wait_for_it() -> None:
+    async def story() -> None:
+        async with crew_of_one(hung_s=2.0) as crew:
+            os.kill(only(crew).pid, signal.SIGSTOP)
+            with pytest.raises(Unavailable, match="ended before it was ready"):
+                await asyncio.wait_for(crew.complete(), 30)
+
+    asyncio.run(story())
+
+
+def test_a_successor_that_hangs_before_it_is_ready_is_ended_and_another_reload_is_possible() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(60), crew_of_one(hung_s=5.0) as crew:
+            await crew.complete()
+            first = only(crew)
+            reloading = asyncio.create_task(crew.reload(1.0))
+            while 0 not in crew._successors:
+                await asyncio.sleep(0.01)
+            os.kill(crew._successors[0].pid, signal.SIGSTOP)
+            await reloading
+            assert only(crew) is first
+            await crew.reload(1.0)
+            assert only(crew) is not first
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_is_told_a_whole_fleet_is_seen_to_come_on() -> None:
+    async def story() -> None:
+        allowance, heard, ready, gone = SharedAllowance.new(), [], asyncio.Event(), asyncio.Event()
+
+        def hear(member: Member, message: Any) -> None:
+            heard.append(type(message))
+            if isinstance(message, feed.Ready):
+                ready.set()
+
+        member = Member(0, shared=allowance.file, hear=hear, lost=lambda member: gone.set())
+        async with asyncio.timeout(30):
+            member.tell("begin", feed.pack(BEGIN))
+            for number in range(5_000):
+                member.tell(("scope", f"s{number}"), feed.pack(feed.show(view(1, f"s{number}", f"vm{number}"))))
+            member.tell("complete", feed.pack(feed.Complete()))
+            await ready.wait()
+            member.kill()
+            await gone.wait()
+            await member.bury()
+        assert heard[: heard.index(feed.Ready)].count(feed.Echoed) == 20
+        allowance.close()
+
+    asyncio.run(story())
+
+
+def test_an_owner_that_was_stopped_itself_does_not_hold_it_against_its_workers() -> None:
+    async def story() -> None:
+        async with asyncio.timeout(60), crew_of_one(hung_s=3.0) as crew:
+            await crew.complete()
+            member = only(crew)
+            os.kill(member.pid, signal.SIGSTOP)
+            while not member.silent_s():
+                await asyncio.sleep(0.01)
+            stand_still(3.5)
+            os.kill(member.pid, signal.SIGCONT)
+            await member.echo()
+            assert only(crew) is member
+
+    asyncio.run(story())

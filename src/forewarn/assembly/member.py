@@ -18,6 +18,7 @@ from forewarn.metadata.counted import Counted
 
 _MODULE = "forewarn.assembly.worker"
 WAITING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # that a worker hears of once it can do something about them
+_FACTS_PER_ECHO = 250  # so that one who is told a whole fleet can be seen to come on
 
 
 class Member:
@@ -27,6 +28,8 @@ class Member:
         """Starts the process, which is given the file `shared`; OSError if there can be none now."""
         self.slot = slot
         self.is_ready = self.is_leaving = False
+        self.has_answered = False  # ever
+        self.missed = 0  # beats in a row since it last answered
         self.holds: set[int] = set()  # sockets that it accepts on
         self.behind_s = 0.0  # how long what was said last took to be done there
         self.counted = Counted()  # by this process, as far as it told
@@ -36,6 +39,7 @@ class Member:
         self._hear, self._lost = hear, lost
         self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
+        self._facts = 0  # that it was told
         self._awaited: dict[int, tuple[asyncio.Future[None], float]] = {}
         self._child, sock = _launch(shared)
         self._pipe = Pipe(sock, for_worker=False, hear=self._listen, lost=self._lose)
@@ -50,9 +54,17 @@ class Member:
 
     def tell(self, key: Key, raw: bytes, sock: socket.socket | None = None) -> None:
         self._pipe.put(key, raw, sock)
+        self._facts += 1
+        if self._facts % _FACTS_PER_ECHO == 0:
+            self.echo()
 
     def say(self, message: feed.ToWorker) -> None:
         self._pipe.say(feed.pack(message))
+
+    def beat(self) -> asyncio.Future[None]:
+        """As `echo`, and counted as missed until it answers anything."""
+        self.missed += 1
+        return self.echo()
 
     def echo(self) -> asyncio.Future[None]:
         """Done once all that was told until now is done there, or the worker is gone."""
@@ -88,6 +100,7 @@ class Member:
     def _listen(self, message: Any) -> None:
         self._hear(self, message)
         if isinstance(message, feed.Echoed | feed.Seen) and message.id in self._awaited:
+            self.has_answered, self.missed = True, 0
             future, asked_at = self._awaited.pop(message.id)
             self.behind_s = self._loop.time() - asked_at
             _finish(future)

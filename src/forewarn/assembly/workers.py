@@ -31,7 +31,8 @@ from forewarn.protocol.identity import Token, WrongResource
 
 log = logging.getLogger(__name__)
 _BEAT_S = 0.25
-_HUNG_S = 10.0  # a worker that has said nothing for so long is replaced
+_HUNG_S = 10.0  # a worker that has answered nothing for so long is replaced
+_BIRTH_S = 30.0  # the same until its first answer: on a busy machine a process takes long to begin
 _SOUND_S = 10.0  # one that lived so long did not fail to start
 _LONGEST_WAIT_S = 30.0
 _PATIENCE_S = 1.0  # for workers to do what they were told; those that are stuck are not waited for
@@ -48,6 +49,8 @@ class Crew:
         callers: Callers,
         clock: Clock,
         windows: Sequence[socket.socket] = (),
+        hung_s: float = _HUNG_S,
+        birth_s: float = _BIRTH_S,
     ) -> None:
         """`windows`: where each worker shows its metrics, if any are to be shown."""
         self.size = size
@@ -62,6 +65,7 @@ class Crew:
         self._successors: dict[int, Member] = {}  # that are not ready yet, by slot
         self._reloading = asyncio.Lock()
         self._windows = windows
+        self._hung_s, self._birth_s = hung_s, birth_s
         self._past = Counted()  # by workers that are gone
         self._stands = Stands(size)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -332,11 +336,17 @@ class Crew:
         while True:
             await asyncio.sleep(_BEAT_S)
             for member in self._alive:
-                if member.silent_s() > _HUNG_S:
+                if self._hangs(member):
                     log.warning("worker %d (process %d) hangs: ending it", member.slot, member.pid)
                     member.kill()
-                elif member.is_ready:
-                    member.echo().add_done_callback(partial(self._note_lag, member))
+                    continue
+                echoed = member.beat()
+                if member.is_ready:
+                    echoed.add_done_callback(partial(self._note_lag, member))
+
+    def _hangs(self, member: Member) -> bool:
+        """Counted in beats: while we were stopped ourselves there were none, and nobody missed any."""
+        return member.missed * _BEAT_S >= (self._hung_s if member.has_answered else self._birth_s)
 
     def _note_lag(self, member: Member, echoed: asyncio.Future[None]) -> None:
         self.lags.append(member.behind_s)
