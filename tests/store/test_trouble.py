@@ -67,6 +67,40 @@ def test_trouble_with_the_file_is_everybodys_in_the_group_and_nothing_of_it_stay
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("taken", ["store.db", "store.db-wal", "store.db*"])
+def test_nothing_is_acknowledged_while_the_file_is_away(tmp_path: Path, taken: str) -> None:
+    away = tmp_path / "away"
+    away.mkdir()
+
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await store.commit(small(1))
+        moved = [found.rename(away / found.name) for found in sorted(tmp_path.glob(taken))]
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"store\.db(-wal)? is not where it was: put it back"):
+                await store.commit(small(2))
+        for found in moved:
+            found.rename(tmp_path / found.name)
+        assert await store.commit(small(3)) == 2
+        await store.close()
+
+    asyncio.run(story())
+    assert file.examine(tmp_path / "store.db") is not None
+
+
+def test_another_file_in_its_place_is_not_taken_for_the_store(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore.open(tmp_path / "store.db")
+        await store.commit(small(1))
+        await store.back_up(tmp_path / "copy.db")
+        (tmp_path / "copy.db").replace(tmp_path / "store.db")
+        with pytest.raises(Unavailable, match=r"store\.db is not where it was"):
+            await store.commit(small(2))
+        await store.close()
+
+    asyncio.run(story())
+
+
 UNDER_A_LIMIT = """
 import asyncio, resource, sys
 from pathlib import Path

@@ -24,6 +24,7 @@ from forewarn.store import backup, file, query, record, statement, writing
 from forewarn.store.recent import Recent
 from forewarn.store.seam import Behind, Committed, Counts, Polled
 from forewarn.store.subscription import Subscribers
+from forewarn.store.whereabouts import Whereabouts
 from forewarn.store.writer import Writer
 
 Rows = list[tuple[Any, ...]]
@@ -45,7 +46,7 @@ class SqliteStore:
         """Create or migrate the file and open it; Rejected, and the file untouched, where it is no sound store."""
         file.prepare(path)
         with file.translated(path, "opened"):
-            writer = Writer(file.connect_writer(path), str(path))
+            writer = Writer(file.connect_writer(path), str(path), check=Whereabouts(path).check)
             return cls(path, reader=file.connect_reader(path), writer=writer)
 
     def scope(self, scope_id: str) -> Scope | None:

@@ -38,9 +38,11 @@ class _Job:
 class Writer:
     """Owns the connection `db` from now on (opened with check_same_thread=False and no isolation level)."""
 
-    def __init__(self, db: sqlite3.Connection, name: str) -> None:
+    def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises what is wrong with the file though SQLite would not notice: before a group, and after it."""
         self._db = db
         self._name = name
+        self._check = check
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_open = True
         self.failures = 0  # writes that trouble with the file undid
@@ -104,9 +106,11 @@ class Writer:
             return [(None, self._unavailable(error)) for _ in jobs]
 
     def _in_one(self, write_all: Callable[[], list[Outcome]]) -> list[Outcome]:
+        self._check()
         self._db.execute("BEGIN IMMEDIATE")
         outcomes = write_all()
         self._db.execute("COMMIT")
+        self._check()
         return outcomes
 
     def _attempt(self, job: _Job) -> Outcome:
