@@ -50,6 +50,23 @@ def test_a_vm_that_moves_may_have_been_in_any_scope() -> None:
     assert recent.scope(DB.scope_id) is None
 
 
+def test_a_scope_that_is_read_with_a_vm_of_another_makes_that_one_old() -> None:
+    """It was committed, and is told of next."""
+    moved = changed(WEB.vms[0], availability_set="db")
+    recent = kept(WEB, Scope(id=DB.scope_id, version=2, vms=(DB, moved)))
+    assert recent.scope(SCOPE) is None
+    assert recent.vm(moved.key) == moved
+
+
+def test_a_vm_is_shown_as_its_scope_is() -> None:
+    recent = kept(WEB)
+    stopped = changed(WEB.vms[1], host="h2")
+    recent.hear(Commit(scopes=(WEB,), vms=(stopped, changed(WEB.vms[0], removed_at=5.0))))
+    assert (recent.vm(stopped.key), recent.vm(WEB.vms[0].key)) == (stopped, None)
+    recent.forget([SCOPE])
+    assert recent.vm(stopped.key) is None
+
+
 def test_a_poll_moves_the_last_request_and_never_back() -> None:
     recent = kept(WEB)
     recent.touch([a_poll("web-0", 20.0), a_poll("web-0", 10.0)])

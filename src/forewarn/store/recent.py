@@ -41,7 +41,7 @@ class Recent:
         return self._vms.get(key)
 
     def keep(self, scope: Scope) -> None:
-        self.forget((scope.id,))
+        self.forget((scope.id, *self._homes_elsewhere(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
         self._weight += _weight(scope)
@@ -72,6 +72,11 @@ class Recent:
             scope = self._scopes.get(polled.scope_id)
             if scope is not None:
                 self._scopes[scope.id] = replace(scope, last_request_at=_later(scope.last_request_at, polled.at))
+
+    def _homes_elsewhere(self, scope: Scope) -> set[str]:
+        """Scopes that are known with VMs of this one: those have moved, and nobody was told yet."""
+        known = (self._vms.get(vm.key) for vm in scope.vms)
+        return {vm.scope_id for vm in known if vm is not None and vm.scope_id != scope.id}
 
     def _is_at_home(self, vm: Vm) -> bool:
         """Whether the VM is in the scope where it was."""
