@@ -78,7 +78,7 @@ def _run(console: Console, directory: Path, rows: list[Row], is_quick: bool) -> 
 def _measured(row: Row, ground: Ground) -> tuple[Figure, ...]:
     """What the row found; one that fails takes no other with it."""
     try:
-        found = row.measure(ground)
+        found = row.measured(ground)
     except Exception as error:
         found = failed(row.figures, error)
     for left in ground.directory.iterdir():

@@ -54,3 +54,10 @@ class Row:
     name: str
     measure: Measure
     figures: Sequence[str]
+
+    def measured(self, ground: Ground) -> tuple[Figure, ...]:
+        """AssertionError if a figure is missing, which nobody would notice."""
+        found = self.measure(ground)
+        names = [figure.name for figure in found]
+        assert names == [*self.figures], f"row {self.name} found {names}, not {[*self.figures]}"
+        return found

@@ -21,20 +21,24 @@ ARGUMENTS = (
     "--disable-sync",
 )
 _MS = 120_000
-# From the click to the page as it stands, drawn.
+# From the click to the page as it stands, drawn, and how many VMs are on it.
 _SEEN = """() => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
   const [navigation] = performance.getEntriesByType("navigation");
-  resolve({ drawn_ms: performance.now(), answered_ms: navigation.responseEnd, bytes: navigation.transferSize });
+  const vms = document.querySelectorAll(".cell[data-vm]").length;
+  resolve({ drawn_ms: performance.now(), answered_ms: navigation.responseEnd, bytes: navigation.transferSize, vms });
 })))"""
-# Gaps between frames, and tasks that hold everything up, from now on.
+# Gaps between frames, tasks that hold everything up, and cells that are drawn anew, from now on.
 _WATCH = """() => {
-  window.gaps = []; window.tasks = []; window.heard = 0;
+  window.gaps = []; window.tasks = []; window.heard = 0; window.drawn = 0;
   let last = performance.now();
   const frame = (now) => { window.gaps.push(now - last); last = now; requestAnimationFrame(frame); };
   requestAnimationFrame(frame);
   new PerformanceObserver((list) => window.tasks.push(...list.getEntries().map((one) => one.duration)))
     .observe({ type: "longtask" });
+  new MutationObserver((list) => { window.drawn += list.filter((one) => one.target.matches(".cell")).length; })
+    .observe(document.body, { subtree: true, attributeFilter: ["class"] });
 }"""
+_WATCHED = "() => ({ gaps: window.gaps, tasks: window.tasks, heard: window.heard, drawn: window.drawn })"
 _LISTEN = """async () => {
   const { live } = await import("/portal/static/live.js");
   live.addEventListener("change", ({ detail }) => { window.heard += detail.vms.length; });
@@ -89,7 +93,7 @@ def _watch(browser: Browser, task: dict[str, Any], state: Any) -> None:
     session = context.new_cdp_session(page)
     session.send("Performance.enable")
     metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
-    seen = page.evaluate("() => ({ gaps: window.gaps, tasks: window.tasks, heard: window.heard })")
+    seen = page.evaluate(_WATCHED)
     print(json.dumps({**seen, "heap": metrics["JSHeapUsedSize"]}), flush=True)
     context.close()
 

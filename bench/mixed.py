@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from bench.contest import Contender
+from bench.contest import Contender, size_of
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
@@ -38,8 +38,9 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
     settings = directory / "settings.toml"
     settings.write_text(_SETTINGS, encoding="utf-8")
     with subject(directory / "data", one_scope(5), ("--config", str(settings))) as service:
-        pure, mixed = (Contender(service.pid, service.url("web-0")) for _ in range(2))
         approved, paces = _lasting_event(service), list[Pace]()
+        pure = Contender(service.pid, service.url("web-0"), size_of(service.sample("web-0")))
+        mixed = Contender(service.pid, pure.url)
         wrk(pure.url, seconds=1)
         for _ in ground.track("polls, undisturbed and beside the rest in turn", range(ground.runs)):
             pure.run(lambda url: wrk(url, seconds=ground.run_s, script=_SCRIPT))

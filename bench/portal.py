@@ -27,6 +27,7 @@ _VIEWS = 7
 _WATCHES = 3
 _WATCH_S = 15.0
 _CHANGES = 50  # a second
+_SEEN = 0.9  # of them at least are heard and drawn within a watch
 _DRIVER = Path(__file__).parents[1] / ".venv-portal" / "bin" / "python"
 
 
@@ -83,10 +84,25 @@ def _frame(watched: list[dict[str, Any]]) -> Figure:
     return Figure(name="portal-frame", value=median(longest), note=note, samples={"gaps_ms": tuple(gaps)})
 
 
+def must_show(count: int, views: list[dict[str, float]]) -> None:
+    """AssertionError unless every view had VMs on it: all, or as many as a small fleet has."""
+    least, fewest = min(count, _SMALL), min(view["vms"] for view in views)
+    assert fewest >= least, f"a view of {count} VMs showed {fewest} of them"
+
+
+def must_keep_up(watched: list[dict[str, Any]]) -> None:
+    """AssertionError unless the changes were heard and drawn while the page was watched."""
+    for one in watched:
+        least = _SEEN * _CHANGES * one["for_s"]
+        told = f"of {_CHANGES} changes a second for {one['for_s']:g} s {one['heard']} were heard, {one['drawn']} drawn"
+        assert min(one["heard"], one["drawn"]) >= least, told
+
+
 def _looked_at(ground: Ground, count: int, *, watches: int) -> tuple[list[dict[str, float]], list[dict[str, Any]]]:
     data = ground.directory / f"portal-{count}"
     ground.tell(f"a fleet of {count} VMs", 0, 1)
     with _service(data, single_vms(count, max(2, count // 40))) as (service, base):
+        service.must_serve(count)
         shown = service.ask("GET", "/service")["console"]
         task = {
             "chromium": shutil.which("chromium"),
@@ -97,7 +113,10 @@ def _looked_at(ground: Ground, count: int, *, watches: int) -> tuple[list[dict[s
             "watches": watches,
             "watch_s": 4 if ground.is_quick else _WATCH_S,
         }
-        return _look(ground, service, task)
+        views, watched = _look(ground, service, task)
+    must_show(count, views)
+    must_keep_up(watched)
+    return views, watched
 
 
 @contextmanager

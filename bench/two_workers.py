@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from bench.contest import Contender, compete
+from bench.contest import Contender, compete, size_of
 from bench.figure import Figure
 from bench.ground import Ground
 from bench.process import cpu_s
@@ -20,13 +20,18 @@ _FLEET = '[[hosts]]\nname = "host"\n\n[[vms]]\nname = "web"\naddress = "127.0.0.
 def measure(ground: Ground) -> tuple[Figure, ...]:
     with ExitStack() as stack:
         services = [_service(stack, ground, count) for count in (2, 1)]
-        two, one = (Contender(service.pid, f"http://127.0.0.1:{service.port}{TARGET}") for service in services)
+        two, one = (_contender(service) for service in services)
         before = [_busy_s(service) for service in services]
         compete(ground, "two workers and one in turn", (two, one), lambda url, seconds: wrk(url, seconds=seconds))
         for count, service, since in zip((2, 1), services, before, strict=True):
             must_share(count, since, _busy_s(service))
     samples = {"two_us": tuple(two.costs), "one_us": tuple(one.costs)}
     return (Figure(name="two-workers-cpu", value=ratio(two.costs, one.costs), samples=samples),)
+
+
+def _contender(service: Subject) -> Contender:
+    answer = service.guest("web", "GET", TARGET)
+    return Contender(service.pid, f"http://127.0.0.1:{service.port}{TARGET}", size_of(answer))
 
 
 def must_share(count: int, before: Mapping[int, float], after: Mapping[int, float]) -> None:

@@ -16,6 +16,7 @@ from bench.approval import must_be_approved, started_of
 from bench.contest import Contender, must_keep_connections, must_make_connections, size_of
 from bench.crowd import Round
 from bench.mixed import Pace, changes, incarnation, must_be_mixed
+from bench.portal import must_keep_up, must_show
 from bench.process import connections_made
 from bench.reaction import reaction_s
 from bench.subject import Subject, series_in
@@ -248,3 +249,18 @@ def test_nobody_reacts_to_what_is_not_there_yet() -> None:
     assert reaction_s(10.0, 10.25) == 0.25
     with pytest.raises(AssertionError, match="the event was published at"):
         reaction_s(10.0, 9.99)
+
+
+def test_a_view_without_vms_is_no_view() -> None:
+    must_show(100_000, [{"vms": 200}, {"vms": 100}])
+    must_show(5, [{"vms": 5}])
+    with pytest.raises(AssertionError, match="a view of 100000 VMs showed 0 of them"):
+        must_show(100_000, [{"vms": 200}, {"vms": 0}])
+
+
+@pytest.mark.parametrize(("heard", "drawn"), [(0, 0), (600, 700), (700, 600)])
+def test_a_page_that_misses_changes_has_no_longest_frame(heard: int, drawn: int) -> None:
+    good = {"for_s": 14, "heard": 630, "drawn": 630}
+    must_keep_up([good])
+    with pytest.raises(AssertionError, match=f"for 14 s {heard} were heard, {drawn} drawn"):
+        must_keep_up([good, {"for_s": 14, "heard": heard, "drawn": drawn}])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from bench.azure_mock import QUOTED, measure
 from bench.figure import Figure, absent, failed, shown
-from bench.ground import Ground
+from bench.ground import Ground, Row
 from bench.machine import Machine
 from bench.plot import place, plot
 from bench.result import Result, read, write
@@ -80,6 +80,14 @@ def test_a_strict_run_fails_for_what_must_be_reached(figure: Figure, is_good: bo
 def test_every_figure_has_one_row_and_one_target() -> None:
     measured = [name for row in ROWS for name in row.figures]
     assert sorted(measured) == sorted(BY_NAME) == sorted(target.name for target in TARGETS)
+
+
+def test_a_row_that_leaves_a_figure_out_was_not_measured(tmp_path: Path) -> None:
+    ground = Ground(directory=tmp_path)
+    row = Row(name="half", measure=lambda _: (FIGURES[0],), figures=("keep-alive-cpu", "keep-alive-rate"))
+    with pytest.raises(AssertionError, match="row half found"):
+        row.measured(ground)
+    assert Row(name="whole", measure=row.measure, figures=("keep-alive-cpu",)).measured(ground) == (FIGURES[0],)
 
 
 def test_the_share_of_what_is_wanted_is_one_at_the_bound_whichever_side_it_is_on() -> None:
