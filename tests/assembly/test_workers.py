@@ -358,14 +358,17 @@ def test_a_scope_that_is_shown_anew_with_nothing_new_wakes_nobody() -> None:
 async def crew_of_one(*, hung_s: float) -> AsyncIterator[Crew]:
     """Its worker is begun and was told nothing else."""
     backend = FakeBackend(Board())
-    crew = Crew(
-        1, begin=BEGIN, backend=backend, callers=Callers(), clock=SystemClock(), hung_s=hung_s, birth_s=hung_s
-    )
+    crew = Crew(1, begin=BEGIN, backend=backend, callers=Callers(), clock=SystemClock(), hung_s=hung_s, birth_s=hung_s)
     await crew.begin()
     try:
         yield crew
     finally:
         await crew.drain(0.0)
+
+
+def stop(member: Member) -> None:
+    os.kill(member.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, member.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 def stand_still(for_s: float) -> None:
@@ -382,7 +385,7 @@ def only(crew: Crew) -> Member:
 def test_a_worker_that_hangs_before_it_is_ready_is_ended_and_a_start_does_not_wait_for_it() -> None:
     async def story() -> None:
         async with crew_of_one(hung_s=2.0) as crew:
-            os.kill(only(crew).pid, signal.SIGSTOP)
+            stop(only(crew))
             with pytest.raises(Unavailable, match="ended before it was ready"):
                 await asyncio.wait_for(crew.complete(), 30)
 
@@ -397,7 +400,7 @@ def test_a_successor_that_hangs_before_it_is_ready_is_ended_and_another_reload_i
             reloading = asyncio.create_task(crew.reload(1.0))
             while 0 not in crew._successors:
                 await asyncio.sleep(0.01)
-            os.kill(crew._successors[0].pid, signal.SIGSTOP)
+            stop(crew._successors[0])
             await reloading
             assert only(crew) is first
             await crew.reload(1.0)
@@ -436,12 +439,13 @@ def test_an_owner_that_was_stopped_itself_does_not_hold_it_against_its_workers()
         async with asyncio.timeout(60), crew_of_one(hung_s=3.0) as crew:
             await crew.complete()
             member = only(crew)
-            os.kill(member.pid, signal.SIGSTOP)
-            while not member.silent_s():
-                await asyncio.sleep(0.01)
+            stop(member)
+            echoed, missed = member.echo(), member.missed
             stand_still(3.5)
+            while member.missed == missed and not member.gone.is_set():
+                await asyncio.sleep(0.01)
             os.kill(member.pid, signal.SIGCONT)
-            await member.echo()
+            await echoed
             assert only(crew) is member
 
     asyncio.run(story())
