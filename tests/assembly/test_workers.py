@@ -51,6 +51,7 @@ class Owner:
         self.pipe = Pipe(sock, for_worker=False, hear=self._hear, lost=self.lost_to)
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.lost = ""
+        self.is_stuck = False  # and does not tell a worker to go on
         self._echoes: dict[int, asyncio.Future[None]] = {}
         self.listening = socket.create_server((PLACE, 0))
 
@@ -60,6 +61,8 @@ class Owner:
     def _hear(self, message: Any) -> None:
         if isinstance(message, feed.Echoed):
             self._echoes.pop(message.id).set_result(None)
+        elif isinstance(message, feed.Silence) and not self.is_stuck:
+            self.tell(feed.Resume(message.id))
         else:
             self.heard.put_nowait(message)
 
@@ -166,6 +169,11 @@ def incarnation_of(answer: tuple[int, bytes]) -> int:
     return incarnation
 
 
+def stand_still(for_s: float) -> None:
+    """As a process that is stopped."""
+    time.sleep(for_s)
+
+
 def test_a_worker_accepts_nobody_before_it_was_told_everything() -> None:
     async def story(owner: Owner, worker: Worker) -> None:
         owner.tell(BEGIN, feed.Seat(PLACE, "web"))
@@ -269,9 +277,8 @@ def test_a_worker_that_hears_nothing_accepts_nobody_and_refuses_what_it_cannot_a
         await begun(owner)
         inside = await Visitor.connect(owner)
         assert await inside.poll() == 1
-        async with asyncio.timeout(10):
-            while worker._asking.is_heard:
-                await asyncio.sleep(0.01)
+        owner.is_stuck = True
+        silence = await owner.next(feed.Silence)
         outside = await Visitor.connect(owner)
         outside.ask()
         inside.ask(APPROVE)
@@ -279,10 +286,32 @@ def test_a_worker_that_hears_nothing_accepts_nobody_and_refuses_what_it_cannot_a
         assert await inside.poll() == 1, "what was heard last"
         assert not outside._reader._buffer
         owner.show(2)
-        assert incarnation_of(await outside.answer()) == 2
-        assert await inside.poll() == 2
+        owner.tell(feed.Resume(silence.id))
+        again = await owner.next(feed.Silence)
+        assert not outside._reader._buffer, "a second silence came before the end of the first"
+        owner.show(3)
+        owner.tell(feed.Resume(again.id))
+        assert incarnation_of(await outside.answer()) == 3
+        assert await inside.poll() == 3
         await inside.close()
         await outside.close()
+
+    play(story)
+
+
+def test_a_worker_that_was_stopped_itself_accepts_nobody_before_it_knows_what_was_said_meanwhile() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        before = await Visitor.connect(owner)
+        assert await before.poll() == 1  # which is remembered, and the next caller could be answered at once
+        with socket.create_connection(owner.listening.getsockname()) as late:
+            late.sendall(POLL)
+            owner.show(2)
+            stand_still(2 * SILENCE_S)
+            visitor = Visitor(*await asyncio.open_connection(sock=late.dup()))
+            assert incarnation_of(await visitor.answer()) == 2
+            await visitor.close()
+        await before.close()
 
     play(story)
 
@@ -369,11 +398,6 @@ async def crew_of_one(*, hung_s: float) -> AsyncIterator[Crew]:
 def stop(member: Member) -> None:
     os.kill(member.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, member.pid, os.WSTOPPED | os.WNOWAIT)
-
-
-def stand_still(for_s: float) -> None:
-    """As an owner that is stopped: its beats are, too."""
-    time.sleep(for_s)
 
 
 def only(crew: Crew) -> Member:

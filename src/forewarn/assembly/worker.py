@@ -3,7 +3,8 @@
 It knows what it was told over one line, and serves once it has been told everything. When the line ends it ends: the
 owner is gone, or has another worker in its place. While it hears nothing it accepts nobody, and what would have to be
 written down is refused; polls on connections that are open are answered with what was heard last, since an owner that
-says nothing decides nothing either.
+says nothing decides nothing either. It goes on when it was told all that was said meanwhile: perhaps it was itself that
+was stopped.
 """
 
 from __future__ import annotations
@@ -93,6 +94,17 @@ class Asking:
             self._asked.pop(number, None)
 
 
+class Door(socket.socket):
+    """A listening socket; unless `is_open`, whoever calls waits in its backlog."""
+
+    is_open: Callable[[], bool]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if not self.is_open():
+            raise BlockingIOError
+        return super().accept()
+
+
 class Worker:
     """Serves from the moment it is told to begin until `run` returns."""
 
@@ -109,6 +121,7 @@ class Worker:
         self._sockets: dict[int, tuple[feed.Open, socket.socket]] = {}
         self._serving: dict[int, Listener] = {}
         self._heard_at = self._loop.time()
+        self._silences = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_leaving = self._tells_touches = self._is_complete = self._leaves_then = False
         self._told = Counted()
@@ -125,6 +138,7 @@ class Worker:
             feed.Shut: self._shut,
             feed.Echo: lambda told: self._pipe.say(feed.pack(feed.Echoed(told.id))),
             feed.Report: self._report_to,
+            feed.Resume: self._resume,
             feed.Drain: lambda told: self.leave(told.timeout_s),
         }
 
@@ -169,9 +183,9 @@ class Worker:
         return self._server
 
     def _hear(self, message: Any) -> None:
+        if self._is_silent:
+            self._pause()
         self._heard_at = self._loop.time()
-        if not self._asking.is_heard:
-            self._go_on()
         do = self._do.get(type(message))
         if do is None:
             self._asking.hear(message)
@@ -245,7 +259,9 @@ class Worker:
         if self._is_leaving or number in self._serving:
             return
         told, sock = self._sockets[number]
-        listener = Listener(sockets=(sock.dup(),), strategy=told.told_by(), is_loopback=told.is_loopback)
+        door = Door(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        door.is_open = self._accepts
+        listener = Listener(sockets=(door,), strategy=told.told_by(), is_loopback=told.is_loopback)
         self._serving[number] = listener
         self._spawn(self._start(listener))
 
@@ -260,21 +276,36 @@ class Worker:
         if listener is not None:
             self._spawn(self._running.stop(listener))
 
+    @property
+    def _is_silent(self) -> bool:
+        return self._is_complete and self._loop.time() - self._heard_at > self._silence_s
+
+    def _accepts(self) -> bool:
+        """Asked for each caller: when we were stopped, one who waits may come before anything else that would tell."""
+        if self._asking.is_heard and self._is_silent:
+            self._pause()
+        return self._asking.is_heard
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            is_silent = self._loop.time() - self._heard_at > self._silence_s
-            if self._is_complete and self._asking.is_heard and is_silent:
+            if self._asking.is_heard and self._is_silent:
                 self._pause()
 
     def _pause(self) -> None:
         """Callers wait in the backlogs, which are the owner's too, until we know what to tell them."""
+        self._silences += 1
+        self._pipe.say(feed.pack(feed.Silence(self._silences)))
+        if not self._asking.is_heard:
+            return
         log.warning("the service has said nothing for %g s: accepting nobody until it does", self._silence_s)
         self._asking.is_heard = False
         for number in tuple(self._serving):
             self._stop_serving(number)
 
-    def _go_on(self) -> None:
+    def _resume(self, told: feed.Resume) -> None:
+        if told.id != self._silences:
+            return  # there was another silence since
         self._asking.is_heard = True
         for number in self._sockets:
             self._serve(number)

@@ -129,6 +129,12 @@ class Report(_Message, frozen=True):
     id: int
 
 
+class Resume(_Message, frozen=True):
+    """All that was said during that silence came before this: accept callers again."""
+
+    id: int
+
+
 class Drain(_Message, frozen=True):
     """Answer whoever is held or in work, tell what was seen, and end."""
 
@@ -193,6 +199,12 @@ class AskToken(_Message, frozen=True):
     resource: str
 
 
+class Silence(_Message, frozen=True):
+    """Nothing was heard here for too long, and nobody is accepted until the owner says to resume."""
+
+    id: int
+
+
 class Leaving(_Message, frozen=True):
     """Somebody told this worker to end: it accepts nobody, and will be gone when all are answered."""
 
@@ -200,10 +212,10 @@ class Leaving(_Message, frozen=True):
 Ask: TypeAlias = Enable | Approve | AskToken
 Reply: TypeAlias = Done | Given | Denied | Failed
 ToWorker: TypeAlias = (
-    Begin | Clock | Faults | Seat | Show | Complete | Open | Expose | Shut | Echo | Report | Drain
+    Begin | Clock | Faults | Seat | Show | Complete | Open | Expose | Shut | Echo | Report | Resume | Drain
     | Done | Given | Denied | Failed
 )  # fmt: skip
-ToOwner: TypeAlias = Ready | Echoed | Seen | Enable | Approve | AskToken | Leaving
+ToOwner: TypeAlias = Ready | Echoed | Seen | Enable | Approve | AskToken | Silence | Leaving
 Message: TypeAlias = ToWorker | ToOwner
 
 _encode = msgspec.msgpack.Encoder().encode
