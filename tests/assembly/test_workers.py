@@ -25,7 +25,7 @@ from forewarn.assembly.worker import Worker
 from forewarn.assembly.workers import Crew
 from forewarn.clock import SystemClock
 from forewarn.core.fault import Fault, FaultKind
-from forewarn.errors import Unavailable
+from forewarn.errors import NotFound, Unavailable
 from forewarn.metadata import Board, CalledAddress, Callers, ScopeView, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.protocol.document import Document
@@ -70,8 +70,9 @@ class Owner:
         for message in messages:
             self.pipe.say(feed.pack(message))
 
-    def show(self, incarnation: int, scope_id: str = "s", vm: str = "web") -> None:
-        self.pipe.put(("scope", scope_id), feed.pack(feed.show(view(incarnation, scope_id, vm))))
+    def show(self, incarnation: int, scope_id: str = "s", vm: str = "web", *, enabled: bool = True) -> None:
+        shown = replace(view(incarnation, scope_id, vm), enabled=enabled)
+        self.pipe.put(("scope", scope_id), feed.pack(feed.show(shown)))
 
     def open(self) -> None:
         told = feed.opening(1, CalledAddress(), is_loopback=True)
@@ -267,6 +268,25 @@ def test_an_approval_waits_for_the_owner_and_is_answered_after_what_follows_from
         assert await visitor.poll() == 2
         visitor.ask(APPROVE)  # approved is approved: nobody is asked again
         assert (await visitor.answer())[0] == 200
+        await visitor.close()
+
+    play(story)
+
+
+def test_a_vm_that_was_removed_in_the_moment_of_its_request_is_nobody() -> None:
+    async def story(owner: Owner, worker: Worker) -> None:
+        await begun(owner)
+        gone = NotFound("VM 'web' does not exist")
+        visitor = await Visitor.connect(owner)
+        visitor.ask(APPROVE)
+        owner.tell(feed.failure((await owner.next(feed.Approve)).id, gone))
+        assert (await visitor.answer())[0] == 404
+
+        owner.show(2, enabled=False)
+        await owner.done()
+        visitor.ask()
+        owner.tell(feed.failure((await owner.next(feed.Enable)).id, gone))
+        assert (await visitor.answer())[0] == 404
         await visitor.close()
 
     play(story)

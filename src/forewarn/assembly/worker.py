@@ -25,7 +25,7 @@ from forewarn.assembly.loop import fastest_loop
 from forewarn.assembly.member import WAITING_SIGNALS
 from forewarn.assembly.pipe import GONE, Pipe
 from forewarn.clock import LabClock, SystemClock
-from forewarn.errors import Rejected, Unavailable
+from forewarn.errors import Unavailable
 from forewarn.metadata import Board, Callers, Limits, Listener, MetadataServer, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted
@@ -72,7 +72,7 @@ class Asking:
         if asked is None or asked.done():
             return
         if isinstance(reply, feed.Failed):
-            asked.set_exception(Rejected(reply.text) if reply.is_rejected else Unavailable(reply.text))
+            asked.set_exception(reply.error())
         elif isinstance(reply, feed.Given):
             asked.set_result(reply.token)
         elif isinstance(reply, feed.Denied):

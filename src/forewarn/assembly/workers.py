@@ -21,7 +21,7 @@ from forewarn.assembly.pipe import Key
 from forewarn.assembly.stand import Stands
 from forewarn.clock import Clock, LabClock, Setting
 from forewarn.core.fault import Fault, Sphere
-from forewarn.errors import Conflict, ForewarnError, Unavailable
+from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.metadata import Backend, Callers, Listener, Observations, ScopeView, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted, together
@@ -318,10 +318,10 @@ class Crew:
         try:
             reply = feed.reply(ask.id, await self._do(ask))
         except ForewarnError as error:
-            reply = feed.Failed(ask.id, str(error), not isinstance(error, Unavailable | Conflict))
+            reply = feed.failure(ask.id, error)
         except Exception:
             log.exception("what a worker asked for met a mistake of ours")
-            reply = feed.Failed(ask.id, "a mistake of the service", True)
+            reply = feed.failure(ask.id, Rejected("a mistake of the service"))
         member.say(reply)
 
     async def _do(self, ask: feed.Ask) -> str | Token | WrongResource | None:

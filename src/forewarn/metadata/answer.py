@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forewarn.clock import read_real_time
-from forewarn.errors import Conflict, Unavailable
+from forewarn.errors import Conflict, NotFound, Unavailable
 from forewarn.metadata.approval import Approvals
 from forewarn.metadata.board import Board
 from forewarn.metadata.identity import Caller, Callers
@@ -167,6 +167,8 @@ class Reception:
     ) -> Rest:
         try:
             await self._enable(view)
+        except NotFound:  # removed in the same moment
+            return not_found
         except (Unavailable, Conflict):
             return unavailable
         return partial(self._serve, caller, asked, agent, trouble)
@@ -222,6 +224,8 @@ class Reception:
             return not_found
         try:
             unknown = await self._backend.approve(view.vm, event_ids)
+        except NotFound:
+            return not_found
         except (Unavailable, Conflict):
             return unavailable
         if unknown is not None:

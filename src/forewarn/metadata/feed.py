@@ -18,6 +18,7 @@ import msgspec
 from forewarn.clock import Setting
 from forewarn.core.fault import Fault, Touch
 from forewarn.core.history import Sighting
+from forewarn.errors import ForewarnError, NotFound, Rejected, Unavailable
 from forewarn.metadata.counted import Counted
 from forewarn.metadata.identity import BoundDevice, CalledAddress, Fixed, Mark, PerPort, SourceAddress, Strategy
 from forewarn.metadata.seam import Reset, ScopeView
@@ -161,7 +162,10 @@ class Denied(_Message, frozen=True):
 class Failed(_Message, frozen=True):
     id: int
     text: str
-    is_rejected: bool = False  # else it may be asked again
+    kind: str = Unavailable.__name__  # which may be asked again
+
+    def error(self) -> ForewarnError:
+        return _ERRORS[self.kind](self.text)
 
 
 class Ready(_Message, frozen=True):
@@ -226,6 +230,7 @@ _DECODERS: dict[bool, Any] = {
 _STRATEGIES: dict[str, Any] = {
     kind.__name__: kind for kind in (BoundDevice, CalledAddress, Fixed, Mark, PerPort, SourceAddress)
 }
+_ERRORS: dict[str, type[ForewarnError]] = {kind.__name__: kind for kind in (NotFound, Rejected, Unavailable)}
 _USUAL = {field.name: field.default for field in fields(InstanceFacts)}
 
 
@@ -258,6 +263,11 @@ def reply(number: int, given: str | Token | WrongResource | None) -> Reply:
     if isinstance(given, WrongResource):
         return Denied(number, given.accepted)
     return Done(number, given)
+
+
+def failure(number: int, error: ForewarnError) -> Failed:
+    kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
+    return Failed(number, str(error), kind.__name__)
 
 
 def frame(number: int, payload: bytes) -> bytes:
