@@ -11,6 +11,7 @@ from forewarn.control.labtime import LabTime
 from forewarn.errors import ForewarnError
 from forewarn.metadata import Observations
 from forewarn.metadata.fault import FaultTable
+from forewarn.metadata.observation import PORTION, PORTIONS
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
@@ -20,17 +21,25 @@ _DAY_S = 24 * 3600.0
 async def write_observations(observations: Observations, store: Store, *, every_s: float = 1.0) -> None:
     while True:
         await asyncio.sleep(every_s)
-        await flush(observations, store)
+        while await write_some(observations, store):
+            await asyncio.sleep(every_s / PORTIONS)
 
 
-async def write_all_observations(observations: Observations, store: Store) -> None:
-    """However many they are; what cannot be written is lost with us."""
-    while await flush(observations, store):
+async def write_many(observations: Observations, store: Store) -> None:
+    """As many as are written down in a second: most fleets have no more."""
+    for _ in range(PORTIONS):
+        if not await write_some(observations, store):
+            return
+
+
+async def write_all(observations: Observations, store: Store) -> None:
+    """What cannot be written is lost with us."""
+    while await write_some(observations, store):
         pass
 
 
-async def flush(observations: Observations, store: Store) -> bool:
-    """Write down what is new, or of many VMs a part of it; whether there was anything, and it is written."""
+async def write_some(observations: Observations, store: Store) -> bool:
+    """Write down what is new, or of many VMs a part of it; whether there may be more, and it can be written."""
     polls, sightings = observations.take()
     if not polls and not sightings:
         return False
@@ -41,7 +50,7 @@ async def flush(observations: Observations, store: Store) -> bool:
         observations.put_back(polls, sightings)
         return False
     observations.written(sightings)
-    return True
+    return len(polls) == PORTION
 
 
 async def tend_faults(table: FaultTable, faults: Faults, *, every_s: float = 1.0) -> None:

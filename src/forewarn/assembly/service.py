@@ -17,12 +17,12 @@ from typing import Any
 from forewarn import __version__
 from forewarn.assembly.chores import (
     anchor,
-    flush,
     keep_time,
     note_faults,
     prune_history,
     tend_faults,
-    write_all_observations,
+    write_all,
+    write_many,
     write_observations,
 )
 from forewarn.assembly.directory import DataDirectory
@@ -175,7 +175,7 @@ async def _go_on(stack: AsyncExitStack, service: Service, windows: tuple[socket.
     await _keep(stack, control.reconciler.run())
     await _keep(stack, control.outbox.run())
     await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows)
-    stack.push_async_callback(write_all_observations, mouth.observations, control.store)
+    stack.push_async_callback(write_all, mouth.observations, control.store)
     stack.push_async_callback(note_faults, mouth.faults, control.faults)
     stack.push_async_callback(mouth.drain, DRAIN_S)
     await _keep(stack, tend_faults(mouth.faults, control.faults))
@@ -231,7 +231,7 @@ def _console_house(service: Service, directory: DataDirectory) -> House:
 
     async def observe() -> None:
         await service.mouth.report()
-        await flush(service.mouth.observations, service.control.store)
+        await write_many(service.mouth.observations, service.control.store)
         await note_faults(service.mouth.faults, service.control.faults)
 
     return House(

@@ -29,6 +29,7 @@ from forewarn.errors import Unavailable
 from forewarn.metadata import Board, Callers, Limits, Listener, MetadataServer, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted
+from forewarn.metadata.observation import PORTION, PORTIONS
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 
@@ -313,21 +314,28 @@ class Worker:
     async def _keep_reporting(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            if self._server is not None and self._asking.is_heard:
-                self._report()
+            while self._server is not None and self._asking.is_heard and self._report():
+                await asyncio.sleep(_REPORT_EVERY_S / PORTIONS)
 
     def _report_to(self, told: feed.Report) -> None:
-        self._report(told.id)
+        for _ in range(PORTIONS):
+            if not self._report(told.id):
+                return
+        self._pipe.say(feed.pack(feed.Seen(id=told.id)))
 
     def _report(self, number: int = 0) -> bool:
-        """What was seen since the last time; whether there was anything."""
+        """What was seen since the last time, of many VMs of a part of them; whether there may be more.
+
+        `number`: of the report that was asked for, said with the last part.
+        """
         polls, sightings = self._running.observations.take_new()
         touches = self._running.faults.take()
         told, self._told = self._told, self._running.counted()
-        is_new = bool(polls or sightings or touches or told != self._told)
-        if number or is_new:
+        has_more = len(polls) == PORTION
+        number = 0 if has_more else number
+        if number or polls or sightings or touches or told != self._told:
             self._pipe.say(feed.pack(feed.Seen(polls, sightings, touches, number, self._told)))
-        return is_new
+        return has_more
 
     def _tell_touches_soon(self) -> None:
         """At once: whoever looks at a fault wants to see what it did."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from forewarn.metadata.observation import Observations, portion_of
+from forewarn.metadata.observation import PORTION, Observations
 from forewarn.metadata.reply import Dated, Writer
 from forewarn.metadata.seam import View
 from forewarn.metadata.sort import Sort
@@ -132,7 +132,7 @@ class Memory:
 
     def settle_some(self) -> None:
         """Put down what repeats would have put down one by one; of many VMs those that wait longest."""
-        for shelf in tuple(islice(self._repeated, portion_of(len(self._repeated)))):
+        for shelf in tuple(islice(self._repeated, PORTION)):
             self._settle(shelf)
 
     def settle_for(self, vm: str) -> None:

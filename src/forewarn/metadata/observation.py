@@ -22,8 +22,8 @@ from forewarn.store.seam import Polled
 
 _log = logging.getLogger(__name__)
 
-PORTION = 2_000  # VMs that are told of at once: many more would make others wait
-_TURNS = 20  # until everybody has been told of: seconds, and with those that are slow to tell it fewer than SILENT_S
+PORTION = 500  # VMs that are told of at once: more would make others wait
+PORTIONS = 10  # in a second: of 100,000 VMs each is told of every 20 seconds, well before it would be called silent
 _MOST_SIGHTINGS = 100_000
 _MOST_VMS = 200_000  # as many as polls are remembered for
 _WINDOW_S = 60.0  # of real time: how often a VM asks is told of the last one or two of these
@@ -146,7 +146,7 @@ class Observations:
         self._moment = self._real()
         self._settle()
         self._moment = 0.0
-        polls = [self._polls.pop(vm) for vm in tuple(islice(self._polls, portion_of(len(self._polls))))]
+        polls = [self._polls.pop(vm) for vm in tuple(islice(self._polls, PORTION))]
         sightings, self._sightings = self._sightings, []
         return polls, sightings
 
@@ -210,11 +210,6 @@ class Observations:
             if not self.lost:
                 _log.warning("%d sightings wait to be written; further ones are lost", self._most_sightings)
             self.lost += lost
-
-
-def portion_of(waiting: int) -> int:
-    """How many of so many VMs are told of at once."""
-    return max(PORTION, waiting // _TURNS)
 
 
 def _sighting(notice: wire.Notice, view: View, version: str, at: float) -> Sighting:

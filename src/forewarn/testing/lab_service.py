@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from forewarn.assembly.chores import flush
+from forewarn.assembly.chores import write_many
 from forewarn.assembly.mouth import Backing, Mouth
 from forewarn.assembly.settings import Settings
 from forewarn.clock import LabClock, Setting
@@ -38,7 +38,7 @@ class LabService:
 
     async def settle(self) -> None:
         """Write down what VMs were seen to ask, and carry out everything that is due."""
-        await flush(self.mouth.observations, self.store)
+        await write_many(self.mouth.observations, self.store)
         touches = self.mouth.faults.take()
         for touch in touches:
             self.spoiled[touch.fault_id] += touch.count
