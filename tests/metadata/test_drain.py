@@ -65,6 +65,23 @@ def test_a_request_that_has_begun_may_still_become_whole(play, request_bytes):
     play(story)
 
 
+def test_nobody_waits_for_a_caller_that_was_slow_to_read_and_has_everything(play, request_bytes, notice):
+    async def story(world):
+        world.backend.show("pair", *(notice(f"EVENT-{number}", resources=("a" * 4000,)) for number in range(4000)))
+        client = await world.connect()
+        client.writer.transport.pause_reading()
+        client.send(request_bytes())
+        await world.until(lambda: world.server.buffered_bytes > Limits().write_bytes)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.server.drain(300))
+            await world.next_turn()
+            client.writer.transport.resume_reading()
+            assert len((await client.reply()).body) > 16_000_000
+            assert await client.is_closed()
+
+    play(story)
+
+
 def test_nobody_is_let_in_any_more(play):
     async def story(world):
         assert (await world.ask()).status == 200

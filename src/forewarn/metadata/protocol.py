@@ -152,6 +152,8 @@ class Connection(asyncio.Protocol):
         self._writes_wait = False
         self._quiet_since = self._hall.loop.time()
         self._go_on()
+        if self._hall.is_draining and self._is_at_rest:
+            self._close(linger=False)
 
     def wake(self) -> None:
         if self._hold is not None and self._hold.scope_id:
