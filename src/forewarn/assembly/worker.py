@@ -122,7 +122,6 @@ class Worker:
         self._sockets: dict[int, tuple[feed.Open, socket.socket]] = {}
         self._serving: dict[int, Listener] = {}
         self._heard_at = self._loop.time()
-        self._silences = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_leaving = self._tells_touches = self._is_complete = self._leaves_then = False
         self._told = Counted()
@@ -184,8 +183,7 @@ class Worker:
         return self._server
 
     def _hear(self, message: Any) -> None:
-        if self._is_silent:
-            self._pause()
+        self._look()
         self._heard_at = self._loop.time()
         do = self._do.get(type(message))
         if do is None:
@@ -277,36 +275,30 @@ class Worker:
         if listener is not None:
             self._spawn(self._running.stop(listener))
 
-    @property
-    def _is_silent(self) -> bool:
-        return self._is_complete and self._loop.time() - self._heard_at > self._silence_s
-
     def _accepts(self) -> bool:
         """Asked for each caller: when we were stopped, one who waits may come before anything else that would tell."""
-        if self._asking.is_heard and self._is_silent:
-            self._pause()
+        self._look()
         return self._asking.is_heard
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if self._asking.is_heard and self._is_silent:
-                self._pause()
+            self._look()
+
+    def _look(self) -> None:
+        is_silent = self._loop.time() - self._heard_at > self._silence_s
+        if self._is_complete and self._asking.is_heard and is_silent:
+            self._pause()
 
     def _pause(self) -> None:
         """Callers wait in the backlogs, which are the owner's too, until we know what to tell them."""
-        self._silences += 1
-        self._pipe.say(feed.pack(feed.Silence(self._silences)))
-        if not self._asking.is_heard:
-            return
         log.warning("the service has said nothing for %g s: accepting nobody until it does", self._silence_s)
+        self._pipe.say(feed.pack(feed.Silence()))
         self._asking.is_heard = False
         for number in tuple(self._serving):
             self._stop_serving(number)
 
     def _resume(self, told: feed.Resume) -> None:
-        if told.id != self._silences:
-            return  # there was another silence since
         self._asking.is_heard = True
         for number in self._sockets:
             self._serve(number)

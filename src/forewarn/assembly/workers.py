@@ -282,8 +282,8 @@ class Crew:
                 if not self._awaited and not self._begun.done():
                     self._begun.set_result(None)
                 self._share_out()
-            case feed.Silence(id=number):
-                member.say(feed.Resume(number))  # after all that waits to be sent
+            case feed.Silence():
+                member.say(feed.Resume())  # after all that waits to be sent
             case feed.Leaving():
                 self._let_go(member)
 

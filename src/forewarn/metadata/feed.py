@@ -131,9 +131,7 @@ class Report(_Message, frozen=True):
 
 
 class Resume(_Message, frozen=True):
-    """All that was said during that silence came before this: accept callers again."""
-
-    id: int
+    """All that was said during a silence came before this: accept callers again."""
 
 
 class Drain(_Message, frozen=True):
@@ -205,8 +203,6 @@ class AskToken(_Message, frozen=True):
 
 class Silence(_Message, frozen=True):
     """Nothing was heard here for too long, and nobody is accepted until the owner says to resume."""
-
-    id: int
 
 
 class Leaving(_Message, frozen=True):
