@@ -160,6 +160,24 @@ def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
     assert rest == ([], [])
 
 
+def test_a_vm_that_goes_on_asking_is_left_in_peace_for_a_while_and_a_newcomer_is_not(notice):
+    clock = [0.0]
+    seen = Observations(real=lambda: clock[0])
+    seen.asked(view(), "2020-07-01", 1.0)
+    assert [poll.vm for poll in seen.take(10.0)[0]] == ["a"]
+    seen.asked(view(), "2020-07-01", 2.0)
+    seen.asked(view(vm="b"), "2020-07-01", 2.0)
+    seen.given(view(notice()), "2020-07-01", 2.0)
+    polls, sightings = seen.take(10.0)
+    assert ([poll.vm for poll in polls], len(sightings)) == (["b"], 1), "what an event's VMs were given is told at once"
+    clock[0] = 9.0
+    assert seen.take(10.0) == ([], [])
+    clock[0] = 10.0
+    assert [(poll.vm, poll.count) for poll in seen.take(10.0)[0]] == [("a", 2)]
+    seen.asked(view(), "2020-07-01", 3.0)
+    assert [(poll.vm, poll.count) for poll in seen.take()[0]] == [("a", 3)], "somebody looks"
+
+
 def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):
     async def story(world):
         client = await world.connect()

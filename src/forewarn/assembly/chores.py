@@ -11,7 +11,7 @@ from forewarn.control.labtime import LabTime
 from forewarn.errors import ForewarnError
 from forewarn.metadata import Observations
 from forewarn.metadata.fault import FaultTable
-from forewarn.metadata.observation import PORTION, PORTIONS
+from forewarn.metadata.observation import PORTION, PORTIONS, REST_S
 from forewarn.store.seam import Store
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _DAY_S = 24 * 3600.0
 async def write_observations(observations: Observations, store: Store, *, every_s: float = 1.0) -> None:
     while True:
         await asyncio.sleep(every_s)
-        while await write_some(observations, store):
+        while await write_some(observations, store, rest_s=REST_S):
             await asyncio.sleep(every_s / PORTIONS)
 
 
@@ -38,9 +38,9 @@ async def write_all(observations: Observations, store: Store) -> None:
         pass
 
 
-async def write_some(observations: Observations, store: Store) -> bool:
+async def write_some(observations: Observations, store: Store, *, rest_s: float = 0.0) -> bool:
     """Write down what is new, or of many VMs a part of it; whether there may be more, and it can be written."""
-    polls, sightings = observations.take()
+    polls, sightings = observations.take(rest_s)
     if not polls and not sightings:
         return False
     try:

@@ -29,7 +29,7 @@ from forewarn.errors import Unavailable
 from forewarn.metadata import Board, Callers, Limits, Listener, MetadataServer, feed
 from forewarn.metadata.allowance import SharedAllowance
 from forewarn.metadata.counted import Counted
-from forewarn.metadata.observation import PORTION, PORTIONS
+from forewarn.metadata.observation import PORTION, PORTIONS, REST_S
 from forewarn.protocol.exchange import Rules
 from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
 
@@ -306,7 +306,7 @@ class Worker:
     async def _keep_reporting(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            while self._server is not None and self._asking.is_heard and self._report():
+            while self._server is not None and self._asking.is_heard and self._report(rest_s=REST_S):
                 await asyncio.sleep(_REPORT_EVERY_S / PORTIONS)
 
     def _report_to(self, told: feed.Report) -> None:
@@ -315,12 +315,12 @@ class Worker:
                 return
         self._pipe.say(feed.pack(feed.Seen(id=told.id)))
 
-    def _report(self, number: int = 0) -> bool:
+    def _report(self, number: int = 0, *, rest_s: float = 0.0) -> bool:
         """What was seen since the last time, of many VMs of a part of them; whether there may be more.
 
         `number`: of the report that was asked for, said with the last part.
         """
-        polls, sightings = self._running.observations.take_new()
+        polls, sightings = self._running.observations.take_new(rest_s)
         touches = self._running.faults.take()
         told, self._told = self._told, self._running.counted()
         has_more = len(polls) == PORTION

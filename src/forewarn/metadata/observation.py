@@ -5,10 +5,11 @@ memory, handed out in batches to whoever writes them down.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from msgspec.structs import replace
 
@@ -22,8 +23,10 @@ from forewarn.store.seam import Polled
 
 _log = logging.getLogger(__name__)
 
+REST_S = 10.0  # after which a VM that goes on asking is told of again, unless somebody looks
 PORTION = 500  # VMs that are told of at once: more would make others wait
 PORTIONS = 10  # in a second: of 100,000 VMs each is told of every 20 seconds, well before it would be called silent
+_NEVER = -math.inf
 _MOST_SIGHTINGS = 100_000
 _MOST_VMS = 200_000  # as many as polls are remembered for
 _WINDOW_S = 60.0  # of real time: how often a VM asks is told of the last one or two of these
@@ -43,6 +46,7 @@ class _Seen:
     window: tuple[float, int] | None = None  # when that began, and the count then
     earlier: tuple[float, int] | None = None  # the one before
     at: float = 0.0  # when, as far as others told
+    told_at: float = _NEVER  # in real time: when what it asked was last handed out
     mark: tuple[str, int, int, str] | None = None  # scope, epoch, incarnation, version: the last 200 looked at
     events: set[tuple[str, wire.Status]] = field(default_factory=set)
 
@@ -58,7 +62,8 @@ class Observations:
         self._most_sightings, self._most_vms, self._real = most_sightings, most_vms, real
         self._began_at = real()
         self._moment = 0.0  # at which much is told together: it is one and the same
-        self._polls: dict[str, Polled] = {}
+        self._polls: dict[str, Polled] = {}  # of VMs that were told of before, the longest waiting first
+        self._first: dict[str, Polled] = {}  # of those that never were
         self._sightings: list[Sighting] = []
         self._seen: dict[str, _Seen] = {}
         self._settle: Callable[[], None] = lambda: None
@@ -104,8 +109,9 @@ class Observations:
         vm, scope_id = view.vm, view.scope_id
         seen = self._seen.get(vm) or self._seen_of(vm)
         self._count(vm, seen, scope_id, count, wait_s)
-        self._polls[vm] = Polled(
-            vm=vm, scope_id=scope_id, at=at, version=version, count=seen.count, agent=agent, wait_s=wait_s
+        self._put(
+            seen,
+            Polled(vm=vm, scope_id=scope_id, at=at, version=version, count=seen.count, agent=agent, wait_s=wait_s),
         )
 
     def given(self, view: View, version: str, at: float) -> None:
@@ -122,9 +128,9 @@ class Observations:
                 seen.events.add(event)
                 self._keep([_sighting(notice, view, version, at)])
 
-    def take_new(self) -> Batch:
+    def take_new(self, rest_s: float = 0.0) -> Batch:
         """As `take`, but counts are those since the last batch: for whoever gathers them from several."""
-        polls, sightings = self.take()
+        polls, sightings = self.take(rest_s)
         for poll in polls:
             self._seen_of(poll.vm).count = 0
         return polls, sightings
@@ -135,23 +141,30 @@ class Observations:
             seen = self._seen_of(poll.vm)
             self._count(poll.vm, seen, poll.scope_id, poll.count, poll.wait_s)
             seen.at = max(seen.at, poll.at)
-            self._polls[poll.vm] = replace(poll, at=seen.at, count=seen.count)
+            self._put(seen, replace(poll, at=seen.at, count=seen.count))
         self._keep(sightings)
 
-    def take(self) -> Batch:
-        """What is new since the last batch; of many VMs a part, those that wait longest. `put_back` what could not be
+    def take(self, rest_s: float = 0.0) -> Batch:
+        """What is new since the last batch; of many VMs a part, newcomers and then those that wait longest.
 
+        Nothing of a VM that was in a batch less than `rest_s` ago: it asks as it did. `put_back` what could not be
         written.
         """
-        self._moment = self._real()
+        now = self._moment = self._real()
         self._settle()
         self._moment = 0.0
-        polls = [self._polls.pop(vm) for vm in tuple(islice(self._polls, PORTION))]
+        newcomers = tuple(islice(self._first, PORTION))
+        rested = takewhile(lambda vm: self._seen_of(vm).told_at <= now - rest_s, self._polls)
+        others = tuple(islice(rested, PORTION - len(newcomers)))
+        polls = [*map(self._first.pop, newcomers), *map(self._polls.pop, others)]
+        for poll in polls:
+            self._seen_of(poll.vm).told_at = now
         sightings, self._sightings = self._sightings, []
         return polls, sightings
 
     def put_back(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        self._polls = {poll.vm: poll for poll in polls} | self._polls
+        older = {poll.vm: poll for poll in polls if poll.vm not in self._polls}
+        self._first = older | self._first  # and so among the next
         newer, self._sightings = self._sightings, []
         self._keep(sightings)
         self._keep(newer)
@@ -178,6 +191,11 @@ class Observations:
         if began is not None and seen.count > began[1] and seen.asked_at > began[0]:
             gap_s = (seen.asked_at - began[0]) / (seen.count - began[1])
         return Pace(max(0.0, now - seen.asked_at - seen.wait_s), gap_s)
+
+    def _put(self, seen: _Seen, poll: Polled) -> None:
+        """In place of what waits of the VM, if anything does."""
+        is_first = seen.told_at == _NEVER or poll.vm in self._first
+        (self._first if is_first else self._polls)[poll.vm] = poll
 
     def _count(self, vm: str, seen: _Seen, scope_id: str, count: int, wait_s: int) -> None:
         now = self._moment or self._real()
