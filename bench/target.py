@@ -67,6 +67,7 @@ TARGETS: tuple[Target, ...] = (
         is_expectation=True,
     ),
     Target(name="half-rate-p99", what="p99 at half the maximum rate, ours : nginx", at_most=1.2),
+    Target(name="fleet-cpu", what="CPU per poll, nginx : ours, 8,000 VMs that each ask once a second"),
     Target(name="two-workers-cpu", what="CPU per poll, two workers : one", at_most=1.1),
     Target(name="mixed-rate", what="polls beside 1 % POSTs and 10 changes a second : undisturbed", at_least=0.9),
     Target(name="long-poll-last", what="change → last of 10,000 long polls, p99", unit="ms", at_most=250),
