@@ -172,7 +172,7 @@ def _must_be_good(answer: bytes) -> None:
     assert answer.startswith(_GOOD), f"a guest was answered {answer[:300]!r}"
 
 
-def play(story: Coroutine[Any, Any, T]) -> T:
-    """On the clients' core, on the loop that costs least."""
-    with on_core(CLIENT_CORE), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+def play(story: Coroutine[Any, Any, T], core: int | None = CLIENT_CORE) -> T:
+    """On the clients' core or another, on the loop that costs least."""
+    with on_core(core), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(story)

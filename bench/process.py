@@ -16,10 +16,10 @@ _QUIET_S = 0.3
 
 
 @contextmanager
-def on_core(core: int) -> Iterator[None]:
-    """This thread, and whatever it starts meanwhile."""
+def on_core(core: int | None) -> Iterator[None]:
+    """This thread, and whatever it starts meanwhile; None: on any that there is."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
+    os.sched_setaffinity(0, _CORES if core is None else {core})
     try:
         yield
     finally:

@@ -28,7 +28,9 @@ ROWS: tuple[Row, ...] = (
     Row(name="fleet", measure=fleet.measure, figures=("fleet-cpu",)),
     Row(name="two-workers", measure=two_workers.measure, figures=("two-workers-cpu",)),
     Row(name="mixed", measure=mixed.measure, figures=("mixed-rate",)),
-    Row(name="long-poll", measure=long_poll.measure, figures=("long-poll-last", "long-poll-thousand")),
+    Row(
+        name="long-poll", measure=long_poll.measure, figures=("long-poll-last", "long-poll-thousand", "long-poll-alone")
+    ),
     Row(name="memory", measure=memory.measure, figures=("idle-memory", "waiting-memory")),
     Row(name="approval", measure=approval.measure, figures=("approval-rate", "approval-start-rate")),
     Row(name="scheduling", measure=scheduling.measure, figures=("schedule-growth",)),

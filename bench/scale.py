@@ -30,17 +30,17 @@ _LIMITS = {  # figure → what profiles (perf, py-spy) and other runs said of it
     "keep-alive-rate": "the client: wrk keeps its core busy (98 %) with either server, whose own core then is not. "
     "CPU per poll tells them apart",
     "half-rate-p99": "stalls of the machine, which hold up both: median, p90 and p95 are within a few percent, while "
-    "the p99 of one run is up to twice that of the next. Were all 512 clients to connect at one instant, it would be 1.5 "
-    "to 2: to let in a connection that is kept costs us 60 µs of CPU, and nginx 32",
+    "the p99 of one run is up to twice that of the next. Were all 512 clients to connect at one instant, it would be "
+    "1.5 to 2: to let in a connection that is kept costs us 60 µs of CPU, and nginx 32",
     "fleet-cpu": "few polls are answered in one turn of the loop, and what was seen of each VM is gathered and written "
     "down, which nginx need not do",
     "mixed-rate": "a change: 3.6 ms of CPU when it comes alone, in its request over HTTP, planning, the commit and the "
     "documents of its scope; 1.6 ms when another has just been. Approvals that repeat cost what polls cost",
-    "long-poll-last": "one core that answers them one by one: about half of an answer is the kernel's `send`, a "
-    "quarter is waking and writing in Python; the guests share the other core",
+    "long-poll-alone": "one core that answers them one by one: 70 % of an answer is the kernel's `send`, the rest is "
+    "waking and writing in Python; workers divide it between them",
     "approval-rate": "CPU, not the disk: 57 % of it is Python (48 in the thread that decides, 9 in the one that "
-    "writes), 18 % the kernel (`fdatasync` 3), 13 % SQLite. Approvals share commits, so a disk that does thousands of single "
-    "ones a second makes this ratio hard to reach, and a slow disk easy",
+    "writes), 18 % the kernel (`fdatasync` 3), 13 % SQLite. Approvals share commits, so a disk that does thousands of "
+    "single ones a second makes this ratio hard to reach, and a slow disk easy",
 }
 
 

@@ -40,13 +40,14 @@ def one_scope(count: int) -> str:
 
 
 class Subject(ServiceProcess):
-    """A lab, started on the servers' core, however long that takes."""
+    """A lab, started on the servers' core or another, however long that takes."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *, core: int | None = SERVER_CORE, **given: Any) -> None:
+        self._core = core
         super().__init__(start_s=_LONG_S, **given)
 
     def start(self) -> None:
-        with on_core(SERVER_CORE):
+        with on_core(self._core):
             super().start()
 
     def url(self, vm: str) -> str:
@@ -125,7 +126,9 @@ def series_in(page: str, name: str) -> float:
 
 
 @contextmanager
-def subject(directory: Path, fleet: str = SMALL, arguments: tuple[str, ...] = ()) -> Iterator[Subject]:
-    with Subject(data=directory, fleet=fleet, arguments=arguments) as service:
+def subject(
+    directory: Path, fleet: str = SMALL, arguments: tuple[str, ...] = (), core: int | None = SERVER_CORE
+) -> Iterator[Subject]:
+    with Subject(data=directory, fleet=fleet, arguments=arguments, core=core) as service:
         assert isinstance(service, Subject)
         yield service
