@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -83,6 +84,7 @@ def _measured(row: Row, ground: Ground) -> tuple[Figure, ...]:
         found = failed(row.figures, error)
     for left in ground.directory.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
+    os.sync()  # or the next row waits for the disk to take what this one wrote
     return tuple(msgspec.structs.replace(figure, load_average=load_average()) for figure in found)
 
 

@@ -87,10 +87,9 @@ async def _story(ground: Ground, service: Subject, guests: int, who: str) -> See
 
 
 def _settle(service: Subject, guests: int) -> None:
-    """All are held, as workers tell once a second, and nothing is left to do."""
-    eventually(lambda: service.series("forewarn_long_polls_waiting") == guests)
+    """Nothing is left to do, and all are held, as workers tell once a second."""
     wait_until_quiet(service.pid)
-    service.must_hold(guests)
+    eventually(lambda: service.series("forewarn_long_polls_waiting") == guests)
 
 
 def _change(service: Subject, pending: str) -> str:

@@ -42,7 +42,7 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
         pure = Contender(service.pid, service.url("web-0"), size_of(service.sample("web-0")))
         mixed = Contender(service.pid, pure.url)
         wrk(pure.url, seconds=1)
-        for _ in ground.track("polls, undisturbed and beside the rest in turn", range(ground.runs)):
+        for _ in ground.track("polls, undisturbed and beside the rest in turn", range(2 * ground.runs - 1)):
             pure.run(lambda url: wrk(url, seconds=ground.run_s, script=_SCRIPT))
             paces.append(_disturb(service, mixed, approved, ground.run_s))
     polls = [rate * _POLLS for rate in mixed.rates]
