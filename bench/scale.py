@@ -122,8 +122,11 @@ def _demand() -> dict[str, float | str]:
 def _polling(figures: _Figures) -> dict[str, float | str]:
     poll_us, nginx_us = (figures.sample("keep-alive-cpu", of) for of in ("ours_us", "nginx_us"))
     connection_us, nginx_connection_us = (figures.sample("connection-cpu", of) for of in ("ours_us", "nginx_us"))
+    fleet_us, nginx_fleet_us = (figures.sample("fleet-cpu", of) for of in ("ours_us", "nginx_us"))
     nodes = nodes_for(poll_us)
     return {
+        "fleet_us": fleet_us,
+        "nginx_fleet_us": nginx_fleet_us,
         "poll_us": poll_us,
         "nginx_us": nginx_us,
         "connection_us": connection_us,

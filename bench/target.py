@@ -72,7 +72,7 @@ TARGETS: tuple[Target, ...] = (
     Target(name="mixed-rate", what="polls beside 1 % POSTs and 10 changes a second : undisturbed", at_least=0.9),
     Target(name="long-poll-last", what="change → last of 10,000 long polls, p99", unit="ms", at_most=250),
     Target(name="long-poll-thousand", what="the same, for every 1,000 of them", unit="ms"),
-    Target(name="long-poll-alone", what="the same, one process on one core, p99", unit="ms"),
+    Target(name="long-poll-alone", what="change → last of 10,000 long polls, one process on one core, p99", unit="ms"),
     Target(name="idle-memory", what="memory per idle keep-alive connection", unit="KiB", at_most=12),
     Target(name="waiting-memory", what="memory per waiting long poll", unit="KiB", at_most=20),
     Target(name="approval-rate", what="durable approvals, 64 clients : single SQLite commits", at_least=2),
