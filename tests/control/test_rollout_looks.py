@@ -20,9 +20,9 @@ class Watched(MemoryStore):
         super().__init__()
         self.looks: Counter[str] = Counter()
 
-    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
+    def planned(self, *, request_id: str | None = None) -> list[Planned]:
         self.looks[request_id or ""] += 1
-        return super().planned(request_id=request_id, gate_id=gate_id)
+        return super().planned(request_id=request_id)
 
 
 @pytest.mark.parametrize("count", [100, 600])

@@ -105,7 +105,7 @@ def everything(store: Store) -> dict[str, Any]:
         "over": [store.events_over(1.0, 2.0, limit=2), store.events_over(0.0, 9.0, limit=2, newest=False)],
         "gates": [store.gate(gate_id) for gate_id in ids],
         "requests": [store.requests(), store.requests(open_only=True), store.requests(limit=1)],
-        "planned": [store.planned(), store.planned(request_id="a"), store.planned(gate_id="B")],
+        "planned": [store.planned(), store.planned(request_id="a"), store.behind(["B", "a"])],
         "due": [store.due_scopes(1.0), store.due_gates(2.5), store.due_scopes(1e9, limit=1), store.next_wake()],
         "history": [
             store.history(),

@@ -85,7 +85,6 @@ def test_a_step_that_fails_leaves_the_file_without_any(tmp_path: Path) -> None:
         query.requests_by(True, False),
         *query.EVENTS_OVER.values(),
         query.planned_by(("request_id",)),
-        query.planned_by(("gate_id",)),
         query.history_by((), False),
         query.history_by(("scope_id",), True),
         query.history_by(("event_id",), False),
@@ -113,6 +112,17 @@ def test_no_question_reads_a_whole_table(tmp_path: Path, sql: str) -> None:
         steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", names)]
     assert steps
     assert not [step for step in steps if step.startswith("SCAN")], steps
+
+
+@pytest.mark.parametrize("sql", [query.SCHEDULED_BEHIND, query.PLANNED_BEHIND])
+def test_what_gates_hold_back_is_found_by_the_gates(tmp_path: Path, sql: str) -> None:
+    """And not by going through all that is scheduled; the list of gates is read whole."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        for made in sorted(_declared(), key=lambda made: "CREATE INDEX" in made):
+            db.execute(made)
+        steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", {"gate_ids": "[]"})]
+    assert [step for step in steps if "_by_gate (gate_id=?)" in step], steps
+    assert all("json_each" in step for step in steps if step.startswith("SCAN")), steps
 
 
 def _declared() -> list[str]:

@@ -128,8 +128,8 @@ class MemoryStore:
         there = [request for request in self._tables.requests.values() if request.is_open or not open_only]
         return _newest(there, limit)
 
-    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
-        return _matching(self._tables.planned.values(), request_id=request_id, gate_id=gate_id)
+    def planned(self, *, request_id: str | None = None) -> list[Planned]:
+        return _matching(self._tables.planned.values(), request_id=request_id)
 
     def behind(self, gate_ids: Sequence[str]) -> Behind:
         scheduled = [event for event in self.events(statuses=[Status.SCHEDULED]) if event.gate_id in gate_ids]

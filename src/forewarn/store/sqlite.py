@@ -130,8 +130,8 @@ class SqliteStore:
         sql = query.requests_by(open_only, limit is not None)
         return [record.read_request(*row) for row in self._newest(sql, limit)]
 
-    def planned(self, *, request_id: str | None = None, gate_id: str | None = None) -> list[Planned]:
-        wanted = _given(request_id=request_id, gate_id=gate_id)
+    def planned(self, *, request_id: str | None = None) -> list[Planned]:
+        wanted = _given(request_id=request_id)
         return [record.read_planned(body) for (body,) in self._rows(query.planned_by(tuple(wanted)), **wanted)]
 
     def behind(self, gate_ids: Sequence[str]) -> Behind:

@@ -369,7 +369,7 @@ class StoreConformance(ABC):
             await store.commit(Commit(planned=(p1, p2, p3)))
             assert store.planned() == [p1, p2, p3]
             assert store.planned(request_id="r1") == [p1, p2]
-            assert store.planned(gate_id="g") == [p2]
+            assert store.behind(["g"]).planned == {"g"}
             p2 = changed(p2, notice_s=5.0)
             await store.commit(Commit(planned=(p2, a_plan("at once")), unplanned=("P2", "at once", "unknown")))
             assert store.planned() == [p2, p3]
