@@ -30,7 +30,7 @@ GOLDEN = HERE / "expected"
 WRITE = bool(os.environ.get("FOREWARN_WRITE_GOLDEN"))
 START_AT = 2_051_222_400.5  # Monday, 1 January 2035, 00:00:00.5 UTC: the lab's clock is moved there and stopped
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # the one of fleet files that name none
-MOST_ADVANCED_S = 366 * 86_400.0  # at a time
+_STEPS = 10  # a clock can be advanced by up to 366 days at a time
 API = "/forewarn/v1"
 NOTHING: Mapping[str, str] = {}
 _PORTS = range(20_000, 32_000)  # below the ports that systems give to outgoing connections
@@ -63,10 +63,24 @@ def check_golden_json(name: str, value: Any) -> None:
 
 _GUID = re.compile(r"(?i)\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
 _MAC = re.compile(r"\b000D3A[0-9A-F]{6}\b")  # it follows from the id of a VM
+_USER = re.compile(r"\blocal user [\w.-]+")
 _ISO = re.compile(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)")
-HUMAN_KEYS = {"message", "text", "description", "error_description", "summary", "remedy", "note", "sentence", "why"}
+HUMAN_KEYS = {
+    "message",
+    "text",
+    "description",
+    "error_description",
+    "summary",
+    "remedy",
+    "note",
+    "why",
+    "seen",
+    "detail",
+}
+HUMAN_KEYS |= {"title", "sentences", "title_of_scope"}
+SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
-MEASURED_KEYS = {"pid", "python", "platform", "bytes"}
+MEASURED_KEYS = {"pid", "python", "platform", "bytes", "left_s"}
 
 
 class Masks:
@@ -83,7 +97,7 @@ class Masks:
     def text(self, text: str) -> str:
         for known in sorted(self._replaced, key=len, reverse=True):
             text = text.replace(known, self._replaced[known])
-        return _MAC.sub("<mac>", _GUID.sub(self._id, text))
+        return _USER.sub("local user <user>", _MAC.sub("<mac>", _GUID.sub(self._id, text)))
 
     def _id(self, found: re.Match[str]) -> str:
         guid = found[0]
@@ -96,6 +110,8 @@ class Masks:
         """A JSON value, masked. Sentences become `<text>`; keys, types, codes, numbers and words stay."""
         if isinstance(value, dict):
             return {self.text(name): self.value(inner, name) for name, inner in value.items()}
+        if isinstance(value, list) and value and key in SENTENCE_LISTS and isinstance(value[0], str):
+            return ["<text>"]
         if isinstance(value, list):
             return [self.value(inner, key) for inner in value]
         return self._leaf(value, key)
@@ -114,6 +130,8 @@ class Masks:
         return self._instants(self.text(value)) if isinstance(value, str) else value
 
     def _number(self, value: float) -> Any:
+        if f":{value}" in self._replaced:
+            return self._replaced[f":{value}"].removeprefix(":")
         if abs(value - time.time()) < 400 * 86_400:
             return f"<real time {type(value).__name__}>"
         return round(value, 3) if isinstance(value, float) else value
@@ -286,10 +304,14 @@ class Service:
         return answer.json
 
     def stop_the_clock(self, at: float = START_AT) -> None:
-        """The lab's clock stands, at an instant that is the same in every run."""
+        """The lab's clock stands, at an instant that is the same in every run.
+
+        The steps are always as many, so that the history has as many entries.
+        """
         self.good("POST", "/clock/speed", {"speed": 0})
-        while (left := at - self.good("GET", "/clock")["now"]) > 0.001:
-            self.good("POST", "/clock/advance", {"by_s": min(left, MOST_ADVANCED_S)})
+        for left in range(_STEPS, 0, -1):
+            now = self.good("GET", "/clock")["now"]
+            self.good("POST", "/clock/advance", {"by_s": (at - now) / left})
 
     def advance(self, by_s: float) -> None:
         self.good("POST", "/clock/advance", {"by_s": by_s})
@@ -358,6 +380,36 @@ class Console:
             "client_secret": secret or known,
             "resource": "https://management.azure.com/",
         }
+
+
+# Walks: calls that are noted down, one after the other
+
+_UNSTABLE_HEADERS = {"date", "content-length", "server", "connection", "cache-control"}
+
+
+class Walk:
+    """Calls in a fixed order, each noted with its route; golden files hold them by area."""
+
+    def __init__(self, masks: Masks) -> None:
+        self.masks = masks
+        self.noted: dict[str, list[Any]] = {}
+        self.routes: set[str] = set()
+
+    def note(self, area: str, route: str, answer: Answer, title: str = "", body: Any = None) -> Answer:
+        """Notes an answer; `body` is shown instead of its own where that says too much."""
+        self.routes.add(route)
+        shown: dict[str, Any] = {"call": f"{route}: {title}" if title else route, "status": answer.status}
+        headers = {name.lower(): text for name, text in answer.headers if name.lower() not in _UNSTABLE_HEADERS}
+        shown["headers"] = {name: self.masks.value(text) for name, text in sorted(headers.items())}
+        if "allow" in headers:
+            shown["headers"]["allow"] = ", ".join(sorted(headers["allow"].split(", ")))
+        told = body if body is not None else answer.json
+        shown["body"] = self.masks.value(told)
+        self.noted.setdefault(area, []).append(shown)
+        return answer
+
+    def check(self, folder: str, area: str) -> None:
+        check_golden_json(f"{folder}/{area}.json", self.noted[area])
 
 
 # Bytes on the wire
