@@ -77,7 +77,7 @@ HUMAN_KEYS = {
     "seen",
     "detail",
 }
-HUMAN_KEYS |= {"title", "sentences", "title_of_scope"}
+HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "shows"}
 SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
 MEASURED_KEYS = {"pid", "python", "platform", "bytes", "left_s"}
