@@ -77,7 +77,7 @@ HUMAN_KEYS = {
     "seen",
     "detail",
 }
-HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "shows"}
+HUMAN_KEYS |= {"title", "sentences", "title_of_scope", "waitsfor", "waits_for", "shows"}
 SENTENCE_LISTS = {"now", "sentences", "lines", "problems"}  # shown as one sentence, however many there are
 SECRET_KEYS = {"secret", "access_token", "id_token", "x5c", "x5t", "n", "kid", "client_secret"}
 MEASURED_KEYS = {"pid", "python", "platform", "bytes", "left_s"}
@@ -109,7 +109,8 @@ class Masks:
     def value(self, value: Any, key: str = "") -> Any:
         """A JSON value, masked. Sentences become `<text>`; keys, types, codes, numbers and words stay."""
         if isinstance(value, dict):
-            return {self.text(name): self.value(inner, name) for name, inner in value.items()}
+            told = {self.text(name): self.value(inner, name) for name, inner in value.items()}
+            return told | {"what": "<text>"} if {"what", "remedy"} <= told.keys() else told
         if isinstance(value, list) and value and key in SENTENCE_LISTS and isinstance(value[0], str):
             return ["<text>"]
         if isinstance(value, list):

@@ -1,7 +1,7 @@
 """Writes `data/data-directory.tar.gz`: what a service, an agent, a watcher and a VM supervisor leave on disk.
 
-The archive was written from commit a93f9aa1dd16. It is written once and kept: later versions must open it. Run it again only
-if a release is to be added, on a machine that allows namespaces: `python -m tests.golden.write_data_directory`.
+The archive was written from commit a93f9aa1dd16. It is written once and kept: later versions must open it. It needs a
+machine that allows namespaces: `python -m tests.golden.write_data_directory`.
 """
 
 from __future__ import annotations
