@@ -46,7 +46,7 @@ def an_app() -> Starlette:
 
     app = Starlette(routes=[Route("/{path:path}", tell, methods=["GET", "POST"])])
     app.add_middleware(PlainHttp)
-    app.state.house = type("House", (), {"closing": asyncio.Event()})()
+    app.state.dependencies = type("House", (), {"closing": asyncio.Event()})()
     return app
 
 

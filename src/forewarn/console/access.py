@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Strict, Text
 from forewarn.console.call import Call
 from forewarn.console.door import principal_of
 from forewarn.console.portal.link import pass_for
@@ -22,15 +22,15 @@ from forewarn.errors import NotFound, Refused, Rejected
 _OUTSIDE = "oidc:"
 
 
-class NewClient(body.Strict, frozen=True, kw_only=True):
+class NewClient(Strict, frozen=True, kw_only=True):
     id: Annotated[str, Meta(max_length=100)] = ""  # "": a GUID is made
     name: Annotated[str, Meta(max_length=200)] = ""  # for people
 
 
-class NewGrant(body.Strict, frozen=True, kw_only=True):
+class NewGrant(Strict, frozen=True, kw_only=True):
     role: Role
-    to: body.Text  # a client's id, the name of a VM, or oidc:ID for somebody whom an issuer outside knows
-    over: body.Text  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
+    to: Text  # a client's id, the name of a VM, or oidc:ID for somebody whom an issuer outside knows
+    over: Text  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
 
 
 class ClientView(View, frozen=True, kw_only=True):

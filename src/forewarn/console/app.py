@@ -24,7 +24,7 @@ from forewarn.console.portal.headers import Headers
 from forewarn.console.portal.visit import Welcome
 from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
 from forewarn.console.refusal import response_for, said
-from forewarn.console.room import Room
+from forewarn.console.room import Enter, Room
 from forewarn.console.route import PREFIX, RouteLine
 from forewarn.console.routes import ROUTES
 from forewarn.console.signature import Signature
@@ -50,22 +50,19 @@ def build(
     async def enter(request: Request) -> Room:
         return Room(house, names, await admit(request), lambda: admit(request))
 
-    by_path: dict[str, list[RouteLine]] = defaultdict(list)
-    for line in ROUTES:
-        by_path[line.path].append(line)
-    routes = [_route(enter, path, lines) for path, lines in by_path.items()]
-    ours = Mount(PREFIX, app=Router(routes, redirect_slashes=False))
-    portal = portal_routes(house, names, welcome) if welcome is not None else []
+    by_name = {(line.method, line.path): line for line in ROUTES}
+    portal = portal_routes(house, names, welcome, by_name) if welcome is not None else []
     scraped = metrics_routes(enter, welcome, partial(Room, house, names))
     app = Starlette(
-        routes=[ours, *scraped, *doors, *portal, *arm_routes(enter)], exception_handlers={HTTPException: _not_served}
+        routes=[*api_routes(enter), *scraped, *doors, *portal, *arm_routes(enter)],
+        exception_handlers={HTTPException: _not_served},
     )
     app.router.redirect_slashes = False
     if welcome is not None:
         app.add_middleware(Headers)
     if house.shown is not None:
         app.add_middleware(Patience, shown=house.shown)
-    app.state.house = house
+    app.state.dependencies = house
     return app
 
 
@@ -78,7 +75,13 @@ def _the_owner(house: House) -> Admit:
     return admit
 
 
-Enter = Callable[[Request], Awaitable[Room]]
+def api_routes(enter: Enter) -> list[BaseRoute]:
+    """Everything under `/forewarn/v1`."""
+    by_path: dict[str, list[RouteLine]] = defaultdict(list)
+    for line in ROUTES:
+        by_path[line.path].append(line)
+    routes = [_route(enter, path, lines) for path, lines in by_path.items()]
+    return [Mount(PREFIX, app=Router(routes, redirect_slashes=False))]
 
 
 def _route(enter: Enter, path: str, lines: Iterable[RouteLine]) -> Route:

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from forewarn.core.fleet import AutoApproval, EvictionPolicy, Priority
 from forewarn.core.request import Impact
 
 LONGEST_WAIT_S = 60.0
@@ -34,32 +33,6 @@ class FleetText(Strict, frozen=True, kw_only=True):
 class FleetApply(FleetText, frozen=True, kw_only=True):
     resurrect: bool = False
     dry_run: bool = False
-
-
-class NewVm(Strict, frozen=True, kw_only=True):
-    """A VM to add. What is left out is as with its set, else as with most of the fleet."""
-
-    name: Text
-    subscription_id: str = ""
-    resource_group: str = ""
-    location: str = ""
-    zone: str = ""
-    host: str = ""
-    computer_name: str = ""
-    size: str = ""
-    os_type: Literal["Linux", "Windows", ""] = ""
-    availability_set: str = ""
-    scale_set: str = ""
-    placement_group: str = ""
-    cloud_service: str = ""
-    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
-    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
-    priority: Priority | None = None
-    eviction_policy: EvictionPolicy | None = None
-    terminate_notice_min: int = 0
-    auto_approve: AutoApproval = AutoApproval()
-    tags: dict[str, str] = {}
-    address: str = ""
 
 
 class NewHost(Strict, frozen=True, kw_only=True):

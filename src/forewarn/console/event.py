@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forewarn.console import body
+from forewarn.console.body import EventsQuery, Withdrawing
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing
@@ -14,13 +14,13 @@ from forewarn.core.event import Event, Status
 _LOOKED_THROUGH = 20_000  # events, for somebody who may not see all of them
 
 
-async def show_all(room: Room, call: Call, query: body.EventsQuery) -> EventsView:
+async def show_all(room: Room, call: Call, query: EventsQuery) -> EventsView:
     """The events under way, or all of them."""
     seq = room.store.last_seq()
     return EventsView(events=Showing(room).events(_listed(room, query)), seq=seq)
 
 
-def _listed(room: Room, query: body.EventsQuery) -> list[Event]:
+def _listed(room: Room, query: EventsQuery) -> list[Event]:
     statuses = tuple(Status) if query.all else (Status.SCHEDULED, Status.STARTED)
     vm = room.directory.find_any(query.vm) if query.vm else None
     scope_id = room.scope(query.scope).id if query.scope else None
@@ -69,7 +69,7 @@ async def approve(room: Room, call: Call) -> EventView:
     return Showing(room).event(room.event(event.id))
 
 
-async def withdraw(room: Room, call: Call, asked: body.Withdrawing) -> EventView:
+async def withdraw(room: Room, call: Call, asked: Withdrawing) -> EventView:
     """Take an event back before it starts."""
     event = room.event(call.names["id"])
     await room.house.observe()

@@ -42,7 +42,7 @@ async def explain(room: Room, call: Call) -> Story:
     await room.house.observe()
     # What the name may mean, the likeliest first.
     if (vm := _found(room.directory.find_any, thing)) is not None:
-        return await story_with_faults(room, vm, _explain_vm(room, vm))
+        return await explain_vm(room, vm)
     if room.sees_everything() and (host := _found(room.host, thing)) is not None:
         return _explain_host(room, host)
     if (scope := _found(room.scope, thing)) is not None:
@@ -127,6 +127,11 @@ def explain_event(room: Room, event: Event) -> Story:
     entries = [*known.values(), *_said_by_service(room)]
     sightings = room.store.sightings(event_id=event.id)
     return story_of_event(event, _record(room, scope, title_of_scope(scope), [event], entries, sightings))
+
+
+async def explain_vm(room: Room, vm: Vm) -> Story:
+    """With the faults that are on for it. The caller has seen to `observe`."""
+    return await story_with_faults(room, vm, _explain_vm(room, vm))
 
 
 def _explain_vm(room: Room, vm: Vm) -> Story:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from forewarn.console import body
+from forewarn.console.body import Clearing, NewFault, NewStorm
 from forewarn.console.call import Call
 from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import title_of_scope
@@ -32,6 +32,10 @@ _RECENT = 1000  # events among which those that a fault touched are looked for
 
 async def show_all(room: Room, call: Call) -> FaultsView:
     """The faults and storms that are on, and the kinds that there are."""
+    return await read_faults(room)
+
+
+async def read_faults(room: Room) -> FaultsView:
     await _catch_up(room)
     book = room.control.faults.book
     return FaultsView(
@@ -41,7 +45,7 @@ async def show_all(room: Room, call: Call) -> FaultsView:
     )
 
 
-async def set_one(room: Room, call: Call, asked: body.NewFault) -> FaultView:
+async def set_one(room: Room, call: Call, asked: NewFault) -> FaultView:
     """Set a fault."""
     wish = Wish(
         kind=kind_called(asked.kind),
@@ -55,7 +59,7 @@ async def set_one(room: Room, call: Call, asked: body.NewFault) -> FaultView:
     return _view(room, fault)
 
 
-async def clear(room: Room, call: Call, asked: body.Clearing) -> ClearedView:
+async def clear(room: Room, call: Call, asked: Clearing) -> ClearedView:
     """Clear the faults that every given member fits."""
     if not (asked.ids or asked.kind or asked.vm or asked.scope or asked.all):
         raise Rejected("nothing says which faults to clear: give their ids, a kind, a VM, a scope, or all")
@@ -85,7 +89,7 @@ async def clear_one(room: Room, call: Call) -> ClearedView:
     return await _cleared(room, lambda fault: fault.id == fault_id, (fault_id,))
 
 
-async def start_storm(room: Room, call: Call, asked: body.NewStorm) -> StormView:
+async def start_storm(room: Room, call: Call, asked: NewStorm) -> StormView:
     """Start a storm: a schedule of faults that follows from a seed."""
     vms = [room.directory.find(name) for name in asked.vms]
     must_be_told_once(asked.vms, [vm.key for vm in vms])
@@ -120,7 +124,7 @@ async def _cleared(room: Room, chosen: Callable[[Fault], bool], storms: tuple[st
     )
 
 
-def _target(room: Room, asked: body.NewFault) -> Target:
+def _target(room: Room, asked: NewFault) -> Target:
     if [bool(asked.vm), bool(asked.scope), asked.all].count(True) != 1:
         raise Rejected("a fault is for a VM, a scope or everything: give one of vm, scope and all")
     if asked.vm:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from forewarn.console import body
+from forewarn.console.body import FleetApply, FleetQuery, FleetText, NewHost
 from forewarn.console.call import Call
 from forewarn.console.keeper import shown as keeper_view
-from forewarn.console.newcomer import file_for
+from forewarn.console.newcomer import NewVm, file_for
 from forewarn.console.refusal import NotApplicable
 from forewarn.console.room import Room
 from forewarn.console.showing import Showing, events_of
@@ -34,7 +34,7 @@ from forewarn.core.resource import EVERYTHING
 from forewarn.errors import Forbidden, Refused, Rejected
 
 
-async def show(room: Room, call: Call, query: body.FleetQuery) -> FleetView:
+async def show(room: Room, call: Call, query: FleetQuery) -> FleetView:
     """The hosts, scopes and VMs that the caller may read."""
     await room.house.observe()
     host = room.host(query.host) if query.host else None
@@ -62,14 +62,14 @@ async def show_vm(room: Room, call: Call) -> VmWithEvents:
     return VmWithEvents(events=showing.events(live), keeper=kept, **facts)
 
 
-async def check(room: Room, call: Call, asked: body.FleetText) -> CheckedView:
+async def check(room: Room, call: Call, asked: FleetText) -> CheckedView:
     """What applying a fleet file would change."""
     proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
     async with room.control.reconciler.driving:
         return CheckedView(difference=_shown(await _difference(room, proposal)))
 
 
-async def apply(room: Room, call: Call, asked: body.FleetApply) -> AppliedView:
+async def apply(room: Room, call: Call, asked: FleetApply) -> AppliedView:
     """Apply a fleet file: all of it, or nothing."""
     proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
     # Whoever drives moves VMs: what is decided here must not be overtaken by that.
@@ -82,7 +82,7 @@ async def apply(room: Room, call: Call, asked: body.FleetApply) -> AppliedView:
     return AppliedView(difference=_shown(difference), applied=not asked.dry_run and not difference.is_empty)
 
 
-async def add_vm(room: Room, call: Call, asked: body.NewVm) -> VmView:
+async def add_vm(room: Room, call: Call, asked: NewVm) -> VmView:
     """Add a VM."""
     async with room.control.reconciler.driving:
         proposal = _proposed(room, asked)
@@ -98,11 +98,16 @@ async def add_vm(room: Room, call: Call, asked: body.NewVm) -> VmView:
     return Showing(room).vm(room.directory.find(key))
 
 
-def _proposed(room: Room, asked: body.NewVm) -> Proposal:
+def _proposed(room: Room, asked: NewVm) -> Proposal:
     try:
-        return read_fleet(file_for(asked, room), source="the VM")
+        return read_fleet(_file_for(asked, room), source="the VM")
     except BadFleet as error:
         raise Rejected(f"VM {asked.name!r} cannot be added: {_told(error.problems)}") from error
+
+
+def _file_for(asked: NewVm, room: Room) -> str:
+    home, subscriptions = room.directory.commonest_home(), room.directory.subscriptions()
+    return file_for(asked, room.store, usual_home=home, subscriptions=subscriptions)
 
 
 def _told(problems: Sequence[Problem]) -> str:
@@ -119,7 +124,7 @@ async def remove_vm(room: Room, call: Call) -> VmView:
     return Showing(room).vm(room.store.vm(vm.key) or vm)
 
 
-async def add_host(room: Room, call: Call, asked: body.NewHost) -> HostView:
+async def add_host(room: Room, call: Call, asked: NewHost) -> HostView:
     """Add a host."""
     if fault := fault_in_plain_name(asked.name, limit=64):
         raise Rejected(f"the host name {asked.name!r} {fault}: give a plain name such as 'host-0'")

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from forewarn.console import body
+from forewarn.console.body import HistoryQuery, Pruning
 from forewarn.console.call import Call
 from forewarn.console.event import lists
 from forewarn.console.room import Room
@@ -23,7 +23,7 @@ _MOST_EVENTS = 100  # of a VM's life, the newest
 _LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all of them
 
 
-async def show(room: Room, call: Call, query: body.HistoryQuery) -> HistoryView:
+async def show(room: Room, call: Call, query: HistoryQuery) -> HistoryView:
     """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
     wanted = wanted_by(room, query)
     page = _page(room, query, wanted)
@@ -38,7 +38,7 @@ class Wanted:
     shared: tuple[str, ...] = ()  # events of several VMs, one of which is meant: their entries name none
 
 
-def wanted_by(room: Room, query: body.HistoryQuery) -> Wanted:
+def wanted_by(room: Room, query: HistoryQuery) -> Wanted:
     like: dict[str, Any] = {}
     if query.scope:
         like["scope_id"] = room.scope(query.scope).id
@@ -66,7 +66,7 @@ def read(
     return seen[-limit:] if newest else seen[:limit]
 
 
-def _page(room: Room, query: body.HistoryQuery, wanted: Wanted) -> HistoryView:
+def _page(room: Room, query: HistoryQuery, wanted: Wanted) -> HistoryView:
     """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
     seq = room.store.last_seq()
     if not room.sees_everything() and not wanted.like:
@@ -79,7 +79,7 @@ def _page(room: Room, query: body.HistoryQuery, wanted: Wanted) -> HistoryView:
     return _cut(entries, query.limit, seq)
 
 
-def _page_of_some(room: Room, query: body.HistoryQuery, seq: int) -> HistoryView:
+def _page_of_some(room: Room, query: HistoryQuery, seq: int) -> HistoryView:
     """For who may not see all: whatever was looked through counts as read, so that the next page goes on there."""
     if query.after is None:
         newest = room.store.history(limit=_LOOKED_THROUGH)
@@ -98,7 +98,7 @@ def _shown(entries: list[Entry], seq: int) -> HistoryView:
     return HistoryView(entries=tuple(EntryView.of(entry) for entry in entries), seq=last)
 
 
-async def _next_page(room: Room, query: body.HistoryQuery, wanted: Wanted, page: HistoryView) -> HistoryView:
+async def _next_page(room: Room, query: HistoryQuery, wanted: Wanted, page: HistoryView) -> HistoryView:
     """Until there is something to show, the time is over (real time, spec §12), or the service stops.
 
     What was looked at and is nothing for the caller is not looked at again.
@@ -137,7 +137,7 @@ async def _first_of(closing: asyncio.Task[Any], news: asyncio.Event) -> None:
         waiter.cancel()
 
 
-async def prune(room: Room, call: Call, asked: body.Pruning) -> PrunedView:
+async def prune(room: Room, call: Call, asked: Pruning) -> PrunedView:
     """Remove old entries of the history."""
     if not asked.older_than_s >= _DAY_S:
         raise Rejected(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.console import body
+from forewarn.console.body import Asking, Degrading
 from forewarn.console.call import Call
 from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import Showing, request_view
@@ -13,7 +13,7 @@ from forewarn.core.history import What
 from forewarn.core.request import Ask, Request
 
 
-async def ask(room: Room, call: Call, asked: body.Asking) -> ReceiptView:
+async def ask(room: Room, call: Call, asked: Asking) -> ReceiptView:
     """Ask for maintenance of VMs: of all of them, or none."""
     receipt = await room.control.requests.ask_for_vms(
         Ask(asked.ask), vms_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
@@ -21,7 +21,7 @@ async def ask(room: Room, call: Call, asked: body.Asking) -> ReceiptView:
     return await _receipt(room, receipt.request)
 
 
-def vms_of(room: Room, asked: body.Asking) -> list[Vm]:
+def vms_of(room: Room, asked: Asking) -> list[Vm]:
     """Those that are named, each once."""
     vms = [room.directory.find(name) for name in asked.vms]
     must_be_told_once(asked.vms, [vm.key for vm in vms])
@@ -36,7 +36,7 @@ async def perform_maintenance(room: Room, call: Call) -> EventsOnly:
     return EventsOnly(events=Showing(room).events(room.event(event.id) for event in receipt.events))
 
 
-async def degrade(room: Room, call: Call, asked: body.Degrading) -> ReceiptView:
+async def degrade(room: Room, call: Call, asked: Degrading) -> ReceiptView:
     """Predict that a host will fail: its VMs are to leave it."""
     # Two calls about one host would each decide on a health that the other is changing.
     async with room.control.reconciler.driving:
@@ -72,7 +72,10 @@ def _replaced(events: list[Event]) -> tuple[str, ...]:
 
 async def show_request(room: Room, call: Call) -> RequestStanding:
     """How far a request is, and what it waits for."""
-    request = room.request(call.names["id"])
+    return standing_of(room, room.request(call.names["id"]))
+
+
+def standing_of(room: Room, request: Request) -> RequestStanding:
     events = events_of_request(room, request)
     planned = room.store.planned(request_id=request.id)
     skipped = any(e.what is What.SKIPPED for e in room.store.history(request_id=request.id)) if not events else False

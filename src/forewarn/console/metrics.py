@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,13 +10,12 @@ from starlette.routing import BaseRoute, Route
 
 from forewarn.console.portal.visit import Welcome
 from forewarn.console.refusal import response_for
-from forewarn.console.room import Room
+from forewarn.console.room import Enter, Room
 from forewarn.core.access import Right
 from forewarn.core.resource import EVERYTHING
 from forewarn.errors import NotFound, Unauthenticated
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-Enter = Callable[[Request], Awaitable[Room]]
 
 
 def metrics_routes(enter: Enter, welcome: Welcome | None, see: Callable[..., Room]) -> list[BaseRoute]:

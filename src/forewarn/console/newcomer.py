@@ -7,48 +7,80 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal
 
-from forewarn.console.body import NewVm
-from forewarn.console.room import Room
-from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, Host, Vm
+import msgspec
+from msgspec import Meta
+
+from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, EvictionPolicy, Host, Priority, Vm
 from forewarn.core.fleetfile.form import Defaults
 from forewarn.errors import Rejected
+from forewarn.store.seam import Store
 
 _SETS = ("availability_set", "scale_set", "cloud_service")
 _USUAL_DOMAINS = 5
 _PLAIN = ("name", "zone", "host", "computer_name", "size", "os_type", *_SETS, "address")
 
 
-def file_for(asked: NewVm, room: Room) -> str:
-    """The text of a file with this VM, the set it is in, and the hosts that there are."""
+class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A VM to add. What is left out is as with its set, else as with most of the fleet."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    subscription_id: str = ""
+    resource_group: str = ""
+    location: str = ""
+    zone: str = ""
+    host: str = ""
+    computer_name: str = ""
+    size: str = ""
+    os_type: Literal["Linux", "Windows", ""] = ""
+    availability_set: str = ""
+    scale_set: str = ""
+    placement_group: str = ""
+    cloud_service: str = ""
+    update_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
+    fault_domain: Annotated[int, Meta(ge=0, lt=1000)] | None = None
+    priority: Priority | None = None
+    eviction_policy: EvictionPolicy | None = None
+    terminate_notice_min: int = 0
+    auto_approve: AutoApproval = AutoApproval()
+    tags: dict[str, str] = {}
+    address: str = ""
+
+
+def file_for(asked: NewVm, store: Store, *, usual_home: tuple[str, str] | None, subscriptions: Iterable[str]) -> str:
+    """The text of a file with this VM, the set it is in, and the hosts that there are.
+
+    `usual_home`: the subscription and resource group that most VMs are in.
+    """
     if "{" in asked.name or "}" in asked.name:
         raise Rejected(f"the name {asked.name!r} has braces in it: give the name of one VM, such as 'web-3'")
-    hosts = room.store.hosts()
-    home = _home(asked, room)
-    siblings = _siblings(asked, room, home)
+    hosts = store.hosts()
+    home = _home(asked, usual_home)
+    siblings = _siblings(asked, store, home)
     location = asked.location or _location(asked, siblings, hosts)
     defaults: dict[str, object] = {"subscription": home[0], "resource_group": home[1], "location": location}
     tables = [("[defaults]", defaults)]
-    tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(room.directory.subscriptions())]
+    tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(subscriptions)]
     tables += [("[[hosts]]", _host(host)) for host in hosts]
     tables += [(f"[[{key}s]]", _set(asked, key, siblings)) for key in _SETS if getattr(asked, key)]
     tables += [("[[vms]]", _vm(asked, siblings))]
     return "\n".join(line for title, keys in tables for line in (title, *_lines(keys)))
 
 
-def _home(asked: NewVm, room: Room) -> tuple[str, str]:
-    usual = room.directory.commonest_home() or (Defaults().subscription, Defaults().resource_group)
+def _home(asked: NewVm, usual_home: tuple[str, str] | None) -> tuple[str, str]:
+    usual = usual_home or (Defaults().subscription, Defaults().resource_group)
     return asked.subscription_id or usual[0], asked.resource_group or usual[1]
 
 
-def _siblings(asked: NewVm, room: Room, home: tuple[str, str]) -> list[Vm]:
+def _siblings(asked: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
     """The VMs of the set it joins."""
     named = [(key, getattr(asked, key).casefold()) for key in _SETS if getattr(asked, key)]
     place = (home[0].casefold(), home[1].casefold())
     return [
         vm
-        for vm in (room.store.vms() if named else [])
+        for vm in (store.vms() if named else [])
         if (vm.subscription_id.casefold(), vm.resource_group.casefold()) == place
         and all(getattr(vm, key).casefold() == name for key, name in named)
     ]

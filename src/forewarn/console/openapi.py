@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from forewarn import __version__
-from forewarn.console import over
-from forewarn.console.over import Over
+from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
 from forewarn.console.refusal import Refusal
 from forewarn.console.route import PREFIX, RouteLine
 
@@ -71,12 +70,12 @@ def needed(line: RouteLine) -> str:
 
 
 _NEEDED: dict[Over, str] = {
-    over.everything: "{right} over everything",
-    over.listing: "{right} over anything: it shows what the caller may read",
-    over.named_vm: "{right} over the VM",
-    over.named_event: "{right} over each VM that the event hits",
-    over.vms_asked_for: "{right} over each VM",
-    over.signed_in: "none: whoever is signed in may",
+    everything: "{right} over everything",
+    listing: "{right} over anything: it shows what the caller may read",
+    named_vm: "{right} over the VM",
+    named_event: "{right} over each VM that the event hits",
+    vms_asked_for: "{right} over each VM",
+    signed_in: "none: whoever is signed in may",
 }
 
 

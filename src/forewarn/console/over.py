@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from forewarn.console import body
+from forewarn.console.body import Asking
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.core.access import Right
@@ -46,4 +46,4 @@ def named_event(room: Room, call: Call) -> Iterable[str]:
 
 
 def vms_asked_for(room: Room, call: Call) -> Iterable[str]:
-    return [resource_of(room.directory.find(name)) for name in call.read_body(body.Asking).vms]
+    return [resource_of(room.directory.find(name)) for name in call.read_body(Asking).vms]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forewarn.console import body
+from forewarn.console.body import Asking, Degrading, NewRollout
 from forewarn.console.call import Call
 from forewarn.console.maintenance import vms_of
 from forewarn.console.rollout import rollout_of
@@ -13,7 +13,7 @@ from forewarn.core.preview import Preview
 from forewarn.core.request import Ask, Request
 
 
-async def ask(room: Room, call: Call, asked: body.Asking) -> Preview:
+async def ask(room: Room, call: Call, asked: Asking) -> Preview:
     """What would come of asking for maintenance of VMs: which events, and when."""
     vms = vms_of(room, asked)
     who = room.who
@@ -29,7 +29,7 @@ async def ask(room: Room, call: Call, asked: body.Asking) -> Preview:
         return await rehearse(room.control, deed, vms)
 
 
-async def start_rollout(room: Room, call: Call, asked: body.NewRollout) -> Preview:
+async def start_rollout(room: Room, call: Call, asked: NewRollout) -> Preview:
     """What would come of a rollout: which events in which order, and when, if nobody approves."""
     rollout = rollout_of(room, asked)
     await room.house.observe()
@@ -39,7 +39,7 @@ async def start_rollout(room: Room, call: Call, asked: body.NewRollout) -> Previ
         )
 
 
-async def degrade(room: Room, call: Call, asked: body.Degrading) -> Preview:
+async def degrade(room: Room, call: Call, asked: Degrading) -> Preview:
     """What would come of predicting that a host will fail."""
     name, who = call.names["name"], room.who
 

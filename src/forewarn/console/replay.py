@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Text
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.core.replay import telling
@@ -16,11 +16,11 @@ from forewarn.core.script import Recording
 
 
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    vm: body.Text
+    vm: Text
     recording: Recording
     speed: float = 1.0
     loops: int = 1
-    map: dict[body.Text, Annotated[str, Meta(min_length=1, max_length=200)]] = {}
+    map: dict[Text, Annotated[str, Meta(min_length=1, max_length=200)]] = {}
 
 
 class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,11 @@ async def start(room: Room, call: Call, asked: NewReplay) -> ReplayView:
 
 async def show_all(room: Room, call: Call) -> ReplaysView:
     """The replays under way, and the recent ones."""
-    return ReplaysView(replays=tuple(_view(room, request) for request in room.control.replays.all()))
+    return ReplaysView(replays=read_replays(room))
+
+
+def read_replays(room: Room) -> tuple[ReplayView, ...]:
+    return tuple(_view(room, request) for request in room.control.replays.all())
 
 
 async def show(room: Room, call: Call) -> ReplayView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forewarn.console import body
+from forewarn.console.body import NewRollout
 from forewarn.console.call import Call
 from forewarn.console.room import Room, must_be_told_once
 from forewarn.console.showing import Showing
@@ -14,7 +14,7 @@ from forewarn.core.request import Progress, Request, Rollout
 from forewarn.core.rollout import remaining
 
 
-async def start(room: Room, call: Call, asked: body.NewRollout) -> RolloutView:
+async def start(room: Room, call: Call, asked: NewRollout) -> RolloutView:
     """Start a rollout over hosts or a scope."""
     request = await room.control.requests.start_rollout(
         rollout_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
@@ -23,7 +23,7 @@ async def start(room: Room, call: Call, asked: body.NewRollout) -> RolloutView:
     return view_of(room, request.id)
 
 
-def rollout_of(room: Room, asked: body.NewRollout) -> Rollout:
+def rollout_of(room: Room, asked: NewRollout) -> Rollout:
     """With its hosts and its scope by their own names."""
     hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
     must_be_told_once(asked.hosts, list(hosts))
@@ -33,7 +33,11 @@ def rollout_of(room: Room, asked: body.NewRollout) -> Rollout:
 
 async def show_all(room: Room, call: Call) -> RolloutsView:
     """The rollouts under way, and the recent ones."""
-    return RolloutsView(rollouts=tuple(view_of(room, request.id) for request in room.rollouts()))
+    return RolloutsView(rollouts=read_rollouts(room))
+
+
+def read_rollouts(room: Room) -> tuple[RolloutView, ...]:
+    return tuple(view_of(room, request.id) for request in room.rollouts())
 
 
 async def show(room: Room, call: Call) -> RolloutWithEvents:

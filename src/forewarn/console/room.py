@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from starlette.requests import Request as HttpRequest
+
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
 from forewarn.console.outlook import Outlook
-from forewarn.console.portal.overview import Overview
 from forewarn.console.visibility import Visibility
 from forewarn.control.control import Control
 from forewarn.core.access import Principal, Right, role_for
@@ -35,11 +36,9 @@ class Room:
         directory: Directory,
         principal: Principal,
         again: Again | None = None,
-        overview: Overview | None = None,
     ) -> None:
         self.house = house
         self._again = again
-        self._overview = overview
         self._see_as(principal, directory)
 
     async def look_again(self) -> None:
@@ -59,12 +58,6 @@ class Room:
     @property
     def store(self) -> Store:
         return self.house.control.store
-
-    @property
-    def overview(self) -> Overview:
-        """How every VM is. The portal's rooms have one."""
-        assert self._overview is not None
-        return self._overview
 
     @property
     def who(self) -> str:
@@ -178,6 +171,9 @@ class Room:
         if not self.visible.host(found.name):
             raise NotFound(f"host {name!r} does not exist: `forewarn fleet show` lists the hosts")
         return found
+
+
+Enter = Callable[[HttpRequest], Awaitable[Room]]  # raises Unauthenticated
 
 
 def _is_called(scope_id: str, wanted: str) -> bool:

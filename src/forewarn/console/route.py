@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forewarn.console.over import Over, everything
@@ -23,3 +24,6 @@ class RouteLine:
     @property
     def signature(self) -> Signature:
         return signature_of(self.handler)
+
+
+RouteTable = Mapping[tuple[str, str], RouteLine]  # by method and path

@@ -75,7 +75,7 @@ async def _serving(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator
         await _until_started(server, task)
         yield
     finally:
-        config.app.state.house.closing.set()  # type: ignore[union-attr]
+        config.app.state.dependencies.closing.set()  # type: ignore[union-attr]
         server.should_exit = True
         await task
 

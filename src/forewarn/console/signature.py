@@ -1,6 +1,6 @@
 """What a handler reads and shows, told by its signature: the app decodes by it, and OpenAPI is written from it.
 
-    async def ask(room: Room, call: Call, asked: body.Asking) -> ReceiptView
+    async def ask(room: Room, call: Call, asked: Asking) -> ReceiptView
 
 `asked` is the body and `query` the query. Without them there must be none.
 """
@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from forewarn.console import body
+from forewarn.console.body import Nothing
 from forewarn.console.call import Call
 
 Handler = Callable[..., Awaitable[Any]]
@@ -30,7 +30,7 @@ class Signature:
 
     def read(self, call: Call) -> dict[str, msgspec.Struct]:
         """What the handler is given beside the room and the call."""
-        asked, query = call.read_body(self.asked or body.Nothing), call.read_query(self.query or body.Nothing)
+        asked, query = call.read_body(self.asked or Nothing), call.read_query(self.query or Nothing)
         given = {"asked": asked} if self.asked else {}
         return {**given, "query": query} if self.query else given
 

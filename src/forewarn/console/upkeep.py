@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forewarn.console import body
+from forewarn.console.body import Advancing, BackingUp, Speed
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.views import BackupView, CheckView, ClockView, DoctorView
@@ -26,14 +26,14 @@ async def show_clock(room: Room, call: Call) -> ClockView:
     return _clock(room)
 
 
-async def advance(room: Room, call: Call, asked: body.Advancing) -> ClockView:
+async def advance(room: Room, call: Call, asked: Advancing) -> ClockView:
     """Advance a lab's clock."""
     await room.house.observe()
     await room.control.labtime.advance(asked.by_s, who=room.who)
     return _clock(room)
 
 
-async def set_speed(room: Room, call: Call, asked: body.Speed) -> ClockView:
+async def set_speed(room: Room, call: Call, asked: Speed) -> ClockView:
     """Let a lab's clock run faster, slower, or stand."""
     await room.control.labtime.set_speed(asked.speed, who=room.who)
     return _clock(room)
@@ -44,7 +44,7 @@ def _clock(room: Room) -> ClockView:
     return ClockView(now=now, speed=speed, lab=lab)
 
 
-async def back_up(room: Room, call: Call, asked: body.BackingUp) -> BackupView:
+async def back_up(room: Room, call: Call, asked: BackingUp) -> BackupView:
     """Copy the database to a file on the service's machine."""
     path = Path(asked.path)
     if not path.is_absolute() or "\0" in str(path):

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Strict, Text
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.views import View
@@ -19,10 +19,10 @@ from forewarn.core.webhook import Happening, Schema, Webhook
 from forewarn.errors import NotFound, Refused
 
 
-class NewWebhook(body.Strict, frozen=True, kw_only=True):
-    url: body.Text
+class NewWebhook(Strict, frozen=True, kw_only=True):
+    url: Text
     schema: Schema = Schema.EVENT_GRID
-    over: body.Text = EVERYTHING  # a resource id, or the name of a VM, a set or a cloud service
+    over: Text = EVERYTHING  # a resource id, or the name of a VM, a set or a cloud service
     happenings: Annotated[tuple[Happening, ...], Meta(max_length=20)] = ()  # none: all
     opted_in_only: bool = False  # only VMs whose policy publishes outside
     secret: Annotated[str, Meta(max_length=500)] = ""  # "": one is made

@@ -17,6 +17,7 @@ import forewarn.console.portal
 from forewarn.clock import SystemClock
 from forewarn.console.portal.forms import FORMS
 from forewarn.console.portal.slip import Slips
+from forewarn.console.routes import ROUTES
 from forewarn.control.control import Control, Outside
 from forewarn.core.access import owner
 from forewarn.core.event import Status
@@ -31,6 +32,7 @@ Fields = Mapping[str, str | list[str]]
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
 FORM_TYPE = "application/x-www-form-urlencoded"
 EVIL = "<script>alert(1)"
+BY_NAME = {(line.method, line.path): line for line in ROUTES}
 
 
 def form(name: str) -> str:
@@ -333,8 +335,9 @@ def test_every_form_is_shown_and_goes_to_a_route_of_the_api(portal: Visitor, nam
     page = portal.get(form(name))
     assert FORMS[name].title in page.text
     assert f'name="token" value="{TOKEN}"' in page.html
-    assert FORMS[name].line.method in ("POST", "DELETE")
-    assert FORMS[name].preview is None or FORMS[name].preview.right is FORMS[name].line.right  # type: ignore[union-attr]
+    assert FORMS[name].api_route(BY_NAME).method in ("POST", "DELETE")
+    preview = FORMS[name].preview_route(BY_NAME)
+    assert preview is None or preview.right is FORMS[name].api_route(BY_NAME).right
 
 
 @pytest.mark.parametrize("name", FORMS)

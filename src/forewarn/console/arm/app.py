@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
 from typing import cast
 from urllib.parse import parse_qsl
 
@@ -17,11 +16,10 @@ from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Op
 from forewarn.console.arm.routes import ROUTES
 from forewarn.console.arm.version import must_be_known
 from forewarn.console.reading import LONGEST_BODY, LONGEST_FORM, read_query, read_whole
-from forewarn.console.room import Room
+from forewarn.console.room import Enter
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _FORM = "application/x-www-form-urlencoded"
-Enter = Callable[[Request], Awaitable[Room]]
 
 
 def arm_routes(enter: Enter) -> list[Route]:
@@ -68,7 +66,7 @@ async def _call(enter: Enter, request: Request, path: str, route: ArmRoute, name
         authorization=request.headers.get("authorization", ""),
     )
     if room is None or route.right is None:
-        return await cast(Openly, route.handler)(request.app.state.house, call)
+        return await cast(Openly, route.handler)(request.app.state.dependencies, call)
     if room.house.strict_api_versions:
         must_be_known(call.api_version, path)
     route.over(room, call, route.right)

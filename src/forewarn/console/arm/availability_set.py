@@ -35,7 +35,7 @@ def shown(room: Room, resource: str) -> Json:
 
 _SETS = f"{PROVIDER}/availabilitySets"
 
-ROUTES: tuple[ArmRoute, ...] = (
+AVAILABILITY_SET_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute("GET", f"{SUBSCRIPTION}/{_SETS}", list_sets, over=listing, summary="availability sets of a subscription"),
     ArmRoute("GET", f"{GROUP}/{_SETS}", list_sets, over=listing, summary="availability sets of a resource group"),
     ArmRoute("GET", f"{GROUP}/{_SETS}/{{set}}", show_set, summary="an availability set"),

@@ -120,7 +120,7 @@ def _group(room: Room, resource: str) -> Json:
     }
 
 
-ROUTES: tuple[ArmRoute, ...] = (
+PLACE_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute("GET", "/tenants", list_tenants, over=listing, summary="the tenant"),
     ArmRoute("GET", "/subscriptions", list_subscriptions, over=listing, summary="subscriptions"),
     ArmRoute("GET", SUBSCRIPTION, show_subscription, over=listing, summary="a subscription"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from forewarn.console.arm import availability_set, place, scale_set, vm
+from forewarn.console.arm.availability_set import AVAILABILITY_SET_ROUTES
+from forewarn.console.arm.place import PLACE_ROUTES
 from forewarn.console.arm.route import ArmRoute
+from forewarn.console.arm.scale_set import SCALE_SET_ROUTES
+from forewarn.console.arm.vm import VM_ROUTES
 
-ROUTES: tuple[ArmRoute, ...] = (*place.ROUTES, *vm.ROUTES, *scale_set.ROUTES, *availability_set.ROUTES)
+ROUTES: tuple[ArmRoute, ...] = (*PLACE_ROUTES, *VM_ROUTES, *SCALE_SET_ROUTES, *AVAILABILITY_SET_ROUTES)

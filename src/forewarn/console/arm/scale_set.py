@@ -70,7 +70,7 @@ _SET = f"{GROUP}/{_SETS}/{{set}}"
 _INSTANCES = f"{_SET}/virtualMachines"
 _INSTANCE = f"{_INSTANCES}/{{instance}}"
 
-ROUTES: tuple[ArmRoute, ...] = (
+SCALE_SET_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute("GET", f"{SUBSCRIPTION}/{_SETS}", list_scale_sets, over=listing, summary="scale sets of a subscription"),
     ArmRoute("GET", f"{GROUP}/{_SETS}", list_scale_sets, over=listing, summary="scale sets of a resource group"),
     ArmRoute("GET", _SET, show_scale_set, summary="a scale set"),

@@ -60,7 +60,7 @@ async def show_view(room: Room, call: ArmCall) -> ArmAnswer:
 _VMS = f"{PROVIDER}/virtualMachines"
 _VM = f"{GROUP}/{_VMS}/{{vm}}"
 
-ROUTES: tuple[ArmRoute, ...] = (
+VM_ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute("GET", f"{SUBSCRIPTION}/{_VMS}", list_vms, over=listing, summary="VMs of a subscription"),
     ArmRoute("GET", f"{GROUP}/{_VMS}", list_vms, over=listing, summary="VMs of a resource group"),
     ArmRoute("GET", _VM, show_vm, summary="a VM"),

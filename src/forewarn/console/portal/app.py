@@ -17,15 +17,16 @@ from starlette.staticfiles import StaticFiles
 from forewarn.console.call import Call
 from forewarn.console.directory import Directory
 from forewarn.console.house import House
+from forewarn.console.portal.context import EnterPortal, PortalContext
 from forewarn.console.portal.form import form_routes
-from forewarn.console.portal.frame import Enter, framed, not_let_in, refused
+from forewarn.console.portal.frame import framed, not_let_in, refused
 from forewarn.console.portal.live import live_routes
 from forewarn.console.portal.overview import Overview
 from forewarn.console.portal.page import PREFIX, Drawn, PageLine, Tabular
 from forewarn.console.portal.pages import PAGES
 from forewarn.console.portal.visit import Visit, Welcome
 from forewarn.console.reading import read_query
-from forewarn.console.room import Room
+from forewarn.console.route import RouteTable
 from forewarn.core.access import Principal
 from forewarn.errors import NotFound, Rejected
 
@@ -34,20 +35,21 @@ _OF_PAGES = frozenset({"page", "before", "after", "limit"})  # its words for a p
 _MOST_FILES = 2  # made at a time: each may hold the whole fleet
 
 
-def portal_routes(house: House, directory: Directory, welcome: Welcome) -> list[BaseRoute]:
+def portal_routes(house: House, directory: Directory, welcome: Welcome, api_routes: RouteTable) -> list[BaseRoute]:
     """Everything under /portal that needs somebody signed in, and the way there from /."""
 
     files = asyncio.Semaphore(_MOST_FILES)
     overview = Overview(house.control.store, house.control.placement, directory)
 
-    async def enter(request: Request) -> tuple[Room, Visit]:
+    async def enter(request: Request) -> tuple[PortalContext, Visit]:
         async def again() -> Principal:
             return (await welcome(request)).principal
 
         visit = await welcome(request)
         await overview.ready()
         visit = replace(visit, seq=overview.seq)  # what the store has beyond that may not have been heard of yet
-        return Room(house, directory, visit.principal, again, overview), visit
+        room = PortalContext(house, directory, visit.principal, again, overview=overview, api_routes=api_routes)
+        return room, visit
 
     return [
         Route("/", _to_portal),
@@ -64,7 +66,7 @@ async def _to_portal(request: Request) -> Response:
     return RedirectResponse(f"{PREFIX}/")
 
 
-def _page_route(enter: Enter, line: PageLine, files: asyncio.Semaphore) -> Route:
+def _page_route(enter: EnterPortal, line: PageLine, files: asyncio.Semaphore) -> Route:
     async def endpoint(request: Request) -> Response:
         try:
             room, visit = await enter(request)
@@ -80,7 +82,9 @@ def _page_route(enter: Enter, line: PageLine, files: asyncio.Semaphore) -> Route
     return Route(f"{PREFIX}{line.path}", endpoint, methods=["GET"])
 
 
-async def _answer(line: PageLine, room: Room, visit: Visit, request: Request, files: asyncio.Semaphore) -> Response:
+async def _answer(
+    line: PageLine, room: PortalContext, visit: Visit, request: Request, files: asyncio.Semaphore
+) -> Response:
     query = read_query(request)
     wanted = query.pop(_AS, "html")
     is_whole = wanted != "html" and _OF_PAGES.isdisjoint(query)
@@ -94,7 +98,7 @@ async def _answer(line: PageLine, room: Room, visit: Visit, request: Request, fi
         return await _taken_away(await line.handler(room, call, **given), line, wanted)
 
 
-def _nowhere(enter: Enter) -> Any:
+def _nowhere(enter: EnterPortal) -> Any:
     async def endpoint(request: Request) -> Response:
         try:
             room, visit = await enter(request)

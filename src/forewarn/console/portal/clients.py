@@ -7,11 +7,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Strict
 from forewarn.console.call import Call
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.roll import Called, Only, call_the_roll
-from forewarn.console.room import Room
 from forewarn.console.survey import in_stretches
 from forewarn.console.views import View
 from forewarn.core.attention import Asks, Told
@@ -28,7 +28,7 @@ _LAST_EVENTS = 200  # of a scope, among which approvals are counted
 _SCOPES_AT_HAND = 64
 
 
-class ClientsQuery(body.Strict, frozen=True, kw_only=True):
+class ClientsQuery(Strict, frozen=True, kw_only=True):
     q: Annotated[str, Meta(max_length=200)] = ""
     only: str = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -107,7 +107,7 @@ def _row(client: ClientView) -> tuple[object, ...]:
     return (*(getattr(client, name) for name in _COLUMNS), *told)
 
 
-async def show(room: Room, call: Call, query: ClientsQuery) -> ClientsPage:
+async def show(room: PortalContext, call: Call, query: ClientsQuery) -> ClientsPage:
     """Who asks, those first who will be hit unprepared."""
     if query.only not in set(Only):
         raise Rejected(f"only={query.only!r} is nobody: say {', '.join(only for only in Only if only)}")
@@ -160,7 +160,7 @@ class Record:
         return found
 
 
-def _client(room: Room, record: Record, one: Called) -> ClientView | None:
+def _client(room: PortalContext, record: Record, one: Called) -> ClientView | None:
     """None: it has just gone."""
     vm = room.store.vm(one.key)
     if vm is None or vm.removed_at is not None:
@@ -191,7 +191,7 @@ def _client(room: Room, record: Record, one: Called) -> ClientView | None:
     )
 
 
-def _delays(room: Room, vm: Vm) -> list[float]:
+def _delays(room: PortalContext, vm: Vm) -> list[float]:
     """From publication to the moment the VM was first given an event: of the last ones, in order."""
     given = [one for one in room.store.sightings(vm=vm.key) if one.status == Status.SCHEDULED][-_LAST_GIVEN:]
     events = ((one, room.store.event(one.event_id)) for one in given)

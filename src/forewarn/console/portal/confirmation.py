@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 
 from forewarn.console.call import Call
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.field import Typed
 from forewarn.console.portal.formline import Form
-from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope
 from forewarn.control.rehearsal import TooMany
 from forewarn.core.pace import SILENT_S
@@ -44,7 +44,9 @@ class ConfirmPage(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # why it is asked again
 
 
-async def confirmation(room: Room, form: Form, call: Call, typed: Typed, slip: str, note: str = "") -> ConfirmPage:
+async def confirmation(
+    room: PortalContext, form: Form, call: Call, typed: Typed, slip: str, note: str = ""
+) -> ConfirmPage:
     """Raises as sending it would, as far as that can be known beforehand."""
     sentences, events = await _foreseen(room, form, call)
     return ConfirmPage(
@@ -63,8 +65,8 @@ async def confirmation(room: Room, form: Form, call: Call, typed: Typed, slip: s
     )
 
 
-async def _foreseen(room: Room, form: Form, call: Call) -> tuple[tuple[str, ...], tuple[Foreseen, ...]]:
-    if (line := form.preview) is None:
+async def _foreseen(room: PortalContext, form: Form, call: Call) -> tuple[tuple[str, ...], tuple[Foreseen, ...]]:
+    if (line := form.preview_route(room.api_routes)) is None:
         assert not isinstance(form.foresight, str)
         return tuple(form.foresight(room, call)), ()
     try:
@@ -74,12 +76,12 @@ async def _foreseen(room: Room, form: Form, call: Call) -> tuple[tuple[str, ...]
     return preview.sentences or ("No VM is hit by this.",), preview.events
 
 
-def _warnings(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
+def _warnings(room: PortalContext, events: Sequence[Foreseen]) -> Iterator[str]:
     yield from _unprepared(room, events)
     yield from _neighbours(room, events)
 
 
-def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
+def _unprepared(room: PortalContext, events: Sequence[Foreseen]) -> Iterator[str]:
     """Scopes where nobody asks for events: whatever notice is given there, nobody reads it."""
     listed = dict.fromkeys(event.scope for event in events if event.listed and event.starts_at != event.published_at)
     polls = _polls(room, listed)
@@ -94,7 +96,7 @@ def _unprepared(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
         yield f"Nobody polls {more} more scope{'s' if more > 1 else ''}, either."
 
 
-def _polls(room: Room, scope_ids: Collection[str]) -> dict[str, list[Polled]]:
+def _polls(room: PortalContext, scope_ids: Collection[str]) -> dict[str, list[Polled]]:
     """Of a few scopes by each, of many by one look at all."""
     if len(scope_ids) <= _FEW:
         return {scope_id: room.store.polls(scope_id=scope_id) for scope_id in scope_ids}
@@ -105,7 +107,7 @@ def _polls(room: Room, scope_ids: Collection[str]) -> dict[str, list[Polled]]:
     return polls
 
 
-def _silence(room: Room, polls: Sequence[Polled]) -> str | None:
+def _silence(room: PortalContext, polls: Sequence[Polled]) -> str | None:
     """Since when nobody of those has asked, in words; None: somebody does."""
     if not polls:
         return "nobody ever did"
@@ -117,7 +119,7 @@ def _silence(room: Room, polls: Sequence[Polled]) -> str | None:
     return f"the last poll was {span(silent_s)} ago" if is_silent else None
 
 
-def _neighbours(room: Room, events: Sequence[Foreseen]) -> Iterator[str]:
+def _neighbours(room: PortalContext, events: Sequence[Foreseen]) -> Iterator[str]:
     """Who else is on the hosts that are worked on, and is not hit."""
     hit = {(event.scope, name.casefold()) for event in events for name in event.vms}
     for host in list(dict.fromkeys(event.host for event in events if event.host))[:_TOLD]:

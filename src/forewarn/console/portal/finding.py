@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from forewarn.console import body
+from forewarn.console.body import Strict
 from forewarn.console.event import lists
 from forewarn.console.portal.axis import Window
 from forewarn.console.room import Room
@@ -20,7 +20,7 @@ _LIVE = (Status.SCHEDULED, Status.STARTED)
 Kinds = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted"]
 
 
-class TimelineQuery(body.Strict, frozen=True, kw_only=True):
+class TimelineQuery(Strict, frozen=True, kw_only=True):
     span: str = ""
     at: str = ""  # the middle; left out: now, and it follows
     scope: str = ""

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Strict
 from forewarn.console.call import Call
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.picture import BlockView, block_view
 from forewarn.console.portal.selection import Chosen, Wish, layout_for
-from forewarn.console.room import Room
 from forewarn.console.showing import title_of
 from forewarn.console.views import View
 from forewarn.core.scope import Scope
@@ -25,7 +25,7 @@ _AT_A_STRETCH = 50  # scopes read before others get their turn
 _COLUMNS = ("name", "state", "resource group", "scope", "update domain", "fault domain", "host", "key")
 
 
-class FleetQuery(body.Strict, frozen=True, kw_only=True):
+class FleetQuery(Strict, frozen=True, kw_only=True):
     q: Annotated[str, Meta(max_length=200)] = ""
     state: str = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -61,7 +61,7 @@ class FleetPage(View, frozen=True, kw_only=True):
         return Table(columns=_COLUMNS, rows=rows, note=cut_note(self.is_cut, len(rows), self.found))
 
 
-async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
+async def show(room: PortalContext, call: Call, query: FleetQuery) -> FleetPage:
     """The fleet, or those of it that are called so or are in a state."""
     counts = room.overview.counts(room.directory)
     layout = layout_for(room.overview, room.directory, _wish(room, query))
@@ -81,7 +81,7 @@ async def show(room: Room, call: Call, query: FleetQuery) -> FleetPage:
     )
 
 
-def _wish(room: Room, query: FleetQuery) -> Wish:
+def _wish(room: PortalContext, query: FleetQuery) -> Wish:
     if query.state and query.state not in set(VmState):
         raise Rejected(f"{query.state!r} is no state of a VM: say one of {', '.join(VmState)}")
     text = query.q.strip().casefold()
@@ -90,7 +90,7 @@ def _wish(room: Room, query: FleetQuery) -> Wish:
     return Wish(text=text, on_hosts=on_hosts, state=VmState(query.state) if query.state else None)
 
 
-async def _group(room: Room, blocks: list[Chosen]) -> GroupView:
+async def _group(room: PortalContext, blocks: list[Chosen]) -> GroupView:
     views = [view for one in blocks if (view := await _block(room, one)) is not None]
     subscription_id, name = blocks[0].group.id.split("/")
     vm = room.store.vm(blocks[0].keys[0])
@@ -101,7 +101,7 @@ async def _group(room: Room, blocks: list[Chosen]) -> GroupView:
     )
 
 
-async def _block(room: Room, one: Chosen) -> BlockView | None:
+async def _block(room: PortalContext, one: Chosen) -> BlockView | None:
     """None: it has just gone."""
     wanted = dict.fromkeys(one.keys)
     scope_ids = [f"vm:{key}" for key in one.keys] if one.block.is_of_standalone else [one.block.id]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from forewarn.console import body
+from forewarn.console.body import Advancing, Clearing, NewFault, NewStorm, Speed
 from forewarn.console.call import Call
 from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope, title_of_scope_id
@@ -85,7 +85,7 @@ def of_repairing(room: Room, call: Call) -> list[str]:
 
 
 def of_fault(room: Room, call: Call) -> list[str]:
-    asked = call.read_body(body.NewFault)
+    asked = call.read_body(NewFault)
     kind = kind_called(asked.kind)
     row, lasts_s = FAULTS[kind], lasting_s(kind, asked.count, asked.for_s)
     checked(kind, asked.parameters)
@@ -105,7 +105,7 @@ def of_fault(room: Room, call: Call) -> list[str]:
 
 
 def of_clearing(room: Room, call: Call) -> list[str]:
-    asked = call.read_body(body.Clearing)
+    asked = call.read_body(Clearing)
     book = room.control.faults.book
     if asked.all and not (asked.ids or asked.kind or asked.vm or asked.scope):
         return [f"All {len(book.faults)} faults and {len(book.storms)} storms are cleared."]
@@ -115,7 +115,7 @@ def of_clearing(room: Room, call: Call) -> list[str]:
 
 
 def of_storm(room: Room, call: Call) -> list[str]:
-    asked = call.read_body(body.NewStorm)
+    asked = call.read_body(NewStorm)
     vms = [room.directory.find(name).name for name in asked.vms]
     whom = ", ".join(vms[:_NAMED]) + (f" and {len(vms) - _NAMED} more" if len(vms) > _NAMED else "") or "every VM"
     return [f"Faults hit {whom} for {span(asked.for_s)} of lab time, as seed {asked.seed} has it."]
@@ -131,7 +131,7 @@ def of_stopping(room: Room, call: Call) -> list[str]:
 
 def of_advancing(room: Room, call: Call) -> list[str]:
     room.control.labtime.lab_clock("advanced")
-    by_s = call.read_body(body.Advancing).by_s
+    by_s = call.read_body(Advancing).by_s
     until = room.now() + by_s
     scheduled = room.store.events(statuses=[Status.SCHEDULED], limit=_LOOKED_THROUGH)
     due = [event for event in scheduled if event.not_before <= until and room.sees_scope(event.scope_id)]
@@ -145,7 +145,7 @@ def of_advancing(room: Room, call: Call) -> list[str]:
 
 def of_speed(room: Room, call: Call) -> list[str]:
     room.control.labtime.lab_clock("set to another speed")
-    speed = call.read_body(body.Speed).speed
+    speed = call.read_body(Speed).speed
     if speed == 0:
         return ["Lab time stands still until it is set going or advanced."]
     return [

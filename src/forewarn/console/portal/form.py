@@ -16,10 +16,11 @@ from starlette.routing import BaseRoute, Route
 from forewarn.console.call import Call
 from forewarn.console.over import everything
 from forewarn.console.portal.confirmation import confirmation
+from forewarn.console.portal.context import EnterPortal, PortalContext
 from forewarn.console.portal.field import Typed
 from forewarn.console.portal.formline import Form
 from forewarn.console.portal.forms import FORMS
-from forewarn.console.portal.frame import Enter, framed, not_let_in, refused
+from forewarn.console.portal.frame import framed, not_let_in, refused
 from forewarn.console.portal.guard import must_repeat
 from forewarn.console.portal.offer import page_of
 from forewarn.console.portal.page import PREFIX
@@ -27,7 +28,6 @@ from forewarn.console.portal.slip import Slips
 from forewarn.console.portal.visit import Visit
 from forewarn.console.reading import read_whole
 from forewarn.console.refusal import outcome_of
-from forewarn.console.room import Room
 from forewarn.core.resource import EVERYTHING
 from forewarn.errors import Conflict, NotFound, Rejected, Unavailable
 
@@ -39,7 +39,7 @@ _FORGOTTEN = "This confirmation is not known any more, and nothing was done: loo
 _DONE_THERE = ("/requests/", "/rollouts/", "/lab")  # pages that say what was just done
 
 
-def form_routes(enter: Enter) -> list[BaseRoute]:
+def form_routes(enter: EnterPortal) -> list[BaseRoute]:
     slips = Slips()
 
     async def endpoint(request: Request) -> Response:
@@ -65,12 +65,13 @@ def _form(name: str) -> Form:
     return form
 
 
-def _must_somewhere(room: Room, form: Form) -> None:
+def _must_somewhere(room: PortalContext, form: Form) -> None:
     """Whoever may do this nowhere is told so before they fill in anything."""
-    if form.line.over is everything:
-        room.must(form.line.right, EVERYTHING)
-    elif not room.principal.may_somewhere(form.line.right):
-        raise room.lacking(form.line.right, "anything")
+    line = form.api_route(room.api_routes)
+    if line.over is everything:
+        room.must(line.right, EVERYTHING)
+    elif not room.principal.may_somewhere(line.right):
+        raise room.lacking(line.right, "anything")
 
 
 def _queried(request: Request) -> Typed:
@@ -81,7 +82,7 @@ def _queried(request: Request) -> Typed:
 
 
 def _shown(
-    room: Room, visit: Visit, request: Request, form: Form, typed: Typed, error: Exception | None = None
+    room: PortalContext, visit: Visit, request: Request, form: Form, typed: Typed, error: Exception | None = None
 ) -> Response:
     """The form, with what was typed, and why that was refused."""
     status, sentence = (200, "") if error is None else outcome_of(error)
@@ -91,7 +92,7 @@ def _shown(
 class _Sending:
     """One form, opened or sent: to see what would happen, or to have it happen."""
 
-    def __init__(self, room: Room, visit: Visit, request: Request, form: Form, slips: Slips) -> None:
+    def __init__(self, room: PortalContext, visit: Visit, request: Request, form: Form, slips: Slips) -> None:
         self._room = room
         self._visit = visit
         self._request = request
@@ -134,7 +135,7 @@ class _Sending:
             return await self._ask_back(typed, _FORGOTTEN)
 
         async def deed() -> str:
-            call, line = self._call(typed), self._form.line
+            call, line = self._call(typed), self._form.api_route(self._room.api_routes)
             return _led_to(self._form, await line.handler(self._room, call, **line.signature.read(call)))
 
         where = await self._slips.once(self._whose, slip or self._slips.new(self._whose), deed)
@@ -142,7 +143,7 @@ class _Sending:
 
     def _call(self, typed: Typed) -> Call:
         """The call of the API that this form is, by somebody who may make it."""
-        form, line = self._form, self._form.line
+        form, line = self._form, self._form.api_route(self._room.api_routes)
         names = {f.in_path: _needed(f.label, f.read(typed)) for f in form.fields if f.in_path}
         body = {**form.fixed, **_members(form, typed), **form.body(self._room, typed)}
         call = Call(names=names, body=msgspec.json.encode(body))

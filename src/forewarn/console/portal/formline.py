@@ -11,13 +11,11 @@ from forewarn.console.portal.field import Field, Kind, Typed
 from forewarn.console.portal.foresight import Foresight
 from forewarn.console.portal.page import PREFIX
 from forewarn.console.room import Room
-from forewarn.console.route import RouteLine
-from forewarn.console.routes import ROUTES
+from forewarn.console.route import RouteLine, RouteTable
 from forewarn.errors import Rejected
 
 Body = Callable[[Room, Typed], dict[str, Any]]  # what the fields alone do not say
 LeadsTo = Callable[[Any], str]  # from the API's answer to where one sees what came of it
-_LINES = {(line.method, line.path): line for line in ROUTES}
 
 
 def _nothing_more(room: Room, typed: Typed) -> dict[str, Any]:
@@ -40,14 +38,14 @@ class Form:
     is_grave: bool = False
     is_short: bool = False  # a link that fills it in leads straight to what will happen
 
-    @property
-    def line(self) -> RouteLine:
+    def api_route(self, routes: RouteTable) -> RouteLine:
+        """The route of the API that the form is sent to."""
         method, _, path = self.route.partition(" ")
-        return _LINES[method, path]
+        return routes[method, path]
 
-    @property
-    def preview(self) -> RouteLine | None:
-        return _LINES["POST", self.foresight] if isinstance(self.foresight, str) else None
+    def preview_route(self, routes: RouteTable) -> RouteLine | None:
+        """The route of the API that tells what would happen; None: `foresight` tells it."""
+        return routes["POST", self.foresight] if isinstance(self.foresight, str) else None
 
 
 def to_request(answer: Any) -> str:

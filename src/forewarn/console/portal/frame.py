@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -21,8 +20,6 @@ from forewarn.errors import Unauthenticated
 SIGN_IN = f"{PREFIX}/sign-in"
 _HTML = "text/html; charset=utf-8"
 _REFUSALS = {403: "Not allowed", 404: "Not found"}  # the titles of those that are no deed undone
-
-Enter = Callable[[Request], Awaitable[tuple[Room, Visit]]]  # raises Unauthenticated, as a Welcome does
 
 
 def framed(template: str, room: Room, visit: Visit, request: Request, *, status: int = 200, **given: Any) -> Response:

@@ -9,7 +9,8 @@ from typing import Annotated
 from msgspec import Meta
 from msgspec.structs import replace
 
-from forewarn.console import body
+from forewarn.console.body import HistoryQuery as ApiHistoryQuery
+from forewarn.console.body import Number, Strict
 from forewarn.console.call import Call
 from forewarn.console.history import Wanted, read, wanted_by
 from forewarn.console.portal.axis import iso
@@ -40,13 +41,13 @@ _BY_SOMEBODY = frozenset(
 )
 
 
-class HistoryQuery(body.Strict, frozen=True, kw_only=True):
+class HistoryQuery(Strict, frozen=True, kw_only=True):
     vm: str = ""
     event: str = ""
     request: str = ""
     scope: str = ""
-    after: body.Number | None = None  # the oldest ones after this entry
-    before: body.Number | None = None  # the newest ones before it
+    after: Number | None = None  # the oldest ones after this entry
+    before: Number | None = None  # the newest ones before it
     limit: Annotated[int, Meta(ge=1, le=_MOST_ON_A_PAGE)] = 100
 
 
@@ -73,7 +74,7 @@ class HistoryPage(View, frozen=True, kw_only=True):
 
 async def show(room: Room, call: Call, query: HistoryQuery) -> HistoryPage:
     """What happened, newest first."""
-    sieve = body.HistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
+    sieve = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
     wanted = wanted_by(room, sieve)
     if call.whole:
         return await _everything(room, wanted)

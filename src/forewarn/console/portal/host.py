@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from forewarn.console import body
+from forewarn.console.body import Strict
 from forewarn.console.call import Call
 from forewarn.console.event import events_on
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.formlink import FormLink, forms_for_host
 from forewarn.console.portal.page import MOST_TAKEN, Table, cut_note
 from forewarn.console.portal.picture import Cell, cell_of
 from forewarn.console.register import in_order
-from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of
 from forewarn.console.survey import in_stretches
 from forewarn.console.views import EventView, View
@@ -27,7 +27,7 @@ _RECENT = 1000  # events that are over and looked through
 _MOST_OVER = 20
 
 
-class HostsQuery(body.Strict, frozen=True, kw_only=True):
+class HostsQuery(Strict, frozen=True, kw_only=True):
     q: Annotated[str, Meta(max_length=200)] = ""
     health: str = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -85,7 +85,7 @@ class HostPage(View, frozen=True, kw_only=True):
         return Table(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
-async def show_all(room: Room, call: Call, query: HostsQuery) -> HostsPage:
+async def show_all(room: PortalContext, call: Call, query: HostsQuery) -> HostsPage:
     """The hosts that the visitor may know of."""
     if query.health and query.health not in set(Health):
         raise Rejected(f"{query.health!r} is no health of a host: say one of {', '.join(Health)}")
@@ -111,7 +111,7 @@ async def show_all(room: Room, call: Call, query: HostsQuery) -> HostsPage:
     )
 
 
-def _known(room: Room) -> list[Host]:
+def _known(room: PortalContext) -> list[Host]:
     """As the API shows them: all, or those that a VM of the visitor's is on."""
     hosts = room.control.placement.hosts()
     if room.sees_everything():
@@ -121,7 +121,7 @@ def _known(room: Room) -> list[Host]:
     return [host for host in hosts if host.name in names]
 
 
-async def _every_card(room: Room, hosts: list[Host]) -> list[HostCard]:
+async def _every_card(room: PortalContext, hosts: list[Host]) -> list[HostCard]:
     """With every VM, as far as a file holds them."""
     cards: list[HostCard] = []
     left = MOST_TAKEN
@@ -133,7 +133,7 @@ async def _every_card(room: Room, hosts: list[Host]) -> list[HostCard]:
     return cards
 
 
-def _card(room: Room, host: Host, most: int = _MOST_CELLS) -> HostCard:
+def _card(room: PortalContext, host: Host, most: int = _MOST_CELLS) -> HostCard:
     vms = _on(room, host)
     return HostCard(
         name=host.name,
@@ -145,11 +145,11 @@ def _card(room: Room, host: Host, most: int = _MOST_CELLS) -> HostCard:
     )
 
 
-def _on(room: Room, host: Host) -> list[Vm]:
+def _on(room: PortalContext, host: Host) -> list[Vm]:
     return [vm for vm in room.store.vms(host=host.name) if room.sees(vm)]
 
 
-async def show(room: Room, call: Call) -> HostPage:
+async def show(room: PortalContext, call: Call) -> HostPage:
     """One host, with its VMs and what is done there."""
     host = room.host(call.names["name"])
     here = _on(room, host)
@@ -173,7 +173,7 @@ async def show(room: Room, call: Call) -> HostPage:
     )
 
 
-def _tenant(room: Room, vm: Vm, *, is_arriving: bool = False) -> Tenant:
+def _tenant(room: PortalContext, vm: Vm, *, is_arriving: bool = False) -> Tenant:
     return Tenant(
         key=vm.key,
         name=vm.name,

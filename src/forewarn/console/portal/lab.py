@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from forewarn.console import fault, replay
 from forewarn.console.call import Call
+from forewarn.console.fault import read_faults
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.request import DoneQuery, just_done
-from forewarn.console.replay import ReplayView
+from forewarn.console.replay import ReplayView, read_replays
 from forewarn.console.room import Room
 from forewarn.console.views import EntryView, FaultView, StormView, View
 from forewarn.core.event import Status
@@ -56,7 +56,7 @@ async def show(room: Room, call: Call, query: DoneQuery) -> LabPage:
     """The clock, and what goes wrong on purpose."""
     now, speed, is_lab = room.control.labtime.show()
     sees_all = room.sees_everything()
-    on = await fault.show_all(room, call) if sees_all else None
+    on = await read_faults(room) if sees_all else None
     return LabPage(
         now=now,
         speed=speed,
@@ -65,7 +65,7 @@ async def show(room: Room, call: Call, query: DoneQuery) -> LabPage:
         sees_all=sees_all,
         faults=on.faults if on else (),
         storms=on.storms if on else (),
-        replays=await _replays(room, call) if sees_all else (),
+        replays=_replays(room) if sees_all else (),
         lately=_lately(room) if sees_all else (),
         done=just_done(query),
     )
@@ -92,9 +92,8 @@ def _due(room: Room) -> tuple[Due, ...]:
     return tuple(sorted(found, key=lambda due: due.at))
 
 
-async def _replays(room: Room, call: Call) -> tuple[ReplayView, ...]:
-    known = await replay.show_all(room, call)
-    return tuple(one for one in known.replays if one.ended is None)
+def _replays(room: Room) -> tuple[ReplayView, ...]:
+    return tuple(one for one in read_replays(room) if one.ended is None)
 
 
 def _lately(room: Room) -> tuple[EntryView, ...]:

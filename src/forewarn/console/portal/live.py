@@ -12,12 +12,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from forewarn.console.portal.channel import Channel
-from forewarn.console.portal.frame import Enter
+from forewarn.console.portal.context import EnterPortal, PortalContext
 from forewarn.console.portal.listener import Listener
 from forewarn.console.portal.page import PREFIX
 from forewarn.console.portal.telling import KEPT_ALIVE, OVER, Telling
 from forewarn.console.refusal import outcome_of
-from forewarn.console.room import Room
 from forewarn.errors import Forbidden, ForewarnError, Rejected, Unauthenticated
 
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ FRESH_S = 1.0  # who is looking is asked again at most so often
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def live_routes(enter: Enter) -> list[BaseRoute]:
+def live_routes(enter: EnterPortal) -> list[BaseRoute]:
     channels: list[Channel] = []  # made with the first visit; one for all
 
     async def endpoint(request: Request) -> Response:
@@ -69,7 +68,7 @@ def _age(request: Request) -> float | None:
 class Stream(Response):
     """Told until the page is gone, the visit over, or the service stops."""
 
-    def __init__(self, room: Room, channel: Channel, after: int | None, age_s: float | None) -> None:
+    def __init__(self, room: PortalContext, channel: Channel, after: int | None, age_s: float | None) -> None:
         super().__init__(headers=_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._room = room
@@ -99,7 +98,7 @@ async def _end_with(receive: Receive, listener: Listener) -> None:
     listener.end()
 
 
-async def _told(room: Room, channel: Channel, listener: Listener, greeting: bytes) -> AsyncIterator[bytes]:
+async def _told(room: PortalContext, channel: Channel, listener: Listener, greeting: bytes) -> AsyncIterator[bytes]:
     """Parts of the stream, until there is nobody to tell."""
     loop = asyncio.get_running_loop()
     telling = Telling(room, channel)
@@ -119,7 +118,7 @@ async def _told(room: Room, channel: Channel, listener: Listener, greeting: byte
             yield part or KEPT_ALIVE
 
 
-async def _may_still_look(room: Room) -> bool:
+async def _may_still_look(room: PortalContext) -> bool:
     try:
         await room.look_again()
     except (Unauthenticated, Forbidden):

@@ -7,10 +7,10 @@ from itertools import islice
 
 import msgspec
 
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.field import MORE, Field, Kind, Typed
 from forewarn.console.portal.formline import Form
 from forewarn.console.register import Listed
-from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope
 from forewarn.core.fleet import Vm
 from forewarn.core.planning import ASK_CAUSE, suits
@@ -52,14 +52,14 @@ class FormPage(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""  # why what was sent was refused
 
 
-def page_of(room: Room, form: Form, typed: Typed, sentence: str = "") -> FormPage:
+def page_of(room: PortalContext, form: Form, typed: Typed, sentence: str = "") -> FormPage:
     fields = tuple(_asked(room, form, field, typed) for field in form.fields)
     return FormPage(
         name=form.name, title=form.title, about=form.about, button=form.button, fields=fields, sentence=sentence
     )
 
 
-def _asked(room: Room, form: Form, field: Field, typed: Typed) -> Asked:
+def _asked(room: PortalContext, form: Form, field: Field, typed: Typed) -> Asked:
     is_new = field.name not in typed and f"{field.name}{MORE}" not in typed
     texts = [field.default] if is_new and field.default else field.texts(typed)
     choices, rest, is_cut = _choices(room, form, field, texts)
@@ -76,7 +76,9 @@ def _asked(room: Room, form: Form, field: Field, typed: Typed) -> Asked:
     )
 
 
-def _choices(room: Room, form: Form, field: Field, texts: list[str]) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
+def _choices(
+    room: PortalContext, form: Form, field: Field, texts: list[str]
+) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
     match field.kind:
         case Kind.VMS | Kind.VM:
             return _vms(room, form, texts)
@@ -105,7 +107,7 @@ def _marked(offered: Sequence[Choice], texts: list[str]) -> tuple[tuple[Choice, 
     return (*chosen, *others[: MOST - len(chosen)]), rest, True
 
 
-def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
+def _vms(room: PortalContext, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], Sequence[str], bool]:
     named: dict[str, Choice] = {}
     rest: list[str] = []
     for text in texts:
@@ -120,26 +122,26 @@ def _vms(room: Room, form: Form, texts: list[str]) -> tuple[tuple[Choice, ...], 
     return (*named.values(), *others[:left]), rest, len(others) > left
 
 
-def _found(room: Room, text: str) -> Vm | None:
+def _found(room: PortalContext, text: str) -> Vm | None:
     try:
         return room.directory.find(text)
     except Rejected:
         return None
 
 
-def _fitting(room: Room, form: Form) -> Iterator[Choice]:
+def _fitting(room: PortalContext, form: Form) -> Iterator[Choice]:
     """The VMs for which whoever is looking may ask for this; in a large fleet, whether it suits them or not."""
-    ask = form.fixed.get("ask")
+    ask, right = form.fixed.get("ask"), form.api_route(room.api_routes).right
     looks = room.store.counts().vms <= _READ
     for listed in _listed(room):
-        if not room.principal.may(form.line.right, listed.resource):
+        if not room.principal.may(right, listed.resource):
             continue
         vm = room.store.vm(listed.key)
         if vm is not None and (ask is None or not looks or suits(vm, ASK_CAUSE[Ask(ask)])):
             yield _choice(vm)
 
 
-def _listed(room: Room) -> Iterator[Listed]:
+def _listed(room: PortalContext) -> Iterator[Listed]:
     for group in room.directory.groups():
         yield from room.directory.within(group)
 
@@ -149,7 +151,7 @@ def _choice(vm: Vm, *, is_chosen: bool = False) -> Choice:
     return Choice(value=vm.key, text=vm.name, note=", ".join(notes), is_chosen=is_chosen)
 
 
-def _scopes(room: Room) -> Iterator[Choice]:
+def _scopes(room: PortalContext) -> Iterator[Choice]:
     """Sets and services; a standalone VM is a scope of its own, and named as a VM."""
     for scope_id in room.store.scope_ids():
         if not scope_id.startswith("vm:") and room.sees_scope(scope_id) and (scope := room.store.scope(scope_id)):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from forewarn.console import body
+from forewarn.console.body import Strict
 from forewarn.console.call import Call
-from forewarn.console.maintenance import events_of_request, show_request
+from forewarn.console.maintenance import events_of_request, standing_of
 from forewarn.console.portal.course import Course, course_of
 from forewarn.console.portal.forms import FORMS
 from forewarn.console.portal.page import Table
@@ -16,7 +16,7 @@ from forewarn.core.request import Ask
 _ENDED = ("finished", "failed", "withdrawn")
 
 
-class DoneQuery(body.Strict, frozen=True, kw_only=True):
+class DoneQuery(Strict, frozen=True, kw_only=True):
     done: str = ""  # the form that led here
 
 
@@ -45,7 +45,7 @@ async def show(room: Room, call: Call, query: DoneQuery) -> RequestPage:
     request = room.request(call.names["id"])
     events = events_of_request(room, request)
     return RequestPage(
-        standing=await show_request(room, call),
+        standing=standing_of(room, request),
         course=course_of(room, events),
         is_rollout=request.ask is Ask.ROLLOUT,
         planned=len(room.store.planned(request_id=request.id)),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forewarn.console.room import Room
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.survey import Awaited, awaited, in_stretches
 from forewarn.core.attention import Asks, Told, asks
 from forewarn.core.fleet import Power
@@ -54,7 +54,7 @@ class Roll:
     wanted: list[Called]  # in order
 
 
-async def call_the_roll(room: Room, *, text: str, only: Only) -> Roll:
+async def call_the_roll(room: PortalContext, *, text: str, only: Only) -> Roll:
     waiting = await awaited(room.store, room.house.pace)
     counts: Counter[Asks] = Counter()
     unprepared: list[Called] = []

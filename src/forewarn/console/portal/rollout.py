@@ -6,11 +6,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from forewarn.console import rollout
 from forewarn.console.call import Call
 from forewarn.console.portal.course import Course, course_of
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.request import DoneQuery, just_done
+from forewarn.console.rollout import facts_of, read_rollouts
 from forewarn.console.room import Room
 from forewarn.console.showing import title_of_scope, title_of_scope_id
 from forewarn.console.views import RolloutView, View
@@ -93,8 +93,7 @@ async def show_all(room: Room, call: Call) -> RolloutsPage:
     """The rollouts under way, and the recent ones."""
     if not room.sees_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
-    known = await rollout.show_all(room, call)
-    newest = sorted(known.rollouts, key=lambda one: (not one.closed, one.at), reverse=True)
+    newest = sorted(read_rollouts(room), key=lambda one: (not one.closed, one.at), reverse=True)
     return RolloutsPage(rollouts=tuple(map(_row_of, newest[:_MOST_ROLLOUTS])), sees_all=True)
 
 
@@ -105,7 +104,7 @@ async def show(room: Room, call: Call, query: DoneQuery) -> RolloutPage:
     assert request.rollout is not None
     reach = room.control.rollouts.reach_of(request, request.rollout)
     await asyncio.sleep(0)  # of a large one all this is much: others get their turn in between
-    view = RolloutView(**rollout.facts_of(room, request, request.rollout, reach))
+    view = RolloutView(**facts_of(room, request, request.rollout, reach))
     await asyncio.sleep(0)
     scopes = _scopes(reach, is_closed=view.closed, goes_on=view.progress in (Progress.RUNNING, Progress.PAUSED))
     await asyncio.sleep(0)

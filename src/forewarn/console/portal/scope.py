@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from forewarn.console.call import Call
+from forewarn.console.portal.context import PortalContext
 from forewarn.console.portal.formlink import FormLink, forms_for_scope
 from forewarn.console.portal.page import Table
 from forewarn.console.portal.picture import BlockView, block_view
-from forewarn.console.room import Room
 from forewarn.console.showing import Showing, title_of_scope
 from forewarn.console.views import EventView, View
 from forewarn.core.event import Status
@@ -63,7 +63,7 @@ class ScopePage(View, frozen=True, kw_only=True):
         return Table(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
-async def show(room: Room, call: Call) -> ScopePage:
+async def show(room: PortalContext, call: Call) -> ScopePage:
     """One scope, by its id, its name or a VM of it."""
     await room.house.observe()
     scope = room.scope(call.names["id"])
@@ -90,7 +90,7 @@ async def show(room: Room, call: Call) -> ScopePage:
     )
 
 
-def _member(room: Room, vm: Vm, polled: Polled | None) -> Member:
+def _member(room: PortalContext, vm: Vm, polled: Polled | None) -> Member:
     pace = room.house.pace(vm.key)
     return Member(
         key=vm.key,
@@ -106,7 +106,7 @@ def _member(room: Room, vm: Vm, polled: Polled | None) -> Member:
     )
 
 
-def _gone(room: Room, scope: Scope) -> tuple[Departed, ...]:
+def _gone(room: PortalContext, scope: Scope) -> tuple[Departed, ...]:
     once = [vm for vm in room.store.vms(scope_id=scope.id, removed=True) if room.sees(vm)]
     gone = [Departed(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in once if vm.removed_at is not None]
     return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MOST_GONE])

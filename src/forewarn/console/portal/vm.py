@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from forewarn.console import explanation, fault
 from forewarn.console.call import Call
 from forewarn.console.event import lists
+from forewarn.console.explanation import explain_vm
+from forewarn.console.fault import read_faults
 from forewarn.console.keeper import shown as keeper_view
 from forewarn.console.portal.formlink import FormLink, forms_for_vm
 from forewarn.console.portal.page import Table
@@ -42,7 +43,8 @@ class VmPage(View, frozen=True, kw_only=True):
 async def show(room: Room, call: Call) -> VmPage:
     """One VM, also one that is gone."""
     vm = room.directory.find_any(call.names["name"])
-    story = await explanation.explain(room, Call(names={"thing": vm.key}))
+    await room.house.observe()
+    story = await explain_vm(room, vm)
     faults = await _faults(room, vm)
     scope = room.store.scope(vm.scope_id)
     showing = Showing(room)
@@ -76,7 +78,7 @@ async def _faults(room: Room, vm: Vm) -> tuple[FaultView, ...]:
         return ()
     book = room.control.faults.book
     about_it = {fault.id for fault in book.faults if fault.covers(scope_id=vm.scope_id, vm=vm.key)}
-    return tuple(one for one in (await fault.show_all(room, Call())).faults if one.id in about_it) if about_it else ()
+    return tuple(one for one in (await read_faults(room)).faults if one.id in about_it) if about_it else ()
 
 
 def events_table(events: tuple[EventView, ...]) -> Table:
