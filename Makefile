@@ -30,28 +30,28 @@ test: $(STAMP) lint ## run every test that needs nothing but pip's packages
 	$(BIN)/python -m pytest -q examples/queue-worker
 
 test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
-	@tests/vm/programs.sh $(REAL) $(PYTHON)
+	@tests/namespace_vm/install_programs.sh $(REAL) $(PYTHON)
 	$(PYTEST) -m 'namespaces and not az'
 
 test-real: $(STAMP) ## run reactions and alerts on real servers (as root: what they need is unpacked, not installed)
-	@tests/agent/real.sh $(PARTS) $(PYTHON)
-	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent tests/assembly
+	@tests/agent/install_servers.sh $(PARTS) $(PYTHON)
+	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent tests/metrics
 
 test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
-	@tests/azure/programs.sh sdk $(AZURE) $(PYTHON)
+	@tests/azure/install_clients.sh sdk $(AZURE) $(PYTHON)
 	$(AZURE)/bin/python $(FLAGS) -n 2 --dist worksteal -m azure tests/azure
 
 test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
-	@tests/azure/programs.sh az $(AZ) $(PYTHON)
+	@tests/azure/install_clients.sh az $(AZ) $(PYTHON)
 	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
 
 test-portal: ## run the tests of the portal in a real browser (as root: chromium is installed)
-	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
-	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/portal
+	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
+	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/browser
 
 bench: $(STAMP) ## measure the service beside nginx, and the portal in a browser; say which figures are reached (fifteen minutes)
 	@bench/programs.sh
-	@tests/portal/programs.sh $(PORTAL) $(PYTHON)
+	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
 lint: $(STAMP) ## ruff, mypy --strict (the bench too) and the import contracts
@@ -60,12 +60,9 @@ lint: $(STAMP) ## ruff, mypy --strict (the bench too) and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP) ## write the pages that are drawn from the code
-	$(BIN)/python -c 'from forewarn.core.diagram import lifecycle_markdown as page; print(page(), end="")' > docs/lifecycle.md
-	$(BIN)/python -c 'from forewarn.console.reference import routes_markdown as page; print(page(), end="")' > docs/api.md
-	$(BIN)/python -c 'from forewarn.console.arm import page, routes; print(page.azure_api_markdown(routes.ROUTES), end="")' > docs/azure-api.md
-	$(BIN)/python -c 'from forewarn.console.arm import powershell, routes; print(powershell.powershell_markdown(routes.ROUTES), end="")' > docs/powershell.md
+docs: $(STAMP) ## write the generated pages of docs/ again
+	$(BIN)/python -m tools.docs
 	$(BIN)/python -m bench.scale > docs/scale.md
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/portal/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*
+	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*

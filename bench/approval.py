@@ -20,7 +20,7 @@ from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
 from bench.statistic import median, ratio, spread
 from bench.subject import Subject, single_vms, subject
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 _CLIENTS = 64
 _PER_RUN = 800

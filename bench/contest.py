@@ -13,7 +13,7 @@ from bench.process import connections_made, cpu_s
 from bench.statistic import ratio, spread
 from bench.subject import TARGET, subject
 from bench.wrk import Load
-from forewarn.testing.process import Answer
+from tests.support.service_process import HttpAnswer
 
 _KEPT = 0.1  # connections a poll; 64 clients that keep theirs make fewer even in a second
 
@@ -40,7 +40,7 @@ class Contender:
         return seen
 
 
-def size_of(answer: Answer) -> int:
+def size_of(answer: HttpAnswer) -> int:
     """Bytes on the wire, of a good one."""
     head = "".join(f"{name}: {text}\r\n" for name, text in answer.headers.items())
     return len(f"HTTP/1.1 200 OK\r\n{head}\r\n") + len(answer.body)

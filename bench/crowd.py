@@ -13,7 +13,7 @@ import uvloop
 
 from bench.process import CLIENT_CORE, on_core
 from bench.subject import TARGET
-from forewarn.testing.process import Endpoint
+from tests.support.service_process import VmEndpoint
 
 _LENGTH = re.compile(rb"\r\nContent-Length: (\d+)")
 _ETAG = re.compile(rb'\r\nETag: ("[^"]*")')
@@ -84,7 +84,7 @@ class Crowd:
         self.guests: list[Guest] = []
         self.etag = ""
 
-    async def connect(self, seats: Sequence[Endpoint], count: int) -> None:
+    async def connect(self, seats: Sequence[VmEndpoint], count: int) -> None:
         """So many more connections, the seats in turn."""
         loop = asyncio.get_running_loop()
         places = [seats[number % len(seats)] for number in range(count)]

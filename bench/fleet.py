@@ -16,7 +16,7 @@ from bench.nginx import nginx
 from bench.process import cpu_s
 from bench.statistic import median, ratio
 from bench.subject import TARGET, single_vms, subject
-from forewarn.testing.process import Endpoint
+from tests.support.service_process import VmEndpoint
 
 _VMS = 8_000
 _TICKS = 100  # a second: VMs know nothing of each other
@@ -40,12 +40,12 @@ def measure(ground: Ground) -> tuple[Figure, ...]:
     )
 
 
-def _seat(url: str) -> Endpoint:
+def _seat(url: str) -> VmEndpoint:
     address, _, port = url.split("/")[2].rpartition(":")
-    return Endpoint(address, int(port))
+    return VmEndpoint(address, int(port))
 
 
-async def _story(ground: Ground, *servers: tuple[int, Sequence[Endpoint]]) -> tuple[list[float], list[float]]:
+async def _story(ground: Ground, *servers: tuple[int, Sequence[VmEndpoint]]) -> tuple[list[float], list[float]]:
     """What a poll cost each of the two, in microseconds of its CPU, by run."""
     costs: tuple[list[float], list[float]] = ([], [])
     vms, crowds = ground.sized(_VMS), (Crowd(), Crowd())

@@ -17,7 +17,7 @@ from bench.ground import Ground
 from bench.process import CLIENT_CORE, SERVER_CORE, cpu_s, wait_until_quiet
 from bench.statistic import median, percentile
 from bench.subject import Subject, one_scope, subject
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 _GUESTS = 10_000
 _VMS = 20  # a VM may have 1,000 connections

@@ -22,7 +22,7 @@ from bench.process import CLIENT_CORE, on_core
 from bench.statistic import median, ratio
 from bench.subject import Subject, one_scope, subject
 from bench.wrk import wrk
-from forewarn.testing.process import Answer, eventually
+from tests.support.service_process import HttpAnswer, eventually
 
 _SCRIPT = Path(__file__).parent / "mixed.lua"
 _CHANGES_PER_S = 10
@@ -77,7 +77,7 @@ def must_be_mixed(requests: int, approvals: float) -> None:
     assert 0.9 < approvals / requests / (1 - _POLLS) < 1.1, f"{approvals:.0f} of {requests} requests were approvals"
 
 
-def incarnation(answer: Answer) -> int:
+def incarnation(answer: HttpAnswer) -> int:
     """It grows with every change of the document."""
     return int(answer.json["DocumentIncarnation"])
 

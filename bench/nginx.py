@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.process import SERVER_CORE, on_core
-from forewarn.testing.process import Answer, free_port
+from tests.support.service_process import HttpAnswer, free_port
 
 _TEMPLATE = Path(__file__).parent / "nginx.conf"
 _START_S = 10.0
@@ -24,7 +24,7 @@ class Nginx:
     connection_url: str  # for a connection per poll
 
 
-def configuration(answer: Answer, keep_alive: int, connection: int) -> str:
+def configuration(answer: HttpAnswer, keep_alive: int, connection: int) -> str:
     """The constant, as our service gave it."""
     texts = {
         "@KEEP_ALIVE@": str(keep_alive),
@@ -39,7 +39,7 @@ def configuration(answer: Answer, keep_alive: int, connection: int) -> str:
 
 
 @contextmanager
-def nginx(directory: Path, answer: Answer, target: str) -> Iterator[Nginx]:
+def nginx(directory: Path, answer: HttpAnswer, target: str) -> Iterator[Nginx]:
     port = free_port(2)
     (directory / "temp").mkdir(parents=True)
     directory.chmod(0o755)
@@ -57,7 +57,7 @@ def nginx(directory: Path, answer: Answer, target: str) -> Iterator[Nginx]:
         child.wait(timeout=30)
 
 
-def _must_answer_alike(child: subprocess.Popen[bytes], port: int, target: str, ours: Answer) -> None:
+def _must_answer_alike(child: subprocess.Popen[bytes], port: int, target: str, ours: HttpAnswer) -> None:
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -72,11 +72,11 @@ def _must_answer_alike(child: subprocess.Popen[bytes], port: int, target: str, o
         assert theirs.headers[name] == ours.headers[name], f"nginx says another {name}: {theirs.headers[name]}"
 
 
-def _ask(port: int, target: str) -> Answer:
+def _ask(port: int, target: str) -> HttpAnswer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", target)
         response = connection.getresponse()
-        return Answer(response.status, response.read(), dict(response.getheaders()))
+        return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
     finally:
         connection.close()

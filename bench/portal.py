@@ -19,7 +19,7 @@ from bench.ground import Ground
 from bench.process import CLIENT_CORE, on_core
 from bench.statistic import median, percentile
 from bench.subject import Subject, single_vms
-from forewarn.testing.process import free_port
+from tests.support.service_process import free_port
 
 FIGURES = ("portal-growth", "portal-heap", "portal-frame")
 _SMALL, _LARGE = 100, 100_000

@@ -21,8 +21,8 @@ from bench.ground import Ground
 from bench.process import CLIENT_CORE, cpu_s, on_core
 from bench.statistic import median, percentile
 from bench.subject import Subject, subject
-from forewarn.testing.daemon import Daemon
-from forewarn.testing.process import eventually
+from tests.support.external_server import ExternalServer
+from tests.support.service_process import eventually
 
 _TRIALS = 40
 _REST_S = 30.0
@@ -69,7 +69,7 @@ def _figure(name: str, took_s: list[float]) -> Figure:
 class Running:
     """An agent, and the folder where its step leaves the moment at which it ran."""
 
-    def __init__(self, daemon: Daemon, noted: Path) -> None:
+    def __init__(self, daemon: ExternalServer, noted: Path) -> None:
         self.daemon = daemon
         self.noted = noted
 
@@ -82,7 +82,10 @@ def agent(ground: Ground, endpoint: str, name: str) -> Iterator[Running]:
     file = place / "agent.toml"
     file.write_text(_FILE.format(endpoint=endpoint, state=place / "state", noted=noted), encoding="utf-8")
     line = [sys.executable, "-m", "forewarn.cli", "agent", "run", "--config", str(file)]
-    with on_core(CLIENT_CORE), Daemon(line, log=place / "log", is_up=lambda: (place / "state").exists()) as daemon:
+    with (
+        on_core(CLIENT_CORE),
+        ExternalServer(line, log=place / "log", is_up=lambda: (place / "state").exists()) as daemon,
+    ):
         time.sleep(3)  # its first polls; nothing is measured before they are done
         yield Running(daemon, noted)
 

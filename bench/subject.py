@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.process import SERVER_CORE, on_core
-from forewarn.testing.process import Answer, Endpoint, ServiceProcess
+from tests.support.service_process import HttpAnswer, ServiceProcess, VmEndpoint
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 _LONG_S = 600.0  # for starts and calls over thousands of VMs
@@ -54,21 +54,21 @@ class Subject(ServiceProcess):
         at = self.seat(vm)
         return f"http://{at.address}:{at.port}{TARGET}"
 
-    def seat(self, vm: str) -> Endpoint:
+    def seat(self, vm: str) -> VmEndpoint:
         """Where the VM calls; one by one, since the whole fleet may be large."""
         address, _, port = self.ask("GET", f"/vms/{vm}")["url"].split("/")[2].rpartition(":")
-        return Endpoint(address, int(port))
+        return VmEndpoint(address, int(port))
 
-    def seats(self, vms: Sequence[str]) -> list[Endpoint]:
+    def seats(self, vms: Sequence[str]) -> list[VmEndpoint]:
         return [self.endpoint(vm) for vm in vms]
 
-    def sample(self, vm: str) -> Answer:
+    def sample(self, vm: str) -> HttpAnswer:
         at = self.seat(vm)
         connection = self.connect(at)
         try:
             connection.request("GET", TARGET, headers={"Metadata": "true"})
             response = connection.getresponse()
-            return Answer(response.status, response.read(), dict(response.getheaders()))
+            return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
         finally:
             connection.close()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.tomlfile import Path, lines_of
+from forewarn.tomlfile import TomlPath, index_lines
 
 TRICKY = '''# [[vms]] in a comment
 title = "a # b" # and [x] after it
@@ -68,18 +68,18 @@ size = 2
     ],
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else str(value),
 )
-def test_a_key_is_found_among_strings_lists_and_comments(path: Path, line: int) -> None:
-    assert lines_of(TRICKY).of(path) == line
+def test_a_key_is_found_among_strings_lists_and_comments(path: TomlPath, line: int) -> None:
+    assert index_lines(TRICKY).line_of(path) == line
 
 
 def test_what_is_not_written_is_at_the_line_of_what_is_around_it() -> None:
-    lines = lines_of(TRICKY)
-    assert lines.of(("vms", 1, "name")) == 26
-    assert lines.of(("hosts", 0)) == 1
+    lines = index_lines(TRICKY)
+    assert lines.line_of(("vms", 1, "name")) == 26
+    assert lines.line_of(("hosts", 0)) == 1
 
 
 def test_windows_line_ends_count_as_one() -> None:
-    assert lines_of(TRICKY.replace("\n", "\r\n")).of(("vms", 1)) == 26
+    assert index_lines(TRICKY.replace("\n", "\r\n")).line_of(("vms", 1)) == 26
 
 
 class Writer:
@@ -88,9 +88,9 @@ class Writer:
     def __init__(self, draw: Any) -> None:
         self.draw = draw
         self.text = ""
-        self.lines: dict[Path, int] = {}
+        self.lines: dict[TomlPath, int] = {}
 
-    def note(self, path: Path) -> None:
+    def note(self, path: TomlPath) -> None:
         self.lines[path] = self.text.count("\n") + 1
 
     def pick(self, *choices: str) -> str:
@@ -105,7 +105,7 @@ class Writer:
         bare = key.isascii() and key.isalnum()
         return self.pick(key, quoted(key)) if bare else quoted(key)
 
-    def value(self, value: object, path: Path) -> None:
+    def value(self, value: object, path: TomlPath) -> None:
         if isinstance(value, dict):
             self.inline_table(value, path)
         elif isinstance(value, list):
@@ -122,7 +122,7 @@ class Writer:
             choices += [f"'{value}'", f"'''{value}'''", f"'''\n{value}'''"]
         return self.pick(*choices)
 
-    def array(self, items: list[Any], path: Path) -> None:
+    def array(self, items: list[Any], path: TomlPath) -> None:
         self.text += "["
         for number, item in enumerate(items):
             self.text += self.pick("", " ", "\n", " # ] ,\n  ")
@@ -131,7 +131,7 @@ class Writer:
             self.text += self.pick(",", " ,", ",\n") if number < len(items) - 1 else self.pick("", ",", ",\n# [\n")
         self.text += self.pick("", "\n") + "]"
 
-    def inline_table(self, table: dict[str, Any], path: Path) -> None:
+    def inline_table(self, table: dict[str, Any], path: TomlPath) -> None:
         self.text += "{ "
         for number, (key, value) in enumerate(table.items()):
             self.text += ", " if number else ""
@@ -140,7 +140,7 @@ class Writer:
             self.value(value, (*path, key))
         self.text += " }"
 
-    def pair(self, key: str, value: Any, path: Path, dotted: str = "") -> None:
+    def pair(self, key: str, value: Any, path: TomlPath, dotted: str = "") -> None:
         """`key = value`, or for a table of one key perhaps `key.its_key = value`."""
         self.note((*path, key))
         written = dotted + self.key(key)
@@ -151,7 +151,7 @@ class Writer:
         self.value(value, (*path, key))
         self.text += self.pick("\n", " # end = [\n")
 
-    def table(self, table: dict[str, Any], path: Path, names: list[str]) -> None:
+    def table(self, table: dict[str, Any], path: TomlPath, names: list[str]) -> None:
         later: list[tuple[str, Any]] = []
         for key, value in table.items():
             self.text += self.gap()
@@ -163,7 +163,7 @@ class Writer:
         for key, value in later:
             self.headed(key, value, path, [*names, self.key(key)])
 
-    def headed(self, key: str, value: Any, path: Path, names: list[str]) -> None:
+    def headed(self, key: str, value: Any, path: TomlPath, names: list[str]) -> None:
         for number, item in enumerate(value if isinstance(value, list) else [value]):
             self.text += self.gap()
             here = (*path, key, number) if isinstance(value, list) else (*path, key)
@@ -196,7 +196,7 @@ values = st.recursive(
 documents = st.dictionaries(keys, values, max_size=4)
 
 
-def paths_of(value: object, path: Path = ()) -> set[Path]:
+def paths_of(value: object, path: TomlPath = ()) -> set[TomlPath]:
     found = {path} if path else set()
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return found.union(*(paths_of(item, (*path, key)) for key, item in items))
@@ -209,7 +209,7 @@ def test_every_path_of_any_document_is_at_the_line_where_it_was_written(data: di
     writer.table(data, (), [])
     assert tomllib.loads(writer.text) == data  # the writer wrote what it meant
 
-    lines = lines_of(writer.text)
+    lines = index_lines(writer.text)
 
     assert lines.paths() == paths_of(data)
-    assert {path: lines.of(path) for path in writer.lines} == writer.lines
+    assert {path: lines.line_of(path) for path in writer.lines} == writer.lines

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 HERE = Path(__file__).parent
 NEEDED = [program for program in ("bash", "curl") if shutil.which(program) is None]

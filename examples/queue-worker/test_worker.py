@@ -12,7 +12,7 @@ import pytest
 from worker import Worker
 
 from forewarn.client import Client
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 HERE = Path(__file__).parent
 

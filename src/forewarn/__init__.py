@@ -1,6 +1,6 @@
-"""forewarn: advance notice of maintenance for virtual machines, in the contract of Azure Scheduled Events.
+"""Advance notice of maintenance for virtual machines, in the contract of Azure Scheduled Events.
 
-`pip install forewarn` is the guest's side and needs nothing but Python; the service comes with `forewarn[server]`.
+`pip install forewarn` installs the guest side and needs only Python; `forewarn[server]` adds the service.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m forewarn` is the `forewarn` command."""
+"""`python -m forewarn` runs the `forewarn` command."""
 
 import sys
 

@@ -1,5 +1,7 @@
-"""The only reader of time. Lab time governs what documents and the history show; real time governs transport
-(spec §12). Instants are POSIX seconds as floats; a lab clock may run fast, stand still or jump, never back.
+"""Clocks: the system's clock, and a lab clock that can run fast, pause or jump ahead.
+
+Only this module reads the wall clock. Lab time governs what documents and the history show; real time governs
+transport (spec §12). Instants are POSIX seconds as floats. A lab clock never moves back.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ class Clock(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ClockSetting:
     """Where a lab clock stands: at real time `real_at` it showed `lab_at`, and has run `speed` times as fast since."""
 
     lab_at: float
     real_at: float
     speed: float = 1.0
 
-    def shows(self, real: float) -> float:
+    def lab_time_at(self, real: float) -> float:
         return self.lab_at + max(0.0, real - self.real_at) * self.speed
 
 
@@ -56,52 +58,52 @@ class SystemClock:
 class LabClock:
     """A clock that may run at any speed and jump ahead. Its setting outlives the process; it never moves back."""
 
-    def __init__(self, setting: Setting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
-        self._real = real
-        self._setting = setting or Setting(lab_at=real(), real_at=real())
+    def __init__(self, setting: ClockSetting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
+        self._read_real_time = real
+        self._setting = setting or ClockSetting(lab_at=real(), real_at=real())
         self._latest = self._setting.lab_at
-        self._moved = asyncio.Event()
-        self._tell: list[Callable[[Setting], None]] = []
+        self._setting_changed = asyncio.Event()
+        self._subscribers: list[Callable[[ClockSetting], None]] = []
 
-    def follow(self, tell: Callable[[Setting], None]) -> None:
+    def subscribe(self, tell: Callable[[ClockSetting], None]) -> None:
         """Tell where the clock stands, now and whenever it is set."""
-        self._tell.append(tell)
+        self._subscribers.append(tell)
         tell(self._setting)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> ClockSetting:
         return self._setting
 
     def now(self) -> float:
         # The wall clock under us may be set back; lab time stands still then. Every poll asks for it, so what
         # `Setting.shows` says is written out here.
         setting = self._setting
-        shown = setting.lab_at + (self._real() - setting.real_at) * setting.speed
+        shown = setting.lab_at + (self._read_real_time() - setting.real_at) * setting.speed
         if shown > self._latest:
             self._latest = shown
         return self._latest
 
-    def jumped_to(self, at: float) -> Setting:
+    def setting_after_jump(self, at: float) -> ClockSetting:
         """The setting after a jump to `at`, or to now where that has passed; store it, then `adopt` it."""
-        return Setting(lab_at=max(at, self.now()), real_at=self._real(), speed=self._setting.speed)
+        return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
-    def at_speed(self, speed: float) -> Setting:
+    def setting_at_speed(self, speed: float) -> ClockSetting:
         """The setting with another speed from now on; 0 stands still."""
         if not 0 <= speed <= 100_000:
             raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
-        return Setting(lab_at=self.now(), real_at=self._real(), speed=speed)
+        return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
 
-    def adopt(self, setting: Setting) -> None:
+    def apply_setting(self, setting: ClockSetting) -> None:
         self._setting = setting
         self._latest = max(self._latest, setting.lab_at)
-        self._moved.set()
-        self._moved = asyncio.Event()
-        for tell in self._tell:
+        self._setting_changed.set()
+        self._setting_changed = asyncio.Event()
+        for tell in self._subscribers:
             tell(setting)
 
     async def sleep_until(self, at: float | None) -> None:
         while at is None or self.now() < at:
-            moved, speed = self._moved, self._setting.speed
+            moved, speed = self._setting_changed, self._setting.speed
             nap = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)
             try:
                 await asyncio.wait_for(moved.wait(), nap)

@@ -1,31 +1,31 @@
-"""Durations as people write them, `15m`, `7d`, `1h30m`, `90`, and as they read them."""
+"""Parses durations such as `15m`, `7d`, `1h30m` and `90`, and formats them for people."""
 
 from __future__ import annotations
 
 import re
 
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
-_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
-_NUMBER = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-LONGEST_S = 3_660 * 86_400
+_UNITS_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
+_UNIT_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
+_NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+MAX_DURATION_S = 3_660 * 86_400
 
 
-def read_duration(text: str) -> float:
+def parse_duration(text: str) -> float:
     """Seconds; ValueError with a sentence for people."""
     bare = text.strip().replace(" ", "")
-    if _NUMBER.fullmatch(bare):
+    if _NUMBER_PATTERN.fullmatch(bare):
         seconds = float(bare)
-    elif _WHOLE.fullmatch(bare):
-        seconds = sum(float(number) * _UNITS[unit.lower()] for number, unit in _PART.findall(bare))
+    elif _UNITS_PATTERN.fullmatch(bare):
+        seconds = sum(float(number) * _UNITS[unit.lower()] for number, unit in _UNIT_PATTERN.findall(bare))
     else:
         raise ValueError(f"{text!r} is not a duration: write it like 15m, 7d, 1h30m or 90 (seconds)")
-    if seconds > LONGEST_S:
+    if seconds > MAX_DURATION_S:
         raise ValueError(f"{text!r} is more than ten years: give a shorter duration")
     return seconds
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """The two largest units: `6d 23h`, `14m 59s`, `12s`."""
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []

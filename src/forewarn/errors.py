@@ -1,15 +1,15 @@
-"""The error tree, by what the caller should do.
+"""The error tree, ordered by what the caller should do.
 
     ForewarnError
-     ├── Rejected       asking again will not help: the message says what to ask instead
-     │    ├── NotFound      the thing named does not exist
-     │    ├── Refused       the thing exists, but its state forbids it now
-     │    ├── Unauthenticated   it is not known who asks
-     │    └── Forbidden     it is known who asks, and they may not
-     ├── Conflict       somebody else was quicker: read again, decide again
-     └── Unavailable    nothing is wrong with the request: try later
+     ├── Rejected            asking again will not help: the message says what to ask instead
+     │    ├── NotFound           the named thing does not exist
+     │    ├── Refused            the thing exists, but its state forbids the request now
+     │    ├── Unauthenticated    the caller is not known
+     │    └── Forbidden          the caller is known and has no permission
+     ├── Conflict            another writer was first: read again, decide again
+     └── Unavailable         the request is correct: try again later
 
-A message names the thing and its id, its state, what cannot be, and what to do instead.
+A message names the thing and its id, its state, what cannot be done, and what to do instead.
 """
 
 

@@ -1,6 +1,6 @@
-"""For pytest: a lab per test that wants one, and its story beside the report of a test that failed.
+"""The pytest plugin: a lab per test that asks for one, and its report when such a test fails.
 
-Every run of pytest loads this where forewarn is installed, so nothing is imported before a test asks for a lab.
+pytest loads this wherever forewarn is installed, so nothing is imported before a test asks for a lab.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from forewarn.testing import Lab
+    from forewarn.lab import Lab
+
 
 _MARKER = "scheduled_events"
-_TITLE = "what happened in the lab"
-_LABS = pytest.StashKey[list["Lab"]]()
+_REPORT_TITLE = "what happened in the lab"
+_OPEN_LABS = pytest.StashKey[list["Lab"]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,7 +42,7 @@ def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callabl
 
         def make(*arguments: Any, **options: Any) -> Lab:
             lab = stack.enter_context(_lab_class()(*arguments, **options))
-            request.node.stash.setdefault(_LABS, []).append(lab)
+            request.node.stash.setdefault(_OPEN_LABS, []).append(lab)
             return lab
 
         yield make
@@ -51,11 +52,11 @@ def scheduled_events_factory(request: pytest.FixtureRequest) -> Iterator[Callabl
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed and report.when == "call":
-        report.sections.extend((_TITLE, _story(lab)) for lab in item.stash.get(_LABS, []))
+        report.sections.extend((_REPORT_TITLE, _lab_report(lab)) for lab in item.stash.get(_OPEN_LABS, []))
     return report
 
 
-def _story(lab: Lab) -> str:
+def _lab_report(lab: Lab) -> str:
     """A lab that is out of order must not cost the report of the test."""
     try:
         return lab.story
@@ -65,7 +66,7 @@ def _story(lab: Lab) -> str:
 
 def _lab_class() -> type[Lab]:
     try:
-        from forewarn.testing import Lab
+        from forewarn.lab import Lab
     except ImportError as error:
         why = str(error)
     else:

@@ -1,7 +1,7 @@
-"""On which line of a TOML text a table or key stands: the one thing that readers of TOML do not tell.
+"""Finds the line of a TOML text on which a table or key is written, for error messages.
 
-A path is what leads to a value in the parsed data: `("vms", 3, "tags", "team")`. Only text that a reader has
-accepted is scanned, so the scanner may be trusting: it follows structure and skips over everything else.
+`tomllib` does not report lines of valid text. A path leads to a value of the parsed data: `("vms", 3, "tags",
+"team")`. The scanner expects text that `tomllib` has accepted; it follows the structure and skips everything else.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import re
 import tomllib
 from bisect import bisect_left
 
-Path = tuple[str | int, ...]
+TomlPath = tuple[str | int, ...]
 
-_BLANK = re.compile(r"[ \t]*")
-_GAP = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
+_SPACE = re.compile(r"[ \t]*")
+_SPACE_AND_COMMENTS = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _KEY = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|[A-Za-z0-9_-]+')
 # A multi-line string may end in one or two quotes of its own before the closing three.
 _STRING = re.compile(
@@ -23,36 +23,36 @@ _STRING = re.compile(
     r"|'[^'\n]*'",
     re.DOTALL,
 )
-_BARE = re.compile(r"[^,\]}#\n]+")
+_BARE_VALUE = re.compile(r"[^,\]}#\n]+")
 # What nearly every line is: a key, and a value that ends with the line and has nothing inside.
-_PLAIN = re.compile(
+_SIMPLE_LINE = re.compile(
     r"""([A-Za-z0-9_-]+)[ \t]*=[ \t]*(?:"[^"\\\n]*"|'[^'\n]*'|[^\s"'\[{#][^\n#]*)[ \t]*(?:#[^\n]*)?(?:\n|\Z)"""
 )
 
 
-class Lines:
+class TomlLineIndex:
     """The lines of one text, by path."""
 
-    def __init__(self, found: dict[Path, int]) -> None:
+    def __init__(self, found: dict[TomlPath, int]) -> None:
         self._found = found
 
-    def of(self, path: Path) -> int:
+    def line_of(self, path: TomlPath) -> int:
         """The line of what is at `path`, or of the nearest thing around it that is written down."""
         while path and path not in self._found:
             path = path[:-1]
         return self._found.get(path, 1)
 
-    def paths(self) -> frozenset[Path]:
+    def paths(self) -> frozenset[TomlPath]:
         return frozenset(self._found)
 
 
-def lines_of(text: str) -> Lines:
+def index_lines(text: str) -> TomlLineIndex:
     scanner = _Scanner(text.replace("\r\n", "\n"))
-    scanner.document()
-    return Lines(scanner.found)
+    scanner.scan()
+    return TomlLineIndex(scanner.found)
 
 
-def faulty_line(message: str, text: str) -> int:
+def error_line(message: str, text: str) -> int:
     """The line that an error of `tomllib`, or of `tomli`, is about: its message names one, or means the end."""
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
@@ -64,31 +64,31 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.found: dict[Path, int] = {}
+        self.found: dict[TomlPath, int] = {}
         self._ends = [match.start() for match in re.finditer("\n", text)]
-        self._tables: dict[Path, int] = {}  # how many [[tables]] of that path there are so far
+        self._tables: dict[TomlPath, int] = {}  # how many [[tables]] of that path there are so far
 
-    def document(self) -> None:
-        inside: Path = ()
-        self._skip(_GAP)
+    def scan(self) -> None:
+        inside: TomlPath = ()
+        self._skip(_SPACE_AND_COMMENTS)
         while self.at < len(self.text):
-            if plain := _PLAIN.match(self.text, self.at):
+            if plain := _SIMPLE_LINE.match(self.text, self.at):
                 self.found[(*inside, plain[1])] = self._line()
                 self.at = plain.end()
             elif self._peek("["):
                 inside = self._header()
             else:
-                self._pair(inside)
-            self._skip(_GAP)
+                self._key_and_value(inside)
+            self._skip(_SPACE_AND_COMMENTS)
 
-    def _header(self) -> Path:
+    def _header(self) -> TomlPath:
         line = self._line()
         repeated = self._peek("[[")
         self.at += 2 if repeated else 1
         keys = self._keys()
         self.at += 2 if repeated else 1
 
-        parent = self._opened((), keys[:-1], line)
+        parent = self._resolve_path((), keys[:-1], line)
         path = (*parent, keys[-1])
         self.found.setdefault(path, line)
         if not repeated:
@@ -100,7 +100,7 @@ class _Scanner:
         self.found[(*path, number)] = line
         return (*path, number)
 
-    def _opened(self, inside: Path, keys: list[str], line: int) -> Path:
+    def _resolve_path(self, inside: TomlPath, keys: list[str], line: int) -> TomlPath:
         """The path that `keys` lead to; a name of [[tables]] stands for the latest one."""
         path = inside
         for key in keys:
@@ -110,26 +110,26 @@ class _Scanner:
                 path = (*path, self._tables[path] - 1)
         return path
 
-    def _pair(self, inside: Path) -> None:
+    def _key_and_value(self, inside: TomlPath) -> None:
         line = self._line()
         keys = self._keys()
-        path = (*self._opened(inside, keys[:-1], line), keys[-1])
+        path = (*self._resolve_path(inside, keys[:-1], line), keys[-1])
         self.found[path] = line
         self.at += 1  # the equals sign
-        self._skip(_BLANK)
+        self._skip(_SPACE)
         self._value(path)
 
     def _keys(self) -> list[str]:
         keys: list[str] = []
         while True:
-            self._skip(_BLANK)
-            keys.append(_plain(self._take(_KEY)))
-            self._skip(_BLANK)
+            self._skip(_SPACE)
+            keys.append(_unquoted_key(self._take(_KEY)))
+            self._skip(_SPACE)
             if not self._peek("."):
                 return keys
             self.at += 1
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: TomlPath) -> None:
         if self._peek("["):
             self._array(path)
         elif self._peek("{"):
@@ -137,11 +137,11 @@ class _Scanner:
         elif self._peek('"') or self._peek("'"):
             self._take(_STRING)
         else:
-            self._take(_BARE)
+            self._take(_BARE_VALUE)
 
-    def _array(self, path: Path) -> None:
+    def _array(self, path: TomlPath) -> None:
         self.at += 1
-        self._skip(_GAP)
+        self._skip(_SPACE_AND_COMMENTS)
         number = 0
         while not self._peek("]"):
             if self._peek(","):
@@ -150,18 +150,18 @@ class _Scanner:
                 self.found[(*path, number)] = self._line()
                 self._value((*path, number))
                 number += 1
-            self._skip(_GAP)
+            self._skip(_SPACE_AND_COMMENTS)
         self.at += 1
 
-    def _inline_table(self, path: Path) -> None:
+    def _inline_table(self, path: TomlPath) -> None:
         self.at += 1
-        self._skip(_GAP)
+        self._skip(_SPACE_AND_COMMENTS)
         while not self._peek("}"):
             if self._peek(","):
                 self.at += 1
             else:
-                self._pair(path)
-            self._skip(_GAP)
+                self._key_and_value(path)
+            self._skip(_SPACE_AND_COMMENTS)
         self.at += 1
 
     def _line(self) -> int:
@@ -182,7 +182,7 @@ class _Scanner:
         return match.group()
 
 
-def _plain(key: str) -> str:
+def _unquoted_key(key: str) -> str:
     if key[0] not in "\"'":
         return key
     plain: str = tomllib.loads(f"key = {key}")["key"]

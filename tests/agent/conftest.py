@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.config import read
-from forewarn.agent.daemon import Daemon
-from forewarn.agent.journal import Journal
-from forewarn.agent.record import Record
-from forewarn.agent.report import Report
-from forewarn.agent.value import Event, Outcome, Phase, Step
+from forewarn.agent.config import parse_config
+from forewarn.agent.daemon import AgentDaemon
+from forewarn.agent.journal import AgentJournal
+from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
+from forewarn.agent.records import EventRecord
+from forewarn.agent.status import AgentReport
 from forewarn.client import AsyncClient
 
 NOW = 1_000_000.0
@@ -35,8 +35,8 @@ def event(id_: str = "E1", kind: str = "Reboot", *, left_s: float | None = 900, 
     )
 
 
-def step(name: str, budget_s: float = 10, **settings: Any) -> Step:
-    return Step(**{"name": name, "use": "command", "budget_s": budget_s, **settings})
+def step(name: str, budget_s: float = 10, **settings: Any) -> StepConfig:
+    return StepConfig(**{"name": name, "use": "command", "budget_s": budget_s, **settings})
 
 
 class Noted:
@@ -61,10 +61,10 @@ class Noted:
     def started(self, event: Event, notice_s: float) -> None:
         self.told.append(("started", event.kind))
 
-    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None:
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
         self.told.append((str(phase), step.name))
 
-    def step_cut(self, step: Step, event: Event) -> None:
+    def step_cut(self, step: StepConfig, event: Event) -> None:
         self.told.append(("cut", step.name))
 
     def approved(self, event: Event) -> None:
@@ -81,8 +81,8 @@ class Guest:
         self.folder, self.log, self.boot_id = folder, folder / "log", boot_id
         self.noted = Noted()
         head = f'endpoint = "{endpoint}"\nstate = "{folder / "state"}"\ngrace = "0s"\n'
-        self.config = read(head + text.replace("LOG", str(self.log)).replace("FOLDER", str(folder)))
-        self._daemon: Daemon | None = None
+        self.config = parse_config(head + text.replace("LOG", str(self.log)).replace("FOLDER", str(folder)))
+        self._daemon: AgentDaemon | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._errors: list[BaseException] = []
@@ -93,17 +93,17 @@ class Guest:
         return self.log.read_text().splitlines() if self.log.exists() else []
 
     @property
-    def report(self) -> Report:
-        async def ask() -> Report:
+    def report(self) -> AgentReport:
+        async def ask() -> AgentReport:
             assert self._daemon is not None
-            return self._daemon.state()
+            return self._daemon.report()
 
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result(10)
 
     @property
-    def records(self) -> tuple[Record, ...]:
-        journal = Journal(self.config.journal, readonly=True)
+    def records(self) -> tuple[EventRecord, ...]:
+        journal = AgentJournal(self.config.journal_path, readonly=True)
         try:
             return journal.records()
         finally:
@@ -138,7 +138,9 @@ class Guest:
     def _live(self, begun: threading.Event) -> None:
         async def live() -> None:
             client = AsyncClient(self.config.endpoint, sleep=lambda s: asyncio.sleep(min(s, 0.01)))
-            self._daemon = Daemon(self.config, client=client, observer=self.noted, boot_id=self.boot_id, hold_s=0.0)
+            self._daemon = AgentDaemon(
+                self.config, client=client, observer=self.noted, boot_id=self.boot_id, hold_s=0.0
+            )
             self._loop = asyncio.get_running_loop()
             begun.set()
             await self._daemon.run()

@@ -3,7 +3,7 @@
 # HAProxy, nginx, PostgreSQL, etcd and promtool as Debian's packages, which are only unpacked there, so that this machine
 # never runs them by itself. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
 #
-#   tests/agent/real.sh .venv-parts python3
+#   tests/agent/install_servers.sh .venv-parts python3
 set -eu
 directory=$1
 python=$2

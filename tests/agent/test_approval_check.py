@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.agent.approval import BoardView, all_ready, spokesman
+from forewarn.agent.approval import BoardView, approving_vm, decide_for_all_vms
 
 THREE = ("_Web-0", "web-1", "web-2")
 
 
 def board(*, ages_s: dict[str, float], ready: str = "") -> BoardView:
-    return BoardView(ages_s=ages_s, ready={"E1": frozenset(ready.split())})
+    return BoardView(heartbeat_ages_s=ages_s, ready_vms={"E1": frozenset(ready.split())})
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def board(*, ages_s: dict[str, float], ready: str = "") -> BoardView:
 def test_the_first_listed_vm_that_is_alive_speaks_and_the_next_when_it_dies(
     ages_s: dict[str, float], expected: str
 ) -> None:
-    assert spokesman(THREE, board(ages_s=ages_s)) == expected
+    assert approving_vm(THREE, board(ages_s=ages_s)) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_the_first_listed_vm_that_is_alive_speaks_and_the_next_when_it_dies(
 def test_the_spokesman_waits_for_who_is_alive_and_for_the_absent_as_long_as_the_rule_says(
     ages_s: dict[str, float], ready: str, waited_s: float, absent_after_s: float | None, why: str
 ) -> None:
-    verdict = all_ready(
+    verdict = decide_for_all_vms(
         "E1", THREE, "WEB-0", board(ages_s=ages_s, ready=ready), waited_s=waited_s, absent_after_s=absent_after_s
     )
-    assert (verdict.yes, verdict.why) == (not why, why)
+    assert (verdict.is_approved, verdict.reason) == (not why, why)
 
 
 def test_who_is_not_the_spokesman_never_approves() -> None:
     full = board(ages_s={"web-0": 0, "web-1": 0, "web-2": 0}, ready="web-0 web-1 web-2")
-    verdict = all_ready("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
-    assert (verdict.yes, verdict.why) == (False, "web-0 speaks for the event")
-    assert not all_ready("E1", THREE, "neighbour", full, waited_s=999, absent_after_s=0).yes
+    verdict = decide_for_all_vms("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
+    assert (verdict.is_approved, verdict.reason) == (False, "web-0 speaks for the event")
+    assert not decide_for_all_vms("E1", THREE, "neighbour", full, waited_s=999, absent_after_s=0).is_approved

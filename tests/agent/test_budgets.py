@@ -7,31 +7,31 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.agent.conftest import step
 
-from forewarn.agent.budget import layout, no_time
-from forewarn.agent.value import Step
+from forewarn.agent.model import StepConfig
+from forewarn.agent.step_schedule import schedule_after_start, schedule_steps
+from tests.agent.conftest import step
 
 TELL, DRAIN, SAVE = step("tell", 5, cut=1), step("drain", 20, cut=2), step("save", 30)
 
 
 def test_steps_end_one_after_the_other_and_the_last_at_not_before() -> None:
-    slots = layout([TELL, DRAIN, SAVE], 1000, 0)
+    slots = schedule_steps([TELL, DRAIN, SAVE], 1000, 0)
     assert [slot.latest_at for slot in slots] == [945, 950, 970]
 
 
 def test_a_margin_is_kept_before_not_before() -> None:
-    assert layout([SAVE], 1000, 0, margin_s=10)[0].latest_at == 960
+    assert schedule_steps([SAVE], 1000, 0, margin_s=10)[0].latest_at == 960
 
 
 def test_steps_are_due_at_once_unless_they_begin_late() -> None:
-    assert [slot.due_at for slot in layout([TELL, SAVE], 1000, 7)] == [7, 7]
-    assert [slot.due_at for slot in layout([TELL, SAVE], 1000, 7, begin="late")] == [965, 970]
+    assert [slot.due_at for slot in schedule_steps([TELL, SAVE], 1000, 7)] == [7, 7]
+    assert [slot.due_at for slot in schedule_steps([TELL, SAVE], 1000, 7, begin="late")] == [965, 970]
 
 
 def test_a_step_can_begin_at_once_where_the_rest_begins_late() -> None:
     told = step("tell", 5, begin="at-once")
-    assert [slot.due_at for slot in layout([told, SAVE], 1000, 7, begin="late")] == [7, 970]
+    assert [slot.due_at for slot in schedule_steps([told, SAVE], 1000, 7, begin="late")] == [7, 970]
 
 
 @pytest.mark.parametrize(
@@ -39,29 +39,29 @@ def test_a_step_can_begin_at_once_where_the_rest_begins_late() -> None:
     [(55, []), (54, ["tell"]), (50, ["tell"]), (49, ["tell", "drain"]), (30, ["tell", "drain"])],
 )
 def test_steps_go_in_the_declared_order_until_the_rest_fits(room_s: float, cut: list[str]) -> None:
-    slots = layout([TELL, DRAIN, SAVE], room_s, 0)
+    slots = schedule_steps([TELL, DRAIN, SAVE], room_s, 0)
     assert [slot.step.name for slot in slots if slot.cut] == cut
     assert not any(slot.late for slot in slots)
 
 
 def test_of_two_steps_with_the_same_number_the_later_one_goes_first() -> None:
-    slots = layout([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
+    slots = schedule_steps([step("a", cut=1), step("b", cut=1), SAVE], 40, 0)
     assert [slot.cut for slot in slots] == [False, True, False]
 
 
 def test_what_may_not_be_cut_is_taken_at_once_even_if_it_is_late() -> None:
-    (slot,) = layout([SAVE], 10, 0, begin="late")
+    (slot,) = schedule_steps([SAVE], 10, 0, begin="late")
     assert (slot.due_at, slot.cut, slot.late) == (0, False, True)
 
 
 def test_with_no_readable_not_before_everything_is_due_at_once_and_nothing_is_cut() -> None:
-    slots = layout([TELL, SAVE], None, 7, begin="late")
+    slots = schedule_steps([TELL, SAVE], None, 7, begin="late")
     assert [(slot.due_at, slot.cut) for slot in slots] == [(7, False), (7, False)]
 
 
 @pytest.mark.parametrize(("policy", "cut"), [("essential", ["tell"]), ("all", []), ("nothing", ["tell", "save"])])
 def test_once_the_event_has_started_the_rule_says_what_is_still_done(policy: str, cut: list[str]) -> None:
-    slots = no_time([TELL, SAVE], 7, policy)  # type: ignore[arg-type]
+    slots = schedule_after_start([TELL, SAVE], 7, policy)  # type: ignore[arg-type]
     assert [slot.step.name for slot in slots if slot.cut] == cut
     assert {slot.due_at for slot in slots} == {7}
 
@@ -72,8 +72,8 @@ STEPS = st.lists(st.tuples(st.integers(0, 50), st.none() | st.integers(0, 3)), m
 
 
 @given(steps=STEPS, room_s=st.integers(-20, 200), late=st.booleans())
-def test_whatever_the_budgets_the_layout_keeps_its_promises(steps: list[Step], room_s: float, late: bool) -> None:
-    slots = layout(steps, room_s, 0, begin="late" if late else "at-once")
+def test_whatever_the_budgets_the_layout_keeps_its_promises(steps: list[StepConfig], room_s: float, late: bool) -> None:
+    slots = schedule_steps(steps, room_s, 0, begin="late" if late else "at-once")
 
     kept = [slot for slot in slots if not slot.cut]
     gone = [slot.step for slot in slots if slot.cut]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import NOW, event
 
-from forewarn.agent.config import Config, load, read
-from forewarn.agent.profile import PROFILES
-from forewarn.agent.rule import rule_for
-from forewarn.agent.table import BadConfig
-from forewarn.agent.value import Approve, Gate, When
+from forewarn.agent.config import AgentConfig, load_config, parse_config
+from forewarn.agent.config_table import BadConfig
+from forewarn.agent.model import ApprovalCheckConfig, ApprovalPolicy, ApproveWhen
+from forewarn.agent.rules import PROFILES, find_rule
 from forewarn.errors import Rejected
+from tests.agent.conftest import NOW, event
 
 STEP = '[steps.drain]\nuse = "command"\nrun = ["drain"]\nbudget = "20s"\n'
 TELL = '[steps.tell]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
@@ -20,19 +19,19 @@ TELL = '[steps.tell]\nuse = "log"\nbudget = "5s"\ncut = 1\n'
 
 def mistakes(text: str) -> list[str]:
     with pytest.raises(BadConfig) as caught:
-        read(text)
+        parse_config(text)
     return str(caught.value).replace("agent.toml:", "").splitlines()
 
 
 def test_a_short_file_is_enough() -> None:
-    config = read(f'profile = "fifteen-minutes"\n{STEP}')
+    config = parse_config(f'profile = "fifteen-minutes"\n{STEP}')
     assert config.endpoint is None
     assert (config.vm, config.listen, config.board, config.grace_s) == ("", "127.0.0.1:9258", None, 5.0)
     assert [step.name for step in config.rules[-1].steps] == ["drain"]
 
 
 def test_everything_can_be_said() -> None:
-    config = read(
+    config = parse_config(
         'endpoint = "127.0.0.1:8254"\nvm = "web-0"\nstate = "/srv/agent"\nlisten = ""\nboard = "/mnt/b"\ngrace = "1m"\n'
         '[steps.drain]\nuse = "command"\nrun = "drain"\nbudget = "1h30m"\ncut = 2\nbegin = "late"\nrepeatable = true\n'
         'unclear = "skip"\nundo_when = "never"\nundo_budget = "2m"\nundo_tries = 5\nsurvives_reboot = false\n'
@@ -44,21 +43,21 @@ def test_everything_can_be_said() -> None:
     (rule,) = config.rules
     (step,) = rule.steps
     assert (config.endpoint, config.vm, config.listen) == ("http://127.0.0.1:8254", "web-0", "")
-    assert (config.journal, config.board, config.grace_s) == (Path("/srv/agent/journal.db"), Path("/mnt/b"), 60.0)
+    assert (config.journal_path, config.board, config.grace_s) == (Path("/srv/agent/journal.db"), Path("/mnt/b"), 60.0)
     assert (step.budget_s, step.cut, step.begin, step.repeatable, step.unclear) == (5400.0, 2, "late", True, "skip")
     assert (step.undo, step.undo_budget_s, step.undo_tries, step.survives_reboot) == ("never", 120.0, 5, False)
     assert (rule.kinds, rule.sources, rule.vms) == ({"Reboot"}, {"User"}, "web-*")
     assert (rule.min_duration_s, rule.max_duration_s, rule.min_left_s, rule.max_left_s) == (1.0, 9.0, 60.0, 604_800.0)
     assert (rule.begin, rule.margin_s, rule.no_time, rule.undo_on) == ("late", 3.0, "all", {"finished"})
-    assert rule.approve == Approve(when=When.ALL_DONE, absent_after_s=30.0)
-    assert rule.gate == Gate(
+    assert rule.approve == ApprovalPolicy(when=ApproveWhen.ALL_DONE, absent_after_s=30.0)
+    assert rule.approval_check == ApprovalCheckConfig(
         url="https://change/42", timeout_s=2.0, every_s=3.0, deadline_s=240.0, on_silence="approve"
     )
 
 
 def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -> None:
-    step = read(f'profile = "seven-days"\n{TELL}').steps["tell"]
-    assert (step.begin, step.holds, step.repeatable) == ("at-once", False, True)
+    step = parse_config(f'profile = "seven-days"\n{TELL}').steps["tell"]
+    assert (step.begin, step.shared_by_events, step.repeatable) == ("at-once", False, True)
 
 
 @pytest.mark.parametrize(
@@ -113,45 +112,45 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
 
 def test_a_file_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="cannot be read"):
-        load(tmp_path / "none.toml")
+        load_config(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b"x = '\xe9'")
     with pytest.raises(Rejected, match="is not UTF-8: save it as that"):
-        load(tmp_path / "latin.toml")
+        load_config(tmp_path / "latin.toml")
 
 
-def profile(name: str) -> Config:
-    return read(f'profile = "{name}"\n{STEP}{TELL}')
+def profile(name: str) -> AgentConfig:
+    return parse_config(f'profile = "{name}"\n{STEP}{TELL}')
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_no_profile_drains_for_a_freeze_of_seconds(name: str) -> None:
-    rule = rule_for(profile(name).rules, event(kind="Freeze", duration_s=9), "vm", NOW)
+    rule = find_rule(profile(name).rules, event(kind="Freeze", duration_s=9), "vm", NOW)
     assert rule is not None
     assert rule.steps == ()
-    assert rule.approve.when is When.NEVER
+    assert rule.approve.when is ApproveWhen.NEVER
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "left_s", "rule_name", "begin", "when"),
     [
-        ("fifteen-minutes", "Reboot", 900, "maintenance", "at-once", When.DONE),
-        ("fifteen-minutes", "Freeze", 900, "maintenance", "at-once", When.DONE),
-        ("fifteen-minutes", "Preempt", 30, "an eviction", "at-once", When.NEVER),
-        ("thirty-seconds", "Preempt", 30, "any event", "at-once", When.NEVER),
-        ("seven-days", "Redeploy", 600_000, "days ahead", "late", When.DONE),
-        ("seven-days", "Reboot", 900, "maintenance", "at-once", When.DONE),
-        ("seven-days", "Preempt", 30, "an eviction", "at-once", When.NEVER),
+        ("fifteen-minutes", "Reboot", 900, "maintenance", "at-once", ApproveWhen.DONE),
+        ("fifteen-minutes", "Freeze", 900, "maintenance", "at-once", ApproveWhen.DONE),
+        ("fifteen-minutes", "Preempt", 30, "an eviction", "at-once", ApproveWhen.NEVER),
+        ("thirty-seconds", "Preempt", 30, "any event", "at-once", ApproveWhen.NEVER),
+        ("seven-days", "Redeploy", 600_000, "days ahead", "late", ApproveWhen.DONE),
+        ("seven-days", "Reboot", 900, "maintenance", "at-once", ApproveWhen.DONE),
+        ("seven-days", "Preempt", 30, "an eviction", "at-once", ApproveWhen.NEVER),
     ],
 )
 def test_profiles_are_made_for_their_notice(
-    name: str, kind: str, left_s: float, rule_name: str, begin: str, when: When
+    name: str, kind: str, left_s: float, rule_name: str, begin: str, when: ApproveWhen
 ) -> None:
-    rule = rule_for(profile(name).rules, event(kind=kind, left_s=left_s), "vm", NOW)
+    rule = find_rule(profile(name).rules, event(kind=kind, left_s=left_s), "vm", NOW)
     assert rule is not None
     assert (rule.name, rule.begin, rule.approve.when) == (rule_name, begin, when)
     assert [step.name for step in rule.steps] == ["drain", "tell"]
 
 
 def test_rules_of_the_file_come_before_those_of_its_profile() -> None:
-    config = read(f'profile = "fifteen-minutes"\n{STEP}[[rules]]\nname = "mine"\nkinds = ["Reboot"]\n')
+    config = parse_config(f'profile = "fifteen-minutes"\n{STEP}[[rules]]\nname = "mine"\nkinds = ["Reboot"]\n')
     assert [rule.name for rule in config.rules] == ["mine", "a short freeze", "an eviction", "maintenance"]

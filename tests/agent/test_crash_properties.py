@@ -8,25 +8,49 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agent.conftest import NOW, event, step
 
-from forewarn.agent.decision import next_moves, resumed
-from forewarn.agent.move import Approve, AskGate, Begin, Busy, Move, Resume, Settle, Situation, Stop, made
-from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
-from forewarn.agent.rule import has_started
-from forewarn.agent.sight import sighted
-from forewarn.agent.value import Approve as Approving
-from forewarn.agent.value import Event, Gate, Phase, Rule, When
+from forewarn.agent.actions import (
+    AgentAction,
+    AgentSnapshot,
+    RecordStepEnd,
+    ResumeStep,
+    RunApprovalCheck,
+    SendApproval,
+    StartStep,
+    StopStep,
+    TaskKey,
+    record_after_action,
+)
+from forewarn.agent.decision import next_actions, resolve_interrupted_step
+from forewarn.agent.event_tracking import record_after_change
+from forewarn.agent.model import ApprovalCheckConfig, ApproveWhen, Event, RuleConfig, StepPhase
+from forewarn.agent.model import ApprovalPolicy as Approving
+from forewarn.agent.records import (
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    StepRun,
+    StepState,
+)
+from forewarn.agent.rules import has_started
 from forewarn.client import Gone, Scheduled, Started
-from forewarn.client.event import key_of
+from forewarn.client.events import event_key
+from tests.agent.conftest import NOW, event, step
 
 STEPS = (
     step("tell", 5, cut=1, holds=False, undo="never", repeatable=True),
     step("drain", 20, cut=2, undo_tries=1000),
     step("save", 30, undo_tries=1000),
 )
-RULE = Rule(name="all", steps=STEPS, approve=Approving(when=When.DONE), gate=Gate(command=("may-i",)))
-ENDS = frozenset({State.DONE, State.FAILED, State.CUT, State.SKIPPED})
+RULE = RuleConfig(
+    name="all",
+    steps=STEPS,
+    approve=Approving(when=ApproveWhen.DONE),
+    approval_check=ApprovalCheckConfig(command=("may-i",)),
+)
+ENDS = frozenset({StepState.DONE, StepState.FAILED, StepState.CUT, StepState.SKIPPED})
 
 
 class Killed(Exception):
@@ -70,32 +94,32 @@ class Agent:
     """The journal, which lasts, and what a process has under way, which does not."""
 
     world: World
-    book: Book = field(default_factory=Book)
-    closed: list[Record] = field(default_factory=list)
-    busy: set[Busy] = field(default_factory=set)
+    book: OpenRecords = field(default_factory=OpenRecords)
+    closed: list[EventRecord] = field(default_factory=list)
+    busy: set[TaskKey] = field(default_factory=set)
     boot: int = 1
     now: float = NOW
 
-    def put(self, record: Record) -> None:
+    def put(self, record: EventRecord) -> None:
         self.world.moment()
         before = self.book.get(record.key)
-        for deed in before.deeds if before else ():
-            after = record.deed(deed.step, deed.phase)
+        for deed in before.step_runs if before else ():
+            after = record.step_run(deed.step, deed.phase)
             assert after is not None
-            if deed.state in ENDS and deed.phase is Phase.DO:
+            if deed.state in ENDS and deed.phase is StepPhase.DO:
                 assert after == deed, "a step that has an end was touched again"
         if record.closed:
             self.closed.append(record)
-        self.book = self.book.with_(record)
+        self.book = self.book.with_record(record)
         self.world.moment()
 
     def see(self, *events: Event) -> None:
         """Hear what has changed since the journal's last word: as a watcher tells it, at least once."""
-        known = [key_of(record.event) for record in (*self.closed, *self.book)]
-        listed = {key_of(record.event): record.event for record in self.book if record.gone_at is None}
-        gone = [Gone(event=event) for key, event in listed.items() if key not in map(key_of, events)]
+        known = [event_key(record.event) for record in (*self.closed, *self.book)]
+        listed = {event_key(record.event): record.event for record in self.book if record.gone_at is None}
+        gone = [Gone(event=event) for key, event in listed.items() if key not in map(event_key, events)]
         for change in (*gone, *(Started(event=e) if has_started(e) else Scheduled(event=e) for e in events)):
-            record = sighted(
+            record = record_after_change(
                 self.book, change, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, rounds=known.count
             )
             if record is not None:
@@ -107,70 +131,77 @@ class Agent:
 
     def turn(self) -> bool:
         """Make all moves; whether there was anything to do."""
-        moves = next_moves(
-            Situation(
-                book=self.book,
+        moves = next_actions(
+            AgentSnapshot(
+                open_records=self.book,
                 rules={"all": RULE},
                 steps={each.name: each for each in STEPS},
                 vm="vm",
                 now=self.now,
                 boot_id=self.boot_id,
-                busy=frozenset(self.busy),
+                running_tasks=frozenset(self.busy),
             )
         )
         acted = [move for move in moves if self.make(move)]
         return bool(acted)
 
-    def make(self, move: Move) -> bool:
+    def make(self, move: AgentAction) -> bool:
         record = self.book.get(move.key)
         assert record is not None
-        after = made(record, move, now=self.now, boot_id=self.boot_id)
+        after = record_after_action(record, move, now=self.now, boot_id=self.boot_id)
         if after != record:
             self.put(after)
         match move:
-            case Begin(step=taken, phase=phase):
+            case StartStep(step=taken, phase=phase):
                 self.run(move.key, taken.name, phase)
-            case Resume(step=taken, phase=phase, ask=ask):
-                end = resumed(taken, phase, taken.name in self.world.in_effect) if ask else None
+            case ResumeStep(step=taken, phase=phase, ask=ask):
+                end = resolve_interrupted_step(taken, phase, taken.name in self.world.in_effect) if ask else None
                 if end is None:
                     self.run(move.key, taken.name, phase)
                 else:
                     self.end(move.key, taken.name, phase, end)
-            case Approve():
-                assert record.approval is None or record.approval.state is Asked.ASKED, "approved twice"
+            case SendApproval():
+                assert record.approval is None or record.approval.state is ApprovalState.ASKED, "approved twice"
                 self.world.moment()
                 self.world.approved.append(move.key)
                 self.world.moment()
-                self.put(replace(after, approval=Approval(state=Asked.SENT, at=self.now)))
-            case AskGate():
+                self.put(replace(after, approval=ApprovalRecord(state=ApprovalState.SENT, at=self.now)))
+            case RunApprovalCheck():
                 self.world.moment()
-                self.put(replace(after, consent=Consent(first_at=self.now, asked_at=self.now, answer="yes")))
-        return isinstance(move, Begin | Resume | Settle | Stop | Approve | AskGate) or after != record
+                self.put(
+                    replace(
+                        after, approval_check=ApprovalCheckRecord(first_at=self.now, asked_at=self.now, answer="yes")
+                    )
+                )
+        return (
+            isinstance(move, StartStep | ResumeStep | RecordStepEnd | StopStep | SendApproval | RunApprovalCheck)
+            or after != record
+        )
 
-    def run(self, key: str, name: str, phase: Phase) -> None:
+    def run(self, key: str, name: str, phase: StepPhase) -> None:
         self.world.moment()
         fails = self.world.fails()
-        if phase is Phase.DO:
+        if phase is StepPhase.DO:
             self.world.do(name)
         elif not fails:
             self.world.undo(name)
         self.world.moment()
-        self.end(key, name, phase, State.FAILED if fails else State.DONE)
+        self.end(key, name, phase, StepState.FAILED if fails else StepState.DONE)
 
-    def end(self, key: str, name: str, phase: Phase, state: State) -> None:
+    def end(self, key: str, name: str, phase: StepPhase, state: StepState) -> None:
         record = self.book.get(key)
         assert record is not None
-        begun = record.deed(name, phase)
+        begun = record.step_run(name, phase)
         assert begun is not None
-        assert begun.state is State.BEGUN
-        self.put(record.with_deed(replace(begun, state=state, ended_at=self.now)))
+        assert begun.state is StepState.BEGUN
+        self.put(record.with_step_run(replace(begun, state=state, ended_at=self.now)))
 
     def die(self, *, reboots: bool) -> None:
         self.busy.clear()
         self.boot += reboots
 
 
-def deeds(agent: Agent) -> list[tuple[str, Deed]]:
+def deeds(agent: Agent) -> list[tuple[str, StepRun]]:
     return [(record.key, deed) for record in (*agent.closed, *agent.book) for deed in record.deeds]
 
 
@@ -194,7 +225,7 @@ def test_the_agent_ends_well_however_often_it_is_killed(
     assert world.in_effect <= {"tell"}, "something was not undone"
     for name in ("drain", "save"):
         assert world.done.count(name) == world.undone.count(name)
-    assert State.BEGUN not in {deed.state for _, deed in deeds(agent)}
+    assert StepState.BEGUN not in {deed.state for _, deed in deeds(agent)}
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
-from forewarn.agent.config import STATE
-from forewarn.cli.program import forewarn
+from forewarn.agent.config import DEFAULT_STATE_DIRECTORY
+from forewarn.cli.root_command import forewarn
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "forewarn-agent.service"
@@ -59,7 +59,7 @@ def test_the_unit_never_gives_the_agent_up() -> None:
 
 def test_the_unit_keeps_the_journal_to_itself_and_over_reboots() -> None:
     service = unit()["Service"]
-    assert f"/var/lib/{service['StateDirectory']}" == STATE
+    assert f"/var/lib/{service['StateDirectory']}" == DEFAULT_STATE_DIRECTORY
     assert (service["StateDirectoryMode"], service["UMask"]) == ("0700", "0077")
 
 
@@ -106,4 +106,4 @@ def test_the_container_is_built_of_what_the_agent_needs_and_no_more() -> None:
 
 
 def test_the_container_keeps_the_journal_in_a_volume() -> None:
-    assert dict(instructions())["VOLUME"] == STATE
+    assert dict(instructions())["VOLUME"] == DEFAULT_STATE_DIRECTORY

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.config import LISTEN, STATE, read
-from forewarn.agent.profile import PROFILES
+from forewarn.agent.config import DEFAULT_STATE_DIRECTORY, parse_config
+from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS
+from forewarn.agent.rules import PROFILES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "agent.md").read_text(encoding="utf-8")
@@ -26,20 +27,20 @@ def keys(title: str) -> set[str]:
 def known(text: str) -> set[str]:
     """The keys that a refusal of an unknown one offers."""
     with pytest.raises(Exception, match="write one of") as caught:
-        read(text)
+        parse_config(text)
     (line,) = [line for line in str(caught.value).splitlines() if "write one of" in line]
     return set(line.partition("write one of ")[2].split(", "))
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_every_example_is_a_file_that_the_agent_reads(number: int) -> None:
-    assert read(EXAMPLES[number]).rules
+    assert parse_config(EXAMPLES[number]).rules
 
 
 def test_there_are_examples_and_the_defaults_are_those_of_the_page() -> None:
     assert len(EXAMPLES) >= 2
-    assert f"`{STATE}`" in PAGE
-    assert f"`{LISTEN}`" in PAGE
+    assert f"`{DEFAULT_STATE_DIRECTORY}`" in PAGE
+    assert f"`{DEFAULT_LISTEN_ADDRESS}`" in PAGE
 
 
 def test_every_key_is_explained_and_no_other() -> None:
@@ -55,4 +56,4 @@ def test_every_profile_is_explained() -> None:
 
 
 def test_the_file_to_begin_with_is_one_that_the_agent_reads() -> None:
-    assert read((ROOT / "deploy" / "agent.toml").read_text(encoding="utf-8")).steps
+    assert parse_config((ROOT / "deploy" / "agent.toml").read_text(encoding="utf-8")).steps

@@ -4,22 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.agent.rehearsal import rehearse
-from forewarn.agent.value import Approve, Gate, Rule, Step, When
+from forewarn.agent.dry_run import dry_run_event
+from forewarn.agent.model import ApprovalCheckConfig, ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig
 from forewarn.client import ReceivedEvent
 
-DRAIN = Step(name="drain", use="drain-haproxy", budget_s=60)
-SAVE = Step(name="save", use="checkpoint", budget_s=300, cut=1)
-RULE = Rule(name="reboots", steps=(DRAIN, SAVE), kinds=frozenset({"Reboot"}), margin_s=0)
+DRAIN = StepConfig(name="drain", use="drain-haproxy", budget_s=60)
+SAVE = StepConfig(name="save", use="checkpoint", budget_s=300, cut=1)
+RULE = RuleConfig(name="reboots", steps=(DRAIN, SAVE), kinds=frozenset({"Reboot"}), margin_s=0)
 EVENT = ReceivedEvent(id="C706", kind="Reboot", status="Scheduled", resources=("web-0",), not_before=1_900.0)
 
 
-def said(event: ReceivedEvent, rule: Rule = RULE) -> tuple[str, ...]:
-    return rehearse(event, [rule], "WEB-0", 1_000.0).steps
+def said(event: ReceivedEvent, rule: RuleConfig = RULE) -> tuple[str, ...]:
+    return dry_run_event(event, [rule], "WEB-0", 1_000.0).steps
 
 
 def test_every_step_is_told_with_the_room_it_has() -> None:
-    shown = rehearse(EVENT, [RULE], "web-0", 1_000.0)
+    shown = dry_run_event(EVENT, [RULE], "web-0", 1_000.0)
     assert shown.title == "event C706: Reboot of web-0, 15m left; rule 'reboots'"
     assert shown.steps == (
         "would begin drain (drain-haproxy, 1m) at once, in 9m at the latest",
@@ -42,7 +42,7 @@ def test_what_there_is_no_time_for_is_told() -> None:
 def test_an_event_that_has_started_gets_what_is_essential() -> None:
     started = replace(EVENT, status="Started", not_before=None)
     assert said(started)[1].startswith("would cut save")
-    shown = rehearse(started, [replace(RULE, approve=Approve(when=When.DONE))], "web-0", 1_000.0)
+    shown = dry_run_event(started, [replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE))], "web-0", 1_000.0)
     assert shown.title == "event C706: Reboot of web-0, started; rule 'reboots'"
     assert shown.approval == "would not approve it: it has started"
 
@@ -55,7 +55,7 @@ def test_an_event_that_has_started_gets_what_is_essential() -> None:
     ],
 )
 def test_an_event_that_nothing_is_done_for_is_told_why(event: ReceivedEvent, why: str) -> None:
-    shown = rehearse(event, [RULE], "web-0", 1_000.0)
+    shown = dry_run_event(event, [RULE], "web-0", 1_000.0)
     assert shown.title.endswith(f", 15m left; would do nothing: {why}")
     assert (shown.rule, shown.steps, shown.approval) == ("", (), "")
 
@@ -63,13 +63,17 @@ def test_an_event_that_nothing_is_done_for_is_told_why(event: ReceivedEvent, why
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
-        (replace(RULE, approve=Approve(when=When.DONE)), "would approve it when all steps are done"),
+        (replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE)), "would approve it when all steps are done"),
         (
-            replace(RULE, approve=Approve(when=When.ALL_DONE), gate=Gate(url="https://example.org")),
+            replace(
+                RULE,
+                approve=ApprovalPolicy(when=ApproveWhen.ALL_DONE),
+                approval_check=ApprovalCheckConfig(url="https://example.org"),
+            ),
             "would approve it when the steps of all listed VMs are done, once the gate says yes",
         ),
-        (replace(RULE, gate=Gate(command=("true",))), "would not approve it"),
+        (replace(RULE, approval_check=ApprovalCheckConfig(command=("true",))), "would not approve it"),
     ],
 )
-def test_the_approval_is_told(rule: Rule, sentence: str) -> None:
-    assert rehearse(EVENT, [rule], "web-0", 1_000.0).approval == sentence
+def test_the_approval_is_told(rule: RuleConfig, sentence: str) -> None:
+    assert dry_run_event(EVENT, [rule], "web-0", 1_000.0).approval == sentence

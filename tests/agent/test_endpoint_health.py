@@ -2,7 +2,7 @@
 
 import pytest
 
-from forewarn.agent.pulse import Pulse
+from forewarn.agent.metrics import EndpointHealthTracker
 
 
 class Watch:
@@ -19,15 +19,15 @@ def watch() -> Watch:
 
 
 def test_the_first_answer_may_take_two_minutes(watch: Watch) -> None:
-    pulse = Pulse(watch)
+    pulse = EndpointHealthTracker(watch)
     watch.now += 125
     health = pulse.health()
     assert (health.ok, health.text, health.silent_s) == (True, "no answer yet", None)
 
 
 def test_an_endpoint_that_never_answers_is_told(watch: Watch) -> None:
-    pulse = Pulse(watch)
-    pulse.failed("nothing answers at http://169.254.169.254")
+    pulse = EndpointHealthTracker(watch)
+    pulse.record_failure("nothing answers at http://169.254.169.254")
     watch.now += 200
     health = pulse.health()
     assert not health.ok
@@ -35,19 +35,19 @@ def test_an_endpoint_that_never_answers_is_told(watch: Watch) -> None:
 
 
 def test_a_host_update_of_70_s_is_no_illness_but_is_mentioned(watch: Watch) -> None:
-    pulse = Pulse(watch)
-    pulse.answered()
-    pulse.failed("410")
+    pulse = EndpointHealthTracker(watch)
+    pulse.record_answer()
+    pulse.record_failure("410")
     watch.now += 75
     health = pulse.health()
     assert (health.ok, health.text, health.silent_s) == (True, "410", 75)
 
 
 def test_a_silence_makes_it_ill_and_one_answer_well_again(watch: Watch) -> None:
-    pulse = Pulse(watch)
-    pulse.answered()
+    pulse = EndpointHealthTracker(watch)
+    pulse.record_answer()
     watch.now += 91
     assert not pulse.health().ok
     assert pulse.health().text == "the endpoint has not answered for 1m 31s"
-    pulse.answered()
+    pulse.record_answer()
     assert (pulse.health().ok, pulse.health().text) == (True, "")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import pytest
+
+from forewarn.agent.event_tracking import record_after_change
+from forewarn.agent.model import Event, RuleConfig
+from forewarn.agent.records import EventRecord, OpenRecords
+from forewarn.client import Change, Gone, Outcome, Scheduled, Started
 from tests.agent.conftest import NOW, event, step
 
-from forewarn.agent.record import Book, Record
-from forewarn.agent.sight import sighted
-from forewarn.agent.value import Event, Rule
-from forewarn.client import Change, Gone, Outcome, Scheduled, Started
-
-RULES = (Rule(name="rest", steps=(step("drain"), step("save"))),)
+RULES = (RuleConfig(name="rest", steps=(step("drain"), step("save"))),)
 
 
-def hear(book: Book, *changes: Change, at: float = NOW, rounds: int = 0) -> Book:
+def hear(book: OpenRecords, *changes: Change, at: float = NOW, rounds: int = 0) -> OpenRecords:
     for change in changes:
-        record = sighted(book, change, rules=RULES, vm="vm", now=at, boot_id="boot-1", rounds=lambda _: rounds)
-        book = book if record is None else book.with_(record)
+        record = record_after_change(
+            book, change, rules=RULES, vm="vm", now=at, boot_id="boot-1", rounds=lambda _: rounds
+        )
+        book = book if record is None else book.with_record(record)
     return book
 
 
-def scheduled(*events: Event) -> Book:
-    return hear(Book(), *(Scheduled(event=each) for each in events))
+def scheduled(*events: Event) -> OpenRecords:
+    return hear(OpenRecords(), *(Scheduled(event=each) for each in events))
 
 
-def only(book: Book) -> Record:
+def only(book: OpenRecords) -> EventRecord:
     (record,) = book
     return record
 
@@ -40,7 +42,7 @@ def test_an_event_of_nobody_here_is_remembered_without_a_plan() -> None:
 
 
 def test_an_event_first_heard_of_at_its_start_has_no_promise() -> None:
-    record = only(hear(Book(), Started(event=event(left_s=None), first=True)))
+    record = only(hear(OpenRecords(), Started(event=event(left_s=None), first=True)))
     assert (record.not_before, record.started_at) == (None, NOW)
 
 
@@ -56,7 +58,7 @@ def test_an_event_is_gone_with_the_outcome_that_is_told(outcome: Outcome) -> Non
 
 
 def test_an_event_that_was_seen_started_has_finished_whoever_cannot_tell() -> None:
-    started = hear(Book(), Started(event=event(left_s=None)))
+    started = hear(OpenRecords(), Started(event=event(left_s=None)))
     assert only(hear(started, Gone(event=event(), outcome=Outcome.UNKNOWN))).outcome == "finished"
 
 
@@ -67,7 +69,7 @@ def test_a_change_that_is_told_again_changes_nothing() -> None:
     assert hear(started, Started(event=event(left_s=None)), Scheduled(event=event()), at=NOW + 1) == started
     gone = hear(once, Gone(event=event()))
     assert hear(gone, Gone(event=event()), at=NOW + 1) == gone
-    assert hear(Book(), Gone(event=event())) == Book()
+    assert hear(OpenRecords(), Gone(event=event())) == OpenRecords()
 
 
 def test_an_event_listed_again_after_it_was_gone_is_a_record_of_its_own() -> None:

@@ -4,26 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.agent.record import Approval, Asked, Consent, Deed, Record, State
-from forewarn.agent.story import plan_table, story_of
-from forewarn.agent.value import Approve, Phase, Rule, Step, When
+from forewarn.agent.explanation import explain_event, step_plan_table
+from forewarn.agent.model import ApprovalPolicy, ApproveWhen, RuleConfig, StepConfig, StepPhase
+from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.client import ReceivedEvent
 
-DRAIN = Step(name="drain", use="command", budget_s=60)
-SAVE = Step(name="save", use="checkpoint", budget_s=300, cut=1)
-RULE = Rule(name="reboots", steps=(DRAIN, SAVE), margin_s=5)
+DRAIN = StepConfig(name="drain", use="command", budget_s=60)
+SAVE = StepConfig(name="save", use="checkpoint", budget_s=300, cut=1)
+RULE = RuleConfig(name="reboots", steps=(DRAIN, SAVE), margin_s=5)
 EVENT = ReceivedEvent(id="C706", kind="Reboot", resources=("web-0", "web-1"), description="Host update.")
-SEEN = Record(
+SEEN = EventRecord(
     key="C706", event=EVENT, seen_at=1_000.0, boot_id="b1", not_before=1_900.0, rule="reboots", plan=("drain", "save")
 )
 
 
-def told(record: Record, rule: Rule = RULE) -> list[str]:
-    return [f"{line.at:.0f} {line.text}" for line in story_of(record, {rule.name: rule}).lines]
+def told(record: EventRecord, rule: RuleConfig = RULE) -> list[str]:
+    return [f"{line.at:.0f} {line.text}" for line in explain_event(record, {rule.name: rule}).lines]
 
 
-def ended(step: str, begun_at: float, ended_at: float, state: State = State.DONE, **more: object) -> Deed:
-    return replace(Deed(step=step, begun_at=begun_at, ended_at=ended_at, state=state), **more)  # type: ignore[arg-type]
+def ended(step: str, begun_at: float, ended_at: float, state: StepState = StepState.DONE, **more: object) -> StepRun:
+    return replace(StepRun(step=step, begun_at=begun_at, ended_at=ended_at, state=state), **more)  # type: ignore[arg-type]
 
 
 def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
@@ -33,13 +33,13 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
         gone_at=1_200.0,
         outcome="finished",
         closed=True,
-        consent=Consent(first_at=1_070.0, asked_at=1_080.0, answer="yes"),
-        approval=Approval(state=Asked.SENT, at=1_081.0),
-        deeds=(
+        approval_check=ApprovalCheckRecord(first_at=1_070.0, asked_at=1_080.0, answer="yes"),
+        approval=ApprovalRecord(state=ApprovalState.SENT, at=1_081.0),
+        step_runs=(
             ended("drain", 1_001.0, 1_013.0, text="exit status 0"),
             ended("save", 1_013.0, 1_070.0),
-            ended("save", 1_201.0, 1_202.5, phase=Phase.UNDO),
-            ended("drain", 1_203.0, 1_204.0, State.FAILED, phase=Phase.UNDO, text="exit status 1", tries=3),
+            ended("save", 1_201.0, 1_202.5, phase=StepPhase.UNDO),
+            ended("drain", 1_203.0, 1_204.0, StepState.FAILED, phase=StepPhase.UNDO, text="exit status 1", tries=3),
         ),
     )
     assert told(record) == [
@@ -58,7 +58,7 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
         "1203 undo of drain began, try 3",
         "1204 undo of drain failed after 1.0s: exit status 1",
     ]
-    story = story_of(record, {"reboots": RULE})
+    story = explain_event(record, {"reboots": RULE})
     assert story.title == "event C706: Reboot of web-0, web-1"
     assert story.now == "closed, but not undone: drain; see to it by hand"
 
@@ -70,11 +70,11 @@ def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_s
         started_at=1_000.0,
         gone_at=1_002.0,
         outcome="finished",
-        approval=Approval(state=Asked.SENT, at=1_000.0),
-        deeds=(
+        approval=ApprovalRecord(state=ApprovalState.SENT, at=1_000.0),
+        step_runs=(
             ended("drain", 1_000.1, 1_003.2),
             ended("save", 1_003.2, 1_003.3),
-            ended("drain", 1_002.0, 1_002.1, phase=Phase.UNDO),
+            ended("drain", 1_002.0, 1_002.1, phase=StepPhase.UNDO),
         ),
     )
     assert [text.split(maxsplit=1)[1] for text in told(replace(record, seen_at=999.9))] == [
@@ -92,27 +92,27 @@ def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_s
 
 
 def test_an_event_that_starts_while_a_step_runs_is_told_in_its_place() -> None:
-    record = replace(SEEN, started_at=1_900.0).with_deed(ended("drain", 1_890.0, 1_905.0))
+    record = replace(SEEN, started_at=1_900.0).with_step_run(ended("drain", 1_890.0, 1_905.0))
     assert [line.split()[0] for line in told(record)] == ["1000", "1890", "1900", "1905"]
 
 
 def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
-    record = SEEN.with_deed(Deed(step="drain", begun_at=1_001.0)).with_deed(ended("save", 1_001.0, 1_002.0))
-    details = [line.detail for line in story_of(record, {"reboots": RULE}).lines]
+    record = SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)).with_step_run(ended("save", 1_001.0, 1_002.0))
+    details = [line.detail for line in explain_event(record, {"reboots": RULE}).lines]
     assert details[0] == "Host update."
     assert "budget 1m, to begin 6m 5s before NotBefore at the latest" in details
     assert "budget 5m, to begin 5m 5s before NotBefore at the latest" in details
 
 
 def test_a_step_that_was_cut_is_told_with_the_reason() -> None:
-    cut = ended("save", 1_001.0, 1_001.0, State.CUT, text="no time: 30 s are left")
-    record = replace(SEEN, not_before=1_030.0).with_deed(cut)
+    cut = ended("save", 1_001.0, 1_001.0, StepState.CUT, text="no time: 30 s are left")
+    record = replace(SEEN, not_before=1_030.0).with_step_run(cut)
     assert "1001 save cut: no time: 30 s are left" in told(record)
 
 
 def test_a_step_that_another_event_holds_is_told_so() -> None:
     held = ended("drain", 1_001.0, 1_001.0, holder="B000", text="done already for event B000")
-    assert "1001 drain held: done already for event B000" in told(SEEN.with_deed(held))
+    assert "1001 drain held: done already for event B000" in told(SEEN.with_step_run(held))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_step_that_another_event_holds_is_told_so() -> None:
     ],
     ids=["started", "over", "no date", "Preempt", "7 days"],
 )
-def test_the_notice_is_told_as_it_was_when_the_event_was_first_seen(record: Record, notice: str) -> None:
+def test_the_notice_is_told_as_it_was_when_the_event_was_first_seen(record: EventRecord, notice: str) -> None:
     assert told(record) == [f"1000 first seen, {notice}; rule 'reboots'"]
 
 
@@ -137,13 +137,13 @@ def test_an_event_that_no_rule_is_about_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        (Asked.ASKED, "approval asked for"),
-        (Asked.SENT, "approved"),
-        (Asked.REFUSED, "approval refused"),
+        (ApprovalState.ASKED, "approval asked for"),
+        (ApprovalState.SENT, "approved"),
+        (ApprovalState.REFUSED, "approval refused"),
     ],
 )
-def test_an_approval_is_told(state: Asked, sentence: str) -> None:
-    assert f"1005 {sentence}" in told(replace(SEEN, approval=Approval(state=state, at=1_005.0)))
+def test_an_approval_is_told(state: ApprovalState, sentence: str) -> None:
+    assert f"1005 {sentence}" in told(replace(SEEN, approval=ApprovalRecord(state=state, at=1_005.0)))
 
 
 @pytest.mark.parametrize(
@@ -151,35 +151,38 @@ def test_an_approval_is_told(state: Asked, sentence: str) -> None:
     [
         (SEEN, "scheduled"),
         (replace(SEEN, started_at=1_900.0), "started"),
-        (SEEN.with_deed(Deed(step="drain", begun_at=1_001.0)), "drain under way"),
+        (SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)), "drain under way"),
         (
-            replace(SEEN, gone_at=2_000.0).with_deed(Deed(step="drain", begun_at=1.0, phase=Phase.UNDO)),
+            replace(SEEN, gone_at=2_000.0).with_step_run(StepRun(step="drain", begun_at=1.0, phase=StepPhase.UNDO)),
             "undoing drain under way",
         ),
         (replace(SEEN, gone_at=2_000.0), "gone, and being undone"),
         (replace(SEEN, gone_at=2_000.0, closed=True), "closed: nothing is left"),
     ],
 )
-def test_how_things_stand_is_told_last(record: Record, now: str) -> None:
-    assert story_of(record, {}).now == now
-    assert story_of(record, {}, "waits for web-1").now == "waits for web-1"
+def test_how_things_stand_is_told_last(record: EventRecord, now: str) -> None:
+    assert explain_event(record, {}).now == now
+    assert explain_event(record, {}, "waits for web-1").now == "waits for web-1"
 
 
 def test_an_event_that_will_not_be_approved_says_why() -> None:
-    failed, cut = ended("drain", 1_001.0, 1_002.0, State.FAILED), ended("save", 1_000.0, 1_000.0, State.CUT)
-    record = SEEN.with_deed(failed).with_deed(cut)
-    approving = replace(RULE, approve=Approve(when=When.DONE))
+    failed, cut = ended("drain", 1_001.0, 1_002.0, StepState.FAILED), ended("save", 1_000.0, 1_000.0, StepState.CUT)
+    record = SEEN.with_step_run(failed).with_step_run(cut)
+    approving = replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE))
     now = "scheduled, and left to its NotBefore without an approval: drain failed, save cut"
-    assert story_of(record, {"reboots": approving}).now == now
-    assert story_of(record, {"reboots": RULE}).now == "scheduled"
+    assert explain_event(record, {"reboots": approving}).now == now
+    assert explain_event(record, {"reboots": RULE}).now == "scheduled"
 
 
 def test_a_plan_shows_what_a_shorter_notice_costs() -> None:
-    assert plan_table(RULE, (900.0, 120.0, 30.0)) == [
+    assert step_plan_table(RULE, (900.0, 120.0, 30.0)) == [
         (DRAIN, ["at once, by 6m 5s before", "at once, by 1m 5s before", "at once, late"]),
         (SAVE, ["at once, by 5m 5s before", "cut", "cut"]),
     ]
 
 
 def test_a_plan_that_begins_late_shows_when() -> None:
-    assert plan_table(replace(RULE, begin="late"), (900.0,)) == [(DRAIN, ["6m 5s before"]), (SAVE, ["5m 5s before"])]
+    assert step_plan_table(replace(RULE, begin="late"), (900.0,)) == [
+        (DRAIN, ["6m 5s before"]),
+        (SAVE, ["5m 5s before"]),
+    ]

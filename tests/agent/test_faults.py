@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import DRAIN, SAVE, Guest
 
-from forewarn.testing.lab import Lab
-from forewarn.testing.process import eventually
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.lab.lab import Lab
+from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
+from tests.support.service_process import eventually
 
 TEXT = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
 WHOLE = ["drain", "save", "restore", "undrain"]
@@ -89,15 +89,15 @@ def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_pat
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        ((Reply(status=404, body=b'{ "error": "Not found" }'),), "the service does not know this VM"),
-        ((Reply(status=503),), "the service cannot answer now"),
-        ((Reply(body=b"<html>"),), "is not JSON"),
+        ((ScriptedReply(status=404, body=b'{ "error": "Not found" }'),), "the service does not know this VM"),
+        ((ScriptedReply(status=503),), "the service cannot answer now"),
+        ((ScriptedReply(body=b"<html>"),), "is not JSON"),
     ],
 )
 def test_an_endpoint_without_a_usable_answer_is_a_problem_that_is_told_and_no_end(
-    tmp_path: Path, replies: tuple[Reply, ...], said: str
+    tmp_path: Path, replies: tuple[ScriptedReply, ...], said: str
 ) -> None:
-    with Scripted(*replies) as server, Guest(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
+    with ScriptedServer(*replies) as server, Guest(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
         eventually(lambda: agent.noted.failures > 0)
         assert [problem for problem in agent.report.problems if said in problem]
         assert agent.report.silent_s is None
@@ -106,9 +106,9 @@ def test_an_endpoint_without_a_usable_answer_is_a_problem_that_is_told_and_no_en
 def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp_path: Path) -> None:
     """Others compare hostnames, which are not what Resources list."""
     event = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["_Front_7"]}
-    document = says({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
+    document = json_reply({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
-    with Scripted(Reply(body=b"front_7"), document) as server, Guest(tmp_path, server.url, text) as agent:
+    with ScriptedServer(ScriptedReply(body=b"front_7"), document) as server, Guest(tmp_path, server.url, text) as agent:
         eventually(lambda: agent.lines == ["drain"])
 
 
@@ -116,13 +116,15 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
 def test_a_thousand_events_of_neighbours_do_not_keep_the_agent_from_its_own(tmp_path: Path) -> None:
     event = {"EventStatus": "Scheduled", "EventType": "Freeze", "NotBefore": ""}
     others = [event | {"EventId": f"E{number}", "Resources": [f"web-{number}"]} for number in range(1, 2000)]
-    document = says({"DocumentIncarnation": 2, "Events": [*others, event | {"EventId": "A", "Resources": ["web-0"]}]})
+    document = json_reply(
+        {"DocumentIncarnation": 2, "Events": [*others, event | {"EventId": "A", "Resources": ["web-0"]}]}
+    )
     text = f"vm = 'web-0'\n{DRAIN}[[rules]]\nsteps = ['drain']\n"
-    with Scripted(document) as server, Guest(tmp_path, server.url, text) as agent:
+    with ScriptedServer(document) as server, Guest(tmp_path, server.url, text) as agent:
         eventually(lambda: agent.lines == ["drain"], within_s=50)
 
 
 def test_while_the_vms_name_is_not_known_the_reason_is_told(tmp_path: Path) -> None:
-    with Scripted(Reply(status=404)) as server, Guest(tmp_path, server.url, TEXT) as agent:
+    with ScriptedServer(ScriptedReply(status=404)) as server, Guest(tmp_path, server.url, TEXT) as agent:
         eventually(lambda: agent.noted.failures > 0)
         assert [problem for problem in agent.report.problems if "this VM's name is not known yet" in problem]

@@ -7,37 +7,45 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.face import Pages
-from forewarn.agent.metrics import Metrics
-from forewarn.agent.move import Situation
-from forewarn.agent.page import pages_of
-from forewarn.agent.pulse import Pulse
-from forewarn.agent.record import Book, Deed, Record, State
-from forewarn.agent.value import Phase, Rule, Step
+from forewarn.agent.actions import AgentSnapshot
+from forewarn.agent.http_pages import build_pages
+from forewarn.agent.http_server import AgentPages
+from forewarn.agent.metrics import AgentMetrics, EndpointHealthTracker
+from forewarn.agent.model import RuleConfig, StepConfig, StepPhase
+from forewarn.agent.records import EventRecord, OpenRecords, StepRun, StepState
 from forewarn.client import ReceivedEvent
 
-AWAY = Step(name="away", use="readiness", budget_s=20)
-SAVE = Step(name="save", use="checkpoint", budget_s=300)
-RULE = Rule(name="reboots", steps=(AWAY, SAVE), begin="late", margin_s=0)
+AWAY = StepConfig(name="away", use="readiness", budget_s=20)
+SAVE = StepConfig(name="save", use="checkpoint", budget_s=300)
+RULE = RuleConfig(name="reboots", steps=(AWAY, SAVE), begin="late", margin_s=0)
 EVENT = ReceivedEvent(id="C706", status="Scheduled", kind="Reboot", resources=("web-0",), not_before=1_900.0)
-SEEN = Record(
+SEEN = EventRecord(
     key="C706", event=EVENT, seen_at=1_000.0, boot_id="b", not_before=1_900.0, rule="reboots", plan=("away", "save")
 )
-HELD = SEEN.with_deed(Deed(step="away", state=State.DONE, begun_at=1_001.0, ended_at=1_002.0, notes={"was": "secret"}))
+HELD = SEEN.with_step_run(
+    StepRun(step="away", state=StepState.DONE, begun_at=1_001.0, ended_at=1_002.0, notes={"was": "secret"})
+)
 
 
-def situation(*records: Record) -> Situation:
+def situation(*records: EventRecord) -> AgentSnapshot:
     steps = {step.name: step for step in (AWAY, SAVE)}
-    return Situation(
-        book=Book(records=records), rules={"reboots": RULE}, steps=steps, vm="web-0", now=1_010.0, boot_id="b"
+    return AgentSnapshot(
+        open_records=OpenRecords(records=records),
+        rules={"reboots": RULE},
+        steps=steps,
+        vm="web-0",
+        now=1_010.0,
+        boot_id="b",
     )
 
 
-def pages(*records: Record, metrics: Metrics | None = None, facts: Mapping[str, Any] | None = None) -> Pages:
-    return pages_of(metrics or Metrics(["away", "save"]), lambda: situation(*records), lambda: facts or {})
+def pages(
+    *records: EventRecord, metrics: AgentMetrics | None = None, facts: Mapping[str, Any] | None = None
+) -> AgentPages:
+    return build_pages(metrics or AgentMetrics(["away", "save"]), lambda: situation(*records), lambda: facts or {})
 
 
-def said(made: Pages, path: str) -> tuple[int, Any]:
+def said(made: AgentPages, path: str) -> tuple[int, Any]:
     page = made[path]()
     return page.status, json.loads(page.body)
 
@@ -49,16 +57,18 @@ def test_a_vm_is_ready_while_no_step_holds_it() -> None:
 def test_a_load_balancer_is_turned_away_while_a_step_holds_readiness_and_told_why() -> None:
     why = ["away holds it for a Reboot, event C706"]
     assert said(pages(HELD), "/ready") == (503, {"ready": False, "why": why})
-    back = replace(HELD, gone_at=1_005.0).with_deed(Deed(step="away", phase=Phase.UNDO, state=State.DONE, begun_at=1.0))
+    back = replace(HELD, gone_at=1_005.0).with_step_run(
+        StepRun(step="away", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1.0)
+    )
     assert said(pages(back), "/ready")[0] == 200
 
 
 def test_the_agent_is_healthy_while_the_endpoint_answers() -> None:
     now = [0.0]
-    metrics = Metrics(pulse=Pulse(lambda: now[0]))
-    metrics.polled(1.0)
+    metrics = AgentMetrics(pulse=EndpointHealthTracker(lambda: now[0]))
+    metrics.poll_answered(1.0)
     assert said(pages(metrics=metrics), "/health") == (200, {"healthy": True, "text": ""})
-    metrics.failed("connection refused")
+    metrics.poll_failed("connection refused")
     now[0] = 100.0
     status, view = said(pages(metrics=metrics), "/health")
     assert status == 503

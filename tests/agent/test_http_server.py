@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forewarn.agent.face import Page, Pages, json_page, read_address, showing
+from forewarn.agent.http_server import AgentPage, AgentPages, json_page, parse_listen_address, serve_pages
 from forewarn.errors import Rejected, Unavailable
 
-PAGES: Pages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: Page(body=b"up 1\n")}
+PAGES: AgentPages = {"/ready": lambda: json_page({"ready": False}, 503), "/metrics": lambda: AgentPage(body=b"up 1\n")}
 ANY = "127.0.0.1:0"
 
 
-def on_a_face(talk: Callable[[int], Awaitable[None]], pages: Pages = PAGES, listen: str = ANY) -> None:
+def on_a_face(talk: Callable[[int], Awaitable[None]], pages: AgentPages = PAGES, listen: str = ANY) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(20), showing(pages, listen) as port:
+        async with asyncio.timeout(20), serve_pages(pages, listen) as port:
             await talk(port)
 
     asyncio.run(whole())
@@ -43,7 +43,7 @@ def test_a_page_is_read_as_it_is_now() -> None:
             assert b"\r\nContent-Length: 3\r\n" in head
             assert b"\r\nCache-Control: no-store\r\n" in head
 
-    on_a_face(talk, {"/now": lambda: Page(body=next(bodies))})
+    on_a_face(talk, {"/now": lambda: AgentPage(body=next(bodies))})
 
 
 def test_a_load_balancer_sees_the_status_and_a_person_the_reason() -> None:
@@ -84,7 +84,7 @@ def test_whoever_asks_for_a_page_that_there_is_not_is_told_which_there_are() -> 
 
 
 def test_a_page_that_breaks_says_so_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Page:
+    def broken() -> AgentPage:
         raise ZeroDivisionError("a secret")
 
     async def talk(port: int) -> None:
@@ -126,7 +126,7 @@ def test_callers_that_say_nothing_do_not_keep_others_out_or_the_agent_from_endin
 
     async def whole() -> None:
         async with asyncio.timeout(4):  # less than the patience with one of them
-            async with showing(PAGES, ANY) as port:
+            async with serve_pages(PAGES, ANY) as port:
                 await talk(port)
             for reader, writer in silent[1:]:
                 assert await reader.read() == b""
@@ -175,10 +175,10 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
     [("127.0.0.1:9258", ("127.0.0.1", 9258)), ("[::1]:80", ("::1", 80)), ("localhost:0", ("localhost", 0))],
 )
 def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
-    assert read_address(text) == address
+    assert parse_listen_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["9258", "127.0.0.1", ":9258", "::1:80", "127.0.0.1:http", "127.0.0.1:70000", "a:²"])
 def test_an_address_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(Rejected, match=r'is no address: write "127.0.0.1:9258", or "" for none'):
-        read_address(text)
+        parse_listen_address(text)

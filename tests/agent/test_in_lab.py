@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import DRAIN, SAVE, Guest
 
-from forewarn.testing.lab import Lab
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.lab.lab import Lab
+from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
 
@@ -112,7 +112,7 @@ def test_a_step_that_is_running_when_the_event_is_withdrawn_is_stopped_and_undon
         lab.withdraw(event)
         lab.wait_for(lambda: agent.records[0].closed)
         assert agent.lines == ["drain", "undrain"]
-    assert agent.records[0].deeds[0].text == "stopped: the event is gone"
+    assert agent.records[0].step_runs[0].text == "stopped: the event is gone"
 
 
 def test_with_seven_days_of_notice_steps_begin_late_and_telling_begins_at_once(lab: Lab, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_of_two_events_at_once_each_step_is_taken_once_and_undone_after_the_last
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
     with guest(lab, tmp_path, text) as agent:
         first, second = lab.reboot("web-0"), lab.reboot_host("web-0")
-        lab.wait_for(lambda: sum(deed.state == "done" for record in agent.records for deed in record.deeds) == 2)
+        lab.wait_for(lambda: sum(deed.state == "done" for record in agent.records for deed in record.step_runs) == 2)
         lab.withdraw(first)
         lab.wait_for(lambda: sum(record.closed for record in agent.records) == 1)
         assert agent.lines == ["drain"]
@@ -179,14 +179,16 @@ def test_a_gate_must_say_yes_before_an_event_is_approved(lab: Lab, tmp_path: Pat
     gate = f'gate = {{ command = "echo asked >> LOG; exit {status}" }}'
     with guest(lab, tmp_path, f"[[rules]]\napprove = 'when-done'\n{gate}\n") as agent:
         event = lab.reboot("web-0")
-        lab.wait_for(lambda: agent.noted.told and agent.records[0].consent and agent.records[0].consent.answer)
+        lab.wait_for(
+            lambda: agent.noted.told and agent.records[0].approval_check and agent.records[0].approval_check.answer
+        )
         settled(lab, agent)
         assert agent.lines == ["asked"]
         assert event.approved is (answer == "yes")
 
 
 def test_a_gate_that_answers_nonsense_is_silent(lab: Lab, tmp_path: Path) -> None:
-    with Scripted(Reply(body=b"[" * 100_000), says({"approve": True})) as gate:
+    with ScriptedServer(ScriptedReply(body=b"[" * 100_000), json_reply({"approve": True})) as gate:
         rule = f"[[rules]]\napprove = 'when-done'\ngate = {{ url = '{gate.url}', every = '1s' }}\n"
         with guest(lab, tmp_path, DRAIN + rule):
             event = lab.reboot("web-0")

@@ -14,13 +14,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.agent.conftest import NOW, event
 
-from forewarn.agent.journal import Journal
-from forewarn.agent.ledger import MIGRATIONS, unusable
-from forewarn.agent.record import Approval, Asked, Book, Consent, Deed, Record, State
-from forewarn.agent.value import Phase
+from forewarn.agent.journal import MIGRATIONS, AgentJournal, unusable_journal_error
+from forewarn.agent.model import StepPhase
+from forewarn.agent.records import (
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    StepRun,
+    StepState,
+)
 from forewarn.errors import Rejected, Unavailable
+from tests.agent.conftest import NOW, event
 
 
 @pytest.fixture
@@ -29,25 +36,25 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(path: Path) -> Iterator[Journal]:
-    opened = Journal(path)
+def journal(path: Path) -> Iterator[AgentJournal]:
+    opened = AgentJournal(path)
     yield opened
     opened.close()
 
 
-def record(key: str = "E1", **facts: object) -> Record:
+def record(key: str = "E1", **facts: object) -> EventRecord:
     id_ = key.partition("#")[0]
     given = {"seen_at": NOW, "boot_id": "boot-1", **facts}
-    return Record(key=key, event=event(id_, extra={"New": [1]}), **given)  # type: ignore[arg-type]
+    return EventRecord(key=key, event=event(id_, extra={"New": [1]}), **given)  # type: ignore[arg-type]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TIMES = st.floats(0, 4e9)
 DEEDS = st.builds(
-    Deed,
+    StepRun,
     step=st.sampled_from(["a", "b"]),
-    phase=st.sampled_from(Phase),
-    state=st.sampled_from(State),
+    phase=st.sampled_from(StepPhase),
+    state=st.sampled_from(StepState),
     begun_at=TIMES,
     ended_at=st.none() | TIMES,
     boot_id=TEXTS,
@@ -65,67 +72,71 @@ RECORDS = st.builds(
     gone_at=st.none() | TIMES,
     closed=st.booleans(),
     deeds=st.lists(DEEDS, max_size=4, unique_by=lambda deed: (deed.step, deed.phase)).map(tuple),
-    approval=st.none() | st.builds(Approval, state=st.sampled_from(Asked), at=TIMES, text=TEXTS),
-    consent=st.none() | st.builds(Consent, first_at=TIMES, asked_at=TIMES, answer=TEXTS, text=TEXTS),
+    approval=st.none() | st.builds(ApprovalRecord, state=st.sampled_from(ApprovalState), at=TIMES, text=TEXTS),
+    consent=st.none() | st.builds(ApprovalCheckRecord, first_at=TIMES, asked_at=TIMES, answer=TEXTS, text=TEXTS),
 )
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(RECORDS, max_size=4, unique_by=lambda record: record.key))
-def test_what_was_written_is_read_again(records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_was_written_is_read_again(records: list[EventRecord], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.db"
-    first = Journal(path)
-    first.put(*records)
+    first = AgentJournal(path)
+    first.save(*records)
     first.close()
-    second = Journal(path)
+    second = AgentJournal(path)
     assert second.records() == tuple(reversed(records))
-    assert second.book == first.book == Book(records=tuple(each for each in records if not each.closed))
+    assert (
+        second.open_records
+        == first.open_records
+        == OpenRecords(records=tuple(each for each in records if not each.closed))
+    )
     second.close()
 
 
-def test_a_step_is_rewritten_in_its_place(journal: Journal, path: Path) -> None:
-    begun = Deed(step="drain", begun_at=NOW, boot_id="boot-1")
-    journal.put(record().with_deed(begun))
-    journal.put(record().with_deed(replace(begun, state=State.DONE, notes={"was": "ready"})))
-    (found,) = Journal(path, readonly=True).records()
-    assert [(deed.state, deed.notes) for deed in found.deeds] == [(State.DONE, {"was": "ready"})]
+def test_a_step_is_rewritten_in_its_place(journal: AgentJournal, path: Path) -> None:
+    begun = StepRun(step="drain", begun_at=NOW, boot_id="boot-1")
+    journal.save(record().with_step_run(begun))
+    journal.save(record().with_step_run(replace(begun, state=StepState.DONE, notes={"was": "ready"})))
+    (found,) = AgentJournal(path, readonly=True).records()
+    assert [(deed.state, deed.notes) for deed in found.step_runs] == [(StepState.DONE, {"was": "ready"})]
 
 
-def test_a_closed_event_leaves_the_book_but_is_remembered(journal: Journal) -> None:
-    journal.put(record())
-    journal.put(replace(record(), closed=True))
-    assert list(journal.book) == []
-    assert journal.rounds("E1") == 1
-    assert [each.key for each in journal.find("e1")] == ["E1"]
-    assert journal.find("%") == ()
+def test_a_closed_event_leaves_the_book_but_is_remembered(journal: AgentJournal) -> None:
+    journal.save(record())
+    journal.save(replace(record(), closed=True))
+    assert list(journal.open_records) == []
+    assert journal.count_records("E1") == 1
+    assert [each.key for each in journal.find_by_prefix("e1")] == ["E1"]
+    assert journal.find_by_prefix("%") == ()
 
 
-def test_old_events_are_forgotten_with_their_steps_and_open_ones_never(journal: Journal) -> None:
+def test_old_events_are_forgotten_with_their_steps_and_open_ones_never(journal: AgentJournal) -> None:
     for number in range(5):
-        journal.put(replace(record(f"E{number}"), closed=number > 0).with_deed(Deed(step="s", begun_at=NOW)))
+        journal.save(replace(record(f"E{number}"), closed=number > 0).with_step_run(StepRun(step="s", begun_at=NOW)))
     journal.prune(keep=2)
     assert [each.key for each in journal.records()] == ["E4", "E3", "E0"]
-    assert journal.rounds("E1") == 0
+    assert journal.count_records("E1") == 0
 
 
-def test_small_things_are_remembered_by_name(journal: Journal) -> None:
-    assert journal.recall("document") is None
-    journal.remember("document", {"incarnation": 7})
-    journal.remember("document", {"incarnation": 8})
-    assert journal.recall("document") == {"incarnation": 8}
+def test_small_things_are_remembered_by_name(journal: AgentJournal) -> None:
+    assert journal.load_value("document") is None
+    journal.save_value("document", {"incarnation": 7})
+    journal.save_value("document", {"incarnation": 8})
+    assert journal.load_value("document") == {"incarnation": 8}
 
 
-def test_the_file_is_its_owners_alone(journal: Journal, path: Path) -> None:
+def test_the_file_is_its_owners_alone(journal: AgentJournal, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    Journal(path.parent / "new" / "journal.db").close()
+    AgentJournal(path.parent / "new" / "journal.db").close()
     assert stat.S_IMODE((path.parent / "new").stat().st_mode) == 0o700
 
 
-def test_a_second_agent_is_refused_and_a_reader_is_not(journal: Journal, path: Path) -> None:
+def test_a_second_agent_is_refused_and_a_reader_is_not(journal: AgentJournal, path: Path) -> None:
     with pytest.raises(Rejected, match="is in use by another agent: stop that one, or name another journal"):
-        Journal(path)
-    journal.put(record())
-    reader = Journal(path, readonly=True)
+        AgentJournal(path)
+    journal.save(record())
+    reader = AgentJournal(path, readonly=True)
     assert [each.key for each in reader.records()] == ["E1"]
     reader.close()
 
@@ -143,49 +154,49 @@ os.kill(os.getpid(), signal.SIGKILL)
     root = Path(__file__).parents[2]
     surroundings = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
     assert subprocess.run([sys.executable, "-c", code], env=surroundings, check=False).returncode == -9
-    survivor = Journal(path)
-    assert [each.key for each in survivor.book] == ["E1"]
+    survivor = AgentJournal(path)
+    assert [each.key for each in survivor.open_records] == ["E1"]
     survivor.close()
 
 
 def test_a_newer_or_broken_journal_is_refused_with_a_sentence(path: Path, tmp_path: Path) -> None:
-    Journal(path).close()
+    AgentJournal(path).close()
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
     with pytest.raises(Rejected, match="was written by a newer forewarn: use that one"):
-        Journal(path)
+        AgentJournal(path)
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"no database " * 100)
     with pytest.raises(Rejected, match="is no journal"):
-        Journal(junk)
+        AgentJournal(junk)
     with pytest.raises(Rejected, match="there is no journal"):
-        Journal(tmp_path / "none.db", readonly=True)
+        AgentJournal(tmp_path / "none.db", readonly=True)
 
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Rejected, match="cannot be opened"):
-        Journal(tmp_path / "file" / "journal.db")
+        AgentJournal(tmp_path / "file" / "journal.db")
 
 
-def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: Journal) -> None:
-    journal.put(record())
+def test_a_write_that_fails_leaves_the_journal_as_it_was_and_usable(journal: AgentJournal) -> None:
+    journal.save(record())
     journal._db.execute("PRAGMA max_page_count = 1")  # the disk is full
     with pytest.raises(Unavailable, match="cannot be written"):
-        journal.put(record("E2", rule="x" * 100_000))
-    assert [each.key for each in journal.book] == ["E1"]
+        journal.save(record("E2", rule="x" * 100_000))
+    assert [each.key for each in journal.open_records] == ["E1"]
     journal._db.execute("PRAGMA max_page_count = 1000000")
-    journal.put(record("E3"))
+    journal.save(record("E3"))
     assert [each.key for each in journal.records()] == ["E3", "E1"]
 
 
 def test_a_journal_that_is_damaged_is_refused_and_one_whose_place_is_full_is_not_called_damaged(path: Path) -> None:
-    journal = Journal(path)
-    journal.put(record())
+    journal = AgentJournal(path)
+    journal.save(record())
     journal.close()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
     with pytest.raises(Rejected, match=r"is no journal .*: move it away and start again"):
-        Journal(path)
-    assert "cannot be opened (disk full)" in str(unusable(path, sqlite3.OperationalError("disk full")))
+        AgentJournal(path)
+    assert "cannot be opened (disk full)" in str(unusable_journal_error(path, sqlite3.OperationalError("disk full")))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 
-from forewarn.agent.telling import OneLine
+from forewarn.agent.reporting import SingleLineFormatter
 
 FORGED = "Reboot\nERROR all is lost\x1b[2J \u2028"
 
 
 def test_a_server_can_forge_no_line_of_the_log() -> None:
     record = logging.LogRecord("forewarn.agent", logging.INFO, "", 0, "%s of %s", (FORGED, "wäb-0"), None)
-    said = OneLine("%(levelname)s %(message)s").format(record)
+    said = SingleLineFormatter("%(levelname)s %(message)s").format(record)
     assert said == "INFO Reboot\\nERROR all is lost\\x1b[2J \\u2028 of wäb-0"
 
 
@@ -21,6 +21,6 @@ def test_where_something_broke_is_told_in_as_many_lines_as_it_takes() -> None:
         raise ValueError("broken")
     except ValueError:
         record = logging.LogRecord("forewarn.agent", logging.ERROR, "", 0, "it broke", (), sys.exc_info())
-    first, *rest = OneLine("%(levelname)s %(message)s").format(record).splitlines()
+    first, *rest = SingleLineFormatter("%(levelname)s %(message)s").format(record).splitlines()
     assert first == "ERROR it broke"
     assert rest[-1] == "ValueError: broken"

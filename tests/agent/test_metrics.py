@@ -9,46 +9,46 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families as read
 
-from forewarn.agent.metrics import KINDS, Metrics
-from forewarn.agent.observer import Observer
-from forewarn.agent.standing import Hold, Standing
-from forewarn.agent.value import Outcome, Phase, Step
+from forewarn.agent.metrics import KINDS, AgentMetrics
+from forewarn.agent.model import StepConfig, StepOutcome, StepPhase
+from forewarn.agent.reporting import AgentObserver
+from forewarn.agent.status import MaintenanceStatus, ReadinessHold
 from forewarn.client import ReceivedEvent
 
 REBOOT = ReceivedEvent(id="C7061BAC", kind="Reboot", resources=("web-0",))
 STRANGE = ReceivedEvent(id="C7061BAD", kind="Levitate", resources=("web-0",))
-DRAIN = Step(name="drain", use="command", budget_s=60)
-QUIET = Standing()
+DRAIN = StepConfig(name="drain", use="command", budget_s=60)
+QUIET = MaintenanceStatus()
 DOCS = Path(__file__).parents[2] / "docs" / "agent.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples(metrics: Metrics, standing: Standing = QUIET) -> Samples:
-    families: list[Metric] = list(read(metrics.exposition(standing).decode()))
+def samples(metrics: AgentMetrics, standing: MaintenanceStatus = QUIET) -> Samples:
+    families: list[Metric] = list(read(metrics.render(standing).decode()))
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
-def value(metrics: Metrics, name: str, standing: Standing = QUIET, **labels: str) -> float:
+def value(metrics: AgentMetrics, name: str, standing: MaintenanceStatus = QUIET, **labels: str) -> float:
     return samples(metrics, standing)[f"forewarn_agent_{name}", frozenset(labels.items())]
 
 
-def work_through(watcher: Observer) -> None:
+def work_through(watcher: AgentObserver) -> None:
     for event in (REBOOT, STRANGE):
-        watcher.noticed(event, 900.0)
-        watcher.noticed(event, None)
-        watcher.missed(event)
-        watcher.started(event, 60.0)
-        watcher.approved(event)
-        watcher.gone(event, "finished")
+        watcher.event_first_seen(event, 900.0)
+        watcher.event_first_seen(event, None)
+        watcher.notice_missed(event)
+        watcher.event_started(event, 60.0)
+        watcher.event_approved(event)
+        watcher.event_gone(event, "finished")
         watcher.step_cut(DRAIN, event)
-    watcher.polled(1.0)
-    watcher.failed("nothing answers")
-    watcher.step_ended(DRAIN, Phase.DO, Outcome(ok=True), 12.0)
-    watcher.step_ended(DRAIN, Phase.UNDO, Outcome(ok=False), 3.0)
+    watcher.poll_answered(1.0)
+    watcher.poll_failed("nothing answers")
+    watcher.step_ended(DRAIN, StepPhase.DO, StepOutcome(ok=True), 12.0)
+    watcher.step_ended(DRAIN, StepPhase.UNDO, StepOutcome(ok=False), 3.0)
 
 
 def test_every_series_is_there_before_anything_happens_and_none_comes_later() -> None:
-    metrics = Metrics(["drain"])
+    metrics = AgentMetrics(["drain"])
     before = samples(metrics)
     work_through(metrics)
     assert set(samples(metrics)) == set(before)
@@ -57,15 +57,15 @@ def test_every_series_is_there_before_anything_happens_and_none_comes_later() ->
 
 
 def test_no_label_tells_an_event_or_a_vm() -> None:
-    metrics = Metrics(["drain"])
+    metrics = AgentMetrics(["drain"])
     work_through(metrics)
-    text = metrics.exposition(Standing(listed=(REBOOT, STRANGE))).decode()
+    text = metrics.render(MaintenanceStatus(listed=(REBOOT, STRANGE))).decode()
     assert not re.search("C7061|web-0|Levitate", text)
     assert set(re.findall(r'kind="(\w+)"', text)) == set(KINDS)
 
 
 def test_notices_are_counted_by_kind_with_what_was_promised_and_what_was_got() -> None:
-    metrics = Metrics()
+    metrics = AgentMetrics()
     work_through(metrics)
     assert value(metrics, "notice_promised_seconds_sum", kind="Reboot") == 900
     assert value(metrics, "notice_promised_seconds_count", kind="Reboot") == 1  # a started event promises nothing
@@ -80,18 +80,18 @@ def test_notices_are_counted_by_kind_with_what_was_promised_and_what_was_got() -
 
 
 def test_a_word_that_nobody_knows_makes_no_series_of_its_own() -> None:
-    metrics = Metrics()
-    metrics.gone(REBOOT, "evaporated")
+    metrics = AgentMetrics()
+    metrics.event_gone(REBOOT, "evaporated")
     assert value(metrics, "events_gone_total", kind="Reboot", outcome="unknown") == 1
 
 
 def test_polls_are_counted_and_the_last_good_one_is_dated() -> None:
-    metrics = Metrics(real=lambda: 1_700_000_000.0)
+    metrics = AgentMetrics(real=lambda: 1_700_000_000.0)
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 0
-    metrics.failed("reset")
+    metrics.poll_failed("reset")
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 0
-    metrics.polled(1.25)
-    metrics.polled(-0.1)
+    metrics.poll_answered(1.25)
+    metrics.poll_answered(-0.1)
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 1_700_000_000
     assert value(metrics, "polls_total", outcome="answered") == 2
     assert value(metrics, "polls_total", outcome="failed") == 1
@@ -99,7 +99,7 @@ def test_polls_are_counted_and_the_last_good_one_is_dated() -> None:
 
 
 def test_steps_are_timed_by_phase_and_outcome_and_counted_when_cut() -> None:
-    metrics = Metrics(["drain", "tell"])
+    metrics = AgentMetrics(["drain", "tell"])
     work_through(metrics)
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="do", outcome="done") == 12
     assert value(metrics, "step_duration_seconds_sum", step="drain", phase="undo", outcome="failed") == 3
@@ -108,9 +108,9 @@ def test_steps_are_timed_by_phase_and_outcome_and_counted_when_cut() -> None:
 
 
 def test_what_stands_now_is_told_at_each_scrape() -> None:
-    metrics = Metrics()
-    hold = Hold(step="drain", event="C7061BAC", kind="Reboot", since=0.0)
-    busy = Standing(listed=(REBOOT, REBOOT, STRANGE), in_maintenance=True, holds=(hold,))
+    metrics = AgentMetrics()
+    hold = ReadinessHold(step="drain", event="C7061BAC", kind="Reboot", since=0.0)
+    busy = MaintenanceStatus(listed=(REBOOT, REBOOT, STRANGE), in_maintenance=True, holds=(hold,))
     for standing, pending, in_maintenance, ready in ((QUIET, 0, 0, 1), (busy, 2, 1, 0), (QUIET, 0, 0, 1)):
         assert value(metrics, "events_pending", standing, kind="Reboot") == pending
         assert value(metrics, "in_maintenance", standing) == in_maintenance
@@ -119,15 +119,15 @@ def test_what_stands_now_is_told_at_each_scrape() -> None:
 
 
 def test_two_agents_in_a_process_count_for_themselves() -> None:
-    one, other = Metrics(["drain"]), Metrics(["drain"])
-    one.approved(REBOOT)
+    one, other = AgentMetrics(["drain"]), AgentMetrics(["drain"])
+    one.event_approved(REBOOT)
     assert value(other, "approvals_total", kind="Reboot") == 0
 
 
 def test_every_metric_is_documented() -> None:
     rows = re.findall(r"^\| `(forewarn_agent_\w+)` \| (.*?) \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     documented = {name.removesuffix("_total"): set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
-    families = read(Metrics(["drain"]).exposition(QUIET).decode())
+    families = read(AgentMetrics(["drain"]).render(QUIET).decode())
     ours = {family.name: family for family in families if family.name.startswith("forewarn_agent_")}
     assert documented == {
         name: {label for sample in family.samples for label in sample.labels} - {"le"} for name, family in ours.items()
@@ -139,9 +139,9 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
-    metrics = Metrics(["drain", "tell"])
+    metrics = AgentMetrics(["drain", "tell"])
     work_through(metrics)
-    exposition = metrics.exposition(Standing(listed=(REBOOT,), in_maintenance=True))
+    exposition = metrics.render(MaintenanceStatus(listed=(REBOOT,), in_maintenance=True))
     after = subprocess.run([promtool, "check", "metrics"], input=exposition, capture_output=True, timeout=60)
     assert (after.returncode, after.stdout, after.stderr) == (0, b"", b"")
 

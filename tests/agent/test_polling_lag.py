@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.observer import Unobserved
-from forewarn.agent.watcher import Watcher
+from forewarn.agent.reporting import NullObserver
+from forewarn.agent.watcher import EventWatcher
 from forewarn.client import AsyncClient
-from forewarn.protocol.message import Request
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.protocol.http_message import HttpRequest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 EMPTY = {"DocumentIncarnation": 1, "Events": []}
-HELD = says(EMPTY, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
+HELD = json_reply(EMPTY, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
 
 
-class Slow(Scripted):
+class Slow(ScriptedServer):
     """Its own time goes on by 20 s for a request that it may hold."""
 
     now = 100.0
 
-    def answer(self, request: Request) -> Reply:
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
         self.now += 20 if "prefer" in dict(request.headers) else 0
         return super().answer(request)
 
@@ -29,12 +29,12 @@ class Slow(Scripted):
         await asyncio.sleep(0)
 
 
-class Lags(Unobserved):
+class Lags(NullObserver):
     def __init__(self) -> None:
         self.seen: list[float] = []
         self.enough = asyncio.Event()
 
-    def polled(self, lag_s: float) -> None:
+    def poll_answered(self, lag_s: float) -> None:
         self.seen.append(round(lag_s, 3))
         if len(self.seen) == 4:
             self.enough.set()
@@ -43,7 +43,7 @@ class Lags(Unobserved):
 async def lags(server: Slow, cursor: Path) -> list[float]:
     client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.nap)
     observer = Lags()
-    watcher = Watcher(client, cursor, observer, hear=lambda _: None, polled=lambda: None)
+    watcher = EventWatcher(client, cursor, observer, hear=lambda _: None, polled=lambda: None)
     task = asyncio.create_task(watcher.watch())
     try:
         await asyncio.wait_for(observer.enough.wait(), 20)
@@ -55,10 +55,12 @@ async def lags(server: Slow, cursor: Path) -> list[float]:
 
 @pytest.mark.parametrize(
     ("reply", "seen"),
-    [(HELD, [0.0, 0.05, 0.05, 0.05]), (says(EMPTY), [0.0, 1.0, 1.0, 1.0])],
+    [(HELD, [0.0, 0.05, 0.05, 0.05]), (json_reply(EMPTY), [0.0, 1.0, 1.0, 1.0])],
     ids=["held", "asked once a second"],
 )
-def test_an_answer_that_was_held_for_the_agent_is_no_lag(reply: Reply, seen: list[float], tmp_path: Path) -> None:
+def test_an_answer_that_was_held_for_the_agent_is_no_lag(
+    reply: ScriptedReply, seen: list[float], tmp_path: Path
+) -> None:
     with Slow(reply) as server:
         assert asyncio.run(lags(server, tmp_path / "cursor.json")) == seen
     assert server.now > (150 if reply is HELD else 102)

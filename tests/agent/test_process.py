@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 SOURCE = Path(__file__).parents[2] / "src"
 FILE = """
@@ -214,6 +214,6 @@ def test_the_process_is_without_what_the_command_line_needs(place: Place) -> Non
     with Lab(vms=["web-0"]) as lab, place.running(lab) as agent:
         words = Path(f"/proc/{agent.pid}/cmdline").read_bytes().split(b"\0")
         assert words[1:4] == [b"-P", b"-m", b"forewarn.agent"]
-    loaded = "import sys, forewarn.agent.__main__, forewarn.agent.page; print(*sys.modules)"
+    loaded = "import sys, forewarn.agent.__main__, forewarn.agent.http_pages; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True, timeout=60)
     assert not {"click", "rich", "msgspec"} & set(modules.stdout.split())

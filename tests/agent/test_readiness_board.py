@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import Guest
 
+from forewarn.agent.actions import AgentSnapshot
 from forewarn.agent.approval import BoardView
-from forewarn.agent.board import Board
-from forewarn.agent.keeper import Keeper
-from forewarn.agent.move import Situation
-from forewarn.agent.record import Book
-from forewarn.testing.lab import Lab
+from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
+from forewarn.agent.records import OpenRecords
+from forewarn.lab.lab import Lab
+from tests.agent.conftest import Guest
 
 TEXT = """
 board = "BOARD"
@@ -50,35 +49,35 @@ def board(tmp_path: Path) -> Path:
 
 
 def test_each_shows_that_it_is_alive_and_ready_and_sees_the_others(board: Path) -> None:
-    one, two = Board(board, "_Web-0"), Board(board, "web/1")
-    assert one.look([], ["E1"]) == BoardView(ages_s={"web-0": 0.0}, ready={"E1": frozenset()})
-    two.look(["E1"], ["E1"])
-    view = one.look([], ["E1"])
-    assert (view.ages_s.keys(), view.ready) == ({"web-0", "web/1"}, {"E1": frozenset({"web/1"})})
-    one.look(["E1"], ["E1"])
-    assert two.look(["E1"], ["E1"]).ready == {"E1": frozenset({"web-0", "web/1"})}
+    one, two = ReadinessBoard(board, "_Web-0"), ReadinessBoard(board, "web/1")
+    assert one.publish_and_read([], ["E1"]) == BoardView(heartbeat_ages_s={"web-0": 0.0}, ready_vms={"E1": frozenset()})
+    two.publish_and_read(["E1"], ["E1"])
+    view = one.publish_and_read([], ["E1"])
+    assert (view.heartbeat_ages_s.keys(), view.ready_vms) == ({"web-0", "web/1"}, {"E1": frozenset({"web/1"})})
+    one.publish_and_read(["E1"], ["E1"])
+    assert two.publish_and_read(["E1"], ["E1"]).ready_vms == {"E1": frozenset({"web-0", "web/1"})}
 
 
 def test_who_is_no_longer_ready_takes_that_back_and_the_last_one_out_clears_up(board: Path) -> None:
-    one, two = Board(board, "web-0"), Board(board, "web-1")
-    one.look(["E1"], ["E1"])
-    two.look(["E1"], ["E1"])
-    assert one.look([], ["E1"]).ready == {"E1": frozenset({"web-1"})}
-    one.forget("E1")
+    one, two = ReadinessBoard(board, "web-0"), ReadinessBoard(board, "web-1")
+    one.publish_and_read(["E1"], ["E1"])
+    two.publish_and_read(["E1"], ["E1"])
+    assert one.publish_and_read([], ["E1"]).ready_vms == {"E1": frozenset({"web-1"})}
+    one.remove_event("E1")
     assert (board / "ready" / "E1").exists()
-    two.forget("E1")
+    two.remove_event("E1")
     assert not (board / "ready" / "E1").exists()
 
 
 def test_ages_are_measured_by_the_folders_time_not_by_the_vms(board: Path) -> None:
-    one = Board(board, "web-0")
-    Board(board, "web-1").look([], [])
-    mine = one.look([], [])
+    one = ReadinessBoard(board, "web-0")
+    ReadinessBoard(board, "web-1").publish_and_read([], [])
+    mine = one.publish_and_read([], [])
     beat = board / "alive" / "web-1"
     own_at = (board / "alive" / "web-0").stat().st_mtime
     os.utime(beat, (own_at - 60, own_at - 60))
-    assert mine.ages_s["web-1"] < 10
-    assert one.look([], []).ages_s["web-1"] >= 60
+    assert mine.heartbeat_ages_s["web-1"] < 10
+    assert one.publish_and_read([], []).heartbeat_ages_s["web-1"] >= 60
 
 
 @pytest.fixture
@@ -158,13 +157,13 @@ def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
 @pytest.mark.parametrize("laps", range(5))
 def test_a_keeper_that_is_poked_and_ended_at_once_ends(board: Path, laps: int) -> None:
     async def poke_and_end() -> bool:
-        nothing = Situation(book=Book(), rules={}, steps={}, vm="web-0", now=0, boot_id="boot")
-        keeper = Keeper(Board(board, "web-0"), lambda: nothing, lambda: None)
+        nothing = AgentSnapshot(open_records=OpenRecords(), rules={}, steps={}, vm="web-0", now=0, boot_id="boot")
+        keeper = BoardSynchronizer(ReadinessBoard(board, "web-0"), lambda: nothing, lambda: None)
         task = asyncio.create_task(keeper.run())
-        while not keeper.view.ages_s and not (board / "alive" / "web-0").exists():
+        while not keeper.view.heartbeat_ages_s and not (board / "alive" / "web-0").exists():
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)  # it waits for the next beat now, or will find the poke
-        keeper.poke()
+        keeper.wake()
         for _ in range(laps):
             await asyncio.sleep(0)
         task.cancel()

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
-from forewarn.testing.daemon import Daemon, port_answers
-from forewarn.testing.process import ServiceProcess, eventually, free_port
+from forewarn.agent.model import StepOutcome
+from tests.support.external_server import ExternalServer, port_answers
+from tests.support.reaction_harness import ReactionHarness
+from tests.support.service_process import ServiceProcess, eventually, free_port
 
 pytestmark = pytest.mark.real
 DEBIAN = Path(__file__).parents[2] / ".venv-parts/debian"
@@ -123,14 +123,14 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     with (
         shop.server("web-0", shop.port + 1),
         shop.server("web-1", shop.port + 2),
-        Daemon(line, log=tmp_path / "log", is_up=shop.is_up, environment=LIBRARIES),
+        ExternalServer(line, log=tmp_path / "log", is_up=shop.is_up, environment=LIBRARIES),
     ):
         yield shop
 
 
-def drain_in(shop: Shop) -> Tried:
+def drain_in(shop: Shop) -> ReactionHarness:
     options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/{vm}"]}
-    return Tried("drain-haproxy", options, shop.folder / "case")
+    return ReactionHarness("drain-haproxy", options, shop.folder / "case")
 
 
 def test_what_is_connected_finishes_while_new_connections_go_elsewhere(shop: Shop) -> None:
@@ -150,11 +150,11 @@ def test_what_is_connected_finishes_while_new_connections_go_elsewhere(shop: Sho
 
         for visit in drained:
             visit.end()
-        assert await doing == Outcome(ok=True, text="web/web-0: drained", notes={"web/web-0": "ready"})
+        assert await doing == StepOutcome(ok=True, text="web/web-0: drained", notes={"web/web-0": "ready"})
         assert await drain.check() is True
         assert shop.who_answers(4) == {"web-1"}
 
-        assert await drain.undo() == Outcome(ok=True, text="web/web-0: ready again")
+        assert await drain.undo() == StepOutcome(ok=True, text="web/web-0: ready again")
         assert shop.who_answers(4) == {"web-0", "web-1"}
         for visit in visits:
             visit.end()
@@ -170,14 +170,14 @@ def test_what_somebody_did_by_hand_is_left(shop: Shop) -> None:
         by_hand.sendall(b"set server web/web-0 state maint\n")
         assert by_hand.recv(100).strip() == b""
     outcome = asyncio.run(drain.undo())
-    assert outcome == Outcome(ok=True, text="web/web-0 is maint, which is somebody else's doing")
+    assert outcome == StepOutcome(ok=True, text="web/web-0 is maint, which is somebody else's doing")
     assert shop.who_answers(4) == {"web-1"}
 
 
 def test_a_server_that_does_not_exist_is_told(shop: Shop) -> None:
     options = {"socket": f"{shop.folder}/admin.sock", "servers": ["web/web-7"]}
-    drain = Tried("drain-haproxy", options, shop.folder / "case")
-    assert asyncio.run(drain.do()) == Outcome(ok=False, text="HAProxy has no server web/web-7")
+    drain = ReactionHarness("drain-haproxy", options, shop.folder / "case")
+    assert asyncio.run(drain.do()) == StepOutcome(ok=False, text="HAProxy has no server web/web-7")
 
 
 FLEET = """
@@ -213,13 +213,13 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
 
 
 @pytest.fixture
-def agent(shop: Shop, service: ServiceProcess) -> Iterator[Daemon]:
+def agent(shop: Shop, service: ServiceProcess) -> Iterator[ExternalServer]:
     place = service.endpoint("web-0")
     file = shop.folder / "agent.toml"
     file.write_text(AGENT.format(folder=shop.folder, endpoint=f"http://{place.address}:{place.port}"))
     line = [sys.executable, "-m", "forewarn.agent", "--config", file]
     log = shop.folder / "agent.log"
-    with Daemon(line, log=log, is_up=(shop.folder / "agent/journal.db").exists) as agent:
+    with ExternalServer(line, log=log, is_up=(shop.folder / "agent/journal.db").exists) as agent:
         yield agent
 
 
@@ -248,7 +248,7 @@ def a_visit_of(shop: Shop, server: str) -> Visit:
 
 
 def test_an_agent_drains_then_approves_and_comes_back_when_the_reboot_is_over(
-    shop: Shop, service: ServiceProcess, agent: Daemon
+    shop: Shop, service: ServiceProcess, agent: ExternalServer
 ) -> None:
     visit = a_visit_of(shop, "web-0")
     announce_reboot(service)
@@ -263,7 +263,7 @@ def test_an_agent_drains_then_approves_and_comes_back_when_the_reboot_is_over(
 
 
 def test_an_agent_that_is_killed_in_the_middle_of_a_drain_goes_on_and_undoes_it(
-    shop: Shop, service: ServiceProcess, agent: Daemon
+    shop: Shop, service: ServiceProcess, agent: ExternalServer
 ) -> None:
     visit = a_visit_of(shop, "web-0")
     announce_reboot(service)

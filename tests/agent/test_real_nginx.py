@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
-from forewarn.testing.daemon import Daemon, port_answers
-from forewarn.testing.process import eventually, free_port
+from forewarn.agent.model import StepOutcome
+from tests.support.external_server import ExternalServer, port_answers
+from tests.support.reaction_harness import ReactionHarness
+from tests.support.service_process import eventually, free_port
 
 pytestmark = pytest.mark.real
 DEBIAN = Path(__file__).parents[2] / ".venv-parts/debian"
@@ -87,7 +87,7 @@ class Site:
     @contextmanager
     def daemon(self, *line: str | Path, port: str) -> Iterator[None]:
         log = self.folder / f"{port}.log"
-        with Daemon(line, log=log, is_up=lambda: port_answers(self.ports[port]), environment=LIBRARIES):
+        with ExternalServer(line, log=log, is_up=lambda: port_answers(self.ports[port]), environment=LIBRARIES):
             yield
 
     def visit(self, port: str, path: str = "/") -> http.client.HTTPConnection:
@@ -106,8 +106,8 @@ class Site:
     def answers(self, port: str, path: str = "/") -> set[str]:
         return {self.answer(port, path) for _ in range(6)}
 
-    def readiness(self, **options: object) -> Tried:
-        return Tried("readiness", {"file": str(self.folder / "draining"), **options}, self.folder / "case")
+    def readiness(self, **options: object) -> ReactionHarness:
+        return ReactionHarness("readiness", {"file": str(self.folder / "draining"), **options}, self.folder / "case")
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_health_check_turns_balancers_away_and_who_is_connected_finishes(site:
         assert not doing.done()
 
         site_visit.close()
-        assert await doing == Outcome(ok=True, text="not ready, and nobody is connected")
+        assert await doing == StepOutcome(ok=True, text="not ready, and nobody is connected")
         assert site.answers("balancer") == {"web-1"}
 
         assert (await readiness.undo()).ok

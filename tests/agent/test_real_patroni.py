@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
-from forewarn.testing.daemon import Daemon, as_nobody, give_to_nobody, port_answers
-from forewarn.testing.process import eventually, free_port
+from forewarn.agent.model import StepOutcome
+from tests.support.external_server import ExternalServer, as_nobody, give_to_nobody, port_answers
+from tests.support.reaction_harness import ReactionHarness
+from tests.support.service_process import eventually, free_port
 
 pytestmark = pytest.mark.real
 PARTS = Path(__file__).parents[2] / ".venv-parts"
@@ -65,10 +65,10 @@ class Node:
         return f"http://127.0.0.1:{self.api}"
 
     @property
-    def daemon(self) -> Daemon:
+    def daemon(self) -> ExternalServer:
         line = as_nobody([PATRONI, self.folder / "patroni.json"])
         surroundings = {"LC_ALL": "C.UTF-8", "HOME": str(self.folder)}
-        return Daemon(line, log=self.folder / "patroni.log", is_up=self._is_running, environment=surroundings)
+        return ExternalServer(line, log=self.folder / "patroni.log", is_up=self._is_running, environment=surroundings)
 
     def _is_running(self) -> bool:
         return self.name in self.members and self.members[self.name]["state"] in ("running", "streaming")
@@ -162,7 +162,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
             options = [f"--listen-{kind}-urls={url}" for kind, url in urls.items()]
             options += [f"--advertise-client-urls={urls['client']}", f"--initial-advertise-peer-urls={urls['peer']}"]
             line = [ETCD, f"--data-dir={folder}/etcd", f"--initial-cluster=default={urls['peer']}", *options]
-            daemons.enter_context(Daemon(line, log=folder / "etcd.log", is_up=lambda: port_answers(client)))
+            daemons.enter_context(ExternalServer(line, log=folder / "etcd.log", is_up=lambda: port_answers(client)))
             first = Node("db-0", folder, client)
             daemons.enter_context(first.daemon)
             eventually(lambda: first.leader == "db-0", within_s=60)
@@ -181,11 +181,13 @@ def writer(nodes: tuple[Node, Node], tmp_path: Path) -> Iterator[Writer]:
     writer.end()
 
 
-def failover_of(node: Node, folder: Path, **options: Any) -> Tried:
+def failover_of(node: Node, folder: Path, **options: Any) -> ReactionHarness:
     (folder / "password").write_text(PASSWORD)
     account = {"user": "ops", "password_file": str(folder / "password")}
     given = {"url": node.url, **account, **options}
-    return Tried("failover-patroni", given, folder / "case", within_s=90, vm=node.name, resources=(node.name,))
+    return ReactionHarness(
+        "failover-patroni", given, folder / "case", within_s=90, vm=node.name, resources=(node.name,)
+    )
 
 
 def test_a_primary_hands_over_and_takes_back_and_no_commit_is_lost(
@@ -197,13 +199,13 @@ def test_a_primary_hands_over_and_takes_back_and_no_commit_is_lost(
     assert asyncio.run(failover.check()) is False
 
     outcome = asyncio.run(failover.do())
-    assert outcome == Outcome(ok=True, text="db-1 leads now", notes={"led": "db-0", "successor": "db-1"})
+    assert outcome == StepOutcome(ok=True, text="db-1 leads now", notes={"led": "db-0", "successor": "db-1"})
     assert second.leader == "db-1"
     assert first.members["db-0"]["role"] == "replica"
     assert asyncio.run(failover.check()) is True
     writer.write(50)
 
-    assert asyncio.run(failover.undo()) == Outcome(ok=True, text="db-0 leads again")
+    assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
     assert first.leader == "db-0"
     writer.write(50)
     found = writer.found()
@@ -215,7 +217,7 @@ def test_a_replica_has_nothing_to_hand_over(nodes: tuple[Node, Node], tmp_path: 
     _, second = nodes
     leader = second.leader
     outcome = asyncio.run(failover_of(second, tmp_path).do())
-    assert outcome == Outcome(ok=True, text=f"nothing to hand over: {leader} leads")
+    assert outcome == StepOutcome(ok=True, text=f"nothing to hand over: {leader} leads")
     assert second.leader == leader
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.agent.conftest import DRAIN, SAVE, Guest
 
-from forewarn.agent.config import Config
-from forewarn.agent.daemon import Daemon
+from forewarn.agent.config import AgentConfig
+from forewarn.agent.daemon import AgentDaemon
 from forewarn.client import AsyncClient
 from forewarn.errors import Rejected, Unavailable
-from forewarn.testing.lab import Lab
-from forewarn.testing.scripted import Reply, Scripted
+from forewarn.lab.lab import Lab
+from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
 HELD = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"  # taken, and not approved
@@ -44,7 +44,7 @@ def ended_in_the_middle(lab: Lab, agent: Guest) -> None:
         lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.lines == ["drain"] and (agent.folder / "again").exists())
     (record,) = agent.records
-    assert [deed.state for deed in record.deeds] == ["begun"]
+    assert [deed.state for deed in record.step_runs] == ["begun"]
 
 
 def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_step_found_begun_is_repeated_if_it_may_be(lab: Lab, tmp_path: Path) -
     agent = guest(lab, tmp_path, f"{HANGING}repeatable = true\n[[rules]]\nsteps = ['drain']\n")
     ended_in_the_middle(lab, agent)
     with agent:
-        lab.wait_for(lambda: agent.records[0].deeds[0].state == "done")
+        lab.wait_for(lambda: agent.records[0].step_runs[0].state == "done")
     assert agent.lines == ["drain", "drain"]
 
 
@@ -78,7 +78,7 @@ def test_a_step_found_begun_is_asked_whether_it_was_done(
     agent = guest(lab, tmp_path, f"{HANGING}check = ['{check}']\n[[rules]]\nsteps = ['drain']\n")
     ended_in_the_middle(lab, agent)
     with agent:
-        lab.wait_for(lambda: agent.records[0].deeds[0].state == "done")
+        lab.wait_for(lambda: agent.records[0].step_runs[0].state == "done")
     assert agent.lines == lines
 
 
@@ -92,7 +92,7 @@ def test_a_step_found_begun_of_which_nobody_can_tell_is_handled_by_policy(
     agent = guest(lab, tmp_path, f"{HANGING}unclear = '{unclear}'\n[[rules]]\nsteps = ['drain']\n")
     ended_in_the_middle(lab, agent)
     with agent:
-        lab.wait_for(lambda: agent.records[0].deeds[0].state == state)
+        lab.wait_for(lambda: agent.records[0].step_runs[0].state == state)
         assert bool(agent.report.problems) is (unclear == "report")
     assert agent.lines == lines
 
@@ -161,16 +161,16 @@ def test_steps_under_way_have_a_grace_when_the_agent_is_told_to_stop(lab: Lab, t
     with agent:
         lab.reboot("web-0")
         lab.wait_for(lambda: (tmp_path / "begun").exists())
-    assert agent.records[0].deeds[0].state == "done"
+    assert agent.records[0].step_runs[0].state == "done"
 
 
-def _with_grace(agent: Guest, grace_s: float) -> Config:
+def _with_grace(agent: Guest, grace_s: float) -> AgentConfig:
     return replace(agent.config, grace_s=grace_s)
 
 
-async def _once(config: Config, lab_endpoint: str) -> None:
+async def _once(config: AgentConfig, lab_endpoint: str) -> None:
     client = AsyncClient(lab_endpoint, sleep=lambda s: asyncio.sleep(min(s, 0.01)))
-    await Daemon(config, client=client, boot_id="boot-1").once()
+    await AgentDaemon(config, client=client, boot_id="boot-1").run_once()
 
 
 def test_an_agent_may_look_once_and_goes_on_the_next_time(lab: Lab, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_agent_may_look_once_and_goes_on_the_next_time(lab: Lab, tmp_path: Pa
 
 def test_an_agent_that_looks_once_says_so_when_nobody_answers(lab: Lab, tmp_path: Path) -> None:
     agent = guest(lab, tmp_path, f'vm = "web-0"\n{FIFTEEN}')
-    with Scripted(Reply(status=503)) as server, pytest.raises(Unavailable, match="status 503"):
+    with ScriptedServer(ScriptedReply(status=503)) as server, pytest.raises(Unavailable, match="status 503"):
         asyncio.run(_once(agent.config, server.url))
 
 
@@ -197,12 +197,12 @@ def test_a_step_whose_folder_cannot_be_made_has_failed_and_the_agent_goes_on(lab
     with guest(lab, tmp_path, FIFTEEN) as agent:
         lab.reboot("web-0")
         lab.wait_for(lambda: len([told for told in agent.noted.told if told[0] == "do"]) == 2)
-        assert [deed.state for deed in agent.records[0].deeds] == ["failed", "failed"]
+        assert [deed.state for deed in agent.records[0].step_runs] == ["failed", "failed"]
 
 
 def test_an_agent_that_cannot_begin_says_why_in_a_sentence(lab: Lab, tmp_path: Path) -> None:
     agent = guest(lab, tmp_path, FIFTEEN)
-    agent.config.cursor.mkdir(parents=True)
+    agent.config.cursor_path.mkdir(parents=True)
     with pytest.raises(Rejected, match=r"the cursor .* cannot be read"):
         asyncio.run(_run(agent.config))
 
@@ -252,5 +252,5 @@ def test_an_event_that_is_still_to_come_after_another_reboot_is_prepared_for_whe
         agent.end()
 
 
-async def _run(config: Config) -> None:
-    await Daemon(config, client=AsyncClient(config.endpoint), boot_id="boot-1").run()
+async def _run(config: AgentConfig) -> None:
+    await AgentDaemon(config, client=AsyncClient(config.endpoint), boot_id="boot-1").run()

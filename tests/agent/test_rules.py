@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.agent.conftest import NOW, event
 
-from forewarn.agent.rule import left_s, matches, rule_for
-from forewarn.agent.value import Event, Rule
+from forewarn.agent.model import Event, RuleConfig
+from forewarn.agent.rules import find_rule, notice_left_s, rule_matches
+from tests.agent.conftest import NOW, event
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,17 @@ from forewarn.agent.value import Event, Rule
 def test_a_rule_is_about_events_that_meet_all_its_conditions(
     conditions: dict[str, Any], facts: dict[str, Any], expected: bool
 ) -> None:
-    assert matches(Rule(name="r", **conditions), event(**facts), "vm", NOW) is expected
+    assert rule_matches(RuleConfig(name="r", **conditions), event(**facts), "vm", NOW) is expected
 
 
 def test_the_first_rule_that_matches_counts() -> None:
-    rules = [Rule(name="freezes", kinds=frozenset({"Freeze"})), Rule(name="rest"), Rule(name="never reached")]
-    assert rule_for(rules, event(), "vm", NOW) == rules[1]
-    assert rule_for(rules[:1], event(), "vm", NOW) is None
+    rules = [
+        RuleConfig(name="freezes", kinds=frozenset({"Freeze"})),
+        RuleConfig(name="rest"),
+        RuleConfig(name="never reached"),
+    ]
+    assert find_rule(rules, event(), "vm", NOW) == rules[1]
+    assert find_rule(rules[:1], event(), "vm", NOW) is None
 
 
 @pytest.mark.parametrize(
@@ -55,4 +59,4 @@ def test_the_first_rule_that_matches_counts() -> None:
     [(event(left_s=30), 30), (event(left_s=-5), 0), (event(left_s=None), 0), (event(not_before=None), None)],
 )
 def test_time_left_is_never_negative_and_none_when_nobody_knows(seen: Event, expected: float | None) -> None:
-    assert left_s(seen, NOW) == expected
+    assert notice_left_s(seen, NOW) == expected

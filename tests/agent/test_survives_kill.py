@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.journal import Journal
-from forewarn.agent.record import Record
-from forewarn.testing.process import ServiceProcess, eventually
+from forewarn.agent.journal import AgentJournal
+from forewarn.agent.records import EventRecord
+from tests.support.service_process import ServiceProcess, eventually
 
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n[[vms]]\nname = "vm-{n}"\ncount = 10\n'
 SEEDS = range(10)
@@ -78,10 +78,10 @@ class AgentProcess:
         log = self.folder / "log"
         return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
 
-    def record(self) -> Record | None:
+    def record(self) -> EventRecord | None:
         if not (self.folder / "state" / "journal.db").exists():
             return None
-        journal = Journal(self.folder / "state" / "journal.db", readonly=True)
+        journal = AgentJournal(self.folder / "state" / "journal.db", readonly=True)
         try:
             return next(iter(journal.records()), None)
         finally:
@@ -129,7 +129,7 @@ def test_whoever_is_killed_the_event_is_prepared_for_approved_and_undone(
     assert record is not None
     assert record.approval is not None
     assert record.approval.state == "sent"
-    assert not [deed for deed in record.deeds if deed.state not in ("done", "skipped")], record.deeds
+    assert not [deed for deed in record.step_runs if deed.state not in ("done", "skipped")], record.step_runs
     assert not (tmp_path / "agent" / "drained").exists()
     for name in ("drain", "save", "restore", "undrain"):
         assert 1 <= lines.count(name) <= 1 + agent.kills, lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.access.secret import fits
+from forewarn.auth.client_secrets import secret_matches
 from forewarn.store.sqlite import SqliteStore
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"
@@ -27,7 +27,7 @@ def test_a_client_is_shown_its_secret_once_and_the_service_keeps_a_hash(api: Any
     made = api.post("/access/clients", {"id": "Bot", "name": "A bot"})
     assert (made["id"], made["name"], made["principal"]) == ("bot", "A bot", "client:bot")
     stored = api.world.store.client("bot")
-    assert fits(made["secret"], stored.secret_hash)
+    assert secret_matches(made["secret"], stored.secret_hash)
     (shown,) = api.get("/access")["clients"]
     assert set(shown) == {"id", "name", "principal", "by", "at"}
     assert texts(api) == ["client A bot (bot) added by local user ann"]
@@ -42,8 +42,8 @@ def test_a_new_secret_ends_the_old_one(api: Any) -> None:
     old = api.post("/access/clients", {"id": "bot"})["secret"]
     new = api.post("/access/clients/BOT/secret")["secret"]
     known = api.world.store.client("bot").secret_hash
-    assert fits(new, known)
-    assert not fits(old, known)
+    assert secret_matches(new, known)
+    assert not secret_matches(old, known)
     assert texts(api)[-1] == "client bot was given another secret by local user ann"
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.console.test_every_route import NEEDS_MORE, good_call
 
-from forewarn.console.route import RouteLine
-from forewarn.console.routes import ROUTES
-from forewarn.core.access import RIGHTS, Right, Role
+from forewarn.api.routes import ROUTES
+from forewarn.core.access import ROLE_RIGHTS, Right, Role
+from forewarn.web.routing import ApiRoute
+from tests.api.test_every_route import NEEDS_MORE, good_call
 
 OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
 PLACES = (OWN, OTHER, EVERYTHING)
@@ -42,14 +42,14 @@ DONE, STRANGE, FORBIDDEN, NOT_THERE = "done", "401 Unauthenticated", "403 Forbid
 
 
 def _everything(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
-    return DONE if place == EVERYTHING and right in RIGHTS[role] else FORBIDDEN
+    return DONE if place == EVERYTHING and right in ROLE_RIGHTS[role] else FORBIDDEN
 
 
 def _own(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
     """Every role may read; what it does not reach does not exist."""
     if place == OTHER:
         return NOT_THERE
-    return DONE if right in RIGHTS[role] else FORBIDDEN
+    return DONE if right in ROLE_RIGHTS[role] else FORBIDDEN
 
 
 def _listing(right: Right, role: Role, place: str, names_a_thing: bool) -> str:
@@ -71,8 +71,8 @@ EXPECTED: dict[str, Callable[[Right, Role, str, bool], str]] = {
 WITHOUT_A_ROLE = {"everything": FORBIDDEN, "listing": FORBIDDEN, "signed_in": DONE}  # else nothing exists
 
 
-def expected(line: RouteLine) -> dict[str, str]:
-    over = line.over.__name__
+def expected(line: ApiRoute) -> dict[str, str]:
+    over = line.resources.__name__
     told = {
         f"{role} over {place}": EXPECTED[over](line.right, role, place, "{" in line.path)
         for role in Role
@@ -81,7 +81,7 @@ def expected(line: RouteLine) -> dict[str, str]:
     return {"no token": STRANGE, "no role": WITHOUT_A_ROLE.get(over, NOT_THERE), **told}
 
 
-def outcome(api: Any, who: Callable[[Any], Any], line: RouteLine) -> str:
+def outcome(api: Any, who: Callable[[Any], Any], line: ApiRoute) -> str:
     target, body = good_call(api, line)
     before = api.stored()
     answer = who(api).call(line.method, target, body)
@@ -101,10 +101,10 @@ def everybody() -> dict[str, Callable[[Any], Any]]:
 
 def test_every_route_is_written_down_with_its_right() -> None:
     told = {route.strip(): key for key, routes in WHO_MAY.items() for route in routes.split(",")}
-    assert told == {f"{line.method} {line.path}": (line.right, line.over.__name__) for line in ROUTES}
+    assert told == {f"{line.method} {line.path}": (line.right, line.resources.__name__) for line in ROUTES}
 
 
 @pytest.mark.parametrize("line", ROUTES, ids=lambda line: f"{line.method} {line.path}")
-def test_a_route_is_for_those_who_have_its_right(api_of: Callable[..., Any], line: RouteLine) -> None:
+def test_a_route_is_for_those_who_have_its_right(api_of: Callable[..., Any], line: ApiRoute) -> None:
     found = {called: outcome(api_of(), who, line) for called, who in everybody().items()}
     assert found == expected(line)

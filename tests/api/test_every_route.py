@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.route import PREFIX
-from forewarn.console.routes import ROUTES
+from forewarn.api.routes import ROUTES
 from forewarn.core.access import Right
 from forewarn.errors import Conflict, Unavailable
+from forewarn.web.routing import API_PREFIX
 
 FILE = '[[hosts]]\nname = "h1"\nlocation = "westeurope"\n'
 RECORDING = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
@@ -235,7 +235,7 @@ def test_another_path_is_not_found_and_says_where_the_api_is(api: Any) -> None:
     answer = api.call("GET", "/nowhere", prefix="")
     assert answer.status == 404
     assert answer.json["error"]["code"] == "ResourceNotFound"
-    assert PREFIX in answer.json["error"]["message"]
+    assert API_PREFIX in answer.json["error"]["message"]
 
 
 def test_another_method_is_refused_and_told_which_ones_there_are(api: Any) -> None:

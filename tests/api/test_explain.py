@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, Sighting, What
-from forewarn.hypervisor.behaviour import Behaviour, Unreachable
-from forewarn.store.seam import Polled
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
+from forewarn.store.interface import LastPoll
 
 
 def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
     """The VM polls, and is given the event."""
     vm, at = api.world.vm(vm_name), api.world.now
-    sighting = Sighting(
+    sighting = EventDelivery(
         event_id=event["id"],
         scope_id=vm.scope_id,
         vm=vm.key,
@@ -22,7 +22,7 @@ def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
         incarnation=2,
         at=at,
     )
-    poll = Polled(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01", count=1)
+    poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01", count=1)
     api.world.do(api.world.store.observe([poll], [sighting]))
 
 
@@ -66,7 +66,7 @@ def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None
     """Sightings are written in batches: a crash may lose the last two seconds."""
     (event,) = api.restart_of("db")
     api.world.advance(10)
-    entry = Entry(at=api.world.now, what=What.SERVICE, text="service started, version 0.1.0, process 7")
+    entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started, version 0.1.0, process 7")
     api.world.do(api.world.store.commit(Commit(entries=(entry,))))
     lines = api.get(f"/explain/{event['id']}")["lines"]
     assert lines[-1]["text"] == "the service was back after a crash"
@@ -76,7 +76,7 @@ def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None
 def test_a_hypervisor_that_does_not_answer_is_what_a_restart_waits_for(api: Any) -> None:
     """Spec §6.5: the event stays Started until the outcome is known, and whoever asks is told what it waits for."""
     (event,) = api.restart_of("db")
-    api.world.hypervisor.set_behaviour(Behaviour((Unreachable(times=3),)))
+    api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=3),)))
     api.world.approve("db", event["id"])
     api.world.advance(2)
     text = "reboot of db is tried again in 2 s: the hypervisor of VM 'db' does not answer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from forewarn.hypervisor.behaviour import Behaviour, Unreachable
+from forewarn.hypervisor.simulated import SimulatedBehaviour, UnreachableRule
 
 
 def texts(page: Any) -> list[str]:
@@ -101,7 +101,7 @@ def test_whoever_waited_long_enough_is_answered_with_nothing(api: Any) -> None:
 
 def test_another_try_is_found_by_the_request_that_it_is_of(api: Any) -> None:
     (event,) = api.restart_of("db")
-    api.world.hypervisor.set_behaviour(Behaviour((Unreachable(times=1),)))
+    api.world.hypervisor.set_behaviour(SimulatedBehaviour((UnreachableRule(times=1),)))
     api.world.approve("db", event["id"])
     entries = api.get(f"/history?request={event['request_id']}")["entries"]
     assert [entry["what"] for entry in entries][-1] == "retried"

@@ -10,17 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from forewarn.console.openapi import document, plain
-from forewarn.console.over import everything
-from forewarn.console.reference import routes_markdown
-from forewarn.console.room import Room
-from forewarn.console.route import RouteLine
-from forewarn.console.routes import ROUTES
-from forewarn.console.signature import signature_of
+from forewarn.api.openapi import openapi_document, openapi_path
+from forewarn.api.routes import ROUTES
 from forewarn.core.access import Right
+from forewarn.web.context import RequestContext
+from forewarn.web.routing import ApiRoute, everything, handler_signature
+from tools.docs.api_reference import api_reference_markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
-DESCRIBED: dict[str, Any] = json.loads(msgspec.json.encode(document(ROUTES)))
+DESCRIBED: dict[str, Any] = json.loads(msgspec.json.encode(openapi_document(ROUTES)))
 
 
 def operations() -> dict[tuple[str, str], Any]:
@@ -28,12 +26,12 @@ def operations() -> dict[tuple[str, str], Any]:
 
 
 def test_the_page_about_the_api_is_up_to_date() -> None:
-    assert PAGE.read_text() == routes_markdown(), "run `make docs`"
+    assert PAGE.read_text() == api_reference_markdown(), "run `make docs`"
 
 
 def test_every_route_is_described_with_its_right() -> None:
     told = {key: one["x-forewarn-right"] for key, one in operations().items()}
-    assert told == {(line.method, plain(line.path)): line.right for line in ROUTES}
+    assert told == {(line.method, openapi_path(line.path)): line.right for line in ROUTES}
     assert all(one["summary"].endswith(".") and one["description"] for one in operations().values())
 
 
@@ -75,8 +73,8 @@ def test_it_is_served_to_whoever_is_signed_in(api: Any) -> None:
 
 
 def test_a_handler_that_takes_anything_else_is_found_when_the_app_is_built() -> None:
-    async def handler(room: Room, thing: str) -> None: ...
+    async def handler(room: RequestContext, thing: str) -> None: ...
 
     with pytest.raises(TypeError, match="a handler takes room, call, and asked or query"):
-        signature_of(handler)
-    assert RouteLine("GET", "/x", handler, Right.READ).over is everything
+        handler_signature(handler)
+    assert ApiRoute("GET", "/x", handler, Right.READ).resources is everything

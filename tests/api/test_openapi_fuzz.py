@@ -20,11 +20,11 @@ from schemathesis.core import NOT_SET
 from schemathesis.core.transport import Response
 from schemathesis.generation import GenerationMode
 
-from forewarn.console.openapi import document
-from forewarn.console.route import PREFIX
-from forewarn.console.routes import ROUTES
+from forewarn.api.openapi import openapi_document
+from forewarn.api.routes import ROUTES
+from forewarn.web.routing import API_PREFIX
 
-SCHEMA = schemathesis.openapi.from_dict(json.loads(msgspec.json.encode(document(ROUTES))))
+SCHEMA = schemathesis.openapi.from_dict(json.loads(msgspec.json.encode(openapi_document(ROUTES))))
 OPERATIONS = {found.ok().label: found.ok() for found in SCHEMA.get_all_operations()}
 CHECKS = [checks.not_a_server_error, checks.status_code_conformance, checks.response_schema_conformance]
 EXAMPLES = {GenerationMode.POSITIVE: 15, GenerationMode.NEGATIVE: 8}
@@ -81,7 +81,7 @@ def call(api: Any, case: Any, names: Any, query: Any, body: Any) -> Response:
     path = case.path.format_map({name: quote(str(value), safe="", errors="replace") for name, value in names.items()})
     target = f"{path}?{urlencode(query, doseq=True, errors='replace')}" if query else path
     answer = api.call(case.method, target, written(body))
-    request = requests.Request(case.method, f"http://localhost{PREFIX}{target}").prepare()
+    request = requests.Request(case.method, f"http://localhost{API_PREFIX}{target}").prepare()
     headers = {name: [value] for name, value in answer.headers.items()}
     return Response(answer.status, headers, answer.content, request, elapsed=0.0, verify=False)
 

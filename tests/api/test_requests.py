@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.maintenance import state_of
 from forewarn.core.cause import Cause
-from forewarn.core.event import Ending, Event, Status
-from forewarn.core.fleet import Health
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.fleet import HostHealth
+from forewarn.core.request_state import request_state
 from forewarn.store.sqlite import SqliteStore
 
 
@@ -126,7 +126,7 @@ def test_a_request_whose_event_is_withdrawn_ends_as_withdrawn(api: Any) -> None:
     assert api.get(f"/requests/{event['request_id']}")["state"] == "withdrawn"
 
 
-def an_event(status: Status, ending: Ending | None = None) -> Event:
+def an_event(status: EventState, ending: Ending | None = None) -> Event:
     return Event(
         id="E",
         scope_id="s",
@@ -141,9 +141,9 @@ def an_event(status: Status, ending: Ending | None = None) -> Event:
     )
 
 
-SCHEDULED, STARTED = an_event(Status.SCHEDULED), an_event(Status.STARTED)
-FINISHED, FAILED = an_event(Status.OVER, Ending.FINISHED), an_event(Status.OVER, Ending.FAILED)
-WITHDRAWN = an_event(Status.OVER, Ending.WITHDRAWN)
+SCHEDULED, STARTED = an_event(EventState.SCHEDULED), an_event(EventState.STARTED)
+FINISHED, FAILED = an_event(EventState.OVER, Ending.FINISHED), an_event(EventState.OVER, Ending.FAILED)
+WITHDRAWN = an_event(EventState.OVER, Ending.WITHDRAWN)
 STATES = [
     ([], True, False, "waiting"),
     ([], False, False, "finished"),
@@ -163,7 +163,7 @@ STATES = [
 def test_the_state_of_a_request_is_read_off_its_events(
     events: list[Event], to_come: bool, skipped: bool, state: str
 ) -> None:
-    assert state_of(events, to_come=to_come, skipped=skipped) == state
+    assert request_state(events, to_come=to_come, skipped=skipped) == state
 
 
 def test_a_degraded_host_announces_redeploys_of_all_its_vms(api: Any) -> None:
@@ -196,7 +196,7 @@ def test_of_two_calls_about_one_host_the_second_is_decided_on_what_the_first_mad
         return [answer.status for answer in await asyncio.gather(*calls)]
 
     assert api.world.do(both()) == [202, 409]
-    assert {host.name: host.health for host in api.world.store.hosts()}["h1"] is Health.FAILED
+    assert {host.name: host.health for host in api.world.store.hosts()}["h1"] is HostHealth.FAILED
 
     async def adding() -> list[int]:
         calls = (api.calling("POST", "/fleet/hosts", {"name": n, "location": "westeurope"}) for n in ("h9", "H9"))

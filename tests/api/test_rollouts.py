@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.hypervisor.behaviour import Behaviour, Fail
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 
 
 def test_a_rollout_over_hosts_is_answered_with_how_far_it_is(api: Any) -> None:
@@ -71,7 +71,7 @@ def test_what_a_rollout_came_to_outlives_its_events(api: Any) -> None:
 
 
 def test_a_rollout_that_stopped_says_why(api: Any) -> None:
-    api.world.hypervisor.set_behaviour(Behaviour((Fail(vm="web-0", note="no power"),)))
+    api.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="web-0", note="no power"),)))
     started = api.post("/rollouts", {"impact": "update", "scope": "web"})
     api.world.advance(3600)
     stopped = api.get(f"/rollouts/{started['id']}")
@@ -80,7 +80,7 @@ def test_a_rollout_that_stopped_says_why(api: Any) -> None:
 
 
 def test_a_rollout_that_never_stops_says_how_many_failed(api: Any) -> None:
-    api.world.hypervisor.set_behaviour(Behaviour((Fail(vm="web-*", note="no power"),)))
+    api.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="web-*", note="no power"),)))
     started = api.post("/rollouts", {"impact": "update", "scope": "web", "max_failures": 0})
     api.world.advance(2 * 3600)
     done = api.get(f"/rollouts/{started['id']}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.policy import Policy
+from forewarn.core.decision import Policy
 from forewarn.store.sqlite import SqliteStore
 
 

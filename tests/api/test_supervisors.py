@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.app import build
+from forewarn.service.web_app import build_web_app
 
 FILE = """
 [defaults]
@@ -35,7 +35,7 @@ class Kept:
 def with_keepers(api: Any, **keepers: Kept) -> Any:
     """Key → keeper; of VMs that the world has, or has no more."""
     api.house = replace(api.house, keepers=lambda: {f"sub/lab/{name}": kept for name, kept in keepers.items()})
-    api.app = build(api.house)
+    api.app = build_web_app(api.house)
     return api
 
 

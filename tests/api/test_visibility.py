@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from forewarn.core.access import Grant, Principal, Role
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
 DB = f"{COMPUTE}/virtualMachines/db"
@@ -153,7 +153,7 @@ def test_the_history_tells_of_ones_own_vms_only(api: Any) -> None:
     api.restart_of("spot", "web-1")
     api.post("/fleet/vms", {"name": "cache"})
     api.post("/access/clients", {"id": "bot"})
-    said = Entry(at=api.world.now, what=What.SERVICE, text="service started")
+    said = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started")
     api.world.do(api.world.store.commit(Commit(entries=(said,))))
     about_db = [
         "scheduled events enabled by the service",
@@ -197,7 +197,7 @@ def test_whoever_follows_some_of_the_history_misses_nothing_of_it(api: Any) -> N
 def test_ones_own_entry_is_found_behind_very_many_of_others(api: Any) -> None:
     reader = api.holding("Reader", DB)
     seq = api.world.store.last_seq()
-    said = Entry(at=api.world.now, what=What.CLOCK, text="tick")
+    said = HistoryEntry(at=api.world.now, what=EntryKind.CLOCK, text="tick")
     api.world.do(api.world.store.commit(Commit(entries=(said,) * 45_000)))
     api.restart_of("db")
     page = reader.get(f"/history?after={seq}")

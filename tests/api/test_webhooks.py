@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Unavailable
-from forewarn.testing.receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 NEW = {
     "url": "https://example.org/hook?code=password",
@@ -76,7 +76,7 @@ def test_a_secret_of_ones_own_is_taken(api: Any) -> None:
 
 
 def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         webhook = api.post("/webhooks", {"url": receiver.url})["id"]
         good = api.post(f"/webhooks/{webhook}/test")
     assert good == {"id": webhook, "ok": True, "status": 200, "text": "it answered 200"}
@@ -85,7 +85,7 @@ def test_a_test_message_shows_what_came_of_it(api: Any) -> None:
 
 
 def test_a_receiver_that_does_not_agree_is_not_added(api: Any) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         status, code, message = api.refused("POST", "/webhooks", {"url": receiver.url, "validate": True})
     assert (status, code) == (409, "Refused")
     assert "was not validated" in message

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.requests import Request
-from tests.console.conftest import Answer, exchange
 
-from forewarn.access.signing import SigningKey
-from forewarn.console.app import Admit, build
-from forewarn.console.door import Door
-from forewarn.core.access import Grant, Principal, Role, owner
-from forewarn.testing.world import World
+from forewarn.auth.tokens import SigningKey
+from forewarn.core.access import Grant, Principal, Role, owner_principal
+from forewarn.service.web_app import build_web_app
+from forewarn.web.authentication import Authenticate, BearerAuthenticator
+from tests.support.operator_api import Answer, api, api_of, asleep, exchange  # noqa: F401
+from tests.support.world import World
 
 BASE = "https://localhost:8443"
 GROUP = "/subscriptions/sub/resourceGroups/lab"
@@ -53,15 +53,15 @@ class Caller:
 class Arm(Caller):
     """The owner, who may do everything; `holding` gives somebody else."""
 
-    def __init__(self, api: Any, admit: Admit | None = None) -> None:
-        super().__init__(self, owner("local user ann"))
+    def __init__(self, api: Any, admit: Authenticate | None = None) -> None:
+        super().__init__(self, owner_principal("local user ann"))
         self.api = api
         self.world: World = api.world
-        self.app = build(api.house, admit or _whoever_is_told)
+        self.app = build_web_app(api.house, admit or _whoever_is_told)
 
-    def behind(self, door: Door) -> Arm:
+    def behind(self, door: BearerAuthenticator) -> Arm:
         """The same, where whoever calls is told by the token that they show."""
-        return Arm(self.api, door.admit)
+        return Arm(self.api, door.authenticate)
 
     def holding(self, role: Role, *over: str, name: str = "client ci") -> Caller:
         """Somebody with this role over these resources; over none, somebody without any role."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
-from forewarn.core.event import Status
-from forewarn.core.fleet import Power
-from forewarn.core.request import Ask
-from forewarn.testing.world import World, a_vm
+from forewarn.core.event import EventState
+from forewarn.core.fleet import PowerState
+from forewarn.core.request import RequestedOperation
+from tests.support.world import World, a_vm
 
 BASE = "https://localhost:8443"
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
@@ -37,23 +37,23 @@ def test_a_restart_becomes_an_event_and_an_operation_that_can_be_followed(arm: A
     assert answer.headers["retry-after"] == "1"
     assert answer.headers["x-ms-request-id"] == request.id
     assert (event.row.kind, event.row.source, event.vms) == ("Reboot", "User", ("db",))
-    assert event.status is Status.SCHEDULED
+    assert event.status is EventState.SCHEDULED
     assert asked(arm) == [("restart", ("db",), "local user ann")]
 
 
 @pytest.mark.parametrize(
     ("action", "ask"),
     [
-        ("restart", Ask.RESTART),
-        ("redeploy", Ask.REDEPLOY),
-        ("reapply", Ask.REAPPLY),
-        ("powerOff?skipShutdown=true", Ask.POWER_OFF),
-        ("deallocate?hibernate=false", Ask.DEALLOCATE),
-        ("reimage", Ask.REIMAGE),
-        ("RESTART", Ask.RESTART),
+        ("restart", RequestedOperation.RESTART),
+        ("redeploy", RequestedOperation.REDEPLOY),
+        ("reapply", RequestedOperation.REAPPLY),
+        ("powerOff?skipShutdown=true", RequestedOperation.POWER_OFF),
+        ("deallocate?hibernate=false", RequestedOperation.DEALLOCATE),
+        ("reimage", RequestedOperation.REIMAGE),
+        ("RESTART", RequestedOperation.RESTART),
     ],
 )
-def test_each_action_asks_for_its_own(arm: Any, action: str, ask: Ask) -> None:
+def test_each_action_asks_for_its_own(arm: Any, action: str, ask: RequestedOperation) -> None:
     assert arm.call("POST", f"{DB}/{action}").status == 202
     assert asked(arm) == [(ask, ("db",), "local user ann")]
 
@@ -67,18 +67,18 @@ def test_without_an_api_version_the_addresses_have_none(arm: Any) -> None:
 def test_a_vm_that_was_powered_off_is_started(arm: Any) -> None:
     arm.call("POST", f"{DB}/powerOff")
     arm.world.advance(60)
-    assert arm.world.vm("db").power is Power.STOPPED
+    assert arm.world.vm("db").power is PowerState.STOPPED
     assert arm.call("POST", f"{DB}/start").status == 202
     arm.world.advance(60)
-    assert arm.world.vm("db").power is Power.RUNNING
+    assert arm.world.vm("db").power is PowerState.RUNNING
 
 
 def test_pending_maintenance_is_performed(arm: Any) -> None:
     world: World = arm.world
-    world.do(world.control.requests.degrade("h1", who="operator", notice_s=86400))
+    world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=86400))
     world.settle()
     assert arm.call("POST", f"{DB}/performMaintenance").status == 202
-    started = {name for event in world.events(Status.STARTED) for name in event.vms}
+    started = {name for event in world.events(EventState.STARTED) for name in event.vms}
     assert started == {"db"}
     assert asked(arm)[-1] == ("perform-maintenance", ("db",), "local user ann")
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.console.arm import discovery, reading
+from forewarn.arm import discovery, resources
 from forewarn.core.access import Role
 
-ROUTES = [route for route in (*discovery.ROUTES, *reading.ROUTES) if route.method == "GET"]
+ROUTES = [route for route in (*discovery.ROUTES, *resources.ROUTES) if route.method == "GET"]
 KNOWN = ["sub", "lab", "LAB", "web", "web-0", "db", "pool", "0", "pool_1", "none"]
 NAMES = st.sampled_from(KNOWN) | st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 QUERIES = st.dictionaries(

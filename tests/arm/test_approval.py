@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
-from forewarn.core.event import Event, Status
-from forewarn.core.history import What
-from forewarn.core.request import Ask
-from forewarn.testing.world import a_vm
+from forewarn.core.event import Event, EventState
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation
+from tests.support.world import a_vm
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
 DB, POOL = f"{COMPUTE}/virtualMachines/db", f"{COMPUTE}/virtualMachineScaleSets/pool"
@@ -28,12 +28,12 @@ def acknowledge(over: str, event: Event) -> str:
 
 
 def restart(arm: Any, *names: str) -> list[Event]:
-    events: list[Event] = arm.world.ask(Ask.RESTART, *names)
+    events: list[Event] = arm.world.ask(RequestedOperation.RESTART, *names)
     return events
 
 
-def status(arm: Any, event: Event) -> Status:
-    found: Status = arm.world.store.event(event.id).status
+def status(arm: Any, event: Event) -> EventState:
+    found: EventState = arm.world.store.event(event.id).status
     return found
 
 
@@ -41,8 +41,8 @@ def test_an_approved_event_starts_and_the_history_names_who_approved_it(arm: Any
     (event,) = restart(arm, "db")
     answer = arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, DB).call("POST", acknowledge(DB, event))
     assert (answer.status, answer.json) == (200, APPROVED)
-    assert status(arm, event) is Status.STARTED
-    (entry,) = [entry for entry in arm.world.store.history(event_id=event.id) if entry.what is What.APPROVED]
+    assert status(arm, event) is EventState.STARTED
+    (entry,) = [entry for entry in arm.world.store.history(event_id=event.id) if entry.what is EntryKind.APPROVED]
     assert (entry.who, entry.text) == ("client ci", "client ci approved Reboot of db")
 
 
@@ -56,7 +56,7 @@ def test_the_address_is_found_whatever_its_case(arm: Any) -> None:
 def test_every_member_of_a_scope_may_approve_its_events(arm: Any, over: str) -> None:
     (event,) = restart(arm, "web-0")
     assert arm.holding(Role.SCHEDULED_EVENT_CONTRIBUTOR, over).call("POST", acknowledge(over, event)).status == 200
-    assert status(arm, event) is Status.STARTED
+    assert status(arm, event) is EventState.STARTED
 
 
 def test_an_approval_again_changes_nothing_and_succeeds(arm: Any) -> None:
@@ -67,7 +67,7 @@ def test_an_approval_again_changes_nothing_and_succeeds(arm: Any) -> None:
     assert arm.stored() == before
 
     arm.world.advance(60)
-    assert status(arm, event) is Status.OVER
+    assert status(arm, event) is EventState.OVER
     before = arm.stored()
     assert arm.call("POST", acknowledge(DB, event)).json == APPROVED
     assert arm.stored() == before
@@ -91,7 +91,7 @@ def test_an_event_of_another_resource_is_not_found(arm: Any, over: str) -> None:
 
 
 def test_what_no_document_ever_showed_is_not_found(arm: Any) -> None:
-    (unlisted,) = arm.world.ask(Ask.POWER_OFF, "db")
+    (unlisted,) = arm.world.ask(RequestedOperation.POWER_OFF, "db")
     assert arm.refused("POST", acknowledge(DB, unlisted))[0] == 404
 
 
@@ -117,7 +117,7 @@ def test_a_list_is_approved_across_the_placement_groups_of_a_set(arm: Any) -> No
     ids = [event.id.lower() for event in events]
     answer = arm.call("POST", f"{POOL}/{EVENTS}?{VERSION}", {"value": [*ids, ids[0].upper()]})
     assert (answer.status, answer.json) == (200, APPROVED)
-    assert {status(arm, event) for event in events} == {Status.STARTED}
+    assert {status(arm, event) for event in events} == {EventState.STARTED}
     assert len({event.scope_id for event in events}) == 2
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from tests.console.arm.conftest import Arm
 
-from forewarn.console.arm.route import ArmRoute
-from forewarn.console.arm.routes import ROUTES
-from forewarn.core.access import RIGHTS, Principal, Right, Role
-from forewarn.core.request import Ask
+from forewarn.arm.routes import ROUTES
+from forewarn.arm.routing import ArmRoute
+from forewarn.core.access import ROLE_RIGHTS, Principal, Right, Role
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unauthenticated
+from tests.arm.conftest import Arm
 
 OWN, OTHER, EVERYTHING = "/subscriptions/sub/resourceGroups/lab", "/subscriptions/sub/resourceGroups/other", "/"
 PLACES = (OWN, OTHER, EVERYTHING)
@@ -44,7 +44,7 @@ OPEN = [pytest.param(route, id=label(route)) for route in ROUTES if route.right 
 
 def target(arm: Any, route: ArmRoute) -> str:
     """A path of this route that names what there is."""
-    (event,) = arm.world.ask(Ask.RESTART, "db")
+    (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     names = {
         "subscription": "sub",
         "group": "lab",
@@ -61,12 +61,14 @@ def target(arm: Any, route: ArmRoute) -> str:
 
 def expected(route: ArmRoute) -> dict[str, str]:
     assert route.right is not None
-    if route.over.__name__ == "listing":
+    if route.authorize.__name__ == "listing":
         told = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
         return {"no token": STRANGE, "no role": LET_IN, **told}
-    assert route.over.__name__ in OVER_WHAT_IS_CALLED, f"{label(route)} is over {route.over.__name__}: expect what?"
+    assert route.authorize.__name__ in OVER_WHAT_IS_CALLED, (
+        f"{label(route)} is over {route.authorize.__name__}: expect what?"
+    )
     told = {
-        f"{role} over {place}": LET_IN if place != OTHER and route.right in RIGHTS[role] else FORBIDDEN
+        f"{role} over {place}": LET_IN if place != OTHER and route.right in ROLE_RIGHTS[role] else FORBIDDEN
         for role in Role
         for place in PLACES
     }
@@ -101,7 +103,7 @@ def test_only_discovery_and_sign_in_need_no_token() -> None:
 def test_what_changes_something_needs_more_than_reading() -> None:
     changing = [route for route in ROUTES if route.method != "GET" and route.right is not None]
     assert {route.right for route in changing} == {Right.OPERATE, Right.APPROVE}
-    assert all(route.over.__name__ in OVER_WHAT_IS_CALLED for route in changing)
+    assert all(route.authorize.__name__ in OVER_WHAT_IS_CALLED for route in changing)
     approving = {label(route) for route in changing if route.right is Right.APPROVE}
     assert approving == {label(route) for route in changing if "scheduledevents" in route.path}
     reading = [route for route in ROUTES if route.method == "GET" and route.right is not None]

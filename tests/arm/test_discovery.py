@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.sign_in import SignIn
-from forewarn.access.token import Issuer
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.token_service import TokenService
+from forewarn.auth.tokens import TokenIssuer
 
 BASE = "https://localhost:8443"
 OTHER = {"host": "console.example.org"}
 
 
 @pytest.fixture
-def issuer(signing_key: Any) -> Issuer:
-    return Issuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
+def issuer(signing_key: Any) -> TokenIssuer:
+    return TokenIssuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
 
 
 @pytest.fixture
-def open_arm(arm_of: Any, issuer: Issuer) -> Any:
+def open_arm(arm_of: Any, issuer: TokenIssuer) -> Any:
     """A console where clients sign in."""
-    return arm_of(sign_in=SignIn(issuer=issuer, tenant_id="t-1"))
+    return arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1"))
 
 
 def test_one_object_has_what_clients_of_2022_and_of_2015_look_for(open_arm: Any) -> None:
@@ -74,7 +74,7 @@ def test_where_to_sign_in_is_told_for_both_sorts_of_authority(open_arm: Any, pat
     assert told["authorization_endpoint"].startswith(BASE)
 
 
-def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, issuer: Issuer) -> None:
+def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, issuer: TokenIssuer) -> None:
     (key,) = open_arm.get("/adfs/discovery/keys")["keys"]
     assert key == issuer.jwks()["keys"][0]
     assert set(key) == {"kty", "n", "e", "kid", "use", "alg"}
@@ -87,9 +87,9 @@ def test_the_keys_that_tokens_are_signed_with_are_public_ones(open_arm: Any, iss
         ("https://issuer.example.org/realms/shop", "https://issuer.example.org/realms/shop"),
     ],
 )
-def test_with_an_issuer_outside_clients_are_sent_there(arm_of: Any, issuer: Issuer, url: str, login: str) -> None:
+def test_with_an_issuer_outside_clients_are_sent_there(arm_of: Any, issuer: TokenIssuer, url: str, login: str) -> None:
     external = ExternalIssuer(url, ["api://forewarn", "api://other"])
-    arm = arm_of(sign_in=SignIn(issuer=issuer, tenant_id="t-1", external=external))
+    arm = arm_of(sign_in=TokenService(issuer=issuer, tenant_id="t-1", external=external))
     told = arm.get("/metadata/endpoints")["authentication"]
     assert (told["loginEndpoint"], told["audiences"]) == (login, ["api://forewarn", "api://other"])
 

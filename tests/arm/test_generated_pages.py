@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.arm.page import COMPUTE, azure_api_markdown
-from forewarn.console.arm.powershell import powershell_markdown
-from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute
-from forewarn.console.arm.routes import ROUTES
-from forewarn.console.room import Room
+from forewarn.arm.routes import ROUTES
+from forewarn.arm.routing import ArmCall, ArmResponse, ArmRoute
+from forewarn.web.context import RequestContext
+from tools.docs.azure_api import COMPUTE_PATH, azure_api_markdown
+from tools.docs.powershell import powershell_markdown
 
 HERE = Path(__file__).parents[3]
 SOURCES = HERE / "src" / "forewarn" / "console" / "arm"
@@ -32,7 +32,7 @@ def test_the_page_in_docs_says_what_the_routes_say(name: str, page: Page) -> Non
 
 
 def test_every_route_has_one_row_with_its_right_and_what_it_does() -> None:
-    rows = [(row[1], row[2].replace("…", COMPUTE)) for row in ROW.finditer(azure_api_markdown(ROUTES))]
+    rows = [(row[1], row[2].replace("…", COMPUTE_PATH)) for row in ROW.finditer(azure_api_markdown(ROUTES))]
     assert sorted(rows) == sorted((route.method, route.path) for route in ROUTES)
     assert len(set(rows)) == len(rows)
 
@@ -45,10 +45,10 @@ def test_a_route_says_in_a_few_words_what_it_does(route: ArmRoute) -> None:
 
 
 def test_a_new_route_has_a_row_and_calls_by_itself() -> None:
-    async def polish(room: Room, call: ArmCall) -> ArmAnswer:
-        return ArmAnswer()
+    async def polish(room: RequestContext, call: ArmCall) -> ArmResponse:
+        return ArmResponse()
 
-    new = ArmRoute("GET", f"{COMPUTE}/virtualMachines/{{vm}}/polish", polish, summary="polishes a VM")
+    new = ArmRoute("GET", f"{COMPUTE_PATH}/virtualMachines/{{vm}}/polish", polish, summary="polishes a VM")
     assert "| GET | `…/virtualMachines/{vm}/polish` | read | polishes a VM | 200 |" in azure_api_markdown([new])
     assert 'Invoke-AzRestMethod -Method GET -Path "$vmId/polish?$version"' in powershell_markdown([new])
 
@@ -58,7 +58,7 @@ def test_every_code_of_a_refusal_is_explained() -> None:
     codes = {found[1] or found[2] for found in CODE.finditer(text)}
     assert {"ResourceNotFound", "MethodNotAllowed", "SubscriptionNotFound"} <= codes  # the pattern still finds them
     missing = sorted(code for code in codes if f"`{code}`" not in azure_api_markdown(ROUTES))
-    assert not missing, f"docs/azure-api.md explains no {missing}: add them in console/arm/page.py"
+    assert not missing, f"docs/azure-api.md explains no {missing}: add them in tools/docs/azure_api.py"
 
 
 def test_the_headers_of_an_operation_are_all_explained(arm: Any) -> None:

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
-from forewarn.core.change import Commit
-from forewarn.core.event import Ending, Event, Status
-from forewarn.core.history import Entry, Sighting, What
-from forewarn.core.policy import Policy
-from forewarn.core.request import Ask, Impact, Rollout
-from forewarn.hypervisor.behaviour import Behaviour, Fail
-from forewarn.store.seam import Polled
-from forewarn.testing.world import a_vm
+from forewarn.core.commit import Commit
+from forewarn.core.decision import Policy
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.store.interface import LastPoll
+from tests.support.world import a_vm
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
 VMS, POOL = f"{COMPUTE}/virtualMachines", f"{COMPUTE}/virtualMachineScaleSets/pool"
@@ -112,8 +112,8 @@ def test_it_tells_who_was_given_the_event_and_who_polls(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{VMS}/web-0/restart")
     event, world = the_event(arm), arm.world
     key, scope_id = world.vm("web-1").key, event.scope_id
-    polled = Polled(vm=key, scope_id=scope_id, at=world.now, version="2020-07-01")
-    seen = Sighting(
+    polled = LastPoll(vm=key, scope_id=scope_id, at=world.now, version="2020-07-01")
+    seen = EventDelivery(
         event_id=event.id, scope_id=scope_id, vm=key, status="Scheduled", version="", incarnation=1, at=world.now
     )
     world.do(world.store.observe([polled], [seen]))
@@ -135,7 +135,7 @@ def test_the_other_address_answers_with_its_status_alone(arm: Any) -> None:
 
 
 def test_an_act_that_fails_ends_it_as_failed_with_the_reason_of_each_vm(arm: Any) -> None:
-    arm.world.hypervisor.set_behaviour(Behaviour((Fail(vm="pool_1", note="the disk did not come back"),)))
+    arm.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(vm="pool_1", note="the disk did not come back"),)))
     followed = Followed(arm, "POST", f"{POOL}/restart")
     arm.world.advance(16 * 60)
     shown = followed.show()
@@ -168,7 +168,7 @@ def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any)
     crowd = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
     arm.world.do(arm.world.control.fleets.change(FleetChange(vms=crowd, text="a crowd"), who="test"))
     followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
-    for event in arm.world.events(Status.SCHEDULED):
+    for event in arm.world.events(EventState.SCHEDULED):
         arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
     error = followed.show()["error"]
     assert error["message"].startswith("Reboot of crowd_0 was withdrawn: taken back by bob; Reboot of crowd_1 was")
@@ -179,7 +179,7 @@ def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any)
 def test_what_was_done_only_in_part_has_not_succeeded(arm: Any) -> None:
     """Spec §9: a withdrawn event ends it as cancelled, also where another of it was carried out."""
     followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0", "1"]})
-    done, withdrawn = sorted(arm.world.events(Status.SCHEDULED), key=lambda event: event.vms)
+    done, withdrawn = sorted(arm.world.events(EventState.SCHEDULED), key=lambda event: event.vms)
     arm.world.do(arm.world.control.requests.withdraw(withdrawn.id, who="bob", reason="not this one"))
     assert followed.status == "InProgress"
     arm.world.advance(20 * 60)
@@ -194,7 +194,7 @@ def test_what_was_done_only_in_part_has_not_succeeded(arm: Any) -> None:
 def test_what_could_not_even_begin_in_part_has_failed(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{POOL}/restart", {"instanceIds": ["0"]})
     request_id = the_event(arm).request_id
-    skipped = Entry(at=0, what=What.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
+    skipped = HistoryEntry(at=0, what=EntryKind.SKIPPED, text="pool_9 has no host to go to", request_id=request_id)
     arm.world.do(arm.world.store.commit(Commit(entries=(skipped,))))
     assert followed.status == "InProgress"
     arm.world.advance(20 * 60)
@@ -246,7 +246,7 @@ def test_performing_maintenance_lasts_as_long_as_the_events_that_it_approved(arm
 
 def test_whoever_performs_maintenance_of_a_shared_host_does_not_learn_who_else_is_on_it(arm: Any) -> None:
     world = arm.world
-    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1",))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     world.do(world.control.requests.start_rollout(rollout, who="operator"))
     world.settle()
     operator = arm.holding(Role.OPERATOR, f"{VMS}/db")
@@ -260,7 +260,7 @@ def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
     followed = Followed(arm, "POST", f"{POOL}/restart")
     reborn = again(arm)
     assert followed.show(reborn)["status"] == "InProgress"
-    for event in reborn.world.events(Status.SCHEDULED):
+    for event in reborn.world.events(EventState.SCHEDULED):
         reborn.world.approve("pool_0", event.id)
     reborn = again(reborn)
     reborn.world.advance(60)
@@ -270,7 +270,7 @@ def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
 def test_part_of_a_request_that_is_still_to_come_keeps_it_in_progress(arm: Any) -> None:
     vms = tuple(a_vm(f"big_{n}", scale_set="big", placement_group=f"pg-{n}", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two groups"), who="test"))
-    receipt = arm.world.do(arm.world.control.requests.ask_for_vms(Ask.RESTART, vms, who="ann"))
+    receipt = arm.world.do(arm.world.control.requests.ask_for_vms(RequestedOperation.RESTART, vms, who="ann"))
     shown = arm.get(f"{OPERATIONS}/{receipt.request.id}")
     assert (shown["status"], shown["properties"]["toCome"], shown["properties"]["events"]) == ("InProgress", 2, [])
 
@@ -293,7 +293,7 @@ def test_an_operation_that_never_was_is_not_found(arm: Any, name: str) -> None:
 
 
 def test_a_rollout_is_no_operation(arm: Any) -> None:
-    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1",))
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",))
     request = arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     assert arm.refused("GET", f"{OPERATIONS}/{request.id}")[0] == 404
 
@@ -325,7 +325,7 @@ def test_maintenance_that_is_performed_can_be_followed_by_all_who_see_the_scope(
     """Spec §7.2: each of them sees its events."""
     vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
     arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two on one host"), who="test"))
-    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1",))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     arm.world.settle()
     followed = Followed(arm, "POST", f"{VMS}/app-0/performMaintenance")

@@ -12,19 +12,19 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from msgspec.structs import replace as changed
 
-from forewarn.access.sign_in import SignIn
-from forewarn.access.token import Issuer
-from forewarn.assembly.fleet import sample_fleet
-from forewarn.console.arm.page import section_of, statuses
-from forewarn.console.arm.powershell import powershell_markdown
-from forewarn.console.arm.route import ArmRoute
-from forewarn.console.arm.routes import ROUTES
-from forewarn.console.door import Door
+from forewarn.arm.routes import ROUTES
+from forewarn.arm.routing import ArmRoute
+from forewarn.auth.token_service import TokenService
+from forewarn.auth.tokens import TokenIssuer
 from forewarn.core.access import Role
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.proposal import read_fleet
-from forewarn.core.request import Ask
-from forewarn.testing.powershell import Shell, Thrown, run
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.core.request import RequestedOperation
+from forewarn.service.first_start import sample_fleet
+from forewarn.web.authentication import BearerAuthenticator
+from tests.support.powershell import PowerShellSession, ScriptError, run_script
+from tools.docs.azure_api import section_of, success_statuses
+from tools.docs.powershell import powershell_markdown
 
 BASE = "https://localhost:8443"
 PAGE = powershell_markdown(ROUTES)  # docs/powershell.md is the same, see test_pages.py
@@ -52,7 +52,7 @@ class Request:
     @property
     def route(self) -> ArmRoute:
         path = urlsplit(self.target).path
-        (found,) = [one for one in ROUTES if one.method == self.method and one.names_in(path) is not None]
+        (found,) = [one for one in ROUTES if one.method == self.method and one.match_path(path) is not None]
         return found
 
 
@@ -72,16 +72,16 @@ def sent(cmdlet: str, given: dict[str, Any]) -> Request:
     return Request(cmdlet, method, given["Uri"].removeprefix(BASE), body.encode(), headers)
 
 
-def shell_for(ask: Callable[[Request], Any], **cmdlets: Any) -> Shell:
+def shell_for(ask: Callable[[Request], Any], **cmdlets: Any) -> PowerShellSession:
     """One in which the page was read up to its calls; signing in gives a token that is worth nothing."""
     calling = {name: lambda given, _, name=name: ask(sent(name, given)) for name in CALLING}
     nothing = dict.fromkeys(("Import-Certificate", "Add-AzEnvironment", "Connect-AzAccount"), lambda given, _: None)
     named = {name.replace("_", "-"): cmdlet for name, cmdlet in cmdlets.items()}
-    shell = Shell({"Get-Content": lambda given, _: "the secret", **calling, **nothing, **named})
+    shell = PowerShellSession({"Get-Content": lambda given, _: "the secret", **calling, **nothing, **named})
     shell.set("base", BASE)
     shell.set("headers", {"Authorization": "Bearer T"})
     (names,) = blocks("Names")
-    run(names, shell)
+    run_script(names, shell)
     return shell
 
 
@@ -93,7 +93,7 @@ def asked_by(text: str) -> list[Request]:
         asked.append(request)
         return {"tags": {}}
 
-    run(text, shell_for(ask))
+    run_script(text, shell_for(ask))
     return asked
 
 
@@ -108,7 +108,7 @@ def test_every_route_that_needs_a_right_is_called_in_both_ways() -> None:
 
 def a_fleet(route: ArmRoute) -> dict[str, Any]:
     """The sample fleet, of Spot VMs where one is evicted."""
-    proposal = read_fleet(sample_fleet())
+    proposal = read_fleet_file(sample_fleet())
     vms: Sequence[Vm] = proposal.vms
     if route.path.endswith("/simulateEviction"):
         vms = [changed(vm, priority=Priority.SPOT, terminate_notice_min=0) for vm in vms]
@@ -124,14 +124,14 @@ def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
     names = {"VMs": ["web-0"], "Availability sets": ["db-0"], "Operations": ["web-0"]}
     of = names.get(section_of(route), ["workers_0", "workers_1"])
     if route.path.endswith("/start"):
-        world.ask(Ask.POWER_OFF, *of)
+        world.ask(RequestedOperation.POWER_OFF, *of)
         world.advance(60)
     elif route.path.endswith("/performMaintenance"):
         for host in sorted({world.vm(name).host for name in of}):
             world.do(world.control.requests.degrade(host, who="operator", notice_s=86400))
         world.settle()
     elif "/scheduledevents" in route.path or "/operations/" in route.path:
-        world.ask(Ask.REDEPLOY, of[0])
+        world.ask(RequestedOperation.REDEPLOY, of[0])
     return arm
 
 
@@ -151,28 +151,28 @@ def test_a_call_is_answered_as_the_page_says(arm_of: Callable[..., Any], block: 
         arm = an_arm(arm_of, request.route)
         answer = arm.call(request.method, request.target, request.body, request.headers)
         answered.append((request.cmdlet, answer.status))
-        assert answer.status in statuses(request.route), answer.content
+        assert answer.status in success_statuses(request.route), answer.content
         assert request.headers["authorization"].startswith("Bearer ")
         return json.loads(answer.content) if answer.content else None
 
     shell = shell_for(ask)
     for name, value in ids_in(an_arm(arm_of, route)).items():
         shell.set(name, value)
-    run(block, shell)
+    run_script(block, shell)
 
-    usual = statuses(route)[0]
+    usual = success_statuses(route)[0]
     assert answered[-2:] == [("Invoke-RestMethod", usual), ("Invoke-AzRestMethod", usual)]
     assert f"({usual}):\n\n```powershell\n{block}" in PAGE
 
 
 def test_the_sign_in_gives_a_token_by_which_the_calls_are_let_in(arm_of: Any, signing_key: Any) -> None:
-    sign_in = SignIn(issuer=Issuer(f"{BASE}/adfs", signing_key), tenant_id="t")
+    sign_in = TokenService(issuer=TokenIssuer(f"{BASE}/adfs", signing_key), tenant_id="t")
     arm = arm_of(sign_in=sign_in, **a_fleet(CLOSED[0]))
     made = arm.api.post("/access/clients", {"id": "scripts"})
     for role in (Role.OPERATOR, Role.SCHEDULED_EVENT_CONTRIBUTOR):
         over = "/subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/lab"
         arm.api.post("/access/grants", {"role": role, "to": "scripts", "over": over})
-    behind = arm.behind(Door(sign_in=sign_in, store=arm.world.store))
+    behind = arm.behind(BearerAuthenticator(sign_in=sign_in, store=arm.world.store))
     statuses_seen: list[int] = []
 
     def ask(request: Request) -> Any:
@@ -182,8 +182,8 @@ def test_the_sign_in_gives_a_token_by_which_the_calls_are_let_in(arm_of: Any, si
 
     shell = shell_for(ask, Get_Content=lambda given, _: made["secret"])
     (lines,) = blocks("Sign in")
-    run(lines, shell)
-    run('Invoke-RestMethod -Method Post -Uri "$base$vmId/restart?$version" -Headers $headers', shell)
+    run_script(lines, shell)
+    run_script('Invoke-RestMethod -Method Post -Uri "$base$vmId/restart?$version" -Headers $headers', shell)
     assert statuses_seen == [200, 202]
 
 
@@ -208,7 +208,7 @@ class Waiting:
 
     def run(self) -> None:
         (lines,) = blocks("Wait for an operation")
-        run(lines, shell_for(self.ask, Start_Sleep=self.sleep))
+        run_script(lines, shell_for(self.ask, Start_Sleep=self.sleep))
 
 
 def test_the_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
@@ -219,7 +219,7 @@ def test_the_loop_waits_until_the_operation_is_over(arm_of: Any) -> None:
 
 def test_the_loop_gives_up_after_half_an_hour(arm_of: Any) -> None:
     waiting = Waiting(arm_of(**a_fleet(CLOSED[0])), advances=False)
-    with pytest.raises(Thrown, match="it is InProgress"):
+    with pytest.raises(ScriptError, match="it is InProgress"):
         waiting.run()
     assert waiting.slept_s == 1800
 
@@ -232,7 +232,7 @@ def test_what_is_untested_can_at_least_be_read() -> None:
     )
     for title in ("Trust", "Sign in", "Az"):
         (lines,) = blocks(title)
-        run(lines, shell)
+        run_script(lines, shell)
     assert shell.get("credential") == ["scripts", "the secret"]
 
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import pytest
 
 from forewarn.core.access import Role
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.core.fleet import AutoApproval, Priority
-from forewarn.core.request import Ask
-from forewarn.testing.world import a_host, a_vm
+from forewarn.core.request import RequestedOperation
+from tests.support.world import a_host, a_vm
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
@@ -80,7 +80,11 @@ def test_an_instance_view_tells_power_and_place(arm: Any) -> None:
     assert arm.get(f"{VMS}/web-1?$expand=instanceView")["properties"]["instanceView"] == view
     assert arm.get(f"{VMS}/web-1?$expand=userData,instanceview")["properties"]["instanceView"] == view
     assert "instanceView" not in arm.get(f"{VMS}/web-1?$expand=userData")["properties"]
-    for ask, power in ((Ask.POWER_OFF, "stopped"), (Ask.DEALLOCATE, "deallocated"), (Ask.START, "running")):
+    for ask, power in (
+        (RequestedOperation.POWER_OFF, "stopped"),
+        (RequestedOperation.DEALLOCATE, "deallocated"),
+        (RequestedOperation.START, "running"),
+    ):
         arm.world.ask(ask, "web-1")
         arm.world.advance(3600)
         status = {"code": f"PowerState/{power}", "level": "Info", "displayStatus": f"VM {power}"}
@@ -99,12 +103,12 @@ def test_an_instance_view_tells_of_platform_maintenance_that_its_owner_may_take_
     }
     assert "maintenanceRedeployStatus" not in arm.get(f"{VMS}/web-1/instanceView")
     arm.world.advance(20 * 60)
-    assert arm.world.events(Status.SCHEDULED) == []
+    assert arm.world.events(EventState.SCHEDULED) == []
     assert "maintenanceRedeployStatus" not in arm.get(f"{VMS}/web-2/instanceView")
 
 
 def test_a_restart_that_a_user_asked_for_is_no_maintenance_of_the_platform(arm: Any) -> None:
-    arm.world.ask(Ask.RESTART, "db")
+    arm.world.ask(RequestedOperation.RESTART, "db")
     assert "maintenanceRedeployStatus" not in arm.get(f"{VMS}/db/instanceView")
 
 
@@ -168,7 +172,7 @@ def test_a_scale_set_shows_the_tags_and_zones_of_its_instances(arm_of: Callable[
 
 
 def test_a_scale_sets_instance_view_counts_its_instances(arm: Any) -> None:
-    arm.world.ask(Ask.POWER_OFF, "pool_1")
+    arm.world.ask(RequestedOperation.POWER_OFF, "pool_1")
     arm.world.advance(3600)
     assert arm.get(f"{SETS}/pool/instanceView") == {
         "virtualMachine": {
@@ -292,7 +296,7 @@ def test_what_does_not_exist_is_said_in_a_sentence(arm: Any, path: str, code: st
 def test_what_was_removed_is_gone_from_every_list(arm: Any) -> None:
     assert arm.get(f"{SETS}/pool")["sku"]["capacity"] == 2
     for name in ("pool_0", "pool_1", "web-1"):
-        arm.world.ask(Ask.DELETE, name)
+        arm.world.ask(RequestedOperation.DELETE, name)
     arm.world.advance(3600)
     assert names(arm.get(VMS)) == ["db", "spot", "web-0", "web-2"]
     assert arm.get(SETS) == {"value": []}
@@ -304,7 +308,7 @@ def test_what_was_removed_is_gone_from_every_list(arm: Any) -> None:
 
 def test_a_subscription_without_vms_is_gone(arm_of: Callable[..., Any]) -> None:
     arm = _of(arm_of, a_vm("last"))
-    arm.world.ask(Ask.DELETE, "last")
+    arm.world.ask(RequestedOperation.DELETE, "last")
     arm.world.advance(60)
     assert arm.get("/subscriptions") == {"value": []}
     assert arm.refused("GET", "/subscriptions/sub/resourceGroups/lab")[:2] == (404, "ResourceGroupNotFound")
@@ -322,7 +326,7 @@ def test_a_list_goes_on_where_it_was_whatever_went_in_between(arm_of: Callable[.
     arm = _of(arm_of, *(a_vm(f"vm-{n}") for n in range(201)))
     first = arm.get(f"{ALL}/virtualMachines")
     for name in ("vm-3", "vm-99", "vm-150"):
-        arm.world.ask(Ask.DELETE, name)
+        arm.world.ask(RequestedOperation.DELETE, name)
     arm.world.advance(60)
     rest = [name for page in _pages(arm, first["nextLink"]) for name in page]
     assert [vm["name"] for vm in rest] == [f"vm-{n}" for n in range(100, 201) if n != 150]

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
-from forewarn.core.event import Status
-from forewarn.core.fleet import Power, Priority
-from forewarn.core.request import Ask
-from forewarn.testing.world import a_vm
+from forewarn.core.event import EventState
+from forewarn.core.fleet import PowerState, Priority
+from forewarn.core.request import RequestedOperation
+from tests.support.world import a_vm
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
 SETS = f"{COMPUTE}/virtualMachineScaleSets"
@@ -58,17 +58,17 @@ def test_with_ids_those_are_meant_each_once(big: Any) -> None:
 @pytest.mark.parametrize(
     ("action", "ask"),
     [
-        ("restart", Ask.RESTART),
-        ("redeploy", Ask.REDEPLOY),
-        ("reapply", Ask.REAPPLY),
-        ("poweroff?skipShutdown=false", Ask.POWER_OFF),
-        ("deallocate", Ask.DEALLOCATE),
-        ("reimage", Ask.REIMAGE),
-        ("reimageall", Ask.REIMAGE),
-        ("delete", Ask.DELETE),
+        ("restart", RequestedOperation.RESTART),
+        ("redeploy", RequestedOperation.REDEPLOY),
+        ("reapply", RequestedOperation.REAPPLY),
+        ("poweroff?skipShutdown=false", RequestedOperation.POWER_OFF),
+        ("deallocate", RequestedOperation.DEALLOCATE),
+        ("reimage", RequestedOperation.REIMAGE),
+        ("reimageall", RequestedOperation.REIMAGE),
+        ("delete", RequestedOperation.DELETE),
     ],
 )
-def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: Ask) -> None:
+def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: RequestedOperation) -> None:
     assert big.call("POST", f"{BIG}/{action}", {"instanceIds": ["1"]}).status == 202
     assert asked(big) == [(ask, ("big_1",))]
 
@@ -76,15 +76,15 @@ def test_each_action_of_a_set_asks_for_its_own(big: Any, action: str, ask: Ask) 
 @pytest.mark.parametrize(
     ("action", "ask"),
     [
-        ("restart", Ask.RESTART),
-        ("redeploy", Ask.REDEPLOY),
-        ("powerOff", Ask.POWER_OFF),
-        ("deallocate", Ask.DEALLOCATE),
-        ("reimage", Ask.REIMAGE),
-        ("reimageall", Ask.REIMAGE),
+        ("restart", RequestedOperation.RESTART),
+        ("redeploy", RequestedOperation.REDEPLOY),
+        ("powerOff", RequestedOperation.POWER_OFF),
+        ("deallocate", RequestedOperation.DEALLOCATE),
+        ("reimage", RequestedOperation.REIMAGE),
+        ("reimageall", RequestedOperation.REIMAGE),
     ],
 )
-def test_each_action_of_an_instance_asks_for_its_own(big: Any, action: str, ask: Ask) -> None:
+def test_each_action_of_an_instance_asks_for_its_own(big: Any, action: str, ask: RequestedOperation) -> None:
     assert big.call("POST", f"{BIG}/virtualMachines/1/{action}").status == 202
     assert asked(big) == [(ask, ("big_1",))]
 
@@ -101,7 +101,7 @@ def test_a_start_of_the_whole_set_is_meant_for_those_that_do_not_run(big: Any) -
     assert big.call("POST", f"{BIG}/start").status == 202
     assert asked(big)[-1] == ("start", ("big_1",))
     big.world.advance(60)
-    assert big.world.vm("big_1").power is Power.RUNNING
+    assert big.world.vm("big_1").power is PowerState.RUNNING
     assert big.refused("POST", f"{BIG}/start")[2].startswith("VM 'big_0' is running already")
 
 
@@ -110,7 +110,7 @@ def test_maintenance_of_the_whole_set_is_performed_where_it_is_pending(big: Any)
     world.do(world.control.requests.degrade("h1", who="operator", notice_s=86400))
     world.settle()
     assert big.call("POST", f"{BIG}/performMaintenance").status == 202
-    started = {name for event in world.events(Status.STARTED) for name in event.vms}
+    started = {name for event in world.events(EventState.STARTED) for name in event.vms}
     assert started <= {"big_0", "big_1", "big_2"}
     assert len(world.store.requests()[-1].approves) == 3
 

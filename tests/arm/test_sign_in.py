@@ -11,18 +11,18 @@ from urllib.parse import quote_plus, urlencode
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.secret import hashed
-from forewarn.access.sign_in import SignIn
-from forewarn.access.token import Issuer, Subject
-from forewarn.console.door import Door
-from forewarn.control.fleets import FleetChange
-from forewarn.core.access import Client, Grant, Role, client_principal, vm_principal
-from forewarn.core.change import Commit
-from forewarn.core.request import Ask
-from forewarn.core.resource import EVERYTHING
-from forewarn.testing.oidc import OidcIssuer
-from forewarn.testing.world import a_vm
+from forewarn.auth.client_secrets import hash_secret
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.token_service import TokenService
+from forewarn.auth.tokens import TokenIssuer, TokenSubject
+from forewarn.control.fleet import FleetChange
+from forewarn.core.access import Grant, RegisteredClient, Role, client_principal, vm_principal
+from forewarn.core.commit import Commit
+from forewarn.core.request import RequestedOperation
+from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.web.authentication import BearerAuthenticator
+from tests.support.oidc_issuer import OidcIssuer
+from tests.support.world import a_vm
 
 BASE = "https://localhost:8443"
 NOW = 1_790_000_000.0
@@ -48,13 +48,13 @@ class Time:
 class Desk:
     """A console behind its door, with a client that may do nothing yet."""
 
-    def __init__(self, arm_of: Callable[..., Any], issuer: Issuer, external: ExternalIssuer | None = None) -> None:
+    def __init__(self, arm_of: Callable[..., Any], issuer: TokenIssuer, external: ExternalIssuer | None = None) -> None:
         self.time = Time()
-        self.sign_in = SignIn(issuer=issuer, tenant_id="t-1", external=external)
+        self.sign_in = TokenService(issuer=issuer, tenant_id="t-1", external=external)
         inside = arm_of(sign_in=self.sign_in, real_time=self.time)
         self.world = inside.world
-        self.arm = inside.behind(Door(sign_in=self.sign_in, store=self.world.store, real_time=self.time))
-        self.commit(clients=(Client(id="ci", secret_hash=hashed(SECRET), name="the pipeline"),))
+        self.arm = inside.behind(BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.time))
+        self.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret(SECRET), name="the pipeline"),))
 
     def commit(self, **parts: Any) -> None:
         self.world.do(self.world.store.commit(Commit(**parts)))
@@ -78,12 +78,12 @@ class Desk:
 
 
 @pytest.fixture
-def issuer(signing_key: Any) -> Issuer:
-    return Issuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
+def issuer(signing_key: Any) -> TokenIssuer:
+    return TokenIssuer(f"{BASE}/adfs", signing_key, audiences=[BASE])
 
 
 @pytest.fixture
-def desk(arm_of: Callable[..., Any], issuer: Issuer) -> Desk:
+def desk(arm_of: Callable[..., Any], issuer: TokenIssuer) -> Desk:
     return Desk(arm_of, issuer)
 
 
@@ -220,21 +220,21 @@ def test_a_token_is_worth_what_is_granted_when_it_is_shown(desk: Desk) -> None:
 
 def test_the_token_of_a_client_that_was_removed_is_worth_nothing(desk: Desk) -> None:
     token = desk.token()
-    desk.grant(Role.ADMINISTRATOR, EVERYTHING)
+    desk.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
     desk.commit(removed_clients=("ci",))
     assert desk.get(token).error == (401, "AuthenticationFailed", "client 'ci' was removed: sign in as another")
     assert refusal(desk.ask()) == (401, "invalid_client", 7000215)
 
 
 def test_another_secret_ends_the_old_one(desk: Desk) -> None:
-    desk.commit(clients=(Client(id="ci", secret_hash=hashed("another")),))
+    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another")),))
     assert desk.ask().status == 401
     assert desk.ask(client_secret="another").status == 200
 
 
 def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
     stolen = desk.token()
-    desk.commit(clients=(Client(id="ci", secret_hash=hashed("another"), name="the pipeline"),))
+    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
     assert desk.get(stolen).error[::2] == (401, "client 'ci' was given another secret: sign in with that one")
     fresh = desk.ask(client_secret="another").json["access_token"]
     assert desk.get(fresh).status == 200
@@ -243,8 +243,8 @@ def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
 def test_a_token_is_no_good_for_another_client_that_comes_to_have_the_id(desk: Desk) -> None:
     left_behind = desk.token()
     desk.commit(removed_clients=("ci",))
-    desk.commit(clients=(Client(id="ci", secret_hash=hashed("somebody else's"), name="the pipeline"),))
-    desk.grant(Role.ADMINISTRATOR, EVERYTHING)
+    desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("somebody else's"), name="the pipeline"),))
+    desk.grant(Role.ADMINISTRATOR, ROOT_RESOURCE)
     assert desk.get(left_behind).status == 401
     assert desk.get(desk.ask(client_secret="somebody else's").json["access_token"]).status == 200
 
@@ -288,17 +288,19 @@ def test_only_bearers_are_let_in(desk: Desk) -> None:
         assert desk.get(token, scheme=scheme).status == 401, scheme
 
 
-def test_a_forged_token_opens_nothing(desk: Desk, issuer: Issuer) -> None:
+def test_a_forged_token_opens_nothing(desk: Desk, issuer: TokenIssuer) -> None:
     header, payload, signature = desk.token().split(".")
     for forged in (f"{header}.{payload}.", f"{header}.{payload[:-2]}AA.{signature}", f"{header}.{payload}.AAAA"):
         assert desk.get(forged).status == 401
-    strange = issuer.issue(Subject(client_id="ci", object_id="o", tenant="t-1"), "https://elsewhere.example.org", NOW)
+    strange = issuer.issue_text(
+        TokenSubject(client_id="ci", object_id="o", tenant="t-1"), "https://elsewhere.example.org", NOW
+    )
     assert "not for this service" in desk.get(strange).error[2]
 
 
 def test_a_vm_acts_under_its_own_name(desk: Desk) -> None:
     vm = desk.world.vm("web-0")
-    token = desk.sign_in.issuer.issue(desk.sign_in.identity_of(vm), BASE, NOW)
+    token = desk.sign_in.issuer.issue_text(desk.sign_in.subject_of_vm(vm), BASE, NOW)
     assert desk.get(token, f"{VMS}/db").error[2].startswith("VM web-0 does not have the right")
     desk.grant(Role.READER, f"{VMS}/db", to=vm_principal(vm.vm_id))
     assert desk.get(token, f"{VMS}/db").status == 200
@@ -307,10 +309,10 @@ def test_a_vm_acts_under_its_own_name(desk: Desk) -> None:
 
 def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes_by_its_name(desk: Desk) -> None:
     vm = desk.world.vm("db")
-    token = desk.sign_in.issuer.issue(desk.sign_in.identity_of(vm), BASE, NOW)
-    desk.grant(Role.READER, EVERYTHING, to=vm_principal(vm.vm_id))
+    token = desk.sign_in.issuer.issue_text(desk.sign_in.subject_of_vm(vm), BASE, NOW)
+    desk.grant(Role.READER, ROOT_RESOURCE, to=vm_principal(vm.vm_id))
     assert desk.get(token).status == 200
-    desk.world.ask(Ask.DELETE, "db")
+    desk.world.ask(RequestedOperation.DELETE, "db")
     desk.world.advance(60)
     assert desk.get(token).error[2].startswith("VM 'db', which the token was given to, is gone")
     desk.world.do(desk.world.control.fleets.change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
@@ -319,7 +321,7 @@ def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes
 
 
 def test_with_an_issuer_outside_its_tokens_count_and_ours_are_not_given(
-    arm_of: Callable[..., Any], issuer: Issuer, elsewhere: OidcIssuer
+    arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
     desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
     refused = desk.ask()
@@ -331,20 +333,20 @@ def test_with_an_issuer_outside_its_tokens_count_and_ours_are_not_given(
     told = {"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1", "preferred_username": "client ci"}
     token = elsewhere.token(told)
     assert desk.get(token, f"{VMS}/db").error[2].startswith("client ci (oidc) does not have the right")
-    desk.grant(Role.READER, EVERYTHING, to="oidc:ann-1")
+    desk.grant(Role.READER, ROOT_RESOURCE, to="oidc:ann-1")
     assert desk.get(token, f"{VMS}/db").status == 200
     assert desk.get(elsewhere.token(told | {"exp": NOW}), f"{VMS}/db").status == 401
     elsewhere.add("curve", ec.generate_private_key(ec.SECP256R1()))
     desk.time.now += 31  # how long an issuer is not asked again for keys
     assert desk.get(elsewhere.token(told, "curve", "ES256"), f"{VMS}/db").status == 200
-    own = desk.sign_in.for_client(Client(id="ci", secret_hash=b""), BASE, NOW).token
+    own = desk.sign_in.issue_for_client(RegisteredClient(id="ci", secret_hash=b""), BASE, NOW).token
     assert desk.get(own).status == 401
 
 
 def test_an_issuer_that_cannot_be_reached_is_no_reason_to_be_let_in(
-    arm_of: Callable[..., Any], issuer: Issuer, elsewhere: OidcIssuer
+    arm_of: Callable[..., Any], issuer: TokenIssuer, elsewhere: OidcIssuer
 ) -> None:
-    elsewhere.down = True
+    elsewhere.is_down = True
     desk = Desk(arm_of, issuer, ExternalIssuer(elsewhere.url, ["api://forewarn"]))
     answer = desk.get(elsewhere.token({"aud": "api://forewarn", "exp": NOW + 60, "sub": "ann-1"}))
     assert answer.error[:2] == (503, "ServiceUnavailable")

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.access import Role
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.history import What
-from forewarn.core.request import Ask
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Conflict, Unavailable
-from forewarn.testing.world import a_vm
+from tests.support.world import a_vm
 
 COMPUTE = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute"
 DB = f"{COMPUTE}/virtualMachines/db"
@@ -54,7 +54,7 @@ def done(arm: Any, method: str, target: str, body: Any) -> Any:
 
 
 def said(arm: Any) -> list[str]:
-    return [entry.text for entry in arm.world.store.history() if entry.what is What.FLEET][1:]
+    return [entry.text for entry in arm.world.store.history() if entry.what is EntryKind.FLEET][1:]
 
 
 @pytest.mark.parametrize("target", EVERY)
@@ -94,7 +94,7 @@ def test_the_terminate_notice_of_a_vm_is_set(arm: Any) -> None:
     assert arm.world.vm("db").terminate_notice_min == 10
     assert said(arm) == ["client ci set the terminate notice of db to 10 min"]
 
-    (event,) = arm.world.ask(Ask.DELETE, "db")
+    (event,) = arm.world.ask(RequestedOperation.DELETE, "db")
     assert event.not_before - arm.world.now == 600
 
 
@@ -235,13 +235,13 @@ def test_the_policy_of_a_vm_makes_its_restarts_start_at_once(arm: Any) -> None:
     done(
         arm, "PATCH", DB, of_vm(scheduledEventsPolicy={**AUTOMATIC, "allInstancesDown": {"automaticallyApprove": True}})
     )
-    (event,) = arm.world.ask(Ask.RESTART, "db")
+    (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     assert event.status == "started"
     assert arm.world.vm("db").publish_outside
 
 
 def test_a_setting_leaves_what_is_pending_alone(arm: Any) -> None:
-    (event,) = arm.world.ask(Ask.RESTART, "db")
+    (event,) = arm.world.ask(RequestedOperation.RESTART, "db")
     document = arm.world.document("db")
     done(arm, "PATCH", DB, {"tags": {"a": "b"}, **of_vm(**noticed(), scheduledEventsPolicy=AUTOMATIC)})
     assert arm.world.store.event(event.id) == event

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.access.bundle import bundle
-from forewarn.access.certificate import Certificates
+from forewarn.auth.certificates import ServiceCertificates, write_ca_bundle
 from forewarn.errors import NotFound
 
 NOW = 1_790_000_000.0
 
 
 def a_ca(directory: Path) -> Path:
-    return Certificates.ready(directory, [], NOW).ca.certificate
+    return ServiceCertificates.load_or_create(directory, [], NOW).ca.certificate
 
 
 def trusted_by(path: Path) -> list[bytes]:
@@ -30,7 +29,7 @@ def der(path: Path) -> bytes:
 
 def test_the_bundle_holds_the_systems_certificates_and_ours(tmp_path: Path) -> None:
     ours, system = a_ca(tmp_path / "tls"), a_ca(tmp_path / "system")
-    made = bundle(tmp_path / "tls", [tmp_path / "missing.pem", system, ours])
+    made = write_ca_bundle(tmp_path / "tls", [tmp_path / "missing.pem", system, ours])
     assert made == tmp_path / "tls" / "ca-bundle.pem"
     assert sorted(trusted_by(made)) == sorted([der(system), der(ours)])
     assert made.stat().st_mode & 0o777 == 0o644
@@ -38,32 +37,32 @@ def test_the_bundle_holds_the_systems_certificates_and_ours(tmp_path: Path) -> N
 
 def test_a_machine_without_certificates_gets_a_bundle_of_ours_alone(tmp_path: Path) -> None:
     ours = a_ca(tmp_path)
-    assert trusted_by(bundle(tmp_path, [])) == [der(ours)]
+    assert trusted_by(write_ca_bundle(tmp_path, [])) == [der(ours)]
 
 
 def test_the_bundle_of_this_machine_can_be_loaded(tmp_path: Path) -> None:
     ours = a_ca(tmp_path)
-    assert der(ours) in trusted_by(bundle(tmp_path))
+    assert der(ours) in trusted_by(write_ca_bundle(tmp_path))
 
 
 def test_the_bundle_is_written_anew_only_when_it_is_stale(tmp_path: Path) -> None:
     a_ca(tmp_path / "tls")
     system = a_ca(tmp_path / "system")
-    first = bundle(tmp_path / "tls", [system]).stat()
-    again = bundle(tmp_path / "tls", [system]).stat()
+    first = write_ca_bundle(tmp_path / "tls", [system]).stat()
+    again = write_ca_bundle(tmp_path / "tls", [system]).stat()
     assert (first.st_ino, first.st_mtime_ns) == (again.st_ino, again.st_mtime_ns)
     other = a_ca(tmp_path / "other")
-    assert der(other) in trusted_by(bundle(tmp_path / "tls", [other]))
+    assert der(other) in trusted_by(write_ca_bundle(tmp_path / "tls", [other]))
 
 
 def test_a_shell_that_already_uses_our_bundle_does_not_keep_an_old_ca_alive(tmp_path: Path) -> None:
     old = der(a_ca(tmp_path / "tls"))
     system = a_ca(tmp_path / "system")
-    made = bundle(tmp_path / "tls", [system])
+    made = write_ca_bundle(tmp_path / "tls", [system])
     for name in ("ca.pem", "ca.key"):
         (tmp_path / "tls" / name).unlink()
     ours = a_ca(tmp_path / "tls")
-    assert sorted(trusted_by(bundle(tmp_path / "tls", [made, system]))) == sorted([der(system), der(ours)])
+    assert sorted(trusted_by(write_ca_bundle(tmp_path / "tls", [made, system]))) == sorted([der(system), der(ours)])
     assert old not in trusted_by(made)
 
 
@@ -71,14 +70,14 @@ def test_the_bundles_of_two_labs_do_not_grow_in_turn(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     a_ca(one)
     a_ca(other)
-    bundle(one, [])
+    write_ca_bundle(one, [])
     for _ in range(3):
-        bundle(other, [one / "ca-bundle.pem"])
-        bundle(one, [other / "ca-bundle.pem"])
+        write_ca_bundle(other, [one / "ca-bundle.pem"])
+        write_ca_bundle(one, [other / "ca-bundle.pem"])
     assert len(trusted_by(one / "ca-bundle.pem")) == 2
     assert (one / "ca-bundle.pem").read_bytes().count(b"BEGIN") == 2
 
 
 def test_without_a_ca_there_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file '.*ca.pem'"):
-        bundle(tmp_path)
+        write_ca_bundle(tmp_path)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from forewarn.access import file
-from forewarn.access.certificate import Certificates
+from forewarn.auth import secure_files
+from forewarn.auth.certificates import ServiceCertificates
 from forewarn.errors import Rejected, Unavailable
 
 NOW = 1_790_000_000.0
@@ -34,29 +34,29 @@ def the_certificate(path: Path) -> x509.Certificate:
 
 
 def test_the_first_start_makes_a_ca_and_a_server_certificate(tmp_path: Path) -> None:
-    made = Certificates.ready(tmp_path / "tls", ["VMHost.example.org"], NOW)
+    made = ServiceCertificates.load_or_create(tmp_path / "tls", ["VMHost.example.org"], NOW)
     assert modes(tmp_path / "tls") == {"ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600}
     assert made.server.facts.names == ("localhost", "vmhost.example.org", "127.0.0.1", "::1")
     assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_ca_lasts_ten_years_and_a_server_certificate_no_longer_than_clients_take(tmp_path: Path) -> None:
-    made = Certificates.ready(tmp_path, [], NOW)
+    made = ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert made.ca.facts.not_after - NOW > 3650 * DAY
     assert made.server.facts.not_after - made.server.facts.not_before < 397 * DAY
     assert made.server.facts.not_before < NOW - 600  # for clients whose clock is behind
 
 
 def test_the_next_start_changes_nothing(tmp_path: Path) -> None:
-    first = Certificates.ready(tmp_path, ["a.example"], NOW)
+    first = ServiceCertificates.load_or_create(tmp_path, ["a.example"], NOW)
     before = contents(tmp_path)
-    assert Certificates.ready(tmp_path, ["A.example"], NOW + 300 * DAY) == first
-    assert Certificates.ready(tmp_path, [], NOW + 300 * DAY) == first  # fewer names are covered too
+    assert ServiceCertificates.load_or_create(tmp_path, ["A.example"], NOW + 300 * DAY) == first
+    assert ServiceCertificates.load_or_create(tmp_path, [], NOW + 300 * DAY) == first  # fewer names are covered too
     assert contents(tmp_path) == before
 
 
 def test_the_fingerprint_is_the_one_that_openssl_prints(tmp_path: Path) -> None:
-    made = Certificates.ready(tmp_path, [], NOW)
+    made = ServiceCertificates.load_or_create(tmp_path, [], NOW)
     shown = made.ca.facts.fingerprint
     assert len(shown) == 95
     assert shown == shown.upper()
@@ -70,10 +70,10 @@ def test_the_fingerprint_is_the_one_that_openssl_prints(tmp_path: Path) -> None:
     ids=["ends soon", "a name more", "an address more", "begins in the future"],
 )
 def test_a_server_certificate_that_no_longer_serves_is_renewed(tmp_path: Path, names: list[str], later: float) -> None:
-    first = Certificates.ready(tmp_path, ["a.example"], NOW - 3 * DAY)
-    Certificates.ready(tmp_path, ["a.example", "b.example"], NOW)
+    first = ServiceCertificates.load_or_create(tmp_path, ["a.example"], NOW - 3 * DAY)
+    ServiceCertificates.load_or_create(tmp_path, ["a.example", "b.example"], NOW)
     before = contents(tmp_path)
-    made = Certificates.ready(tmp_path, names, NOW + later)
+    made = ServiceCertificates.load_or_create(tmp_path, names, NOW + later)
     after = contents(tmp_path)
     assert (after["ca.pem"], after["ca.key"]) == (before["ca.pem"], before["ca.key"])
     assert after["server.pem"] != before["server.pem"]
@@ -85,20 +85,20 @@ def test_a_server_certificate_that_no_longer_serves_is_renewed(tmp_path: Path, n
 
 def test_a_server_certificate_of_another_ca_is_renewed(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    Certificates.ready(ours, [], NOW)
-    Certificates.ready(theirs, [], NOW)
+    ServiceCertificates.load_or_create(ours, [], NOW)
+    ServiceCertificates.load_or_create(theirs, [], NOW)
     for name in ("server.pem", "server.key"):
         (ours / name).write_bytes((theirs / name).read_bytes())
-    made = Certificates.ready(ours, [], NOW)
+    made = ServiceCertificates.load_or_create(ours, [], NOW)
     the_certificate(made.server.certificate).verify_directly_issued_by(the_certificate(made.ca.certificate))
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "server.pem", "server.key"])
 def test_what_is_missing_is_made_again(tmp_path: Path, name: str) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     before = contents(tmp_path)
     (tmp_path / name).unlink()
-    made = Certificates.ready(tmp_path, [], NOW)
+    made = ServiceCertificates.load_or_create(tmp_path, [], NOW)
     the_certificate(made.server.certificate).verify_directly_issued_by(the_certificate(made.ca.certificate))
     assert (tmp_path / "ca.key").read_bytes() == before["ca.key"]
     assert sorted(contents(tmp_path)) == sorted(before)
@@ -107,29 +107,29 @@ def test_what_is_missing_is_made_again(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("survivors", range(5))
 def test_a_crash_after_any_file_of_the_first_start_is_repaired(tmp_path: Path, survivors: int) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    Certificates.ready(whole, [], NOW)
+    ServiceCertificates.load_or_create(whole, [], NOW)
     broken.mkdir()
     for name in ("ca.key", "ca.pem", "server.key", "server.pem")[:survivors]:  # the order in which they are written
-        file.write_private(broken / name, (whole / name).read_bytes())
-    made = Certificates.ready(broken, [], NOW)
+        secure_files.write_private(broken / name, (whole / name).read_bytes())
+    made = ServiceCertificates.load_or_create(broken, [], NOW)
     assert sorted(contents(broken)) == sorted(contents(whole))
     the_certificate(made.server.certificate).verify_directly_issued_by(the_certificate(made.ca.certificate))
 
 
 def test_a_crash_in_the_middle_of_a_renewal_is_repaired(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     old = (tmp_path / "server.pem").read_bytes()
-    Certificates.ready(tmp_path, ["127.0.0.2"], NOW)
+    ServiceCertificates.load_or_create(tmp_path, ["127.0.0.2"], NOW)
     (tmp_path / "server.pem").write_bytes(old)  # the new key was written, the new certificate was not
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert (tmp_path / "server.pem").read_bytes() != old
 
 
 @pytest.mark.parametrize("name", ["server.pem", "server.key"])
 def test_garbage_in_place_of_the_servers_files_is_replaced(tmp_path: Path, name: str) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     (tmp_path / name).write_bytes(b"garbage")
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert (tmp_path / name).read_bytes().startswith(b"-----BEGIN")
 
 
@@ -145,51 +145,51 @@ def test_garbage_in_place_of_the_servers_files_is_replaced(tmp_path: Path, name:
     ids=["garbage", "garbage for a key", "no key", "a key others may read", "another key"],
 )  # fmt: skip
 def test_a_ca_that_cannot_be_used_is_never_replaced(tmp_path: Path, spoil: Spoiling, sentence: str) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     spoil(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(Rejected) as refusal:
-        Certificates.ready(tmp_path, [], NOW)
+        ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert sentence in str(refusal.value)
     assert "move 'ca.pem' and 'ca.key' away to have a new CA made" in str(refusal.value)
     assert contents(tmp_path) == before
 
 
 def test_an_expired_ca_says_which_files_to_move_away(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     with pytest.raises(Rejected, match=r"ca.pem' expired at 2036-.*: move 'ca.pem' and 'ca.key' away"):
-        Certificates.ready(tmp_path, [], NOW + 3660 * DAY)
+        ServiceCertificates.load_or_create(tmp_path, [], NOW + 3660 * DAY)
 
 
 def test_a_ca_of_the_future_says_that_the_clock_may_be_wrong(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, [], NOW)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
     with pytest.raises(Rejected, match=r"ca.pem' is not valid before .*: set the clock, or move"):
-        Certificates.ready(tmp_path, [], NOW - DAY)
+        ServiceCertificates.load_or_create(tmp_path, [], NOW - DAY)
 
 
 def test_a_server_certificate_never_outlives_its_ca(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, [], NOW)
-    made = Certificates.ready(tmp_path, [], NOW + 3600 * DAY)
+    ServiceCertificates.load_or_create(tmp_path, [], NOW)
+    made = ServiceCertificates.load_or_create(tmp_path, [], NOW + 3600 * DAY)
     assert made.server.facts.not_after == made.ca.facts.not_after
 
 
 def test_a_ca_made_for_loopback_vouches_for_nothing_else(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, ["lab.localhost", "127.0.0.9"], NOW)
+    ServiceCertificates.load_or_create(tmp_path, ["lab.localhost", "127.0.0.9"], NOW)
     with pytest.raises(Rejected, match="loopback names only, not for 'vmhost': leave that name out, or move"):
-        Certificates.ready(tmp_path, ["vmhost"], NOW)
+        ServiceCertificates.load_or_create(tmp_path, ["vmhost"], NOW)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a..b", "höst", "*", "a.*.b", "a" * 64, "https://a", "1.2.3.4:5"])
 def test_what_is_no_name_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
     with pytest.raises(Rejected, match="is neither a host name nor an address"):
-        Certificates.ready(tmp_path / "tls", [name], NOW)
+        ServiceCertificates.load_or_create(tmp_path / "tls", [name], NOW)
     assert not (tmp_path / "tls").exists()
 
 
 def test_private_files_are_private_from_the_first_moment(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        Certificates.ready(tmp_path, [], NOW)
+        ServiceCertificates.load_or_create(tmp_path, [], NOW)
     finally:
         os.umask(before)
     assert {name: modes(tmp_path)[name] for name in PRIVATE} == dict.fromkeys(PRIVATE, 0o600)
@@ -198,5 +198,5 @@ def test_private_files_are_private_from_the_first_moment(tmp_path: Path) -> None
 def test_a_file_that_cannot_be_written_leaves_nothing_half_done(tmp_path: Path) -> None:
     (tmp_path / "server.key").mkdir()  # nothing can be renamed onto a directory
     with pytest.raises(Unavailable, match=r"server.key' cannot be written now"):
-        Certificates.ready(tmp_path, [], NOW)
+        ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.key", "ca.pem", "server.key"]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forewarn.access.certificate import Certificates
-from forewarn.access.claims import BadToken, Claims, Reason
-from forewarn.access.issuer import ExternalIssuer
+from forewarn.auth.certificates import ServiceCertificates
+from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
+from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.errors import Rejected, Unavailable
-from forewarn.testing.oidc import DISCOVERY, KEYS, OidcIssuer
+from tests.support.oidc_issuer import DISCOVERY_PATH, KEYS_PATH, OidcIssuer
 
 NOW = 1_790_000_000.0
 AUDIENCE = "api://forewarn"
@@ -35,8 +35,8 @@ def verified(external: ExternalIssuer, token: str, now: float = NOW) -> Claims:
     return asyncio.run(external.verify(token, now))
 
 
-def refusal(external: ExternalIssuer, token: str, now: float = NOW) -> BadToken:
-    with pytest.raises(BadToken) as refused:
+def refusal(external: ExternalIssuer, token: str, now: float = NOW) -> InvalidToken:
+    with pytest.raises(InvalidToken) as refused:
         verified(external, token, now)
     return refused.value
 
@@ -50,10 +50,10 @@ def trouble(external: ExternalIssuer, token: str, now: float = NOW) -> str:
 def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     for later in (0, 1, 3599):
-        assert verified(external, issuer.token(ANN), NOW + later).who == "oidc:ann"
-    assert issuer.asked == [DISCOVERY, KEYS]
+        assert verified(external, issuer.token(ANN), NOW + later).primary_id == "oidc:ann"
+    assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
     verified(external, issuer.token(ANN), NOW + 3600)
-    assert issuer.asked == [DISCOVERY, KEYS] * 2
+    assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH] * 2
 
 
 def test_an_issuer_may_be_named_with_a_slash_at_its_end(issuer: OidcIssuer) -> None:
@@ -61,8 +61,8 @@ def test_an_issuer_may_be_named_with_a_slash_at_its_end(issuer: OidcIssuer) -> N
 
 
 def test_keys_at_a_given_address_need_no_discovery(issuer: OidcIssuer) -> None:
-    verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS), issuer.token(ANN))
-    assert issuer.asked == [KEYS]
+    verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS_PATH), issuer.token(ANN))
+    assert issuer.requested_paths == [KEYS_PATH]
 
 
 def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
@@ -72,7 +72,7 @@ def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW) for _ in range(20)))
 
     assert len(asyncio.run(story())) == 20
-    assert issuer.asked == [DISCOVERY, KEYS]
+    assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
 def test_a_fetch_that_takes_long_is_not_joined_by_a_second(issuer: OidcIssuer) -> None:
@@ -82,7 +82,7 @@ def test_a_fetch_that_takes_long_is_not_joined_by_a_second(issuer: OidcIssuer) -
         return await asyncio.gather(*(external.verify(issuer.token(ANN), NOW + later) for later in (0, 40, 80)))
 
     assert len(asyncio.run(story())) == 3
-    assert issuer.asked == [DISCOVERY, KEYS]
+    assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
 def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: OidcIssuer) -> None:
@@ -95,7 +95,7 @@ def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: Oid
         first.cancel()
         return await second
 
-    assert asyncio.run(story()).who == "oidc:ann"
+    assert asyncio.run(story()).primary_id == "oidc:ann"
 
 
 def test_the_loop_goes_on_while_keys_are_fetched(issuer: OidcIssuer) -> None:
@@ -117,8 +117,8 @@ def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
     issuer.rotate("second")
-    assert verified(external, issuer.token(ANN, "second"), NOW + 40).who == "oidc:ann"
-    assert refusal(external, issuer.token(ANN, "first"), NOW + 80).reason is Reason.UNKNOWN_KEY
+    assert verified(external, issuer.token(ANN, "second"), NOW + 40).primary_id == "oidc:ann"
+    assert refusal(external, issuer.token(ANN, "first"), NOW + 80).reason is TokenErrorReason.UNKNOWN_KEY
 
 
 def test_tokens_with_random_keys_become_no_flood_of_fetches(issuer: OidcIssuer) -> None:
@@ -127,18 +127,21 @@ def test_tokens_with_random_keys_become_no_flood_of_fetches(issuer: OidcIssuer) 
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     for number in range(200):
         issuer.keys[f"random {number}"] = key
-        assert refusal(external, issuer.token(ANN, f"random {number}"), NOW + number / 2).reason is Reason.UNKNOWN_KEY
-    assert issuer.asked.count(KEYS) == 1 + 3  # in 100 seconds
+        assert (
+            refusal(external, issuer.token(ANN, f"random {number}"), NOW + number / 2).reason
+            is TokenErrorReason.UNKNOWN_KEY
+        )
+    assert issuer.requested_paths.count(KEYS_PATH) == 1 + 3  # in 100 seconds
 
 
 def test_an_outage_goes_unnoticed_by_those_whose_key_is_known(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
-    issuer.down = True
+    issuer.is_down = True
     for later in (10, 3600, 3610, 90_000):
-        assert verified(external, issuer.token(ANN), NOW + later).who == "oidc:ann"
-    assert issuer.asked == [DISCOVERY, KEYS, DISCOVERY, DISCOVERY]  # not for every token
-    issuer.down = False
+        assert verified(external, issuer.token(ANN), NOW + later).primary_id == "oidc:ann"
+    assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH, DISCOVERY_PATH, DISCOVERY_PATH]  # not for every token
+    issuer.is_down = False
     issuer.rotate("second")
     assert verified(external, issuer.token(ANN, "second"), NOW + 90_030)
 
@@ -147,21 +150,21 @@ def test_keys_that_vanish_by_mistake_are_kept(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
     issuer.published = []
-    assert verified(external, issuer.token(ANN), NOW + 3600).who == "oidc:ann"
+    assert verified(external, issuer.token(ANN), NOW + 3600).primary_id == "oidc:ann"
 
 
 def test_an_issuer_that_never_answered_is_unavailable_until_it_does(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
-    issuer.down = True
+    issuer.is_down = True
     for later in (0, 1, 4):
         sentence = trouble(external, issuer.token(ANN), NOW + later)
         assert sentence.startswith(
-            f"issuer {issuer.url!r} cannot vouch for anybody now: '{issuer.url}{DISCOVERY}' does"
+            f"issuer {issuer.url!r} cannot vouch for anybody now: '{issuer.url}{DISCOVERY_PATH}' does"
         )
         assert sentence.endswith("; try again later")
-    assert issuer.asked == [DISCOVERY]
-    issuer.down = False
-    assert verified(external, issuer.token(ANN), NOW + 5).who == "oidc:ann"
+    assert issuer.requested_paths == [DISCOVERY_PATH]
+    issuer.is_down = False
+    assert verified(external, issuer.token(ANN), NOW + 5).primary_id == "oidc:ann"
 
 
 def test_a_port_where_nobody_listens_is_unavailable(issuer: OidcIssuer) -> None:
@@ -174,16 +177,16 @@ def test_a_port_where_nobody_listens_is_unavailable(issuer: OidcIssuer) -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "sentence"),
     [
-        (DISCOVERY, (404, b"{}"), "answers 404"),
-        (DISCOVERY, (302, b"http://127.0.0.1:9/"), "answers 302"),
-        (DISCOVERY, (200, b"<html>"), "its openid-configuration cannot be read"),
-        (DISCOVERY, (200, b'{"issuer": "x"}'), "its openid-configuration cannot be read"),
-        (DISCOVERY, (200, b'{"issuer": "https://evil", "jwks_uri": "https://evil"}'), "is that of 'https://evil'"),
-        (KEYS, (500, b""), "answers 500"),
-        (KEYS, (200, b"{}"), "is no list of keys"),
-        (KEYS, (200, b'{"keys": []}'), "publishes no key that can be used"),
-        (KEYS, (200, b'{"keys": [{"kty": "RSA", "kid": "first"}, {}]}'), "publishes no key that can be used"),
-        (KEYS, (200, b" " * 1_100_000), "answers with more than 1048576 bytes"),
+        (DISCOVERY_PATH, (404, b"{}"), "answers 404"),
+        (DISCOVERY_PATH, (302, b"http://127.0.0.1:9/"), "answers 302"),
+        (DISCOVERY_PATH, (200, b"<html>"), "its openid-configuration cannot be read"),
+        (DISCOVERY_PATH, (200, b'{"issuer": "x"}'), "its openid-configuration cannot be read"),
+        (DISCOVERY_PATH, (200, b'{"issuer": "https://evil", "jwks_uri": "https://evil"}'), "is that of 'https://evil'"),
+        (KEYS_PATH, (500, b""), "answers 500"),
+        (KEYS_PATH, (200, b"{}"), "is no list of keys"),
+        (KEYS_PATH, (200, b'{"keys": []}'), "publishes no key that can be used"),
+        (KEYS_PATH, (200, b'{"keys": [{"kty": "RSA", "kid": "first"}, {}]}'), "publishes no key that can be used"),
+        (KEYS_PATH, (200, b" " * 1_100_000), "answers with more than 1048576 bytes"),
     ],
 )  # fmt: skip
 def test_an_issuer_that_answers_nonsense_is_unavailable(
@@ -195,21 +198,21 @@ def test_an_issuer_that_answers_nonsense_is_unavailable(
 
 def test_keys_are_not_fetched_over_plain_http_from_elsewhere(issuer: OidcIssuer) -> None:
     found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
-    issuer.answers[DISCOVERY] = (200, json.dumps(found).encode())
+    issuer.answers[DISCOVERY_PATH] = (200, json.dumps(found).encode())
     assert "neither https nor on loopback" in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
 
 
 def test_an_issuer_over_https_is_believed_only_with_a_certificate_that_the_system_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Certificates.ready(tmp_path, [], time.time())
+    made = ServiceCertificates.load_or_create(tmp_path, [], time.time())
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(made.server.certificate, made.server.key)
     with OidcIssuer(tls) as issuer:
         external = ExternalIssuer(issuer.url, [AUDIENCE])
         assert "CERTIFICATE_VERIFY_FAILED" in trouble(external, issuer.token(ANN))
         monkeypatch.setenv("SSL_CERT_FILE", str(made.ca.certificate))
-        assert verified(external, issuer.token(ANN), NOW + 5).who == "oidc:ann"
+        assert verified(external, issuer.token(ANN), NOW + 5).primary_id == "oidc:ann"
 
 
 UNSAFE = (
@@ -235,19 +238,19 @@ def test_an_issuer_without_an_audience_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"iss": "https://evil"}, Reason.WRONG_ISSUER),
-        ({"aud": "api://other"}, Reason.WRONG_AUDIENCE),
-        ({"exp": NOW}, Reason.EXPIRED),
-        ({"nbf": NOW + 61}, Reason.NOT_YET_VALID),
-        ({"exp": None}, Reason.MALFORMED),
-        ({"aud": None}, Reason.MALFORMED),
-        ({"sub": None}, Reason.MALFORMED),
-        ({"sub": ""}, Reason.MALFORMED),
-        ({"exp": -1e300}, Reason.EXPIRED),
+        ({"iss": "https://evil"}, TokenErrorReason.WRONG_ISSUER),
+        ({"aud": "api://other"}, TokenErrorReason.WRONG_AUDIENCE),
+        ({"exp": NOW}, TokenErrorReason.EXPIRED),
+        ({"nbf": NOW + 61}, TokenErrorReason.NOT_YET_VALID),
+        ({"exp": None}, TokenErrorReason.MALFORMED),
+        ({"aud": None}, TokenErrorReason.MALFORMED),
+        ({"sub": None}, TokenErrorReason.MALFORMED),
+        ({"sub": ""}, TokenErrorReason.MALFORMED),
+        ({"exp": -1e300}, TokenErrorReason.EXPIRED),
     ],
     ids=str,
 )
 def test_a_token_must_be_from_there_for_here_and_for_now(
-    issuer: OidcIssuer, change: dict[str, Any], reason: Reason
+    issuer: OidcIssuer, change: dict[str, Any], reason: TokenErrorReason
 ) -> None:
     assert refusal(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN | change)).reason is reason

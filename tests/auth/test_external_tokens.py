@@ -11,9 +11,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from forewarn.access.claims import BadToken, Claims, Reason
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.testing.oidc import OidcIssuer
+from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
+from forewarn.auth.external_issuer import ExternalIssuer
+from tests.support.oidc_issuer import OidcIssuer
 
 NOW = 1_790_000_000.0
 AUDIENCE = "api://forewarn"
@@ -32,8 +32,8 @@ def verified(issuer: OidcIssuer, token: str) -> Claims:
     return asyncio.run(ExternalIssuer(issuer.url, [AUDIENCE]).verify(token, NOW))
 
 
-def reason(issuer: OidcIssuer, token: str) -> Reason:
-    with pytest.raises(BadToken) as refused:
+def reason(issuer: OidcIssuer, token: str) -> TokenErrorReason:
+    with pytest.raises(InvalidToken) as refused:
         verified(issuer, token)
     assert token not in str(refused.value)
     return refused.value.reason
@@ -41,24 +41,24 @@ def reason(issuer: OidcIssuer, token: str) -> Reason:
 
 @pytest.mark.parametrize("algorithm", ["RS256", "RS384", "RS512", "PS256"])
 def test_rsa_signatures_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
-    assert verified(issuer, issuer.token(ANN, algorithm=algorithm)).who == "oidc:ann"
+    assert verified(issuer, issuer.token(ANN, algorithm=algorithm)).primary_id == "oidc:ann"
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "ES384"])
 def test_signatures_on_curves_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
     issuer.add(algorithm, ec.generate_private_key(CURVES[algorithm]))
-    assert verified(issuer, issuer.token(ANN, algorithm, algorithm)).who == "oidc:ann"
+    assert verified(issuer, issuer.token(ANN, algorithm, algorithm)).primary_id == "oidc:ann"
 
 
 def test_algorithms_that_are_not_on_the_list_are_refused(issuer: OidcIssuer) -> None:
     issuer.add("ES512", ec.generate_private_key(CURVES["ES512"]))
-    assert reason(issuer, issuer.token(ANN, "ES512", "ES512")) is Reason.BAD_SIGNATURE
-    assert reason(issuer, issuer.token(ANN, algorithm="PS512")) is Reason.BAD_SIGNATURE
+    assert reason(issuer, issuer.token(ANN, "ES512", "ES512")) is TokenErrorReason.BAD_SIGNATURE
+    assert reason(issuer, issuer.token(ANN, algorithm="PS512")) is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_token_without_a_signature_is_refused(issuer: OidcIssuer) -> None:
     said = {"iss": issuer.url, **ANN}
-    assert reason(issuer, jwt.encode(said, "", "none", {"kid": "first"})) is Reason.BAD_SIGNATURE
+    assert reason(issuer, jwt.encode(said, "", "none", {"kid": "first"})) is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_shared_secret_never_counts_even_if_the_issuer_publishes_it(issuer: OidcIssuer) -> None:
@@ -66,24 +66,24 @@ def test_a_shared_secret_never_counts_even_if_the_issuer_publishes_it(issuer: Oi
     published = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
     issuer.published.append({"kty": "oct", "k": published, "kid": "shared", "alg": "HS256"})
     token = jwt.encode({"iss": issuer.url, **ANN}, secret, "HS256", {"kid": "shared"})
-    assert reason(issuer, token) is Reason.BAD_SIGNATURE
+    assert reason(issuer, token) is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_key_of_a_stranger_under_a_known_name_is_refused(issuer: OidcIssuer) -> None:
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     token = jwt.encode({"iss": issuer.url, **ANN}, stranger, "RS256", {"kid": "first"})
-    assert reason(issuer, token) is Reason.BAD_SIGNATURE
+    assert reason(issuer, token) is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_token_that_names_no_key_is_refused(issuer: OidcIssuer) -> None:
     token = jwt.encode({"iss": issuer.url, **ANN}, issuer.keys["first"], "RS256")
-    assert reason(issuer, token) is Reason.UNKNOWN_KEY
+    assert reason(issuer, token) is TokenErrorReason.UNKNOWN_KEY
 
 
 def test_a_key_is_used_only_for_the_algorithm_it_names(issuer: OidcIssuer) -> None:
     issuer.add("narrow", alg="RS512")
     assert verified(issuer, issuer.token(ANN, "narrow", "RS512"))
-    assert reason(issuer, issuer.token(ANN, "narrow", "RS256")) is Reason.BAD_SIGNATURE
+    assert reason(issuer, issuer.token(ANN, "narrow", "RS256")) is TokenErrorReason.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_key_is_used_only_for_the_algorithm_it_names(issuer: OidcIssuer) -> No
 @pytest.mark.filterwarnings("ignore:The RSA key is 1024 bits")  # the issuer that signs with it is warned
 def test_keys_that_are_not_for_us_are_passed_over(issuer: OidcIssuer, bits: int, more: dict[str, Any]) -> None:
     issuer.add("unfit", rsa.generate_private_key(public_exponent=65537, key_size=bits), **more)
-    assert reason(issuer, issuer.token(ANN, "unfit")) is Reason.UNKNOWN_KEY
+    assert reason(issuer, issuer.token(ANN, "unfit")) is TokenErrorReason.UNKNOWN_KEY
     assert verified(issuer, issuer.token(ANN))
 
 
@@ -128,4 +128,4 @@ def test_a_token_says_who_is_asking(
 def test_an_issuer_outside_cannot_make_anybody_a_vm_or_a_client_of_ours(issuer: OidcIssuer) -> None:
     said = ANN | {"forewarn_vm_id": "c3", "forewarn_vm_key": "rg/web", "xms_mirid": "/subscriptions/s", "sub": "vm:c3"}
     claims = verified(issuer, issuer.token(said))
-    assert (claims.who, claims.vm_id, claims.vm_key) == ("oidc:vm:c3", "", "")
+    assert (claims.primary_id, claims.vm_id, claims.vm_key) == ("oidc:vm:c3", "", "")

@@ -16,17 +16,16 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.access.claims import BadToken, Reason
-from forewarn.access.signing import SigningKey
-from forewarn.access.token import Issuer, Subject
+from forewarn.auth.claims import InvalidToken, TokenErrorReason
+from forewarn.auth.tokens import SigningKey, TokenIssuer, TokenSubject
 from forewarn.errors import Rejected
 
 NOW = 1_790_000_000.0
 URL = "https://localhost:8443/adfs"
 HERE = "https://localhost:8443"
 ARM = "https://management.azure.com"
-CLIENT = Subject(client_id="Deploy", object_id="6f0c", tenant="72f9", name="the deployment")
-VM = Subject(
+CLIENT = TokenSubject(client_id="Deploy", object_id="6f0c", tenant="72f9", name="the deployment")
+VM = TokenSubject(
     client_id="a1",
     object_id="b2",
     tenant="72f9",
@@ -39,8 +38,8 @@ PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 STRANGER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
-def an_issuer(lifetime_s: int = 3600) -> Issuer:
-    return Issuer(URL, SigningKey(PRIVATE), lifetime_s, [f"{HERE}/"])
+def an_issuer(lifetime_s: int = 3600) -> TokenIssuer:
+    return TokenIssuer(URL, SigningKey(PRIVATE), lifetime_s, [f"{HERE}/"])
 
 
 def said_by(token: str) -> dict[str, Any]:
@@ -50,13 +49,13 @@ def said_by(token: str) -> dict[str, Any]:
 
 def forged(change: dict[str, Any], key: Any = PRIVATE, algorithm: str = "RS256", **header: Any) -> str:
     """One of our tokens with something changed, signed by whoever has this key."""
-    said = said_by(an_issuer().issue(CLIENT, ARM, NOW)) | change
+    said = said_by(an_issuer().issue_text(CLIENT, ARM, NOW)) | change
     said = {name: value for name, value in said.items() if value is not None}
     return jwt.encode(said, key, algorithm, headers={"kid": SigningKey(PRIVATE).kid} | header)
 
 
-def refusal(token: str, now: float = NOW) -> BadToken:
-    with pytest.raises(BadToken) as refused:
+def refusal(token: str, now: float = NOW) -> InvalidToken:
+    with pytest.raises(InvalidToken) as refused:
         an_issuer().verify(token, now)
     assert len(token) < 20 or token not in str(refused.value)
     return refused.value
@@ -64,20 +63,20 @@ def refusal(token: str, now: float = NOW) -> BadToken:
 
 def test_a_client_is_known_by_its_token() -> None:
     issuer = an_issuer()
-    claims = issuer.verify(issuer.issue(CLIENT, ARM, NOW), NOW)
-    assert (claims.who, claims.ids) == ("client:deploy", ("client:deploy",))
+    claims = issuer.verify(issuer.issue_text(CLIENT, ARM, NOW), NOW)
+    assert (claims.primary_id, claims.ids) == ("client:deploy", ("client:deploy",))
     assert (claims.name, claims.tenant, claims.expires_at) == ("the deployment", "72f9", NOW + 3600)
     assert (claims.vm_key, claims.vm_id) == ("", "")
 
 
 def test_a_vm_is_known_by_the_token_of_its_managed_identity() -> None:
     issuer = an_issuer()
-    claims = issuer.verify(issuer.issue(VM, ARM, NOW), NOW)
-    assert (claims.who, claims.vm_key, claims.vm_id) == ("vm:c3-4d", "rg/web-1", "C3-4D")
+    claims = issuer.verify(issuer.issue_text(VM, ARM, NOW), NOW)
+    assert (claims.primary_id, claims.vm_key, claims.vm_id) == ("vm:c3-4d", "rg/web-1", "C3-4D")
 
 
 def test_a_token_holds_what_the_vendors_clients_read() -> None:
-    said = said_by(an_issuer().issue(VM, f"{ARM}/", NOW))
+    said = said_by(an_issuer().issue_text(VM, f"{ARM}/", NOW))
     identifier = said.pop("uti")
     assert said.pop("jti") == identifier
     del said["forewarn_vm_key"], said["forewarn_vm_id"]
@@ -90,7 +89,7 @@ def test_a_token_holds_what_the_vendors_clients_read() -> None:
 
 def test_anybody_can_check_a_token_with_the_published_keys() -> None:
     issuer = an_issuer()
-    token = issuer.issue(CLIENT, ARM, NOW)
+    token = issuer.issue_text(CLIENT, ARM, NOW)
     published = jwt.PyJWKSet.from_dict(issuer.jwks())
     key = published[jwt.get_unverified_header(token)["kid"]]
     assert jwt.PyJWS().decode(token, key.key, ["RS256"])
@@ -103,7 +102,7 @@ def test_anybody_can_check_a_token_with_the_published_keys() -> None:
 )
 def test_an_audience_is_ours_however_it_is_spelled(audience: str) -> None:
     issuer = an_issuer()
-    assert issuer.verify(issuer.issue(CLIENT, audience, NOW), NOW).who == "client:deploy"
+    assert issuer.verify(issuer.issue_text(CLIENT, audience, NOW), NOW).primary_id == "client:deploy"
 
 
 @pytest.mark.parametrize(
@@ -112,30 +111,30 @@ def test_an_audience_is_ours_however_it_is_spelled(audience: str) -> None:
      "management.azure.com", "", "https://["],
 )  # fmt: skip
 def test_a_token_for_somebody_else_is_issued_but_not_accepted(audience: str) -> None:
-    bad = refusal(an_issuer().issue(CLIENT, audience, NOW))
-    assert bad.reason is Reason.WRONG_AUDIENCE
+    bad = refusal(an_issuer().issue_text(CLIENT, audience, NOW))
+    assert bad.reason is TokenErrorReason.WRONG_AUDIENCE
     assert str(bad) == f"the token is for {audience!r}, not for this service: ask for {HERE!r}"
 
 
 def test_one_of_several_audiences_is_enough() -> None:
     issuer = an_issuer()
     assert issuer.verify(forged({"aud": ["https://vault.azure.net", ARM]}), NOW)
-    assert refusal(forged({"aud": []})).reason is Reason.WRONG_AUDIENCE
+    assert refusal(forged({"aud": []})).reason is TokenErrorReason.WRONG_AUDIENCE
 
 
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        (-61, Reason.NOT_YET_VALID),
+        (-61, TokenErrorReason.NOT_YET_VALID),
         (-60, None),
         (0, None),
         (3599.9, None),
-        (3600, Reason.EXPIRED),
-        (1e9, Reason.EXPIRED),
+        (3600, TokenErrorReason.EXPIRED),
+        (1e9, TokenErrorReason.EXPIRED),
     ],
 )
-def test_a_token_may_be_a_minute_early_and_never_late(later: float, reason: Reason | None) -> None:
-    token = an_issuer().issue(CLIENT, ARM, NOW)
+def test_a_token_may_be_a_minute_early_and_never_late(later: float, reason: TokenErrorReason | None) -> None:
+    token = an_issuer().issue_text(CLIENT, ARM, NOW)
     if reason:
         assert refusal(token, NOW + later).reason is reason
     else:
@@ -143,43 +142,43 @@ def test_a_token_may_be_a_minute_early_and_never_late(later: float, reason: Reas
 
 
 def test_an_expired_token_says_since_when() -> None:
-    token = an_issuer().issue(CLIENT, ARM, NOW)
+    token = an_issuer().issue_text(CLIENT, ARM, NOW)
     assert str(refusal(token, NOW + 4000)) == "the token expired at 2026-09-21T15:13:20Z: get a new one"
 
 
 FORGERIES = {
-    "signed by a stranger": (forged({}, STRANGER), Reason.BAD_SIGNATURE),
-    "another issuer": (forged({"iss": "https://sts.windows.net/72f9/"}), Reason.WRONG_ISSUER),
-    "another key": (forged({}, kid="another"), Reason.UNKNOWN_KEY),
-    "a path for a key": (forged({}, kid="../../dev/null"), Reason.UNKNOWN_KEY),
-    "no key": (forged({}, kid=""), Reason.UNKNOWN_KEY),
-    "brings its key": (forged({}, STRANGER, jwk=SigningKey(STRANGER).jwk), Reason.BAD_SIGNATURE),
+    "signed by a stranger": (forged({}, STRANGER), TokenErrorReason.BAD_SIGNATURE),
+    "another issuer": (forged({"iss": "https://sts.windows.net/72f9/"}), TokenErrorReason.WRONG_ISSUER),
+    "another key": (forged({}, kid="another"), TokenErrorReason.UNKNOWN_KEY),
+    "a path for a key": (forged({}, kid="../../dev/null"), TokenErrorReason.UNKNOWN_KEY),
+    "no key": (forged({}, kid=""), TokenErrorReason.UNKNOWN_KEY),
+    "brings its key": (forged({}, STRANGER, jwk=SigningKey(STRANGER).jwk), TokenErrorReason.BAD_SIGNATURE),
     "brings and names its key": (
         forged({}, STRANGER, jwk=SigningKey(STRANGER).jwk, kid=SigningKey(STRANGER).kid),
-        Reason.UNKNOWN_KEY,
+        TokenErrorReason.UNKNOWN_KEY,
     ),
-    "says where its key is": (forged({}, STRANGER, jku="http://127.0.0.1/k"), Reason.BAD_SIGNATURE),
-    "not signed": (forged({}, None, "none"), Reason.BAD_SIGNATURE),
-    "RS512": (forged({}, PRIVATE, "RS512"), Reason.BAD_SIGNATURE),
-    "PS256": (forged({}, PRIVATE, "PS256"), Reason.BAD_SIGNATURE),
-    "no end": (forged({"exp": None}), Reason.MALFORMED),
-    "no issuer": (forged({"iss": None}), Reason.MALFORMED),
-    "no audience": (forged({"aud": None}), Reason.MALFORMED),
-    "no subject": (forged({"oid": None}), Reason.MALFORMED),
-    "an end in words": (forged({"exp": "tomorrow"}), Reason.MALFORMED),
-    "a beginning in words": (forged({"nbf": "today"}), Reason.MALFORMED),
-    "a number for a name": (forged({"appid": 7}), Reason.MALFORMED),
-    "an extension we do not know": (forged({}, crit=["forewarn"]), Reason.MALFORMED),
-    "empty": ("", Reason.MALFORMED),
-    "opaque": ("opaque", Reason.MALFORMED),
-    "letters": ("a.b.c", Reason.MALFORMED),
-    "accents": ("é.é.é", Reason.MALFORMED),
-    "too long": (forged({"app_displayname": "a" * 20_000}), Reason.MALFORMED),
+    "says where its key is": (forged({}, STRANGER, jku="http://127.0.0.1/k"), TokenErrorReason.BAD_SIGNATURE),
+    "not signed": (forged({}, None, "none"), TokenErrorReason.BAD_SIGNATURE),
+    "RS512": (forged({}, PRIVATE, "RS512"), TokenErrorReason.BAD_SIGNATURE),
+    "PS256": (forged({}, PRIVATE, "PS256"), TokenErrorReason.BAD_SIGNATURE),
+    "no end": (forged({"exp": None}), TokenErrorReason.MALFORMED),
+    "no issuer": (forged({"iss": None}), TokenErrorReason.MALFORMED),
+    "no audience": (forged({"aud": None}), TokenErrorReason.MALFORMED),
+    "no subject": (forged({"oid": None}), TokenErrorReason.MALFORMED),
+    "an end in words": (forged({"exp": "tomorrow"}), TokenErrorReason.MALFORMED),
+    "a beginning in words": (forged({"nbf": "today"}), TokenErrorReason.MALFORMED),
+    "a number for a name": (forged({"appid": 7}), TokenErrorReason.MALFORMED),
+    "an extension we do not know": (forged({}, crit=["forewarn"]), TokenErrorReason.MALFORMED),
+    "empty": ("", TokenErrorReason.MALFORMED),
+    "opaque": ("opaque", TokenErrorReason.MALFORMED),
+    "letters": ("a.b.c", TokenErrorReason.MALFORMED),
+    "accents": ("é.é.é", TokenErrorReason.MALFORMED),
+    "too long": (forged({"app_displayname": "a" * 20_000}), TokenErrorReason.MALFORMED),
 }
 
 
 @pytest.mark.parametrize(("token", "reason"), FORGERIES.values(), ids=FORGERIES)
-def test_a_token_that_proves_nothing_is_refused_with_its_reason(token: str, reason: Reason) -> None:
+def test_a_token_that_proves_nothing_is_refused_with_its_reason(token: str, reason: TokenErrorReason) -> None:
     assert refusal(token).reason is reason
 
 
@@ -190,84 +189,84 @@ def encoded(content: bytes) -> str:
 def test_our_public_key_is_not_taken_for_a_shared_secret() -> None:
     kid, public = SigningKey(PRIVATE).kid, PRIVATE.public_key()
     form = serialization.PublicFormat.SubjectPublicKeyInfo
-    body = an_issuer().issue(CLIENT, ARM, NOW).split(".")[1]
+    body = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")[1]
     for algorithm in ("HS256", "hs256"):
         signed = f"{encoded(json.dumps({'alg': algorithm, 'kid': kid}).encode())}.{body}"
         for secret in (public.public_bytes(serialization.Encoding.PEM, form), json.dumps(an_issuer().jwks()).encode()):
             proof = hmac.new(secret, signed.encode(), hashlib.sha256).digest()
-            assert refusal(f"{signed}.{encoded(proof)}").reason is Reason.BAD_SIGNATURE
+            assert refusal(f"{signed}.{encoded(proof)}").reason is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_token_without_its_signature_is_refused() -> None:
-    header, body, _ = an_issuer().issue(CLIENT, ARM, NOW).split(".")
-    assert refusal(f"{header}.{body}.").reason is Reason.BAD_SIGNATURE
+    header, body, _ = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
+    assert refusal(f"{header}.{body}.").reason is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_changed_token_is_refused() -> None:
-    header, body, proof = an_issuer().issue(CLIENT, ARM, NOW).split(".")
+    header, body, proof = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
     said = said_by(f"{header}.{body}.{proof}") | {"forewarn_vm_id": "C3-4D"}
-    assert refusal(f"{header}.{encoded(json.dumps(said).encode())}.{proof}").reason is Reason.BAD_SIGNATURE
+    assert refusal(f"{header}.{encoded(json.dumps(said).encode())}.{proof}").reason is TokenErrorReason.BAD_SIGNATURE
 
 
 def test_a_header_nested_too_deep_is_malformed() -> None:
     deep = encoded(b'{"alg":"RS256","x":' + b"[" * 11_000)
-    assert refusal(f"{deep}.e30.e30").reason is Reason.MALFORMED
+    assert refusal(f"{deep}.e30.e30").reason is TokenErrorReason.MALFORMED
 
 
 @given(st.text(max_size=60) | st.lists(st.binary(max_size=40).map(encoded), min_size=3, max_size=3).map(".".join))
 def test_whatever_is_sent_as_a_token_is_refused_as_one(text: str) -> None:
-    with pytest.raises(BadToken):
+    with pytest.raises(InvalidToken):
         an_issuer().verify(text, NOW)
 
 
 def test_a_token_is_reused_until_half_of_its_life_is_over() -> None:
     issuer = an_issuer()
-    first = issuer.issue(CLIENT, ARM, NOW)
-    assert issuer.issue(CLIENT, ARM, NOW + 1799) == first
-    assert issuer.issue(VM, ARM, NOW) != first
-    assert issuer.issue(CLIENT, HERE, NOW) != first
-    second = issuer.issued(CLIENT, ARM, NOW + 1800)
+    first = issuer.issue_text(CLIENT, ARM, NOW)
+    assert issuer.issue_text(CLIENT, ARM, NOW + 1799) == first
+    assert issuer.issue_text(VM, ARM, NOW) != first
+    assert issuer.issue_text(CLIENT, HERE, NOW) != first
+    second = issuer.issue_token(CLIENT, ARM, NOW + 1800)
     assert second.token != first
     assert second.expires_at == NOW + 1800 + 3600
 
 
 def test_a_token_of_the_future_is_not_reused_after_the_clock_was_set_back() -> None:
     issuer = an_issuer()
-    first = issuer.issue(CLIENT, ARM, NOW)
-    issuer.verify(again := issuer.issue(CLIENT, ARM, NOW - 7200), NOW - 7200)
+    first = issuer.issue_text(CLIENT, ARM, NOW)
+    issuer.verify(again := issuer.issue_text(CLIENT, ARM, NOW - 7200), NOW - 7200)
     assert again != first
 
 
 def test_only_so_many_tokens_are_remembered() -> None:
-    issuer = Issuer(URL, SigningKey(PRIVATE))
+    issuer = TokenIssuer(URL, SigningKey(PRIVATE))
     for number in range(1100):
-        issuer.issue(CLIENT, f"https://{number}.example", NOW)
-    assert len(issuer._remembered) == 1024
-    assert (CLIENT, "https://1099.example") in issuer._remembered
+        issuer.issue_text(CLIENT, f"https://{number}.example", NOW)
+    assert len(issuer._cached_tokens) == 1024
+    assert (CLIENT, "https://1099.example") in issuer._cached_tokens
 
 
 def test_a_token_is_not_shown_where_its_answer_is_logged() -> None:
-    issued = an_issuer().issued(CLIENT, ARM, NOW)
+    issued = an_issuer().issue_token(CLIENT, ARM, NOW)
     assert issued.token not in repr(issued)
 
 
 def test_the_signing_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "token.pem"
-    first, again = SigningKey.ready(path), SigningKey.ready(path)
+    first, again = SigningKey.load_or_create(path), SigningKey.load_or_create(path)
     assert first.kid == again.kid
     assert path.stat().st_mode & 0o777 == 0o600
-    token = Issuer(URL, first).issue(CLIENT, ARM, NOW)
-    assert Issuer(URL, again).verify(token, NOW).who == "client:deploy"
+    token = TokenIssuer(URL, first).issue_text(CLIENT, ARM, NOW)
+    assert TokenIssuer(URL, again).verify(token, NOW).primary_id == "client:deploy"
 
 
 def test_a_signing_key_that_will_not_do_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "token.pem"
-    SigningKey.ready(path)
+    SigningKey.load_or_create(path)
     path.chmod(0o644)
     with pytest.raises(Rejected, match="others may read it"):
-        SigningKey.ready(path)
+        SigningKey.load_or_create(path)
     path.chmod(0o600)
     path.write_bytes(b"garbage")
     with pytest.raises(Rejected, match="is no private key in PEM"):
-        SigningKey.ready(path)
+        SigningKey.load_or_create(path)
     assert path.read_bytes() == b"garbage"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.access.secret import fits, hashed, keep_secret, new_secret, read_secret
+from forewarn.auth.client_secrets import hash_secret, new_secret, read_secret, secret_matches, write_secret
 from forewarn.errors import NotFound, Rejected
 
 
@@ -20,36 +20,36 @@ def test_a_secret_is_43_characters_that_need_no_quoting() -> None:
 
 def test_a_secret_fits_its_own_hash_only() -> None:
     secret = new_secret()
-    known = hashed(secret)
-    assert fits(secret, known)
-    assert not fits(secret[:-1], known)
-    assert not fits(new_secret(), known)
-    assert not fits("", known)
+    known = hash_secret(secret)
+    assert secret_matches(secret, known)
+    assert not secret_matches(secret[:-1], known)
+    assert not secret_matches(new_secret(), known)
+    assert not secret_matches("", known)
 
 
 def test_the_same_secret_is_never_hashed_the_same_twice() -> None:
     secret = new_secret()
-    one, other = hashed(secret), hashed(secret)
+    one, other = hash_secret(secret), hash_secret(secret)
     assert one != other
-    assert fits(secret, one)
-    assert fits(secret, other)
+    assert secret_matches(secret, one)
+    assert secret_matches(secret, other)
     assert secret.encode() not in one
 
 
 @pytest.mark.parametrize("known", [b"", b"x" * 16, b"x" * 47, b"x" * 49], ids=len)
 def test_nothing_fits_a_hash_that_was_cut(known: bytes) -> None:
-    assert not fits("", known)
-    assert not fits(new_secret(), known)
+    assert not secret_matches("", known)
+    assert not secret_matches(new_secret(), known)
 
 
 def test_any_text_can_be_tried() -> None:
-    assert not fits("\udcff\x00é", hashed(new_secret()))
+    assert not secret_matches("\udcff\x00é", hash_secret(new_secret()))
 
 
 def test_a_kept_secret_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        keep_secret(tmp_path / "secret", "s3cret")
+        write_secret(tmp_path / "secret", "s3cret")
     finally:
         os.umask(before)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
@@ -60,21 +60,21 @@ def test_a_kept_secret_replaces_a_file_that_others_could_read(tmp_path: Path) ->
     path = tmp_path / "secret"
     path.write_text("old")
     path.chmod(0o644)
-    keep_secret(path, "new")
+    write_secret(path, "new")
     assert read_secret(path) == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]
 
 
 def test_a_kept_secret_is_not_written_through_somebody_elses_link(tmp_path: Path) -> None:
     (tmp_path / "secret").symlink_to(tmp_path / "elsewhere")
-    keep_secret(tmp_path / "secret", "s3cret")
+    write_secret(tmp_path / "secret", "s3cret")
     assert not (tmp_path / "elsewhere").exists()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620], ids=oct)
 def test_a_secret_that_others_may_read_is_refused_and_not_shown(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "secret"
-    keep_secret(path, "s3cret")
+    write_secret(path, "s3cret")
     path.chmod(mode)
     with pytest.raises(Rejected, match=rf"others may read it \(mode {mode:04o}\): run chmod 600") as refusal:
         read_secret(path)
@@ -82,7 +82,7 @@ def test_a_secret_that_others_may_read_is_refused_and_not_shown(tmp_path: Path, 
 
 
 def test_a_file_without_a_secret_is_refused(tmp_path: Path) -> None:
-    keep_secret(tmp_path / "empty", "")
+    write_secret(tmp_path / "empty", "")
     with pytest.raises(Rejected, match="is empty: put the secret in it"):
         read_secret(tmp_path / "empty")
     with pytest.raises(NotFound, match=r"there is no file '.*/none'"):

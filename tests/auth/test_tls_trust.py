@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.access import pem
-from forewarn.access.authority import Authority, new_key, server_certificate
-from forewarn.access.certificate import Certificates, ca_file
+from forewarn.auth import pem
+from forewarn.auth.certificate_authority import CertificateAuthority, issue_server_certificate, new_ec_key
+from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path
 
 HOST = "vmhost.example.org"
 
@@ -70,7 +70,7 @@ CLIENTS = [visit_by_python, *([visit_by_curl] if shutil.which("curl") else [])]
 def test_clients_trust_the_service_under_every_loopback_name(
     tmp_path: Path, visit: Callable[[int, Path, str], Awaitable[str]], name: str, more: tuple[str, ...]
 ) -> None:
-    made = Certificates.ready(tmp_path, more, time.time())
+    made = ServiceCertificates.load_or_create(tmp_path, more, time.time())
     ca = made.ca.certificate
     assert served(made.server.certificate, made.server.key, lambda port: visit(port, ca, name)) == "hello"
 
@@ -79,28 +79,28 @@ def test_clients_trust_the_service_under_every_loopback_name(
 def test_clients_trust_the_service_under_its_host_name(
     tmp_path: Path, visit: Callable[[int, Path, str], Awaitable[str]]
 ) -> None:
-    made = Certificates.ready(tmp_path, [HOST], time.time())
+    made = ServiceCertificates.load_or_create(tmp_path, [HOST], time.time())
     ca = made.ca.certificate
     assert served(made.server.certificate, made.server.key, lambda port: visit(port, ca, HOST)) == "hello"
 
 
 def test_clients_do_not_trust_another_ca(tmp_path: Path) -> None:
-    made = Certificates.ready(tmp_path / "one", [], time.time())
-    other = Certificates.ready(tmp_path / "other", [], time.time()).ca.certificate
+    made = ServiceCertificates.load_or_create(tmp_path / "one", [], time.time())
+    other = ServiceCertificates.load_or_create(tmp_path / "other", [], time.time()).ca.certificate
     with pytest.raises(ssl.SSLCertVerificationError, match="unable to get local issuer"):
         served(made.server.certificate, made.server.key, lambda port: visit_by_python(port, other, "localhost"))
 
 
 def test_a_stolen_loopback_ca_convinces_nobody_of_another_name(tmp_path: Path) -> None:
-    Certificates.ready(tmp_path, [], time.time())
-    ca_key = pem.key_in((tmp_path / "ca.key").read_bytes(), tmp_path)
-    stolen = Authority(certificate=pem.read_certificate(ca_file(tmp_path)), key=ca_key)  # type: ignore[arg-type]
-    key = new_key()
-    pem.write_certificate(tmp_path / "evil.pem", server_certificate(stolen, key, ["bank.example"], time.time()))
+    ServiceCertificates.load_or_create(tmp_path, [], time.time())
+    ca_key = pem.parse_private_key((tmp_path / "ca.key").read_bytes(), tmp_path)
+    stolen = CertificateAuthority(certificate=pem.read_certificate(ca_certificate_path(tmp_path)), key=ca_key)  # type: ignore[arg-type]
+    key = new_ec_key()
+    pem.write_certificate(tmp_path / "evil.pem", issue_server_certificate(stolen, key, ["bank.example"], time.time()))
     pem.write_key(tmp_path / "evil.key", key)
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
         served(
             tmp_path / "evil.pem",
             tmp_path / "evil.key",
-            lambda port: visit_by_python(port, ca_file(tmp_path), "bank.example"),
+            lambda port: visit_by_python(port, ca_certificate_path(tmp_path), "bank.example"),
         )

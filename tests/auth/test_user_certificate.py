@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from forewarn.access import file, pem
-from forewarn.access.certificate import Certificates, own
+from forewarn.auth import pem, secure_files
+from forewarn.auth.certificates import ServiceCertificates, load_user_certificate
 from forewarn.errors import NotFound, Rejected
 
 NOW = 1_790_000_000.0
@@ -21,20 +21,20 @@ NOW = 1_790_000_000.0
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """A directory with `server.pem` and `server.key`, issued by somebody."""
-    Certificates.ready(tmp_path / "mine", ["vmhost.example.org"], NOW)
+    ServiceCertificates.load_or_create(tmp_path / "mine", ["vmhost.example.org"], NOW)
     return tmp_path / "mine"
 
 
 def refusal(certificate: Path, key: Path, now: float = NOW) -> str:
     with pytest.raises(Rejected) as refused:
-        own(certificate, key, now=now)
+        load_user_certificate(certificate, key, now=now)
     return str(refused.value)
 
 
 def test_a_certificate_with_its_chain_is_served_as_it_is(mine: Path) -> None:
     chain = mine / "fullchain.pem"
     chain.write_bytes((mine / "server.pem").read_bytes() + (mine / "ca.pem").read_bytes())
-    pair = own(chain, mine / "server.key", now=NOW)
+    pair = load_user_certificate(chain, mine / "server.key", now=NOW)
     assert (pair.certificate, pair.key) == (chain, mine / "server.key")
     assert "vmhost.example.org" in pair.facts.names
 
@@ -60,10 +60,10 @@ def test_a_certificate_of_the_future_is_refused(mine: Path) -> None:
 
 
 def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(mine: Path) -> None:
-    key = pem.key_in((mine / "server.key").read_bytes(), mine / "server.key")
+    key = pem.parse_private_key((mine / "server.key").read_bytes(), mine / "server.key")
     locked = serialization.BestAvailableEncryption(b"open sesame")
     form = serialization.PrivateFormat.PKCS8
-    file.write_private(mine / "locked.key", key.private_bytes(serialization.Encoding.PEM, form, locked))
+    secure_files.write_private(mine / "locked.key", key.private_bytes(serialization.Encoding.PEM, form, locked))
     assert "locked.key' is protected by a passphrase" in refusal(mine / "server.pem", mine / "locked.key")
 
 
@@ -76,14 +76,14 @@ def test_what_is_wrong_with_a_key_is_told_without_its_bytes(mine: Path) -> None:
     text = (mine / "server.key").read_text()
     (mine / "cut.key").write_text(text[: len(text) // 2])
     with pytest.raises(Rejected) as refused:
-        own(mine / "server.pem", mine / "cut.key", now=NOW)
+        load_user_certificate(mine / "server.pem", mine / "cut.key", now=NOW)
     assert refused.value.__suppress_context__
     assert text.splitlines()[1][:20] not in str(refused.value)
 
 
 def test_a_missing_file_and_a_directory_are_named(mine: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file '.*/none.pem'"):
-        own(mine / "none.pem", mine / "server.key", now=NOW)
+        load_user_certificate(mine / "none.pem", mine / "server.key", now=NOW)
     assert "is not a file: name one" in refusal(mine / "server.pem", mine)
 
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.access.sign_in import SignIn
-from forewarn.access.signing import SigningKey
-from forewarn.access.token import Issuer
-from forewarn.assembly.token import Tokens
+from forewarn.auth.token_service import TokenService, VmTokens
+from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.clock import read_real_time
-from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
-from forewarn.testing.process import ServiceProcess, free_port
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
+from tests.support.service_process import ServiceProcess, free_port
 
 URL = "https://localhost:8443"
 ARM = "https://management.azure.com"
@@ -23,50 +21,52 @@ ASK = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={ARM}"
 
 
 @pytest.fixture(scope="module")
-def sign_in(tmp_path_factory: pytest.TempPathFactory) -> SignIn:
-    key = SigningKey.ready(tmp_path_factory.mktemp("keys") / "token.key")
-    return SignIn(issuer=Issuer(f"{URL}/adfs", key, audiences=[URL]), tenant_id="t")
+def sign_in(tmp_path_factory: pytest.TempPathFactory) -> TokenService:
+    key = SigningKey.load_or_create(tmp_path_factory.mktemp("keys") / "token.key")
+    return TokenService(issuer=TokenIssuer(f"{URL}/adfs", key, audiences=[URL]), tenant_id="t")
 
 
-def given(tokens: Tokens, resource: str, identity: ManagedIdentity = IDENTITY) -> Token | WrongResource:
+def given(
+    tokens: VmTokens, resource: str, identity: ManagedIdentity = IDENTITY
+) -> ManagedIdentityToken | WrongResource:
     return asyncio.run(tokens.token(identity, resource))
 
 
 @pytest.mark.parametrize("resource", [ARM, f"{ARM}/", "https://management.core.windows.net/", URL, f"{URL}/"])
-def test_a_token_says_which_vm_its_bearer_is(sign_in: SignIn, resource: str) -> None:
-    token = given(Tokens(sign_in, URL), resource)
-    assert isinstance(token, Token)
+def test_a_token_says_which_vm_its_bearer_is(sign_in: TokenService, resource: str) -> None:
+    token = given(VmTokens(sign_in, URL), resource)
+    assert isinstance(token, ManagedIdentityToken)
     claims = asyncio.run(sign_in.verify(token.text, read_real_time()))
     assert claims.ids == ("vm:id-1",)
     assert (claims.vm_key, claims.vm_id, claims.tenant) == ("s/rg/web-0", "ID-1", "t")
     assert (claims.expires_at, token.expires_at - token.not_before) == (token.expires_at, 3600)
 
 
-def test_a_resource_is_signed_for_once_however_it_is_spelled(sign_in: SignIn) -> None:
+def test_a_resource_is_signed_for_once_however_it_is_spelled(sign_in: TokenService) -> None:
     """Signing takes time: nobody who varies the spelling can take more of it."""
-    tokens = Tokens(sign_in, URL)
+    tokens = VmTokens(sign_in, URL)
     spellings = (ARM, f"{ARM}/", f"{ARM}//", ARM.upper().replace("HTTPS", "https"))
     assert len({given(tokens, spelling) for spelling in spellings}) == 1
 
 
-def test_no_two_vms_have_one_token(sign_in: SignIn) -> None:
+def test_no_two_vms_have_one_token(sign_in: TokenService) -> None:
     """Nor have a VM that was deleted and the one that came back under its name."""
     back = ManagedIdentity(vm=IDENTITY.vm, vm_id="ID-2", name=IDENTITY.name, resource_id=IDENTITY.resource_id)
-    token, another = given(Tokens(sign_in, URL), ARM), given(Tokens(sign_in, URL), ARM, back)
-    assert isinstance(token, Token)
-    assert isinstance(another, Token)
+    token, another = given(VmTokens(sign_in, URL), ARM), given(VmTokens(sign_in, URL), ARM, back)
+    assert isinstance(token, ManagedIdentityToken)
+    assert isinstance(another, ManagedIdentityToken)
     assert token.text != another.text
     assert asyncio.run(sign_in.verify(another.text, read_real_time())).ids == ("vm:id-2",)
 
 
 @pytest.mark.parametrize("resource", ["https://vault.azure.net", "", "x", f"{URL}0", "https://["])
-def test_nothing_is_signed_for_others(sign_in: SignIn, resource: str) -> None:
+def test_nothing_is_signed_for_others(sign_in: TokenService, resource: str) -> None:
     accepted = (ARM, "https://management.core.windows.net", URL)
-    assert given(Tokens(sign_in, URL), resource) == WrongResource(accepted=accepted)
+    assert given(VmTokens(sign_in, URL), resource) == WrongResource(accepted=accepted)
 
 
 def test_without_a_console_there_is_nobody_to_have_a_token_for() -> None:
-    assert given(Tokens(), ARM) == WrongResource(accepted=())
+    assert given(VmTokens(), ARM) == WrongResource(accepted=())
 
 
 def test_a_lab_gives_no_tokens_on_loopback_and_one_with_the_setting_says_so_at_its_start(tmp_path: Path) -> None:

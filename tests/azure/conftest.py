@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.console import SUBSCRIPTION, Console, open_console
-from forewarn.testing.namespace import why_not
+from tests.support.namespaces import why_namespaces_are_unavailable
+from tests.support.web_service import SUBSCRIPTION, WebService, open_web_service
 
 collect_ignore_glob = [] if find_spec("azure") else ["test_sdk_*.py"]
 
@@ -60,7 +60,7 @@ auto_approve = ["restart", "redeploy"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("namespaces") and (reason := why_not()):
+    if item.get_closest_marker("namespaces") and (reason := why_namespaces_are_unavailable()):
         pytest.skip(f"this machine forbids namespaces: {reason}")
 
 
@@ -70,8 +70,8 @@ def fleet() -> str:
 
 
 @pytest.fixture(scope="session")
-def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    with open_console(tmp_path_factory.mktemp("console"), fleet=FLEET) as running:
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
+    with open_web_service(tmp_path_factory.mktemp("console"), fleet=FLEET) as running:
         yield running
 
 
@@ -118,16 +118,16 @@ def compute_of(enter: Callable[[dict[str, str]], None]) -> Iterator[Callable[...
 
     with ExitStack() as stack:
 
-        def given(console: Console, credential: Any = None) -> Any:
+        def given(console: WebService, credential: Any = None) -> Any:
             if credential is None:
-                enter(console.shell)
-                credential = ClientSecretCredential("adfs", *console.admin, authority=console.base)
+                enter(console.trusting_environment)
+                credential = ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url)
             known = stack.enter_context(credential)
-            return stack.enter_context(ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base))
+            return stack.enter_context(ComputeManagementClient(known, SUBSCRIPTION, base_url=console.base_url))
 
         yield given
 
 
 @pytest.fixture
-def compute(console: Console, compute_of: Callable[..., Any]) -> Any:
+def compute(console: WebService, compute_of: Callable[..., Any]) -> Any:
     return compute_of(console)

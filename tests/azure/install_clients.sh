@@ -3,8 +3,8 @@
 # and the one for JavaScript where node is) or `az` (the command line). Quick when all is there; where the index does
 # not have it, that is said, nothing is left half done, and the tests that need it say so.
 #
-#   tests/azure/programs.sh sdk .venv-azure python3
-#   tests/azure/programs.sh az .venv-az python3
+#   tests/azure/install_clients.sh sdk .venv-azure python3
+#   tests/azure/install_clients.sh az .venv-az python3
 set -eu
 client=$1
 directory=$2

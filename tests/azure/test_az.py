@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.console import SUBSCRIPTION, Console, open_console
+from tests.support.web_service import SUBSCRIPTION, WebService, open_web_service
 
 AZ = Path(__file__).parents[2] / ".venv-az" / "bin" / "az"
 COMPUTE = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/shop/providers/Microsoft.Compute"
@@ -32,18 +32,18 @@ def must(answer: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(answer.stdout) if answer.stdout.strip() else None
 
 
-def login(console: Console, client_id: str, secret: str) -> tuple[str, ...]:
-    tenant = console.shown["tenant_id"]
+def login(console: WebService, client_id: str, secret: str) -> tuple[str, ...]:
+    tenant = console.console_info["tenant_id"]
     return ("login", "--service-principal", "-u", client_id, "-p", secret, "--tenant", tenant)
 
 
 @pytest.fixture(scope="session")
-def registered(console: Console, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def registered(console: WebService, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A shell where the cloud was registered and somebody signed in, by hand."""
-    shell = console.shell | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
-    must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base))
+    shell = console.trusting_environment | {"AZURE_CONFIG_DIR": str(tmp_path_factory.mktemp("az"))}
+    must(typed(shell, "cloud", "register", "-n", "Local", "--endpoint-resource-manager", console.base_url))
     must(typed(shell, "cloud", "set", "-n", "Local"))
-    assert [found["id"] for found in must(typed(shell, *login(console, *console.admin)))] == [SUBSCRIPTION]
+    assert [found["id"] for found in must(typed(shell, *login(console, *console.admin_credentials)))] == [SUBSCRIPTION]
     return shell
 
 
@@ -53,20 +53,20 @@ def az(registered: dict[str, str]) -> Az:
 
 
 @contextmanager
-def meanwhile(console: Console, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
+def meanwhile(console: WebService, vm: str, answer: Callable[[], Any]) -> Iterator[Any]:
     """While az waits, a program in the VM approves, and lab time passes."""
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(answer)
-        console.carry_out(vm, waiting.done, within_s=90)
+        console.approve_until_over(vm, waiting.done, within_s=90)
         yield waiting.result()
 
 
-def done(console: Console, vm: str, az: Az, *words: str) -> Any:
+def done(console: WebService, vm: str, az: Az, *words: str) -> Any:
     with meanwhile(console, vm, lambda: az(*words)) as answer:
         return must(answer)
 
 
-def history(console: Console, vm: str) -> str:
+def history(console: WebService, vm: str) -> str:
     told = console.service.forewarn("history", "--vm", vm)
     assert told.returncode == 0, told.stderr
     return told.stdout
@@ -86,30 +86,30 @@ def test_a_vm_is_shown_with_its_state(az: Az) -> None:
 
 @pytest.mark.parametrize(("command", "kind"), [("restart", "Reboot"), ("redeploy", "Redeploy")])
 def test_a_command_lasts_until_its_event_was_approved_and_carried_out(
-    console: Console, az: Az, vm: str, command: str, kind: str
+    console: WebService, az: Az, vm: str, command: str, kind: str
 ) -> None:
     done(console, vm, az, "vm", command, "-g", "shop", "-n", vm)
     assert f"{kind} of {vm}" in history(console, vm)
 
 
-def test_a_restart_that_nobody_waits_for_is_an_event(console: Console, az: Az, vm: str) -> None:
+def test_a_restart_that_nobody_waits_for_is_an_event(console: WebService, az: Az, vm: str) -> None:
     must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
     assert [(e["EventType"], e["EventSource"]) for e in console.events(vm)] == [("Reboot", "User")]
 
 
-def test_an_eviction_is_simulated(console: Console, az: Az, spot_vm: str) -> None:
+def test_an_eviction_is_simulated(console: WebService, az: Az, spot_vm: str) -> None:
     must(az("vm", "simulate-eviction", "-g", "shop", "-n", spot_vm))
     assert [event["EventType"] for event in console.events(spot_vm)] == ["Preempt"]
 
 
-def test_a_vm_is_deleted(console: Console, az: Az, vm: str) -> None:
+def test_a_vm_is_deleted(console: WebService, az: Az, vm: str) -> None:
     done(console, "easy-5", az, "vm", "delete", "--yes", "-g", "shop", "-n", vm)
     answer = az("vm", "show", "-g", "shop", "-n", vm)
     assert answer.returncode == 3
     assert "ResourceNotFound" in answer.stderr
 
 
-def test_instances_of_a_scale_set_are_listed_and_restarted(console: Console, az: Az) -> None:
+def test_instances_of_a_scale_set_are_listed_and_restarted(console: WebService, az: Az) -> None:
     listed = must(az("vmss", "list-instances", "-g", "shop", "-n", "az-pair"))
     assert [instance["instanceId"] for instance in listed] == ["0", "1", "2"]
     done(console, "az-pair_2", az, "vmss", "restart", "-g", "shop", "-n", "az-pair", "--instance-ids", "0", "1")
@@ -117,13 +117,13 @@ def test_instances_of_a_scale_set_are_listed_and_restarted(console: Console, az:
     assert "Reboot" not in history(console, "az-pair_2")
 
 
-def test_a_scale_set_is_redeployed_by_a_call_that_az_has_no_command_for(console: Console, az: Az) -> None:
+def test_a_scale_set_is_redeployed_by_a_call_that_az_has_no_command_for(console: WebService, az: Az) -> None:
     url = f"{COMPUTE}/virtualMachineScaleSets/az-whole/redeploy?api-version=2024-11-01"
     must(az("rest", "-m", "post", "-u", url, "-b", '{"instanceIds":["1"]}'))
     assert [(e["EventType"], e["Resources"]) for e in console.events("az-whole_0")] == [("Redeploy", ["az-whole_1"])]
 
 
-def test_a_scale_set_is_told_to_announce_its_deletes(console: Console, az: Az) -> None:
+def test_a_scale_set_is_told_to_announce_its_deletes(console: WebService, az: Az) -> None:
     words = ("--enable-terminate-notification", "true", "--terminate-notification-time", "10")
     must(az("vmss", "update", "-g", "shop", "-n", "az-profile", *words))
     shown = must(az("vmss", "show", "-g", "shop", "-n", "az-profile"))
@@ -136,10 +136,10 @@ def test_a_tag_is_set(az: Az, vm: str) -> None:
     assert must(az("vm", "show", "-g", "shop", "-n", vm))["tags"]["owner"] == "ann"
 
 
-def test_restarts_of_a_vm_are_made_to_need_no_approval(console: Console, az: Az, vm: str) -> None:
+def test_restarts_of_a_vm_are_made_to_need_no_approval(console: WebService, az: Az, vm: str) -> None:
     must(az("vm", "update", "-g", "shop", "-n", vm, "--enable-user-reboot-scheduled-events", "true"))
     must(az("vm", "restart", "-g", "shop", "-n", vm, "--no-wait"))
-    assert console.scheduled(vm) == []
+    assert console.scheduled_event_ids(vm) == []
 
 
 def test_a_vm_that_is_not_there_is_said_to_be_not_there(az: Az) -> None:
@@ -148,11 +148,11 @@ def test_a_vm_that_is_not_there_is_said_to_be_not_there(az: Az) -> None:
     assert "(ResourceNotFound)" in answer.stderr
 
 
-def test_several_vms_are_restarted_by_their_ids(console: Console, az: Az, names: dict[str, Iterator[int]]) -> None:
+def test_several_vms_are_restarted_by_their_ids(console: WebService, az: Az, names: dict[str, Iterator[int]]) -> None:
     chosen = [f"web-{next(names['web'])}" for _ in range(2)]
     ids = [f"{COMPUTE}/virtualMachines/{name}" for name in chosen]
     must(az("vm", "restart", "--no-wait", "--ids", *ids))
-    assert [len(console.scheduled(name)) for name in chosen] == [1, 1]
+    assert [len(console.scheduled_event_ids(name)) for name in chosen] == [1, 1]
 
 
 def test_groups_and_scale_sets_are_listed(az: Az) -> None:
@@ -160,7 +160,7 @@ def test_groups_and_scale_sets_are_listed(az: Az) -> None:
     assert "az-pair" in {found["name"] for found in must(az("vmss", "list"))}
 
 
-def test_who_may_only_read_is_told_so(console: Console, tmp_path: Path, vm: str) -> None:
+def test_who_may_only_read_is_told_so(console: WebService, tmp_path: Path, vm: str) -> None:
     client_id, secret = console.new_client("Reader")
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
     must(typed(shell, *login(console, client_id, secret)))
@@ -170,28 +170,28 @@ def test_who_may_only_read_is_told_so(console: Console, tmp_path: Path, vm: str)
     assert console.events(vm) == []
 
 
-def test_a_wrong_secret_is_refused_in_words(console: Console, tmp_path: Path) -> None:
+def test_a_wrong_secret_is_refused_in_words(console: WebService, tmp_path: Path) -> None:
     shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path)}
     answer = typed(shell, *login(console, "admin", "guessed"))
     assert answer.returncode == 1
     assert "AADSTS7000215" in answer.stderr
 
 
-def test_nothing_but_what_forewarn_env_says_is_needed(console: Console, easy_vm: str) -> None:
+def test_nothing_but_what_forewarn_env_says_is_needed(console: WebService, easy_vm: str) -> None:
     shell = console.environment()
-    secret = f"@{console.shown['admin_secret']}"  # as forewarn env says it: in no list of processes
+    secret = f"@{console.console_info['admin_secret']}"  # as forewarn env says it: in no list of processes
     must(typed(shell, *login(console, "admin", secret)))
     assert easy_vm in {found["name"] for found in must(typed(shell, "vm", "list"))}
     must(typed(shell, "vm", "restart", "-g", "shop", "-n", easy_vm, "--no-wait"))
     clouds = must(typed(shell, "cloud", "list"))
-    assert [cloud["endpoints"]["resourceManager"] for cloud in clouds] == [console.base]
+    assert [cloud["endpoints"]["resourceManager"] for cloud in clouds] == [console.base_url]
 
 
 @pytest.mark.namespaces
 @pytest.mark.skipif(shutil.which("pasta") is None, reason="without pasta a VM does not reach the console of its host")
 def test_a_vm_signs_in_by_its_own_identity(tmp_path: Path, fleet: str) -> None:
     """Inside `forewarn vm run` the metadata address is the VM's own, so that nobody else can have its identity."""
-    with open_console(tmp_path / "data", fleet=fleet) as console:
+    with open_web_service(tmp_path / "data", fleet=fleet) as console:
         console.grant("Reader", to="web-0", over="web-1")
         shell = console.environment() | {"AZURE_CONFIG_DIR": str(tmp_path / "az")}
         script = f"{AZ} login --identity >/dev/null && {AZ} vm list --query [].name -o tsv"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.console import SUBSCRIPTION, Console
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
+from tests.support.web_service import SUBSCRIPTION, WebService
 
 PACKAGES = Path(__file__).parents[2] / ".venv-azure" / "node" / "node_modules"
 PROGRAM = Path(__file__).with_name("restarting.cjs")
@@ -24,11 +24,11 @@ pytestmark = [
 
 
 @pytest.fixture
-def program(console: Console, vm: str) -> Iterator[subprocess.Popen[str]]:
-    client_id, secret = console.admin
+def program(console: WebService, vm: str) -> Iterator[subprocess.Popen[str]]:
+    client_id, secret = console.admin_credentials
     known = {"NODE_PATH": str(PACKAGES), "AZURE_CLIENT_ID": client_id, "AZURE_CLIENT_SECRET": secret}
-    line = ["node", str(PROGRAM), console.base, SUBSCRIPTION, "shop", vm]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=console.shell | known) as child:
+    line = ["node", str(PROGRAM), console.base_url, SUBSCRIPTION, "shop", vm]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=console.trusting_environment | known) as child:
         yield child
         child.kill()
 
@@ -38,9 +38,9 @@ def said(program: subprocess.Popen[str]) -> Any:
     return json.loads(program.stdout.readline())
 
 
-def test_vms_are_listed_and_a_restart_is_awaited(console: Console, vm: str, program: subprocess.Popen[str]) -> None:
+def test_vms_are_listed_and_a_restart_is_awaited(console: WebService, vm: str, program: subprocess.Popen[str]) -> None:
     assert vm in said(program)["listed"]
-    eventually(lambda: console.scheduled(vm))
+    eventually(lambda: console.scheduled_event_ids(vm))
     assert program.poll() is None
 
     console.approve_all(vm)

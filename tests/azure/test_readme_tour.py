@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.console import open_console
+from tests.support.web_service import open_web_service
 
 ROOT = Path(__file__).parents[2]
 AZ = ROOT / ".venv-az" / "bin" / "az"
@@ -39,7 +39,7 @@ def normal(text: str) -> list[str]:
 def test_the_readmes_tour_with_az_prints_what_it_says(tmp_path: Path) -> None:
     assert len(steps()) > 8
     programs = f"{Path(sys.executable).parent}:{AZ.parent}:{os.environ['PATH']}"
-    with open_console(tmp_path) as console:
+    with open_web_service(tmp_path) as console:
         environ = {"FOREWARN_DATA": str(console.service.data), "PATH": programs, "HOME": str(tmp_path), "TZ": "UTC"}
         before = ""
         for command, expected in steps():

@@ -11,7 +11,7 @@ from azure.identity import ClientSecretCredential
 from azure.mgmt.maintenance import MaintenanceManagementClient
 from azure.mgmt.maintenance.models import ScheduledEventsIdList
 
-from forewarn.testing.console import SUBSCRIPTION, Console
+from tests.support.web_service import SUBSCRIPTION, WebService
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
@@ -19,60 +19,60 @@ GROUP = "shop"
 
 @pytest.fixture
 def maintenance_of(
-    console: Console, enter: Callable[[dict[str, str]], None]
+    console: WebService, enter: Callable[[dict[str, str]], None]
 ) -> Callable[..., MaintenanceManagementClient]:
     """The library's client, signed in as a client that has one role over everything."""
 
     def given(role: str) -> MaintenanceManagementClient:
-        enter(console.shell)
-        credential = ClientSecretCredential("adfs", *console.new_client(role), authority=console.base)
-        return MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base)
+        enter(console.trusting_environment)
+        credential = ClientSecretCredential("adfs", *console.new_client(role), authority=console.base_url)
+        return MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base_url)
 
     return given
 
 
 def test_an_event_is_approved_from_outside_by_a_client_with_the_role_for_it(
-    console: Console, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient]
+    console: WebService, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient]
 ) -> None:
     poller = compute.virtual_machines.begin_restart(GROUP, vm)
-    (event_id,) = console.scheduled(vm)
+    (event_id,) = console.scheduled_event_ids(vm)
     with maintenance_of("ScheduledEventContributor") as maintenance:
         said = maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
     assert said.value == "Successfully Approved"
-    assert console.scheduled(vm) == []
+    assert console.scheduled_event_ids(vm) == []
     console.service.advance(300)
     poller.result(timeout=30)
 
 
 def test_events_of_a_scale_set_are_approved_as_a_list(
-    console: Console, compute: Any, maintenance_of: Callable[..., MaintenanceManagementClient]
+    console: WebService, compute: Any, maintenance_of: Callable[..., MaintenanceManagementClient]
 ) -> None:
     poller = compute.virtual_machine_scale_sets.begin_restart(GROUP, "approved")
-    listed = ScheduledEventsIdList(value=console.scheduled("approved_0"))
+    listed = ScheduledEventsIdList(value=console.scheduled_event_ids("approved_0"))
     with maintenance_of("ScheduledEventContributor") as maintenance:
         said = maintenance.scheduled_events.acknowledge_list(GROUP, "virtualMachineScaleSets", "approved", listed)
     assert said.value == "Successfully Approved"
-    assert not set(listed.value) & set(console.scheduled("approved_0"))
-    console.carry_out("approved_0", poller.done)
+    assert not set(listed.value) & set(console.scheduled_event_ids("approved_0"))
+    console.approve_until_over("approved_0", poller.done)
 
 
 @pytest.mark.parametrize("role", ["Reader", "Operator", "Platform"])
 def test_a_client_without_the_role_may_not_approve(
-    console: Console, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient], role: str
+    console: WebService, compute: Any, vm: str, maintenance_of: Callable[..., MaintenanceManagementClient], role: str
 ) -> None:
     compute.virtual_machines.begin_restart(GROUP, vm)
-    (event_id,) = console.scheduled(vm)
+    (event_id,) = console.scheduled_event_ids(vm)
     with maintenance_of(role) as maintenance, pytest.raises(HttpResponseError, match="AuthorizationFailed") as refused:
         maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
     assert refused.value.status_code == 403
-    assert console.scheduled(vm) == [event_id]
+    assert console.scheduled_event_ids(vm) == [event_id]
 
 
 def test_who_may_only_read_may_not_restart(
-    console: Console, enter: Callable[[dict[str, str]], None], compute_of: Callable[..., Any], vm: str
+    console: WebService, enter: Callable[[dict[str, str]], None], compute_of: Callable[..., Any], vm: str
 ) -> None:
-    enter(console.shell)
-    reader = ClientSecretCredential("adfs", *console.new_client("Reader"), authority=console.base)
+    enter(console.trusting_environment)
+    reader = ClientSecretCredential("adfs", *console.new_client("Reader"), authority=console.base_url)
     compute = compute_of(console, reader)
     assert compute.virtual_machines.get(GROUP, vm).name == vm
     with pytest.raises(HttpResponseError, match="AuthorizationFailed"):

@@ -10,28 +10,28 @@ from azure.identity.aio import ClientSecretCredential
 from azure.mgmt.compute.aio import ComputeManagementClient
 from azure.mgmt.maintenance.aio import MaintenanceManagementClient
 
-from forewarn.testing.console import SUBSCRIPTION, Console
+from tests.support.web_service import SUBSCRIPTION, WebService
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
 
 
 def test_a_restart_is_asked_for_and_approved_from_outside(
-    console: Console, enter: Callable[[dict[str, str]], None], vm: str
+    console: WebService, enter: Callable[[dict[str, str]], None], vm: str
 ) -> None:
-    enter(console.shell)
+    enter(console.trusting_environment)
     asyncio.run(asyncio.wait_for(_restart(console, vm), 60))
 
 
-async def _restart(console: Console, vm: str) -> None:
+async def _restart(console: WebService, vm: str) -> None:
     async with (
-        ClientSecretCredential("adfs", *console.admin, authority=console.base) as credential,
-        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base) as compute,
-        MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base) as maintenance,
+        ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url) as credential,
+        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base_url) as compute,
+        MaintenanceManagementClient(credential, SUBSCRIPTION, base_url=console.base_url) as maintenance,
     ):
         poller = await compute.virtual_machines.begin_restart(GROUP, vm)
         ending = asyncio.create_task(poller.result())
-        (event_id,) = await asyncio.to_thread(console.scheduled, vm)
+        (event_id,) = await asyncio.to_thread(console.scheduled_event_ids, vm)
         assert not poller.done()
 
         said = await maintenance.scheduled_events.acknowledge(GROUP, "virtualMachines", vm, event_id)
@@ -41,14 +41,14 @@ async def _restart(console: Console, vm: str) -> None:
         assert poller.status() == "Succeeded"
 
 
-def test_every_vm_is_listed(console: Console, enter: Callable[[dict[str, str]], None]) -> None:
-    enter(console.shell)
+def test_every_vm_is_listed(console: WebService, enter: Callable[[dict[str, str]], None]) -> None:
+    enter(console.trusting_environment)
     assert "easy-0" in asyncio.run(asyncio.wait_for(_list(console), 60))
 
 
-async def _list(console: Console) -> list[str]:
+async def _list(console: WebService) -> list[str]:
     async with (
-        ClientSecretCredential("adfs", *console.admin, authority=console.base) as credential,
-        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base) as compute,
+        ClientSecretCredential("adfs", *console.admin_credentials, authority=console.base_url) as credential,
+        ComputeManagementClient(credential, SUBSCRIPTION, base_url=console.base_url) as compute,
     ):
         return [vm.name async for vm in compute.virtual_machines.list(GROUP)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from azure.core.exceptions import HttpResponseError
 
-from forewarn.testing.console import open_console
+from tests.support.web_service import open_web_service
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
@@ -40,7 +40,7 @@ availability_set = "crowd"
 def test_an_operation_outlives_the_service_that_began_it(
     tmp_path: Path, fleet: str, compute_of: Callable[..., Any]
 ) -> None:
-    with open_console(tmp_path, fleet=fleet) as console:
+    with open_web_service(tmp_path, fleet=fleet) as console:
         compute = compute_of(console)
         poller = compute.virtual_machines.begin_restart(GROUP, "web-0")
         poller.wait(1.5)
@@ -48,7 +48,7 @@ def test_an_operation_outlives_the_service_that_began_it(
         console.service.start()
         assert not poller.done()
 
-        console.carry_out("web-0", poller.done)
+        console.approve_until_over("web-0", poller.done)
         poller.result(timeout=30)
         assert poller.status() == "Succeeded"
 
@@ -58,7 +58,7 @@ def test_an_act_that_fails_is_an_error_with_the_reason(
 ) -> None:
     config = tmp_path / "settings.toml"
     config.write_text(FAILING, encoding="utf-8")
-    with open_console(tmp_path / "data", fleet=fleet, arguments=("--config", str(config))) as console:
+    with open_web_service(tmp_path / "data", fleet=fleet, arguments=("--config", str(config))) as console:
         compute = compute_of(console)
         poller = compute.virtual_machines.begin_restart(GROUP, "web-0")
         console.approve_all("web-0")
@@ -70,10 +70,10 @@ def test_an_act_that_fails_is_an_error_with_the_reason(
 def test_an_event_that_is_withdrawn_ends_its_operation(
     tmp_path: Path, fleet: str, compute_of: Callable[..., Any]
 ) -> None:
-    with open_console(tmp_path, fleet=fleet) as console:
+    with open_web_service(tmp_path, fleet=fleet) as console:
         compute = compute_of(console)
         poller = compute.virtual_machines.begin_restart(GROUP, "web-0")
-        (event_id,) = console.scheduled("web-0")
+        (event_id,) = console.scheduled_event_ids("web-0")
         assert console.service.forewarn("withdraw", event_id, "--reason", "not today").returncode == 0
         with pytest.raises(HttpResponseError, match="not today"):
             poller.result(timeout=30)
@@ -84,11 +84,11 @@ def test_an_event_that_is_withdrawn_ends_its_operation(
 def test_one_user_operation_too_many_is_refused_in_words(
     tmp_path: Path, compute_of: Callable[..., Any], most: int
 ) -> None:
-    with open_console(tmp_path, fleet=CROWD, max_user_operations=str(most)) as console:
+    with open_web_service(tmp_path, fleet=CROWD, max_user_operations=str(most)) as console:
         compute = compute_of(console)
         for number in range(most):
             compute.virtual_machines.begin_restart(GROUP, f"crowd-{number}", polling=False)
         with pytest.raises(HttpResponseError, match=str(most)) as refused:
             compute.virtual_machines.begin_restart(GROUP, f"crowd-{most}", polling=False)
         assert refused.value.status_code in (409, 429)
-        assert len(console.scheduled("crowd-0")) == most
+        assert len(console.scheduled_event_ids("crowd-0")) == most

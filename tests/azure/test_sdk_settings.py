@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from azure.mgmt.compute import models
 
-from forewarn.testing.console import Console
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
@@ -26,7 +26,7 @@ def automatic() -> models.ScheduledEventsPolicy:
     )
 
 
-def test_every_vm_is_listed_however_many_pages_it_takes(compute: Any, console: Console) -> None:
+def test_every_vm_is_listed_however_many_pages_it_takes(compute: Any, console: WebService) -> None:
     fleet = console.service.api("GET", "/fleet").json["vms"]
     alone = {(vm["resource_group"], vm["name"]) for vm in fleet if not vm["scale_set"]}
     listed = {(vm.id.split("/")[4], vm.name) for vm in compute.virtual_machines.list_all()}
@@ -59,7 +59,7 @@ def test_scale_sets_and_their_instances_are_listed(compute: Any) -> None:
     assert [(i.instance_id, i.name) for i in instances] == [("0", "policy_0"), ("1", "policy_1"), ("2", "policy_2")]
 
 
-def test_a_delete_is_announced_once_the_profile_asks_for_it(console: Console, compute: Any, vm: str) -> None:
+def test_a_delete_is_announced_once_the_profile_asks_for_it(console: WebService, compute: Any, vm: str) -> None:
     changed = models.VirtualMachineUpdate(scheduled_events_profile=notice(10))
     updated = compute.virtual_machines.begin_update(GROUP, vm, changed).result(timeout=30)
     assert updated.scheduled_events_profile.terminate_notification_profile.not_before_timeout == "PT10M"
@@ -76,13 +76,13 @@ def test_a_delete_is_announced_once_the_profile_asks_for_it(console: Console, co
     assert vm not in {found.name for found in compute.virtual_machines.list(GROUP)}
 
 
-def test_the_policy_of_a_vm_makes_its_restarts_need_no_approval(console: Console, compute: Any, vm: str) -> None:
+def test_the_policy_of_a_vm_makes_its_restarts_need_no_approval(console: WebService, compute: Any, vm: str) -> None:
     changed = models.VirtualMachineUpdate(scheduled_events_policy=automatic())
     updated = compute.virtual_machines.begin_update(GROUP, vm, changed).result(timeout=30)
     assert updated.scheduled_events_policy.user_initiated_reboot.automatically_approve is True
 
     poller = compute.virtual_machines.begin_restart(GROUP, vm)
-    assert console.scheduled(vm) == []
+    assert console.scheduled_event_ids(vm) == []
     console.service.advance(300)
     poller.result(timeout=30)
 
@@ -98,7 +98,7 @@ def test_a_whole_vm_is_put_back_with_another_tag_and_profile(compute: Any, vm: s
     assert shown.scheduled_events_profile.terminate_notification_profile.not_before_timeout == "PT7M"
 
 
-def test_the_profile_of_a_scale_set_is_that_of_its_instances(console: Console, compute: Any) -> None:
+def test_the_profile_of_a_scale_set_is_that_of_its_instances(console: WebService, compute: Any) -> None:
     profile = models.VirtualMachineScaleSetUpdateVMProfile(scheduled_events_profile=notice(12))
     changed = models.VirtualMachineScaleSetUpdate(virtual_machine_profile=profile)
     compute.virtual_machine_scale_sets.begin_update(GROUP, "profile", changed).result(timeout=30)
@@ -109,12 +109,12 @@ def test_the_profile_of_a_scale_set_is_that_of_its_instances(console: Console, c
     assert [(e["EventType"], e["Resources"]) for e in console.events("profile_1")] == [("Terminate", ["profile_0"])]
 
 
-def test_the_policy_of_a_scale_set_is_changed(console: Console, compute: Any) -> None:
+def test_the_policy_of_a_scale_set_is_changed(console: WebService, compute: Any) -> None:
     whole = compute.virtual_machine_scale_sets.get(GROUP, "policy")
     whole.scheduled_events_policy = automatic()
     compute.virtual_machine_scale_sets.begin_create_or_update(GROUP, "policy", whole).result(timeout=30)
 
     poller = compute.virtual_machine_scale_sets.begin_restart(GROUP, "policy")
-    assert console.scheduled("policy_0") == []
+    assert console.scheduled_event_ids("policy_0") == []
     console.service.advance(300)
     poller.result(timeout=30)

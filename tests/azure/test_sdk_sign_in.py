@@ -9,7 +9,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
 from azure.identity import ClientSecretCredential, DefaultAzureCredential, ManagedIdentityCredential
 
-from forewarn.testing.console import Console, open_console
+from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.azure
 GROUP = "shop"
@@ -21,17 +21,17 @@ def names(compute: Any) -> set[str]:
     return {vm.name for vm in compute.virtual_machines.list(GROUP)}
 
 
-def inside(console: Console, vm: str) -> dict[str, str]:
+def inside(console: WebService, vm: str) -> dict[str, str]:
     """A shell that calls the metadata address of this VM."""
     at = console.service.endpoint(vm)
-    return console.shell | {"AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{at.address}:{at.port}"}
+    return console.trusting_environment | {"AZURE_POD_IDENTITY_AUTHORITY_HOST": f"http://{at.address}:{at.port}"}
 
 
 @pytest.fixture(scope="module")
-def trusting(tmp_path_factory: pytest.TempPathFactory, fleet: str) -> Iterator[Console]:
+def trusting(tmp_path_factory: pytest.TempPathFactory, fleet: str) -> Iterator[WebService]:
     """A lab where whoever calls a VM's loopback address may have its identity."""
     data = tmp_path_factory.mktemp("trusting")
-    with open_console(data, fleet=fleet, identity_on_loopback="true") as running:
+    with open_web_service(data, fleet=fleet, identity_on_loopback="true") as running:
         yield running
 
 
@@ -39,30 +39,32 @@ def test_a_client_signs_in_with_its_secret_at_an_authority_that_ends_in_adfs(com
     assert "web-0" in names(compute)
 
 
-def test_a_client_signs_in_with_its_secret_and_a_tenant(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
-    enter(console.shell)
-    known = {"authority": console.base, "disable_instance_discovery": True}
-    credential = ClientSecretCredential(console.shown["tenant_id"], *console.admin, **known)
+def test_a_client_signs_in_with_its_secret_and_a_tenant(
+    console: WebService, enter: Enter, compute_of: ComputeOf
+) -> None:
+    enter(console.trusting_environment)
+    known = {"authority": console.base_url, "disable_instance_discovery": True}
+    credential = ClientSecretCredential(console.console_info["tenant_id"], *console.admin_credentials, **known)
     assert "web-0" in names(compute_of(console, credential))
 
 
 def test_the_default_credential_signs_in_by_what_forewarn_env_says(
-    console: Console, enter: Enter, compute_of: ComputeOf
+    console: WebService, enter: Enter, compute_of: ComputeOf
 ) -> None:
     enter(console.environment("--with-secret"))
     assert "web-0" in names(compute_of(console, DefaultAzureCredential()))
 
 
-def test_a_wrong_secret_is_refused_in_words(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
-    enter(console.shell)
-    client_id, _ = console.admin
-    credential = ClientSecretCredential("adfs", client_id, "guessed", authority=console.base)
+def test_a_wrong_secret_is_refused_in_words(console: WebService, enter: Enter, compute_of: ComputeOf) -> None:
+    enter(console.trusting_environment)
+    client_id, _ = console.admin_credentials
+    credential = ClientSecretCredential("adfs", client_id, "guessed", authority=console.base_url)
     with pytest.raises(ClientAuthenticationError, match="AADSTS7000215"):
         names(compute_of(console, credential))
 
 
 def test_a_managed_identity_may_do_nothing_until_it_is_granted_a_role(
-    trusting: Console, enter: Enter, compute_of: ComputeOf
+    trusting: WebService, enter: Enter, compute_of: ComputeOf
 ) -> None:
     enter(inside(trusting, "web-0"))
     compute = compute_of(trusting, ManagedIdentityCredential())
@@ -72,14 +74,14 @@ def test_a_managed_identity_may_do_nothing_until_it_is_granted_a_role(
 
     trusting.grant("Operator", to="web-0", over="web-1")
     poller = compute.virtual_machines.begin_restart(GROUP, "web-1")
-    trusting.carry_out("web-1", poller.done)
+    trusting.approve_until_over("web-1", poller.done)
     assert poller.status() == "Succeeded"
     with pytest.raises(HttpResponseError, match="AuthorizationFailed"):
         compute.virtual_machines.begin_restart(GROUP, "web-2")
 
 
 def test_the_default_credential_finds_the_identity_of_the_vm_it_runs_in(
-    trusting: Console, enter: Enter, compute_of: ComputeOf
+    trusting: WebService, enter: Enter, compute_of: ComputeOf
 ) -> None:
     trusting.grant("Reader", to="web-5", over="web-6")
     enter(inside(trusting, "web-5"))
@@ -88,7 +90,7 @@ def test_the_default_credential_finds_the_identity_of_the_vm_it_runs_in(
 
 
 def test_an_identity_is_refused_on_loopback_unless_the_service_was_told_otherwise(
-    console: Console, enter: Enter
+    console: WebService, enter: Enter
 ) -> None:
     enter(inside(console, "web-0"))
     with ManagedIdentityCredential() as credential, pytest.raises(ClientAuthenticationError) as refused:
@@ -96,10 +98,10 @@ def test_an_identity_is_refused_on_loopback_unless_the_service_was_told_otherwis
     assert "identity_on_loopback" in str(refused.value)
 
 
-def test_no_secret_and_no_token_is_written_anywhere(console: Console, enter: Enter, compute_of: ComputeOf) -> None:
-    enter(console.shell)
+def test_no_secret_and_no_token_is_written_anywhere(console: WebService, enter: Enter, compute_of: ComputeOf) -> None:
+    enter(console.trusting_environment)
     client_id, secret = console.new_client("Reader")
-    credential = ClientSecretCredential("adfs", client_id, secret, authority=console.base)
+    credential = ClientSecretCredential("adfs", client_id, secret, authority=console.base_url)
     names(compute_of(console, credential))
     token = credential.get_token("https://management.azure.com/.default").token
 

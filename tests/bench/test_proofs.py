@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+
 from bench.approval import must_be_approved, started_of
 from bench.contest import Contender, must_keep_connections, must_make_connections, size_of
 from bench.crowd import Round
@@ -22,8 +23,7 @@ from bench.reaction import reaction_s
 from bench.subject import Subject, series_in
 from bench.two_workers import must_share
 from bench.wrk import Load
-
-from forewarn.testing.process import Answer, eventually
+from tests.support.service_process import HttpAnswer, eventually
 
 GOOD = b'HTTP/1.1 200 OK\r\nETag: "1-2"\r\nContent-Length: 0\r\n\r\n'
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
@@ -152,7 +152,7 @@ def test_nine_changes_a_second_are_enough_and_fewer_are_not() -> None:
 
 
 def test_changes_must_be_seen_in_the_document_that_is_polled() -> None:
-    assert incarnation(Answer(200, b'{"DocumentIncarnation":7,"Events":[]}', {})) == 7
+    assert incarnation(HttpAnswer(200, b'{"DocumentIncarnation":7,"Events":[]}', {})) == 7
     with pytest.raises(AssertionError, match="only 0 of 40 changes were seen"):
         Pace(count=40, seconds=4).must_be_kept(0)
 
@@ -165,7 +165,7 @@ def test_one_request_in_a_hundred_must_be_an_approval(approvals: int) -> None:
 
 
 ON_WIRE = b"HTTP/1.1 200 OK\r\nETag: x\r\nContent-Length: 4\r\n\r\nbody"
-SIZE = size_of(Answer(200, b"body", {"ETag": "x", "Content-Length": "4"}))
+SIZE = size_of(HttpAnswer(200, b"body", {"ETag": "x", "Content-Length": "4"}))
 
 
 def ten_polls(url: str, size: int = SIZE) -> Load:

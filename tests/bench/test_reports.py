@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from bench.approval import single_commits
 from bench.crowd import approval, is_whole, poll
 from bench.ground import Ground
@@ -13,16 +14,15 @@ from bench.nginx import configuration
 from bench.process import cpu_s, family, memory_bytes, peak_bytes
 from bench.rollout import fleet
 from bench.wrk import read_report
-
-from forewarn.core.proposal import read_fleet
-from forewarn.testing.process import Answer
+from forewarn.core.fleetfile.reader import read_fleet_file
+from tests.support.service_process import HttpAnswer
 
 WRK = """Running 4s test @ http://127.0.0.1:1
   69902 requests in 4.00s, 33.53MB read
 Requests/sec:  17470.43
 {"requests":69902,"duration_us":4001115,"bytes":35158425,"refused":0,"broken":0,"p50_us":3630,"p99_us":5640}
 """
-ANSWER = Answer(200, b'{"DocumentIncarnation":1,"Events":[]}', {"ETag": '"1-1"', "Content-Length": "37"})
+ANSWER = HttpAnswer(200, b'{"DocumentIncarnation":1,"Events":[]}', {"ETag": '"1-1"', "Content-Length": "37"})
 
 
 def test_a_rate_is_what_wrk_counted_over_the_time_it_took() -> None:
@@ -79,7 +79,7 @@ def test_single_commits_are_counted_on_the_disk_that_is_named(tmp_path: Path) ->
 
 def test_the_fleet_of_a_rollout_has_as_many_vms_as_it_is_named_after() -> None:
     text, hosts = fleet(1000)
-    proposal = read_fleet(text, source="the rollout")
+    proposal = read_fleet_file(text, source="the rollout")
     assert (len(proposal.vms), hosts) == (1000, 100)
 
 

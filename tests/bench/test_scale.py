@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from bench.result import read
 from bench.scale import REFERENCE, cores_for, nodes_for, scale_markdown
 from bench.target import BY_NAME

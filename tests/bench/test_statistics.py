@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from bench.half_rate import pause_ms
-from bench.statistic import median, percentile, ratio, spread
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench.half_rate import pause_ms
+from bench.statistic import median, percentile, ratio, spread
 
 samples = st.lists(st.floats(min_value=0.001, max_value=1e6), min_size=1, max_size=200)
 

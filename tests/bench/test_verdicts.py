@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
 from bench.azure_mock import QUOTED, measure
 from bench.figure import Figure, absent, failed, shown
 from bench.ground import Ground, Row
@@ -16,7 +18,6 @@ from bench.result import Result, read, write
 from bench.row import ROWS
 from bench.table import table
 from bench.target import BY_NAME, TARGETS, Verdict
-from rich.console import Console
 
 MACHINE = Machine(
     processor="a processor", cores=2, memory_gib=8, kernel="6.1", python="3.11", programs={}, filesystem="ext4"

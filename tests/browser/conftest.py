@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forewarn.testing.console import Console, open_console
+from tests.support.web_service import WebService, open_web_service
 
 if find_spec("playwright"):
     from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -111,16 +111,16 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebService]:
     """A lab that tests only look at."""
-    with open_console(tmp_path_factory.mktemp("shared"), fleet=FLEET) as console:
+    with open_web_service(tmp_path_factory.mktemp("shared"), fleet=FLEET) as console:
         yield console
 
 
 @pytest.fixture
-def console(tmp_path: Path) -> Iterator[Console]:
+def console(tmp_path: Path) -> Iterator[WebService]:
     """A lab of the test's own."""
-    with open_console(tmp_path, fleet=FLEET) as console:
+    with open_web_service(tmp_path, fleet=FLEET) as console:
         yield console
 
 
@@ -130,7 +130,7 @@ def somebody(browser: Browser) -> Iterator[Callable[..., Looker]]:
     with ExitStack() as stack:
         lookers: list[Looker] = []
 
-        def given(console: Console, **options: Any) -> Looker:
+        def given(console: WebService, **options: Any) -> Looker:
             looker = stack.enter_context(_looking(browser, plain_base(console), options))
             lookers.append(looker)
             return looker
@@ -143,17 +143,17 @@ def somebody(browser: Browser) -> Iterator[Callable[..., Looker]]:
 def admin(somebody: Callable[..., Looker]) -> Callable[..., Looker]:
     """Somebody who is signed in and may do everything."""
 
-    def given(console: Console, to: str = "/portal/", **options: Any) -> Looker:
+    def given(console: WebService, to: str = "/portal/", **options: Any) -> Looker:
         looker = somebody(console, **options)
-        looker.sign_in(*console.admin, to=to)
+        looker.sign_in(*console.admin_credentials, to=to)
         return looker
 
     return given
 
 
-def plain_base(console: Console) -> str:
+def plain_base(console: WebService) -> str:
     """The console's address for a browser on the same machine, without TLS."""
-    return f"http://localhost:{urlsplit(console.base).port}"
+    return f"http://localhost:{urlsplit(console.base_url).port}"
 
 
 @contextmanager

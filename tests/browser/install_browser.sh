@@ -3,7 +3,7 @@
 # browser, and axe-core, which knows what people cannot read or reach. Quick when all is there; where chromium cannot be
 # had, that is said, and the tests that need it say so.
 #
-#   tests/portal/programs.sh .venv-portal python3
+#   tests/browser/install_browser.sh .venv-portal python3
 set -eu
 directory=$1
 python=$2

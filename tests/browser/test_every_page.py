@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
-from tests.portal.conftest import ARTEFACTS, DESKTOP, FLEET, PHONE, Looker, plain_base, watch
 
-from forewarn.testing.console import Console, open_console
+from tests.browser.conftest import ARTEFACTS, DESKTOP, FLEET, PHONE, Looker, plain_base, watch
+from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.portal
 BAD = ("serious", "critical")
@@ -59,16 +59,16 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with open_console(tmp_path_factory.mktemp("pages"), fleet=FLEET) as console:
+    with open_web_service(tmp_path_factory.mktemp("pages"), fleet=FLEET) as console:
         names = happened(console)
         context = browser.new_context()
-        Looker(context.new_page(), plain_base(console)).sign_in(*console.admin)
+        Looker(context.new_page(), plain_base(console)).sign_in(*console.admin_credentials)
         state = context.storage_state()
         context.close()
         yield Place(plain_base(console), state, names)
 
 
-def happened(console: Console) -> dict[str, str]:
+def happened(console: WebService) -> dict[str, str]:
     """One event that is over, one that is pending, a rollout under way, a fault."""
     service = console.service
 
@@ -123,7 +123,7 @@ def test_a_page_can_be_read_by_everybody_and_nothing_goes_wrong(
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_the_page_to_sign_in_can_be_read_by_everybody(
-    shared: Console, somebody: Callable[..., Looker], colours: str
+    shared: WebService, somebody: Callable[..., Looker], colours: str
 ) -> None:
     looker = somebody(shared, color_scheme=colours)
     page = looker.go("/portal/sign-in")
@@ -139,7 +139,7 @@ def test_the_page_to_sign_in_can_be_read_by_everybody(
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_a_form_in_a_dialog_can_be_read_by_everybody(
-    shared: Console, admin: Callable[..., Looker], colours: str
+    shared: WebService, admin: Callable[..., Looker], colours: str
 ) -> None:
     page = admin(shared, to="/portal/vms/db-1", color_scheme=colours).page
     page.get_by_role("link", name="Delete", exact=True).click()
@@ -175,7 +175,7 @@ def test_a_page_is_whole_without_scripts(browser: Browser, place: Place, name: s
     context.close()
 
 
-def test_a_list_and_a_form_work_without_scripts(console: Console, admin: Callable[..., Looker]) -> None:
+def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console, java_script_enabled=False)
     page = looker.page
     page.get_by_role("searchbox").fill("db-1")
@@ -189,7 +189,7 @@ def test_a_list_and_a_form_work_without_scripts(console: Console, admin: Callabl
     assert [event["vms"] for event in console.service.api("GET", "/events").json["events"]] == [["db-1"]]
 
 
-def test_a_script_that_is_not_ours_does_not_run(shared: Console, admin: Callable[..., Looker]) -> None:
+def test_a_script_that_is_not_ours_does_not_run(shared: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(shared)
     page = looker.page
     page.evaluate(
@@ -209,7 +209,7 @@ def test_a_script_that_is_not_ours_does_not_run(shared: Console, admin: Callable
     looker.forgive()
 
 
-def test_pages_say_what_a_browser_may_do(shared: Console, admin: Callable[..., Looker]) -> None:
+def test_pages_say_what_a_browser_may_do(shared: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(shared)
     for path in ("/portal/", "/portal/sign-in", "/portal/static/portal.js", "/portal/nowhere"):
         headers = looker.page.request.get(f"{looker.base}{path}").headers
@@ -224,7 +224,7 @@ def test_pages_say_what_a_browser_may_do(shared: Console, admin: Callable[..., L
 
 @pytest.mark.parametrize("token", [{}, {"token": ""}, {"token": "x" * 43}], ids=["none", "empty", "wrong"])
 def test_a_form_without_its_token_is_refused(
-    shared: Console, admin: Callable[..., Looker], token: dict[str, str]
+    shared: WebService, admin: Callable[..., Looker], token: dict[str, str]
 ) -> None:
     looker = admin(shared)
     before = shared.service.api("GET", "/history").json["seq"]
@@ -240,7 +240,7 @@ def test_a_form_without_its_token_is_refused(
 
 
 def test_another_site_can_neither_write_nor_read(
-    shared: Console, admin: Callable[..., Looker], somebody: Callable[..., Looker]
+    shared: WebService, admin: Callable[..., Looker], somebody: Callable[..., Looker]
 ) -> None:
     """From 127.0.0.1 the portal at localhost is another site."""
     looker = admin(shared)

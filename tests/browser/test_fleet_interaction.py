@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.portal.conftest import PHONE, Looker
 
-from forewarn.testing.console import Console
+from tests.browser.conftest import PHONE, Looker
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 
@@ -19,7 +19,7 @@ def cells(page: Page) -> list[str]:
     return [label or "" for label in page.locator(".cell").evaluate_all("all => all.map(one => one.ariaLabel)")]
 
 
-def test_a_search_narrows_the_fleet_while_one_types(shared: Console, admin: Callable[..., Looker]) -> None:
+def test_a_search_narrows_the_fleet_while_one_types(shared: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(shared).page
     page.evaluate("window.unchanged = true")
     page.get_by_role("searchbox").press_sequentially("db-")
@@ -35,7 +35,9 @@ def test_a_search_narrows_the_fleet_while_one_types(shared: Console, admin: Call
     assert page.evaluate("document.activeElement.id") == "q", "whoever types goes on typing"
 
 
-def test_a_state_in_the_legend_filters_and_the_filter_follows(console: Console, admin: Callable[..., Looker]) -> None:
+def test_a_state_in_the_legend_filters_and_the_filter_follows(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     page = admin(console).page
     page.get_by_role("link", name=re.compile(r"noticed \d")).click()
     expect(page.get_by_text("No VM fits.")).to_be_visible()
@@ -47,7 +49,7 @@ def test_a_state_in_the_legend_filters_and_the_filter_follows(console: Console, 
     expect(page.get_by_text("No VM fits.")).to_be_visible()
 
 
-def test_vms_that_come_and_go_are_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+def test_vms_that_come_and_go_are_seen_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     page.evaluate("window.unchanged = true")
     console.service.api("POST", "/fleet/vms", {"name": "late", "resource_group": "shop"})
@@ -57,7 +59,7 @@ def test_vms_that_come_and_go_are_seen_without_a_reload(console: Console, admin:
     assert page.evaluate("window.unchanged")
 
 
-def test_the_row_at_work_is_told_by_more_than_colour(console: Console, admin: Callable[..., Looker]) -> None:
+def test_the_row_at_work_is_told_by_more_than_colour(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
     console.service.api("POST", "/clock/advance", {"by_s": 900})
@@ -65,7 +67,7 @@ def test_the_row_at_work_is_told_by_more_than_colour(console: Console, admin: Ca
     expect(page.get_by_text("update domain 1 being worked on")).to_be_visible()
 
 
-def test_cells_can_be_hit_with_a_finger(shared: Console, admin: Callable[..., Looker]) -> None:
+def test_cells_can_be_hit_with_a_finger(shared: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(shared, viewport=PHONE, has_touch=True).page
     sizes = page.locator(".cell, .legend a").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(box => Math.min(box.width, box.height))"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page
-from tests.portal.conftest import Looker
 
-from forewarn.testing.console import Console
-from forewarn.testing.process import eventually
+from tests.browser.conftest import Looker
+from tests.support.service_process import eventually
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 PATHS = (
@@ -40,7 +40,7 @@ def text_of(page: Page) -> str:
     return "\n".join([re.sub(r"[ \t]+", " ", main.inner_text()), *heard])
 
 
-def asked(console: Console, path: str, body: dict[str, Any]) -> Any:
+def asked(console: WebService, path: str, body: dict[str, Any]) -> Any:
     answer = console.service.api("POST", path, body)
     assert answer.status < 300, answer.body
     return answer.json
@@ -48,7 +48,7 @@ def asked(console: Console, path: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_page_that_stayed_open_shows_what_a_new_one_does(
-    console: Console, admin: Callable[..., Looker], path: str
+    console: WebService, admin: Callable[..., Looker], path: str
 ) -> None:
     asked(console, "/clock/speed", {"speed": 0})
     rollout = asked(console, "/rollouts", {"impact": "reboot", "scope": "web"})

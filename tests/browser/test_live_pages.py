@@ -10,15 +10,15 @@ from dataclasses import replace
 
 import pytest
 from playwright.sync_api import expect
-from tests.portal.conftest import Looker
 
-from forewarn.assembly.directory import DATABASE
-from forewarn.testing.console import Console
+from forewarn.service.data_directory import DATABASE_FILE
+from tests.browser.conftest import Looker
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 
 
-def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     cell = page.get_by_role("link", name="db-0, running")
     expect(cell).to_be_visible()
@@ -28,7 +28,9 @@ def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: Console, admin: Ca
     assert page.evaluate("window.unchanged")
 
 
-def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
     page = admin(console, to=f"/portal/events/{asked['events'][0]['id']}").page
     expect(page.get_by_text("db-0 has not been given it yet")).to_be_visible()
@@ -36,7 +38,9 @@ def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(console: Console,
     expect(page.get_by_text("db-0 has not been given it yet")).to_have_count(0)
 
 
-def test_that_somebody_begins_to_ask_is_seen_without_a_reload(console: Console, admin: Callable[..., Looker]) -> None:
+def test_that_somebody_begins_to_ask_is_seen_without_a_reload(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     console.service.poll("web-2")
     looker = admin(console)
     fleet, clients = looker.page, looker.page.context.new_page()
@@ -54,7 +58,7 @@ def test_that_somebody_begins_to_ask_is_seen_without_a_reload(console: Console, 
     assert all(page.evaluate("window.unchanged") for page in (fleet, clients))
 
 
-def test_the_connection_lost_is_told_and_found_again(console: Console, admin: Callable[..., Looker]) -> None:
+def test_the_connection_lost_is_told_and_found_again(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page, banner = looker.page, looker.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
@@ -68,7 +72,7 @@ def test_the_connection_lost_is_told_and_found_again(console: Console, admin: Ca
     looker.forgive()
 
 
-def test_the_clock_goes_on_and_follows_the_lab(console: Console, admin: Callable[..., Looker]) -> None:
+def test_the_clock_goes_on_and_follows_the_lab(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     clock = page.locator("#clock time")
     before = clock.text_content() or ""
@@ -80,7 +84,7 @@ def test_the_clock_goes_on_and_follows_the_lab(console: Console, admin: Callable
     expect(clock).to_have_text(re.compile(rf"^({hour:02}|{(hour + 1) % 24:02}):"))
 
 
-def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: Console, admin: Callable[..., Looker]) -> None:
+def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: WebService, admin: Callable[..., Looker]) -> None:
     looker = admin(console)
     page = looker.page
     other = page.context.new_page()
@@ -93,7 +97,9 @@ def test_who_is_signed_out_elsewhere_is_told_and_can_sign_in(console: Console, a
     expect(page.get_by_label("Secret")).to_be_visible()
 
 
-def test_whose_visit_ended_while_the_service_was_away_is_told(console: Console, admin: Callable[..., Looker]) -> None:
+def test_whose_visit_ended_while_the_service_was_away_is_told(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     looker = admin(console)
     page, banner = looker.page, looker.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
@@ -105,9 +111,9 @@ def test_whose_visit_ended_while_the_service_was_away_is_told(console: Console, 
     looker.forgive()
 
 
-def test_pages_are_live_over_tls_too(console: Console, somebody: Callable[..., Looker]) -> None:
-    looker = replace(somebody(console, ignore_https_errors=True), base=console.base)
-    page = looker.sign_in(*console.admin)
+def test_pages_are_live_over_tls_too(console: WebService, somebody: Callable[..., Looker]) -> None:
+    looker = replace(somebody(console, ignore_https_errors=True), base=console.base_url)
+    page = looker.sign_in(*console.admin_credentials)
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
@@ -117,19 +123,19 @@ def test_pages_are_live_over_tls_too(console: Console, somebody: Callable[..., L
 
 
 def test_a_store_that_cannot_be_written_is_told_and_so_is_its_end(
-    console: Console, admin: Callable[..., Looker]
+    console: WebService, admin: Callable[..., Looker]
 ) -> None:
     page = admin(console).page
     banner = page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
-    with closing(sqlite3.connect(console.service.data / DATABASE, isolation_level=None)) as db:
+    with closing(sqlite3.connect(console.service.data / DATABASE_FILE, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")  # nobody else writes meanwhile
         expect(banner).to_contain_text("The store cannot be written now", timeout=30_000)
         assert page.get_by_role("link", name="db-0, running").is_visible()
     expect(banner).to_be_hidden()
 
 
-def test_a_hidden_page_holds_no_connection_and_catches_up(console: Console, admin: Callable[..., Looker]) -> None:
+def test_a_hidden_page_holds_no_connection_and_catches_up(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console).page
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     with page.expect_event("requestfailed", lambda request: "/portal/live" in request.url):
@@ -140,7 +146,9 @@ def test_a_hidden_page_holds_no_connection_and_catches_up(console: Console, admi
     expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
 
 
-def test_more_windows_than_a_browser_has_connections_are_borne(console: Console, admin: Callable[..., Looker]) -> None:
+def test_more_windows_than_a_browser_has_connections_are_borne(
+    console: WebService, admin: Callable[..., Looker]
+) -> None:
     looker = admin(console)
     pages = [looker.page, *(looker.page.context.new_page() for _ in range(6))]
     for page in pages[1:]:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import Page
 
-from forewarn.testing.console import Console
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 MORPH = """async ([old, fresh, before, after]) => {
@@ -26,11 +26,11 @@ MORPH = """async ([old, fresh, before, after]) => {
 
 
 @pytest.fixture(scope="module")
-def page(browser: Any, shared: Console) -> Iterator[Page]:
+def page(browser: Any, shared: WebService) -> Iterator[Page]:
     """A page that has no policy about scripts, so that tests can bring their own."""
     context = browser.new_context(bypass_csp=True)
     page = context.new_page()
-    page.goto(f"http://localhost:{shared.base.rpartition(':')[2]}/portal/sign-in")
+    page.goto(f"http://localhost:{shared.base_url.rpartition(':')[2]}/portal/sign-in")
     yield page
     context.close()
 

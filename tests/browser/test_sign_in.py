@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from tests.portal.conftest import Looker
 
-from forewarn.testing.console import Console, open_console
-from forewarn.testing.oidc import OidcIssuer
+from tests.browser.conftest import Looker
+from tests.support.oidc_issuer import OidcIssuer
+from tests.support.web_service import WebService, open_web_service
 
 pytestmark = pytest.mark.portal
 
@@ -23,17 +23,21 @@ def issuer() -> Iterator[OidcIssuer]:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, issuer: OidcIssuer) -> Iterator[Console]:
+def outside(tmp_path: Path, issuer: OidcIssuer) -> Iterator[WebService]:
     """A service whose people sign in there."""
-    known = {"oidc_issuer": issuer.url, "oidc_audience": "api://forewarn", "oidc_client_id": issuer.desk.client_id}
-    with open_console(tmp_path, **known) as console:
+    known = {
+        "oidc_issuer": issuer.url,
+        "oidc_audience": "api://forewarn",
+        "oidc_client_id": issuer.authorization.client_id,
+    }
+    with open_web_service(tmp_path, **known) as console:
         console.grant("Reader", to="oidc:ann", over="/")
         yield console
 
 
 @pytest.mark.parametrize("has_scripts", [True, False], ids=["with scripts", "without scripts"])
 def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
-    outside: Console, issuer: OidcIssuer, somebody: Callable[..., Looker], has_scripts: bool
+    outside: WebService, issuer: OidcIssuer, somebody: Callable[..., Looker], has_scripts: bool
 ) -> None:
     looker = somebody(outside, java_script_enabled=has_scripts)
     page = looker.go("/portal/timeline")
@@ -44,14 +48,14 @@ def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
     page.wait_for_url(f"{looker.base}/portal/sign-in")
     assert page.context.cookies() == []
 
-    issuer.desk.denies = "access_denied"
+    issuer.authorization.denial = "access_denied"
     page.get_by_role("link", name="Sign in with").click()
     expect(page.locator(".refusal")).to_contain_text("did not sign you in")
     looker.forgive()
 
 
 def test_a_link_that_another_site_shows_signs_in_and_is_spent(
-    console: Console, somebody: Callable[..., Looker]
+    console: WebService, somebody: Callable[..., Looker]
 ) -> None:
     link = console.service.forewarn("portal").stdout.strip()
     looker = somebody(console, java_script_enabled=False)
@@ -65,10 +69,12 @@ def test_a_link_that_another_site_shows_signs_in_and_is_spent(
     looker.forgive()
 
 
-def test_a_page_of_another_port_of_this_machine_cannot_write(console: Console, somebody: Callable[..., Looker]) -> None:
+def test_a_page_of_another_port_of_this_machine_cannot_write(
+    console: WebService, somebody: Callable[..., Looker]
+) -> None:
     """Browsers send it the cookies: only that it is another origin tells it apart."""
     looker = somebody(console)
-    page = looker.sign_in(*console.admin)
+    page = looker.sign_in(*console.admin_credentials)
     token = page.locator("body").get_attribute("data-token")
     with OidcIssuer() as neighbour:
         form = (

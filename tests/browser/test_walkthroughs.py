@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.portal.conftest import Looker
 
-from forewarn.testing.console import Console
-from forewarn.testing.process import eventually
+from tests.browser.conftest import Looker
+from tests.support.service_process import eventually
+from tests.support.web_service import WebService
 
 pytestmark = pytest.mark.portal
 
@@ -45,7 +45,7 @@ WATCH = """(names) => {
 
 
 @contextmanager
-def agent(console: Console, vm: str, folder: Path) -> Iterator[None]:
+def agent(console: WebService, vm: str, folder: Path) -> Iterator[None]:
     """A real agent that approves what it is told of."""
     folder.mkdir()
     (folder / "agent.toml").write_text(AGENT.format(folder=folder), encoding="utf-8")
@@ -75,7 +75,7 @@ def changes_of(page: Page, vm: str) -> list[str]:
 
 
 def test_first_run_a_link_the_fleet_and_a_restart_that_an_agent_approves(
-    console: Console, somebody: Callable[..., Looker], tmp_path: Path
+    console: WebService, somebody: Callable[..., Looker], tmp_path: Path
 ) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
     assert link is not None
@@ -105,7 +105,7 @@ def test_first_run_a_link_the_fleet_and_a_restart_that_an_agent_approves(
     )
 
 
-def test_a_link_is_good_once(console: Console, somebody: Callable[..., Looker]) -> None:
+def test_a_link_is_good_once(console: WebService, somebody: Callable[..., Looker]) -> None:
     link = re.search(r"http://\S+/portal/sign-in/once/\S+", console.service.forewarn("portal").stdout)
     assert link is not None
     somebody(console).page.goto(link[0])
@@ -121,7 +121,7 @@ DOWN = {"started", "frozen", "rebooting", "moving"}
 
 
 def test_a_rollout_over_three_update_domains_never_shows_two_down(
-    console: Console, admin: Callable[..., Looker]
+    console: WebService, admin: Callable[..., Looker]
 ) -> None:
     page = admin(console).page
     names = [f"web-{number}" for number in range(6)]
@@ -147,7 +147,7 @@ def test_a_rollout_over_three_update_domains_never_shows_two_down(
     assert {name for cells in seen for name, state in cells.items() if state in DOWN} == set(names)
 
 
-def test_two_roles_see_and_may_do_different_things(console: Console, somebody: Callable[..., Looker]) -> None:
+def test_two_roles_see_and_may_do_different_things(console: WebService, somebody: Callable[..., Looker]) -> None:
     group = next(
         vm["subscription_id"] for vm in console.service.api("GET", "/fleet").json["vms"] if vm["name"] == "db-0"
     )
@@ -168,7 +168,7 @@ def test_two_roles_see_and_may_do_different_things(console: Console, somebody: C
     assert "Reader" not in answer.text()
 
 
-def test_a_restart_is_asked_for_by_keyboard_alone(console: Console, admin: Callable[..., Looker]) -> None:
+def test_a_restart_is_asked_for_by_keyboard_alone(console: WebService, admin: Callable[..., Looker]) -> None:
     page = admin(console, to="/portal/vms/db-1").page
     tab_to(page, "Restart")
     page.keyboard.press("Enter")

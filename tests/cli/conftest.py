@@ -19,21 +19,21 @@ import pytest
 from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forewarn.access import Certificates, Issuer, SigningKey, keep_secret
-from forewarn.access.link import Links
-from forewarn.access.sign_in import SignIn
-from forewarn.cli.connection import Api
-from forewarn.cli.local import Local
-from forewarn.cli.place import SOCKET
-from forewarn.cli.program import forewarn
+from forewarn.auth import ServiceCertificates, SigningKey, TokenIssuer, write_secret
+from forewarn.auth.sessions import SignInLinks
+from forewarn.auth.token_service import TokenService
+from forewarn.cli.api_client import ApiClient
+from forewarn.cli.root_command import forewarn
+from forewarn.cli.service_address import SOCKET_NAME
+from forewarn.cli.transport import LocalTransport
 from forewarn.clock import read_real_time
-from forewarn.console.app import build
-from forewarn.console.house import House
-from forewarn.console.server import serve_unix
 from forewarn.core.fleet import AutoApproval, Priority
-from forewarn.protocol.message import Request
-from forewarn.testing.scripted import Reply, Scripted, says
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.protocol.http_message import HttpRequest
+from forewarn.service.web_app import build_web_app
+from forewarn.web.dependencies import Dependencies
+from forewarn.web.server import serve_unix
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
+from tests.support.world import World, a_host, a_vm
 
 SECRET = "it's-a-$ecret-of-the-administrator"
 TENANT = "11111111-2222-3333-4444-555555555555"
@@ -103,12 +103,12 @@ class Lab(Command):
 
     def __init__(self, data: Path) -> None:
         super().__init__(data)
-        self.api = Api(Local(data))
+        self.api = ApiClient(LocalTransport(data))
 
-    def when(self, what: str, then: Callable[[Api], object]) -> threading.Thread:
+    def when(self, what: str, then: Callable[[ApiClient], object]) -> threading.Thread:
         """Do something once the history says so; the command waits meanwhile."""
         after = self.api.get("history", query={"limit": 1})["seq"]
-        api = Api(Local(self.data))
+        api = ApiClient(LocalTransport(self.data))
 
         def watch() -> None:
             seq, seen = after, False
@@ -152,18 +152,18 @@ class _Serving:
     async def _serve(self, world: World) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         loop = asyncio.create_task(world.control.reconciler.run())
-        async with serve_unix(build(_house(world, self._data)), self._data / SOCKET):
+        async with serve_unix(build_web_app(_house(world, self._data)), self._data / SOCKET_NAME):
             self._ready.set()
             await self._stop.wait()
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
 
 
-def _house(world: World, data: Path) -> House:
+def _house(world: World, data: Path) -> Dependencies:
     def info() -> dict[str, Any]:
         tls, secret = data / "tls", data / "admin.secret"
-        made = Certificates.ready(tls, (), read_real_time())
-        keep_secret(secret, SECRET)
+        made = ServiceCertificates.load_or_create(tls, (), read_real_time())
+        write_secret(secret, SECRET)
         facts = {"url": "https://localhost:8443", "tenant_id": TENANT, "client_id": "admin", "issuer": ""}
         console = {**facts, "ca": str(made.ca.certificate), "admin_secret": str(secret)}
         return {"version": "0.1.0", "console": console, "identity_on_loopback": False}
@@ -171,21 +171,21 @@ def _house(world: World, data: Path) -> House:
     async def doctor() -> list[Any]:
         return [SimpleNamespace(name="disk", ok=True, text="plenty of room", remedy="")]
 
-    return House(
+    return Dependencies(
         control=world.control,
-        info=info,
-        doctor=doctor,
-        who="local user ann",
+        service_info=info,
+        run_health_checks=doctor,
+        owner_name="local user ann",
         endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
-        links=Links("http://localhost:8443/portal/sign-in/once/", read_real_time),
+        sign_in_links=SignInLinks("http://localhost:8443/portal/sign-in/once/", read_real_time),
         sign_in=_sign_in(),
     )
 
 
 @cache
-def _sign_in() -> SignIn:
+def _sign_in() -> TokenService:
     key = SigningKey(rsa.generate_private_key(public_exponent=65537, key_size=2048))
-    return SignIn(issuer=Issuer("https://localhost:8443/adfs", key), tenant_id=TENANT)
+    return TokenService(issuer=TokenIssuer("https://localhost:8443/adfs", key), tenant_id=TENANT)
 
 
 @pytest.fixture
@@ -196,10 +196,10 @@ def lab(data: Path) -> Iterator[Lab]:
     serving.stop()
 
 
-class Elsewhere(Scripted):
+class Elsewhere(ScriptedServer):
     """A service over TLS at which the client `ci` signs in with SECRET; what its API then says is scripted."""
 
-    def __init__(self, tls: ssl.SSLContext, *replies: Reply) -> None:
+    def __init__(self, tls: ssl.SSLContext, *replies: ScriptedReply) -> None:
         super().__init__(*replies, tls=tls)
         self.sign_ins: list[dict[str, str]] = []  # the forms that were sent
         self.lifetime_s: object = 3600
@@ -207,48 +207,48 @@ class Elsewhere(Scripted):
         self.issuer = ""  # that of somebody else
         self.uses: dict[str, int] = {}  # of each token
 
-    def will_say(self, *replies: Reply) -> None:
+    def will_say(self, *replies: ScriptedReply) -> None:
         self._replies = replies
 
-    def answer(self, request: Request) -> Reply:
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
         path = request.target.partition("?")[0]
         if path == "/metadata/endpoints":
             known = {"loginEndpoint": self.issuer or f"{self.url}/adfs", "audiences": [f"{self.url}/"]}
-            return says({"name": "Local", "authentication": known})
+            return json_reply({"name": "Local", "authentication": known})
         if path == "/adfs/.well-known/openid-configuration":
-            return says({"token_endpoint": f"{self.url}/adfs/oauth2/token"})
+            return json_reply({"token_endpoint": f"{self.url}/adfs/oauth2/token"})
         if path == "/adfs/oauth2/token":
             return self._sign_in(dict(parse_qsl(request.body.decode())))
         return super().answer(request) if self._admits(request) else refusal("Unauthenticated", 401)
 
-    def _sign_in(self, form: dict[str, str]) -> Reply:
+    def _sign_in(self, form: dict[str, str]) -> ScriptedReply:
         self.sign_ins.append(form)
         if (form["client_id"], form["client_secret"]) != ("ci", SECRET):
-            return says({"error": "invalid_client", "error_description": "the secret is wrong."}, status=401)
+            return json_reply({"error": "invalid_client", "error_description": "the secret is wrong."}, status=401)
         token = f"token-{len(self.sign_ins)}"
         self.uses[token] = 0
-        return says({"access_token": token, "expires_in": self.lifetime_s})
+        return json_reply({"access_token": token, "expires_in": self.lifetime_s})
 
-    def _admits(self, request: Request) -> bool:
+    def _admits(self, request: HttpRequest) -> bool:
         token = dict(request.headers).get("authorization", "").removeprefix("Bearer ")
         self.uses[token] = self.uses.get(token, self.good_for) + 1
         return self.uses[token] <= self.good_for
 
 
-def refusal(code: str, status: int) -> Reply:
-    return says({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
+def refusal(code: str, status: int) -> ScriptedReply:
+    return json_reply({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
 
 
 ME = {"id": "client:ci", "name": "client ci", "grants": [{"id": "g", "role": "Reader", "over": "/"}]}
 
 
 @pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.ready(tmp_path_factory.mktemp("tls"), (), read_real_time())
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> ServiceCertificates:
+    return ServiceCertificates.load_or_create(tmp_path_factory.mktemp("tls"), (), read_real_time())
 
 
 @pytest.fixture
-def tls(certificates: Certificates) -> ssl.SSLContext:
+def tls(certificates: ServiceCertificates) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server.certificate, certificates.server.key)
     return context
@@ -257,7 +257,7 @@ def tls(certificates: Certificates) -> ssl.SSLContext:
 @pytest.fixture
 def elsewhere(tls: ssl.SSLContext) -> Iterator[Elsewhere]:
     """It says who one is, whatever it is asked."""
-    with Elsewhere(tls, says(ME)) as server:
+    with Elsewhere(tls, json_reply(ME)) as server:
         yield server
 
 
@@ -272,7 +272,7 @@ class Signed(Command):
 
 
 @pytest.fixture
-def signed(data: Path, elsewhere: Elsewhere, certificates: Certificates) -> Signed:
+def signed(data: Path, elsewhere: Elsewhere, certificates: ServiceCertificates) -> Signed:
     command = Signed(data, elsewhere.url, certificates.ca.certificate)
     elsewhere.sign_ins.clear()
     elsewhere.requests.clear()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.journal import Journal
-from forewarn.agent.record import Approval, Asked, Deed, Record, State
-from forewarn.agent.value import Phase
+from forewarn.agent.journal import AgentJournal
+from forewarn.agent.model import StepPhase
+from forewarn.agent.records import ApprovalRecord, ApprovalState, EventRecord, StepRun, StepState
 from forewarn.client import ReceivedEvent
-from forewarn.testing.scripted import Reply, Scripted, says
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 EVENT = {
@@ -24,8 +24,8 @@ EVENT = {
     "EventSource": "Platform",
     "DurationInSeconds": 9,
 }
-BUSY = says({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
-QUIET = says({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+BUSY = json_reply({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+QUIET = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
 FILE = """
 vm = "web-0"
 listen = ""
@@ -47,7 +47,7 @@ kinds = ["Reboot"]
 steps = ["drain", "save"]
 approve = "when-done"
 """
-SEEN = Record(
+SEEN = EventRecord(
     key=ID,
     event=ReceivedEvent(id=ID, status="Scheduled", kind="Reboot", resources=("web-0",), not_before=1_900.0),
     seen_at=1_000.0,
@@ -56,9 +56,11 @@ SEEN = Record(
     rule="reboots",
     plan=("drain", "save"),
 )
-DRAINED = Deed(step="drain", state=State.DONE, begun_at=1_000.0, ended_at=1_012.0, text="not ready")
-CUT = Deed(step="save", state=State.CUT, begun_at=1_012.0, ended_at=1_012.0, text="no time: 20 s are left")
-BACK = Deed(step="drain", phase=Phase.UNDO, state=State.DONE, begun_at=1_100.0, ended_at=1_101.0, text="ready")
+DRAINED = StepRun(step="drain", state=StepState.DONE, begun_at=1_000.0, ended_at=1_012.0, text="not ready")
+CUT = StepRun(step="save", state=StepState.CUT, begun_at=1_012.0, ended_at=1_012.0, text="no time: 20 s are left")
+BACK = StepRun(
+    step="drain", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1_100.0, ended_at=1_101.0, text="ready"
+)
 
 
 @pytest.fixture
@@ -68,10 +70,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def keep(tmp_path: Path, *records: Record) -> None:
+def keep(tmp_path: Path, *records: EventRecord) -> None:
     (tmp_path / "state").mkdir(exist_ok=True)
-    journal = Journal(tmp_path / "state" / "journal.db")
-    journal.put(*records)
+    journal = AgentJournal(tmp_path / "state" / "journal.db")
+    journal.save(*records)
     journal.close()
 
 
@@ -116,7 +118,7 @@ def test_a_file_that_is_not_there_is_named(command: Any, tmp_path: Path) -> None
 
 
 def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(command: Any, file: Path, tmp_path: Path) -> None:
-    with Scripted(BUSY) as server:
+    with ScriptedServer(BUSY) as server:
         run = ("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run", "--once")
         lines = command.good(*run).splitlines()
         view = command.json(*run)
@@ -133,8 +135,8 @@ def test_a_dry_run_says_what_would_be_done_and_keeps_nothing(command: Any, file:
 
 def test_a_dry_run_follows_what_is_announced(command: Any, file: Path) -> None:
     """It ends here only because the service no longer knows the VM (spec §10)."""
-    tagged = Reply(body=QUIET.body, headers=(*QUIET.headers, ("ETag", '"1-1"')))
-    with Scripted(tagged, BUSY, says({"error": "Not found"}, status=404)) as server:
+    tagged = ScriptedReply(body=QUIET.body, headers=(*QUIET.headers, ("ETag", '"1-1"')))
+    with ScriptedServer(tagged, BUSY, json_reply({"error": "Not found"}, status=404)) as server:
         result = command("agent", "run", "--config", str(file), "--endpoint", server.url, "--dry-run")
     assert result.exit_code == 2
     assert result.stdout.splitlines()[0] == "No event is announced to web-0: nothing would be done."
@@ -142,7 +144,7 @@ def test_a_dry_run_follows_what_is_announced(command: Any, file: Path) -> None:
 
 
 def test_without_an_agent_its_journal_says_how_things_stand(command: Any, file: Path, tmp_path: Path) -> None:
-    keep(tmp_path, SEEN.with_deed(DRAINED).with_deed(CUT))
+    keep(tmp_path, SEEN.with_step_run(DRAINED).with_step_run(CUT))
     text = command.good("agent", "status", "--config", str(file))
     assert "stopped, as its journal says" in text
     assert "no: drain holds it for a Reboot" in text
@@ -156,7 +158,7 @@ def test_without_an_agent_its_journal_says_how_things_stand(command: Any, file: 
 def test_a_running_agent_is_asked(command: Any, file: Path, tmp_path: Path) -> None:
     state = {"vm": "web-0", "endpoint": "http://169.254.169.254", "now": 1_000.0, "in_maintenance": False}
     state |= {"ready": True, "holds": [], "events": [], "health": {"ok": True, "text": "", "silent_s": 1.2}}
-    with Scripted(says(state)) as server:
+    with ScriptedServer(json_reply(state)) as server:
         address = server.url.removeprefix("http://")
         file.write_text(file.read_text().replace('listen = ""', f'listen = "{address}"'))
         text = command.good("agent", "status", "--config", str(file))
@@ -172,7 +174,7 @@ def test_an_agent_that_runs_where_its_pages_are_not_reached_is_not_said_to_have_
     command: Any, file: Path, tmp_path: Path
 ) -> None:
     keep(tmp_path, SEEN)
-    its_journal = Journal(tmp_path / "state" / "journal.db")
+    its_journal = AgentJournal(tmp_path / "state" / "journal.db")
     try:
         text = command.good("agent", "status", "--config", str(file))
         assert "running, but its pages are not reached from here; as its journal says" in text
@@ -188,7 +190,7 @@ def test_an_address_that_is_none_is_told(command: Any) -> None:
 
 
 def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:
-    with Scripted(says({"hello": 1}), Reply(body=b"<html>")) as server:
+    with ScriptedServer(json_reply({"hello": 1}), ScriptedReply(body=b"<html>")) as server:
         address = server.url.removeprefix("http://")
         for _ in range(2):
             assert f"what listens at {address} is no agent" in command.refused("agent", "status", "--at", address)
@@ -200,8 +202,8 @@ def test_no_agent_and_no_journal_is_said(command: Any, file: Path) -> None:
 
 
 def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
-    approval = Approval(state=Asked.SENT, at=1_013.0)
-    first = Record(
+    approval = ApprovalRecord(state=ApprovalState.SENT, at=1_013.0)
+    first = EventRecord(
         key=ID,
         event=SEEN.event,
         seen_at=1_000.0,
@@ -209,7 +211,7 @@ def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path
         not_before=1_900.0,
         rule="reboots",
         plan=SEEN.plan,
-        deeds=(DRAINED, CUT, BACK),
+        step_runs=(DRAINED, CUT, BACK),
         approval=approval,
         started_at=1_020.0,
         gone_at=1_099.0,
@@ -238,7 +240,7 @@ def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path
 
 
 def test_an_event_must_be_named_clearly(command: Any, file: Path, tmp_path: Path) -> None:
-    keep(tmp_path, SEEN, Record(key="C7069999", event=SEEN.event, seen_at=2.0, boot_id=""))
+    keep(tmp_path, SEEN, EventRecord(key="C7069999", event=SEEN.event, seen_at=2.0, boot_id=""))
     config = ("--config", str(file))
     assert "is too short" in command.refused("agent", "explain", "C70", *config)
     assert "begins 2 events" in command.refused("agent", "explain", "C706", *config)

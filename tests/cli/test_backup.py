@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.cli.connection import Api
-from forewarn.cli.local import Local
-from forewarn.hypervisor.life import started_of
-from forewarn.hypervisor.roster import Kept, Roster
+from forewarn.cli.api_client import ApiClient
+from forewarn.cli.transport import LocalTransport
+from forewarn.hypervisor.liveness import process_start_time
+from forewarn.hypervisor.process.registry import SupervisorRecord, SupervisorRecords
 
 
 def free_port() -> int:
@@ -71,7 +71,7 @@ def test_a_guest_of_the_lab_hears_of_a_restart_and_approves_it(command: Any) -> 
 
 def wait_for(data: Path, what: str, event_id: str) -> dict[str, Any]:
     """The event, once the history says that of it; the service holds each question."""
-    api, seq, seen = Api(Local(data)), 0, False
+    api, seq, seen = ApiClient(LocalTransport(data)), 0, False
     while not seen:
         page = api.get("history", query={"event": event_id, "after": seq, "wait_s": 20})
         seq, seen = page["seq"], any(entry["what"] == what for entry in page["entries"])
@@ -104,10 +104,10 @@ def test_a_bad_setting_is_told_before_anything_starts(command: Any) -> None:
 
 
 def test_a_service_in_a_terminal_says_which_programs_go_on_without_it(command: Any) -> None:
-    roster = Roster(command.data / "vms")
+    roster = SupervisorRecords(command.data / "vms")
     with subprocess.Popen(["sleep", "600"]) as keeper:
         try:
-            roster.write(Kept(vm="sub/lab/web-0", pid=keeper.pid, started=started_of(keeper.pid)))
+            roster.save(SupervisorRecord(vm="sub/lab/web-0", pid=keeper.pid, started=process_start_time(keeper.pid)))
             words = [sys.executable, "-m", "forewarn.cli", "up", "--port", str(free_port())]
             env = {**os.environ, "FOREWARN_DATA": str(command.data), "FORCE_COLOR": "1", "PYTHONUNBUFFERED": "1"}
             with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:

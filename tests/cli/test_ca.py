@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from forewarn.access import Certificates
+from forewarn.auth import ServiceCertificates
 from forewarn.clock import read_real_time
 
 
 @pytest.fixture
-def made(command: Any) -> Certificates:
-    return Certificates.ready(command.data / "tls", ("lab.localhost",), read_real_time())
+def made(command: Any) -> ServiceCertificates:
+    return ServiceCertificates.load_or_create(command.data / "tls", ("lab.localhost",), read_real_time())
 
 
-def test_the_ca_is_shown_with_its_fingerprint_and_the_names_it_vouches_for(command: Any, made: Certificates) -> None:
+def test_the_ca_is_shown_with_its_fingerprint_and_the_names_it_vouches_for(
+    command: Any, made: ServiceCertificates
+) -> None:
     shown = command.good("ca")
     assert str(command.data / "tls" / "ca.pem") in shown
     assert made.ca.facts.fingerprint in shown
@@ -25,7 +27,9 @@ def test_the_ca_is_shown_with_its_fingerprint_and_the_names_it_vouches_for(comma
     assert view["not_after"] == made.ca.facts.not_after
 
 
-def test_the_ca_is_exported_to_a_file_or_to_standard_output(command: Any, made: Certificates, tmp_path: Path) -> None:
+def test_the_ca_is_exported_to_a_file_or_to_standard_output(
+    command: Any, made: ServiceCertificates, tmp_path: Path
+) -> None:
     pem = made.ca.certificate.read_text()
     assert command.good("ca", "export") == command.good("ca", "export", "-") == pem
     file = tmp_path / "out.pem"
@@ -36,7 +40,9 @@ def test_the_ca_is_exported_to_a_file_or_to_standard_output(command: Any, made: 
     assert "PRIVATE" not in pem
 
 
-def test_a_file_that_holds_something_else_is_not_overwritten(command: Any, made: Certificates, tmp_path: Path) -> None:
+def test_a_file_that_holds_something_else_is_not_overwritten(
+    command: Any, made: ServiceCertificates, tmp_path: Path
+) -> None:
     file = tmp_path / "out.pem"
     file.write_text("mine")
     assert command.refused("ca", "export", str(file)) == (
@@ -53,7 +59,7 @@ def test_where_there_is_no_ca_the_command_says_what_makes_one(command: Any) -> N
         assert command.refused(*words).startswith(f"there is no CA in {command.data}: a service makes one when")
 
 
-def test_a_ca_that_is_broken_is_told(command: Any, made: Certificates) -> None:
+def test_a_ca_that_is_broken_is_told(command: Any, made: ServiceCertificates) -> None:
     made.ca.certificate.write_bytes(b"\xff\xfe")
     assert "cannot be read" in command.refused("ca", "export")
     made.ca.certificate.write_text("junk")

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from forewarn.cli.access import ROLES
-from forewarn.cli.program import forewarn
+from forewarn.cli.root_command import forewarn
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {name: (DOCS / name).read_text(encoding="utf-8") for name in ("remote.md", "azure.md", "agent.md")}

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.cli.place import SOCKET
-from forewarn.cli.shell import SHELLS, remark
-from forewarn.testing.scripted import Scripted, says
+from forewarn.cli.env import SHELLS, shell_comment
+from forewarn.cli.service_address import SOCKET_NAME
+from tests.support.scripted_server import ScriptedServer, json_reply
 
 SECRET = "it's-a-$ecret-of-the-administrator"
 AWKWARD = [
@@ -68,8 +68,8 @@ def test_fish_and_powershell_get_exactly_the_value(value: str) -> None:
 
 @given(st.text())
 def test_a_remark_is_one_line_whatever_it_holds(text: str) -> None:
-    assert remark(text).startswith("# ")
-    assert len(remark(text).splitlines()) == 1
+    assert shell_comment(text).startswith("# ")
+    assert len(shell_comment(text).splitlines()) == 1
 
 
 def variables(lab: Any, *words: str) -> dict[str, str]:
@@ -120,29 +120,29 @@ def test_managed_identities_are_offered_only_where_they_are_given_out(lab: Any) 
 
 def test_a_vm_is_chosen_whose_identity_to_have(command: Any) -> None:
     console = {"url": "https://localhost:1", "ca": "", "admin_secret": "/s", "client_id": "admin", "tenant_id": "t"}
-    service = says({"console": console, "identity_on_loopback": True})
-    fleet = says({"vms": [{"url": None}, {"url": "http://127.0.0.1:8254"}]})
-    with Scripted(service, fleet, path=command.data / SOCKET):
+    service = json_reply({"console": console, "identity_on_loopback": True})
+    fleet = json_reply({"vms": [{"url": None}, {"url": "http://127.0.0.1:8254"}]})
+    with ScriptedServer(service, fleet, path=command.data / SOCKET_NAME):
         shown = command.json("env")
     assert shown["variables"]["AZURE_POD_IDENTITY_AUTHORITY_HOST"] == "http://127.0.0.1:8254"
-    with Scripted(service, says({"url": "http://127.0.0.3:8254"}), path=_fresh(command)) as server:
+    with ScriptedServer(service, json_reply({"url": "http://127.0.0.3:8254"}), path=_fresh(command)) as server:
         told = command.good("env", "--vm", "db-0")
         assert server.requests[-1].target == "/forewarn/v1/vms/db-0"
     assert "export AZURE_POD_IDENTITY_AUTHORITY_HOST=http://127.0.0.3:8254\n" in told
-    with Scripted(service, says({"url": None}), path=_fresh(command)):
+    with ScriptedServer(service, json_reply({"url": None}), path=_fresh(command)):
         assert "has no address on this machine" in command.refused("env", "--vm", "db-0")
 
 
 def _fresh(command: Any) -> Path:
-    path: Path = command.data / SOCKET
+    path: Path = command.data / SOCKET_NAME
     path.unlink()
     return path
 
 
 def test_a_certificate_of_the_users_own_and_an_issuer_of_their_own_are_left_to_them(command: Any) -> None:
     facts = {"url": "https://localhost:1", "ca": "", "admin_secret": "", "client_id": "", "tenant_id": "t"}
-    view = says({"console": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
-    with Scripted(view, path=command.data / SOCKET):
+    view = json_reply({"console": {**facts, "issuer": "https://issuer.example.org"}, "identity_on_loopback": False})
+    with ScriptedServer(view, path=command.data / SOCKET_NAME):
         shown = command.json("env")
         assert "has no secret to give: leave --with-secret out" in command.refused("env", "--with-secret")
     assert "REQUESTS_CA_BUNDLE" not in shown["variables"]
@@ -151,6 +151,6 @@ def test_a_certificate_of_the_users_own_and_an_issuer_of_their_own_are_left_to_t
 
 
 def test_a_service_without_a_console_says_so(command: Any) -> None:
-    with Scripted(says({"console": None}), path=command.data / SOCKET):
+    with ScriptedServer(json_reply({"console": None}), path=command.data / SOCKET_NAME):
         assert "has no console over TLS: give it one with the setting 'console'" in command.refused("env")
         assert json.loads(command.refused("env", "--json"))["error"]["code"] == "Refused"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from forewarn.cli.event import changed, gone
+from forewarn.cli.event import changed_events, removed_event_ids
 
 
 def test_an_empty_list_says_what_to_do_next(lab: Any) -> None:
@@ -70,8 +70,8 @@ def view(event_id: str, **facts: Any) -> dict[str, Any]:
 def test_a_watcher_tells_what_is_new_changed_or_gone() -> None:
     before = [view("A"), view("B"), view("C")]
     after = [view("A"), view("B", status="started"), view("D")]
-    assert [event["id"] for event in changed(before, after)] == ["B", "D"]
-    assert gone(before, after) == ["C"]
+    assert [event["id"] for event in changed_events(before, after)] == ["B", "D"]
+    assert removed_event_ids(before, after) == ["C"]
 
 
 def started(data: Path, *words: str) -> subprocess.Popen[str]:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from forewarn.cli.program import forewarn
-from forewarn.client.recording import Answer, Beginning, Recording, write_recording
+from forewarn.cli.root_command import forewarn
+from forewarn.client.recording import EndpointRecording, RecordedResponse, RecordingHeader, encode_recording
 
 FLEET = '[[hosts]]\nname = "h9"\nlocation = "westeurope"\n'
 
@@ -118,8 +118,10 @@ def _file(tmp_path: Path) -> str:
 
 def _recording(tmp_path: Path) -> str:
     path = tmp_path / "recording.jsonl"
-    beginning = Beginning(vm="web", api_version="2020-07-01", started_at=1.0)
-    path.write_bytes(write_recording(Recording(beginning=beginning, answers=(Answer(at_s=0, status=500),))))
+    beginning = RecordingHeader(vm="web", api_version="2020-07-01", started_at=1.0)
+    path.write_bytes(
+        encode_recording(EndpointRecording(header=beginning, answers=(RecordedResponse(at_s=0, status=500),)))
+    )
     return str(path)
 
 

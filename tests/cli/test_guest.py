@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.cli.guest import whole_id
+from forewarn.cli.guest import complete_event_id
 from forewarn.errors import NotFound, Rejected
 from forewarn.protocol.codec import ReceivedEvent
-from forewarn.testing.scripted import Reply, Scripted, says
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 EVENT = {
@@ -23,13 +23,13 @@ EVENT = {
     "EventSource": "Platform",
     "DurationInSeconds": 9,
 }
-BUSY = says({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
-NAME = Reply(body=b"web-0")
+BUSY = json_reply({"DocumentIncarnation": 2, "Events": [EVENT]}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+NAME = ScriptedReply(body=b"web-0")
 
 
 def test_events_are_shown_with_the_time_left_by_the_services_clock(command: Any) -> None:
     """Spec §7.2, §12."""
-    with Scripted(BUSY, NAME) as server:
+    with ScriptedServer(BUSY, NAME) as server:
         text = command.good("guest", "events", "--endpoint", server.url)
     assert ID in text
     assert "(in 15m)" in text
@@ -38,7 +38,7 @@ def test_events_are_shown_with_the_time_left_by_the_services_clock(command: Any)
 
 
 def test_events_are_given_to_programs_as_one_document(command: Any) -> None:
-    with Scripted(BUSY, NAME) as server:
+    with ScriptedServer(BUSY, NAME) as server:
         view = command.json("guest", "events", "--endpoint", server.url)
     assert (view["name"], view["incarnation"]) == ("web-0", 2)
     (event,) = view["events"]
@@ -47,29 +47,29 @@ def test_events_are_given_to_programs_as_one_document(command: Any) -> None:
 
 
 def test_an_endpoint_that_does_not_tell_names_is_no_hindrance(command: Any) -> None:
-    with Scripted(BUSY, says({"error": "Not found"}, status=404)) as server:
+    with ScriptedServer(BUSY, json_reply({"error": "Not found"}, status=404)) as server:
         view = command.json("guest", "events", "--endpoint", server.url)
     assert (view["name"], view["events"][0]["hits_this_vm"]) == (None, None)
 
 
 def test_the_environment_may_name_the_endpoint(command: Any) -> None:
     """Spec §2.5."""
-    with Scripted(says({"DocumentIncarnation": 1, "Events": []})) as server:
+    with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
         text = command.good("guest", "events", FOREWARN_ENDPOINT=server.url)
     assert text == "No event is announced to this VM. `forewarn guest watch` waits for one.\n"
 
 
 def test_an_event_is_approved_by_the_beginning_of_its_id(command: Any) -> None:
-    with Scripted(BUSY, Reply()) as server:
+    with ScriptedServer(BUSY, ScriptedReply()) as server:
         assert command.good("guest", "approve", "c706", "--endpoint", server.url) == f"Approved {ID}.\n"
     assert json.loads(server.requests[1].body) == {"StartRequests": [{"EventId": ID}]}
 
 
 def test_watching_gives_programs_one_document_per_change(command: Any) -> None:
     """It ends here only because the service no longer knows the VM (spec §10)."""
-    gone = says({"error": "Not found"}, status=404)
+    gone = json_reply({"error": "Not found"}, status=404)
     for words in (["--json"], []):
-        with Scripted(replace(BUSY, headers=(("ETag", '"1-2"'),)), NAME, gone) as server:
+        with ScriptedServer(replace(BUSY, headers=(("ETag", '"1-2"'),)), NAME, gone) as server:
             result = command("guest", "watch", "--endpoint", server.url, *words)
         assert result.exit_code == 2
         assert "does not know this VM" in result.stderr
@@ -78,15 +78,15 @@ def test_watching_gives_programs_one_document_per_change(command: Any) -> None:
 
 
 def test_watching_does_not_send_people_to_watch(command: Any) -> None:
-    quiet = Reply(body=b'{"DocumentIncarnation":1,"Events":[]}', headers=(("ETag", '"1-1"'),))
-    with Scripted(quiet, NAME, says({"error": "Not found"}, status=404)) as server:
+    quiet = ScriptedReply(body=b'{"DocumentIncarnation":1,"Events":[]}', headers=(("ETag", '"1-1"'),))
+    with ScriptedServer(quiet, NAME, json_reply({"error": "Not found"}, status=404)) as server:
         result = command("guest", "watch", "--endpoint", server.url)
     assert result.stdout.splitlines() == ["incarnation 1", "No event is announced to this VM.", ""]
 
 
 @pytest.mark.parametrize("words", [["events"], ["approve", ID]])
 def test_an_endpoint_where_nobody_listens_exits_with_3(command: Any, words: list[str]) -> None:
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         url = server.url
     assert command.refused("guest", *words, "--endpoint", url, code=3).startswith(f"nothing answers at {url} (")
 
@@ -98,11 +98,11 @@ def test_a_bad_endpoint_exits_with_2(command: Any) -> None:
 
 def test_an_id_must_begin_exactly_one_event() -> None:
     listed = (ReceivedEvent(id="ABCD1"), ReceivedEvent(id="ABCD2"))
-    assert whole_id("abcd1", listed) == "ABCD1"
-    assert whole_id(ID.lower(), listed) == ID
+    assert complete_event_id("abcd1", listed) == "ABCD1"
+    assert complete_event_id(ID.lower(), listed) == ID
     with pytest.raises(Rejected, match="begins 2 events, ABCD1, ABCD2: give more of it"):
-        whole_id("abcd", listed)
+        complete_event_id("abcd", listed)
     with pytest.raises(Rejected, match="too short"):
-        whole_id("abc", listed)
+        complete_event_id("abc", listed)
     with pytest.raises(NotFound, match="no event listed begins with 'ffff'"):
-        whole_id("ffff", listed)
+        complete_event_id("ffff", listed)

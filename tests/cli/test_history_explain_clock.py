@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.cli.screen import widths_of
+from forewarn.cli.output import column_widths
 
 
 def test_the_history_is_told_oldest_first_and_can_be_narrowed(lab: Any) -> None:
@@ -61,4 +61,4 @@ COLUMNS = [("event", "1ECD7541"), ("when", "19:58:22 (in 14m 48s)"), ("waits for
     ids=["enough", "the last gives way", "a time is broken before its parenthesis", "too narrow for any of this"],
 )
 def test_a_table_breaks_no_word_while_there_is_room_for_it(width: int, widths: list[int]) -> None:
-    assert widths_of(COLUMNS, width) == widths
+    assert column_widths(COLUMNS, width) == widths

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from forewarn.testing.scripted import says
+from tests.support.scripted_server import json_reply
 
 LINK = re.compile(r"http://localhost:8443/portal/sign-in/once/[\w-]{43}")
 
@@ -39,5 +39,7 @@ def test_a_browser_is_started_with_a_private_file_instead_of_the_link(lab: Any, 
 
 
 def test_a_link_from_elsewhere_leads_to_where_the_service_was_called(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(says({"url": "http://localhost:1/portal/sign-in/once/abc", "signs_in": "ci", "ends_at": 1.0}))
+    elsewhere.will_say(
+        json_reply({"url": "http://localhost:1/portal/sign-in/once/abc", "signs_in": "ci", "ends_at": 1.0})
+    )
     assert signed.good("portal", "--profile", "lab").strip() == f"{elsewhere.url}/portal/sign-in/once/abc"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.cli.profile import Profile, ProfileBook
+from forewarn.cli.credentials import Profile, ProfileFile
 from forewarn.errors import Rejected
-from forewarn.testing.scripted import says
+from tests.support.scripted_server import json_reply
 
 SECRET = "it's-a-$ecret-of-the-administrator"
 
@@ -85,7 +85,7 @@ def test_a_wrong_secret_is_told_and_nothing_is_kept(command: Any, elsewhere: Any
 
 
 def test_somebody_without_a_role_has_signed_in_too(command: Any, elsewhere: Any, certificates: Any) -> None:
-    elsewhere.will_say(says({"error": {"code": "Forbidden", "message": "no role"}}, status=403))
+    elsewhere.will_say(json_reply({"error": {"code": "Forbidden", "message": "no role"}}, status=403))
     result = command(*words(elsewhere, certificates), typed=SECRET)
     assert result.exit_code == 0
     assert "It has no role there yet: `forewarn access grant` gives it one." in result.stdout
@@ -131,7 +131,7 @@ def test_profiles_are_listed_also_where_the_environment_names_another(signed: An
 def test_a_profile_that_was_for_another_server_is_replaced_and_that_is_said(
     signed: Any, tls: ssl.SSLContext, elsewhere: Any, certificates: Any
 ) -> None:
-    with type(elsewhere)(tls, says({"name": "client ci", "id": "client:ci", "grants": []})) as other:
+    with type(elsewhere)(tls, json_reply({"name": "client ci", "id": "client:ci", "grants": []})) as other:
         result = signed(*words(other, certificates, "--profile", "lab"), typed=SECRET)
         assert result.exit_code == 0
         assert result.stderr == f"profile lab was for {elsewhere.url} until now\n"
@@ -166,9 +166,9 @@ def test_profiles_that_make_no_sense_are_told_without_what_they_hold(signed: Any
 
 def test_profiles_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    book = ProfileBook(tmp_path / "file" / "profiles.toml")
+    book = ProfileFile(tmp_path / "file" / "profiles.toml")
     with pytest.raises(Rejected, match="cannot be written"):
-        book.keep("lab", Profile(server="https://x", client_id="ci"))
+        book.save("lab", Profile(server="https://x", client_id="ci"))
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
@@ -178,11 +178,11 @@ texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 def test_whatever_a_profile_holds_is_read_as_it_was_kept(
     tmp_path_factory: pytest.TempPathFactory, name: str, client_id: str, secret: str, ca: str
 ) -> None:
-    book = ProfileBook(tmp_path_factory.mktemp("book") / "profiles.toml")
+    book = ProfileFile(tmp_path_factory.mktemp("book") / "profiles.toml")
     profile = Profile(server="https://x", client_id=client_id or "c", secret=secret, ca=ca)
     other = Profile(server="https://y", client_id="other")
-    book.keep("first", other)
-    book.keep(name, profile)
-    assert book.all() == {"first": other, name: profile}
-    book.forget(name)
-    assert name == "first" or book.all() == {"first": other}
+    book.save("first", other)
+    book.save(name, profile)
+    assert book.read_all() == {"first": other, name: profile}
+    book.remove(name)
+    assert name == "first" or book.read_all() == {"first": other}

@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 
-from forewarn.access import Certificates
-from forewarn.access.authority import Authority, new_key, server_certificate
-from forewarn.access.pem import key_in, read_certificate, write_certificate, write_key
-from forewarn.cli.connection import Api
-from forewarn.cli.profile import Profile
-from forewarn.cli.remote import Remote
-from forewarn.cli.signin import Token
+from forewarn.auth import ServiceCertificates
+from forewarn.auth.certificate_authority import CertificateAuthority, issue_server_certificate, new_ec_key
+from forewarn.auth.pem import parse_private_key, read_certificate, write_certificate, write_key
+from forewarn.cli.api_client import ApiClient
+from forewarn.cli.credentials import Profile
+from forewarn.cli.transport import BearerToken, RemoteTransport
 from forewarn.clock import read_real_time
-from forewarn.protocol.message import Request
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.protocol.http_message import HttpRequest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 SECRET = "it's-a-$ecret-of-the-administrator"
-REPLY = says({"name": "client ci", "id": "client:ci", "grants": []})
-KNOWN = says({"authentication": {"loginEndpoint": "ISSUER/adfs", "audiences": ["x"]}})
+REPLY = json_reply({"name": "client ci", "id": "client:ci", "grants": []})
+KNOWN = json_reply({"authentication": {"loginEndpoint": "ISSUER/adfs", "audiences": ["x"]}})
 CLOCK = {"now": 1.0, "speed": 1.0, "lab": True}
 
 
@@ -110,16 +109,18 @@ def test_a_script_may_sign_in_with_what_its_environment_names(
 
 
 def test_one_sign_in_serves_a_whole_command(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(says({"seq": 1, "entries": []}), says(CLOCK), says({"seq": 1, "entries": []}))
+    elsewhere.will_say(json_reply({"seq": 1, "entries": []}), json_reply(CLOCK), json_reply({"seq": 1, "entries": []}))
     signed.good("clock", "advance", "1m", "--profile", "lab")
     assert len(elsewhere.requests) == 3
     assert [form["grant_type"] for form in elsewhere.sign_ins] == ["client_credentials"]
     assert elsewhere.sign_ins[0]["scope"] == f"{elsewhere.url}/.default"
 
 
-def api(server: Any, certificates: Any, **more: str) -> Api:
+def api(server: Any, certificates: Any, **more: str) -> ApiClient:
     ca = str(certificates.ca.certificate)
-    return Api(Remote(Profile(**{"server": server.url, "client_id": "ci", "secret": SECRET, "ca": ca, **more})))
+    return ApiClient(
+        RemoteTransport(Profile(**{"server": server.url, "client_id": "ci", "secret": SECRET, "ca": ca, **more}))
+    )
 
 
 def test_whoever_watches_signs_in_again_when_the_token_counts_no_longer(elsewhere: Any, certificates: Any) -> None:
@@ -143,10 +144,10 @@ def test_a_token_that_says_it_has_run_out_is_not_sent_again(
 
 @pytest.mark.parametrize(("lifetime_s", "lasts_s"), [(3600, 3540), (100, 50), (0, 0)])
 def test_a_token_is_renewed_before_it_runs_out(lifetime_s: float, lasts_s: float) -> None:
-    token = Token(text="x", issued_at=1000, lifetime_s=lifetime_s)
-    assert token.lasts_at(1000 + lasts_s - 0.1) is (lasts_s > 0)
-    assert not token.lasts_at(1000 + lasts_s)
-    assert not token.lasts_at(999), "the clock was set back"
+    token = BearerToken(text="x", issued_at=1000, lifetime_s=lifetime_s)
+    assert token.is_valid_at(1000 + lasts_s - 0.1) is (lasts_s > 0)
+    assert not token.is_valid_at(1000 + lasts_s)
+    assert not token.is_valid_at(999), "the clock was set back"
 
 
 def test_a_new_token_that_is_refused_is_not_tried_for_ever(signed: Any, elsewhere: Any) -> None:
@@ -156,7 +157,7 @@ def test_a_new_token_that_is_refused_is_not_tried_for_ever(signed: Any, elsewher
 
 
 def test_what_is_forbidden_is_told_and_exits_with_2(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(says({"error": {"code": "Forbidden", "message": "client ci may not"}}, status=403))
+    elsewhere.will_say(json_reply({"error": {"code": "Forbidden", "message": "client ci may not"}}, status=403))
     assert signed.refused("events", "--profile", "lab") == "client ci may not"
     assert '"code":"Forbidden"' in signed.refused("events", "--profile", "lab", "--json")
 
@@ -176,7 +177,7 @@ def test_tokens_may_come_from_an_issuer_somewhere_else(
 
 
 def test_a_secret_is_never_sent_without_tls(signed: Any, elsewhere: Any) -> None:
-    with Scripted(REPLY) as plain:
+    with ScriptedServer(REPLY) as plain:
         elsewhere.issuer = plain.url
         assert "is no server: give its URL, such as https://" in signed.refused("events", "--profile", "lab")
         assert plain.requests == []
@@ -185,7 +186,7 @@ def test_a_secret_is_never_sent_without_tls(signed: Any, elsewhere: Any) -> None
 def test_a_certificate_that_is_not_trusted_is_told_with_the_remedy(
     command: Any, elsewhere: Any, tmp_path: Path
 ) -> None:
-    other = Certificates.ready(tmp_path / "other", (), read_real_time()).ca.certificate
+    other = ServiceCertificates.load_or_create(tmp_path / "other", (), read_real_time()).ca.certificate
     for ca in ([], ["--ca", str(other)]):
         result = command("login", "--server", elsewhere.url, "--client-id", "ci", *ca, typed=SECRET)
         assert result.exit_code == 2
@@ -196,13 +197,15 @@ def test_a_certificate_that_is_not_trusted_is_told_with_the_remedy(
 
 def test_a_certificate_for_other_names_is_told(command: Any, certificates: Any, tmp_path: Path) -> None:
     ca = certificates.ca
-    authority = Authority(certificate=read_certificate(ca.certificate), key=key_in(ca.key.read_bytes(), ca.key))  # type: ignore[arg-type]
-    key = new_key()
+    authority = CertificateAuthority(
+        certificate=read_certificate(ca.certificate), key=parse_private_key(ca.key.read_bytes(), ca.key)
+    )  # type: ignore[arg-type]
+    key = new_ec_key()
     write_key(tmp_path / "key", key)
-    write_certificate(tmp_path / "pem", server_certificate(authority, key, ["other.localhost"], read_real_time()))
+    write_certificate(tmp_path / "pem", issue_server_certificate(authority, key, ["other.localhost"], read_real_time()))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "pem", tmp_path / "key")
-    with Scripted(REPLY, tls=context) as server:
+    with ScriptedServer(REPLY, tls=context) as server:
         words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(ca.certificate)]
         result = command(*words, typed=SECRET)
     assert result.exit_code == 2
@@ -211,7 +214,7 @@ def test_a_certificate_for_other_names_is_told(command: Any, certificates: Any, 
 
 
 def test_a_server_that_speaks_no_tls_is_told(command: Any) -> None:
-    with Scripted(REPLY) as server:
+    with ScriptedServer(REPLY) as server:
         url = server.url.replace("http://", "https://")
         result = command("login", "--server", url, "--client-id", "ci", typed=SECRET)
     assert result.exit_code == 2
@@ -219,7 +222,7 @@ def test_a_server_that_speaks_no_tls_is_told(command: Any) -> None:
 
 
 def test_a_server_that_is_no_forewarn_is_told(command: Any, tls: ssl.SSLContext, certificates: Any) -> None:
-    with Scripted(Reply(status=404), says({}), tls=tls) as server:
+    with ScriptedServer(ScriptedReply(status=404), json_reply({}), tls=tls) as server:
         words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
         assert "answers 404, so this is no forewarn service or issuer" in command(*words, typed=SECRET).stderr
         assert "does not say where to sign in, so it is no forewarn service" in command(*words, typed=SECRET).stderr
@@ -228,23 +231,28 @@ def test_a_server_that_is_no_forewarn_is_told(command: Any, tls: ssl.SSLContext,
 @pytest.mark.parametrize(
     "replies",
     [
-        [says([])],
-        [says({"authentication": 5})],
-        [says({"authentication": {"loginEndpoint": 5, "audiences": {}}})],
-        [says({"authentication": {"loginEndpoint": "https://[", "audiences": 5}})],
-        [says({"authentication": {"loginEndpoint": "https://a..b", "audiences": []}})],
-        [KNOWN, Reply(body=b"<html>")],
-        [KNOWN, says({"token_endpoint": 5})],
-        [KNOWN, says({"token_endpoint": "nowhere"})],
-        [KNOWN, says({"token_endpoint": "ISSUER/a b"})],
-        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": None, "expires_in": 1})],
-        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": "a\r\nb", "expires_in": 1})],
-        [KNOWN, says({"token_endpoint": "ISSUER/t"}), Reply(status=503)],
-        [KNOWN, says({"token_endpoint": "ISSUER/t"}), says({"access_token": "x"}), Reply(status=302)],
+        [json_reply([])],
+        [json_reply({"authentication": 5})],
+        [json_reply({"authentication": {"loginEndpoint": 5, "audiences": {}}})],
+        [json_reply({"authentication": {"loginEndpoint": "https://[", "audiences": 5}})],
+        [json_reply({"authentication": {"loginEndpoint": "https://a..b", "audiences": []}})],
+        [KNOWN, ScriptedReply(body=b"<html>")],
+        [KNOWN, json_reply({"token_endpoint": 5})],
+        [KNOWN, json_reply({"token_endpoint": "nowhere"})],
+        [KNOWN, json_reply({"token_endpoint": "ISSUER/a b"})],
+        [KNOWN, json_reply({"token_endpoint": "ISSUER/t"}), json_reply({"access_token": None, "expires_in": 1})],
+        [KNOWN, json_reply({"token_endpoint": "ISSUER/t"}), json_reply({"access_token": "a\r\nb", "expires_in": 1})],
+        [KNOWN, json_reply({"token_endpoint": "ISSUER/t"}), ScriptedReply(status=503)],
+        [
+            KNOWN,
+            json_reply({"token_endpoint": "ISSUER/t"}),
+            json_reply({"access_token": "x"}),
+            ScriptedReply(status=302),
+        ],
     ],
 )
 def test_a_server_that_says_nonsense_is_told_in_a_sentence(
-    command: Any, tls: ssl.SSLContext, certificates: Any, replies: list[Reply]
+    command: Any, tls: ssl.SSLContext, certificates: Any, replies: list[ScriptedReply]
 ) -> None:
     with Nonsense(*replies, tls=tls) as server:
         words = ["login", "--server", server.url, "--client-id", "ci", "--ca", str(certificates.ca.certificate)]
@@ -254,10 +262,10 @@ def test_a_server_that_says_nonsense_is_told_in_a_sentence(
     assert SECRET not in result.output
 
 
-class Nonsense(Scripted):
+class Nonsense(ScriptedServer):
     """Its replies may name the server itself as ISSUER."""
 
-    def answer(self, request: Request) -> Reply:
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
         reply = super().answer(request)
         return replace(reply, body=reply.body.replace(b"ISSUER", self.url.encode()))
 
@@ -269,7 +277,7 @@ def test_a_server_that_is_away_exits_with_3(signed: Any, elsewhere: Any) -> None
         result = signed("login", "--server", url, "--client-id", "ci", typed=SECRET)
     assert result.exit_code == 3
     assert result.stderr.startswith(f"no forewarn service answers at {url} (Connection refused): ")
-    elsewhere.will_say(Reply(resets=True))
+    elsewhere.will_say(ScriptedReply(resets=True))
     told = signed.refused("events", "--profile", "lab", code=3)
     assert told == f"the forewarn service at {elsewhere.url} broke off its answer: try again"
 
@@ -307,13 +315,13 @@ def test_a_backup_is_written_where_the_service_runs(signed: Any, elsewhere: Any)
         f"the service at {elsewhere.url} writes the backup where it runs, so 'lab.db' could be anywhere: "
         "give an absolute path"
     )
-    elsewhere.will_say(says({"path": "/srv/lab.db", "bytes": 4096}))
+    elsewhere.will_say(json_reply({"path": "/srv/lab.db", "bytes": 4096}))
     told = signed.good("backup", "/srv/lab.db", "--profile", "lab")
     assert told == f"/srv/lab.db on {elsewhere.url} holds the whole store, 4,096 bytes.\n"
 
 
 def test_the_doctor_says_which_service_answered(signed: Any, elsewhere: Any) -> None:
-    elsewhere.will_say(says({"checks": []}))
+    elsewhere.will_say(json_reply({"checks": []}))
     assert f"it answers at {elsewhere.url}" in signed.good("doctor", "--profile", "lab")
 
 

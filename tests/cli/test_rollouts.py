@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.cli.rolloutview import bar, shares, state
+from forewarn.cli.rollout import bar_cells, progress_bar, rollout_state
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(min_value=0, max_value=10**6), min_size=1, max_size=6), st.integers(1, 200))
 def test_the_bar_is_always_exactly_as_wide_as_it_should_be(counts: list[int], width: int) -> None:
-    cells = shares(counts, width)
+    cells = bar_cells(counts, width)
     assert min(cells) >= 0
     assert sum(cells) == (width if sum(counts) else 0)
     assert all(cell == 0 for cell, count in zip(cells, counts, strict=True) if count == 0)
@@ -20,7 +20,7 @@ def test_the_bar_is_always_exactly_as_wide_as_it_should_be(counts: list[int], wi
 
 def test_failed_vms_have_their_own_part_of_the_bar() -> None:
     tally = {"total": 4, "done": 1, "failed": 1, "withdrawn": 0, "started": 1, "scheduled": 1, "waiting": 0}
-    assert [str(span.style) for span in bar(tally, 4).spans] == ["green", "red", "cyan", "yellow"]
+    assert [str(span.style) for span in progress_bar(tally, 4).spans] == ["green", "red", "cyan", "yellow"]
 
 
 def pass_time(lab: Any, turns: int) -> None:
@@ -87,7 +87,7 @@ def test_without_rollouts_the_list_says_how_to_start_one(lab: Any) -> None:
     ],
 )
 def test_a_rollout_that_ended_with_failed_vms_says_so_in_words(view: Any, words: str) -> None:
-    assert state(view).plain == words
+    assert rollout_state(view).plain == words
 
 
 def test_why_a_rollout_ended_is_shown(lab: Any) -> None:

@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from forewarn.cli.screen import Screen
-from forewarn.cli.up import announce_service
+from forewarn.cli.output import Output
+from forewarn.cli.service import print_service
 
 SEAT = ("web-0", "http://127.0.0.1:8254")
 
@@ -23,11 +23,11 @@ SEAT = ("web-0", "http://127.0.0.1:8254")
     ids=["an empty fleet", "a service for real VMs", "a lab"],
 )
 def test_what_to_try_next_fits_the_fleet(vms: int, seats: list[tuple[str, str]], next_: str, never: str) -> None:
-    screen = Screen()
+    screen = Output()
     shown = io.StringIO()
-    screen.out = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
+    screen.stdout = Console(file=shown, force_terminal=True, width=200, markup=False, highlight=False)
     counts = {"vms": vms, "scopes": vms, "hosts": 0, "events": 0}
     info = {"version": "1", "lab": bool(seats), "counts": counts, "listeners": [], "workers": [], "console": None}
-    announce_service(screen, {**info, "data": "/data", "identity_on_loopback": False}, seats)
+    print_service(screen, {**info, "data": "/data", "identity_on_loopback": False}, seats)
     assert next_ in shown.getvalue()
     assert never not in shown.getvalue()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.cli.place import SOCKET
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.cli.service_address import SOCKET_NAME
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 
-def error(code: str, status: int) -> Reply:
-    return says({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
+def error(code: str, status: int) -> ScriptedReply:
+    return json_reply({"error": {"code": code, "message": f"a sentence about {code}"}}, status=status)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def error(code: str, status: int) -> Reply:
 def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
     command: Any, code: str, status: int, expected: int
 ) -> None:
-    with Scripted(error(code, status), path=command.data / SOCKET):
+    with ScriptedServer(error(code, status), path=command.data / SOCKET_NAME):
         assert command.refused("events", code=expected) == f"a sentence about {code}"
 
 
@@ -35,7 +35,7 @@ def test_each_error_has_an_exit_code_and_is_told_as_its_message_only(
      ("Internal", 500, 1)],
 )  # fmt: skip
 def test_a_program_is_told_of_an_error_in_one_document(command: Any, code: str, status: int, expected: int) -> None:
-    with Scripted(error(code, status), path=command.data / SOCKET):
+    with ScriptedServer(error(code, status), path=command.data / SOCKET_NAME):
         told = command.refused("events", "--json", code=expected)
     assert json.loads(told) == {"error": {"code": code, "message": f"a sentence about {code}"}}
 
@@ -61,20 +61,20 @@ def test_a_program_is_told_each_problem_of_a_file_with_its_line(lab: Any, tmp_pa
 @pytest.mark.parametrize(
     ("reply", "code", "sentence"),
     [
-        (Reply(resets=True), 3, "broke off its answer: try again"),
-        (Reply(body=b"<html>"), 1, "answered status 200 with what is no JSON object: see its log"),
-        (Reply(status=502, body=b"[]"), 1, "answered status 502 with what is no JSON object: see its log"),
-        (says({}, status=500), 1, "answered status 500 without a reason: see its log"),
+        (ScriptedReply(resets=True), 3, "broke off its answer: try again"),
+        (ScriptedReply(body=b"<html>"), 1, "answered status 200 with what is no JSON object: see its log"),
+        (ScriptedReply(status=502, body=b"[]"), 1, "answered status 502 with what is no JSON object: see its log"),
+        (json_reply({}, status=500), 1, "answered status 500 without a reason: see its log"),
     ],
     ids=["closed", "no JSON", "no object", "no reason"],
 )
-def test_an_answer_that_makes_no_sense_is_told(command: Any, reply: Reply, code: int, sentence: str) -> None:
-    with Scripted(reply, path=command.data / SOCKET):
+def test_an_answer_that_makes_no_sense_is_told(command: Any, reply: ScriptedReply, code: int, sentence: str) -> None:
+    with ScriptedServer(reply, path=command.data / SOCKET_NAME):
         assert command.refused("events", code=code).endswith(sentence)
 
 
 def test_a_socket_that_nobody_serves_any_more_is_no_service(command: Any) -> None:
-    with Scripted(Reply(), path=command.data / SOCKET):
+    with ScriptedServer(ScriptedReply(), path=command.data / SOCKET_NAME):
         pass
     assert "start one with `forewarn up`" in command.refused("events", code=3)
 
@@ -90,7 +90,7 @@ def test_the_doctor_looks_from_outside_when_there_is_no_service(command: Any) ->
 
 def test_the_doctor_exits_with_1_when_something_is_bad(command: Any) -> None:
     checks = [{"name": "disk", "ok": False, "text": "1 MiB free", "remedy": "make room"}]
-    with Scripted(says({"checks": checks}), path=command.data / SOCKET):
+    with ScriptedServer(json_reply({"checks": checks}), path=command.data / SOCKET_NAME):
         result = command("doctor")
     assert result.exit_code == 1
     assert "bad  disk        1 MiB free" in result.stdout
@@ -129,7 +129,7 @@ def test_the_service_itself_needs_the_server_extra(data: Path, words: list[str])
 
 
 def test_a_guest_needs_nothing_of_the_service(data: Path) -> None:
-    with Scripted(says({"DocumentIncarnation": 1, "Events": []})) as server:
+    with ScriptedServer(json_reply({"DocumentIncarnation": 1, "Events": []})) as server:
         result = run_without("msgspec", "guest", "events", "--endpoint", server.url, data=data)
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.cli.duration import read_duration, span
-from forewarn.cli.instant import clock_time, clock_times, distance, local, when
+from forewarn.cli.formatting import clock_time, clock_times, describe_time, local_time, relative_time
+from forewarn.duration import format_duration, parse_duration
 
 NOON = 1_767_614_400.0
 
@@ -16,19 +16,19 @@ NOON = 1_767_614_400.0
      (" 1h 30m ", 5400), ("0", 0)],
 )  # fmt: skip
 def test_a_duration_is_a_number_of_seconds_or_of_units(text: str, seconds: float) -> None:
-    assert read_duration(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["soon", "", "15x", "m", "-5m", "1h-30m", "1e9", "٣m", "15 m 3"])
 def test_a_bad_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration: write it like 15m, 7d, 1h30m or 90") as refusal:
-        read_duration(text)
+        parse_duration(text)
     assert repr(text) in str(refusal.value)
 
 
 def test_a_duration_of_more_than_ten_years_is_refused() -> None:
     with pytest.raises(ValueError, match="more than ten years"):
-        read_duration("9999999d")
+        parse_duration("9999999d")
 
 
 @pytest.mark.parametrize(
@@ -37,24 +37,24 @@ def test_a_duration_of_more_than_ten_years_is_refused() -> None:
      (90_005, "1d 1h"), (-3, "0s")],
 )  # fmt: skip
 def test_a_span_shows_its_two_largest_units(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(min_value=0, max_value=10 * 365 * 86_400))
 def test_a_span_reads_back_as_no_more_than_it_was(seconds: int) -> None:
-    assert read_duration(span(seconds)) <= seconds
+    assert parse_duration(format_duration(seconds)) <= seconds
 
 
 def test_an_instant_of_another_day_has_its_date() -> None:
     """Spec §12: what is far and near is counted from the service's own now."""
-    today = local(NOON).replace(hour=12, minute=0, second=0).timestamp()
+    today = local_time(NOON).replace(hour=12, minute=0, second=0).timestamp()
     assert clock_time(today + 5, today) == "12:00:05"
     assert clock_time(today + 7 * 86_400, today).endswith(" 12:00:00")
     assert len(clock_time(today + 7 * 86_400, today)) == 19
     assert clock_times([today, today + 5], today) == ["12:00:00", "12:00:05"]
     assert [len(text) for text in clock_times([today - 86_400, today], today)] == [19, 19]
-    assert when(today + 899, today) == "12:14:59 (in 14m 59s)"
-    assert distance(today - 62, today) == "1m 2s ago"
-    assert distance(today, today) == "now"
-    assert when(None, today) == "-"
+    assert describe_time(today + 899, today) == "12:14:59 (in 14m 59s)"
+    assert relative_time(today - 62, today) == "1m 2s ago"
+    assert relative_time(today, today) == "now"
+    assert describe_time(None, today) == "-"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 URL = "https://example.org/hook?code=password"
 
@@ -45,7 +45,7 @@ def test_a_webhook_may_be_told_of_one_group_or_one_vm_alone(lab: Any) -> None:
 
 
 def test_a_secret_from_a_file_is_used_and_not_shown(lab: Any, secret_file: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         told = lab.good("webhook", "add", receiver.url, "--secret-file", str(secret_file))
     assert "secret" not in told
     assert lab.json("webhook", "add", URL, "--secret-file", str(secret_file))["secret"] == "a secret of one's own"
@@ -77,7 +77,7 @@ def test_removing_says_what_is_dropped(lab: Any) -> None:
 
 
 def test_testing_shows_the_answer(lab: Any) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         webhook = lab.json("webhook", "add", receiver.url)["id"]
         assert (
             lab.good("webhook", "test", webhook) == f"Webhook {webhook[:8]} took the test message: it answered 200.\n"
@@ -89,6 +89,6 @@ def test_testing_shows_the_answer(lab: Any) -> None:
 
 
 def test_a_receiver_that_must_agree_and_does_not_is_refused(lab: Any) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         assert "was not validated" in lab.refused("webhook", "add", receiver.url, "--validate")
     assert lab.json("webhook", "list") == {"webhooks": []}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess
+from tests.support.service_process import ServiceProcess
 
 FLEET = """
 [defaults]

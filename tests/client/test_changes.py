@@ -7,9 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.client import Change, Event, Gone, Outcome, Scheduled, Started
-from forewarn.client.following import follow
-from forewarn.client.sight import STALE_S, Known, Sight, Verdict, epoch_of, verdict_on
-from forewarn.protocol.codec import decode
+from forewarn.client.change_detection import (
+    MAX_STALE_S,
+    DocumentFreshness,
+    KnownDocument,
+    ObservedDocument,
+    detect_changes,
+    document_freshness,
+    epoch_from_etag,
+)
+from forewarn.protocol.codec import decode_document
 
 FINISHED, WITHDRAWN, UNKNOWN = Outcome.FINISHED, Outcome.WITHDRAWN, Outcome.UNKNOWN
 
@@ -26,18 +33,20 @@ def events(words: str) -> tuple[Event, ...]:
         }
         for word in words.split()
     ]
-    return decode(json.dumps({"Events": listed}).encode()).events
+    return decode_document(json.dumps({"Events": listed}).encode()).events
 
 
-def sight(incarnation: int, words: str, *, epoch: str = "1", boot: str = "", behind_s: float = 0.0) -> Sight:
-    return Sight(incarnation=incarnation, events=events(words), epoch=epoch, boot=boot, behind_s=behind_s, name="web-0")
+def sight(incarnation: int, words: str, *, epoch: str = "1", boot: str = "", behind_s: float = 0.0) -> ObservedDocument:
+    return ObservedDocument(
+        incarnation=incarnation, events=events(words), epoch=epoch, boot_id=boot, older_for_s=behind_s, vm_name="web-0"
+    )
 
 
-def told(*sights: Sight) -> list[str]:
+def told(*sights: ObservedDocument) -> list[str]:
     """What the last of these tells, in short."""
-    known, news = Known(), ()
+    known, news = KnownDocument(), ()
     for one in sights:
-        known, news = follow(known, one)
+        known, news = detect_changes(known, one)
     return [short(change) for change in news]
 
 
@@ -100,9 +109,9 @@ def test_what_has_started_does_not_become_scheduled_again() -> None:
 
 def test_a_kind_that_the_version_hides_may_have_taken_the_second_step() -> None:
     """Spec §3: the incarnation is the scope's, whatever the version."""
-    known, _ = follow(Known(), sight(2, "A"))
-    hiding = Sight(incarnation=4, events=(), epoch="1", shows_all=False)
-    assert [short(change) for change in follow(known, hiding)[1]] == ["A unknown"]
+    known, _ = detect_changes(KnownDocument(), sight(2, "A"))
+    hiding = ObservedDocument(incarnation=4, events=(), epoch="1", shows_all_kinds=False)
+    assert [short(change) for change in detect_changes(known, hiding)[1]] == ["A unknown"]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +122,12 @@ def test_a_kind_that_the_version_hides_may_have_taken_the_second_step() -> None:
         (sight(3, "", boot="two"), "A withdrawn"),
         (sight(1, "", epoch="2", boot="two"), "A finished"),
         (sight(1, "", epoch="2", boot="one"), "A unknown"),
-        (Sight(incarnation=9, events=(), boot="two", name="web-1"), "A unknown"),
-        (Sight(incarnation=9, events=(), boot="two"), "A unknown"),
+        (ObservedDocument(incarnation=9, events=(), boot_id="two", vm_name="web-1"), "A unknown"),
+        (ObservedDocument(incarnation=9, events=(), boot_id="two"), "A unknown"),
     ],
     ids=["rebooted", "same boot", "rebooted for other reasons", "rebooted and reset", "reset", "neighbour", "no name"],
 )
-def test_a_reboot_of_this_vm_narrows_what_is_unknown(after: Sight, expected: str) -> None:
+def test_a_reboot_of_this_vm_narrows_what_is_unknown(after: ObservedDocument, expected: str) -> None:
     assert told(sight(2, "A", boot="one"), after) == [expected]
 
 
@@ -138,7 +147,7 @@ def test_a_stale_document_of_the_same_epoch_is_ignored() -> None:
 @pytest.mark.parametrize("epoch", ["1", ""], ids=["with epochs", "without"])
 def test_what_stays_behind_for_longer_than_a_document_is_stale_is_taken(epoch: str) -> None:
     """A service that was restored from a backup must not be ignored for ever."""
-    before, after = sight(30, "A", epoch=epoch), sight(20, "B", epoch=epoch, behind_s=STALE_S)
+    before, after = sight(30, "A", epoch=epoch), sight(20, "B", epoch=epoch, behind_s=MAX_STALE_S)
     assert told(before, after) == ["A unknown", "B scheduled"]
 
 
@@ -158,7 +167,10 @@ def test_another_scope_is_taken_as_it_is_though_its_numbers_are_the_same() -> No
 
 def test_without_epochs_a_fall_to_a_small_number_is_a_reset() -> None:
     """Spec §4.2, on servers without our ETag."""
-    assert verdict_on(Known(incarnation=40), Sight(incarnation=1, events=())) is Verdict.RESET
+    assert (
+        document_freshness(KnownDocument(incarnation=40), ObservedDocument(incarnation=1, events=()))
+        is DocumentFreshness.RESET
+    )
     assert told(sight(40, "A", epoch=""), sight(1, "A", epoch=""), sight(2, "A B", epoch="")) == ["B scheduled"]
 
 
@@ -184,21 +196,25 @@ def test_after_doubt_the_incarnation_is_not_counted_on() -> None:
 )
 def test_the_epoch_is_read_from_our_own_tags_only(tag: str, epoch: str) -> None:
     """Spec §4.3."""
-    assert epoch_of(tag) == epoch
+    assert epoch_from_etag(tag) == epoch
 
 
 def test_events_of_unknown_kinds_and_statuses_are_told_as_scheduled() -> None:
-    strange = decode(b'{"Events":[{"EventId":"A","EventStatus":"Pending","EventType":"Teleport","Beam":1}]}').events
-    _, (change,) = follow(Known(), Sight(incarnation=1, events=strange))
+    strange = decode_document(
+        b'{"Events":[{"EventId":"A","EventStatus":"Pending","EventType":"Teleport","Beam":1}]}'
+    ).events
+    _, (change,) = detect_changes(KnownDocument(), ObservedDocument(incarnation=1, events=strange))
     assert isinstance(change, Scheduled)
     assert (change.event.kind, change.event.raw["Beam"], change.event.resources) == ("Teleport", 1, ())
 
 
 def test_events_without_an_id_and_events_listed_twice_are_followed_too() -> None:
-    twice = decode(b'{"Events":[{"EventId":"a"},{"EventId":"A"},{"EventType":"Freeze","Resources":["x"]}]}').events
-    known, news = follow(Known(), Sight(incarnation=3, events=twice))
+    twice = decode_document(
+        b'{"Events":[{"EventId":"a"},{"EventId":"A"},{"EventType":"Freeze","Resources":["x"]}]}'
+    ).events
+    known, news = detect_changes(KnownDocument(), ObservedDocument(incarnation=3, events=twice))
     assert len(news) == 2
-    assert follow(known, Sight(incarnation=3, events=twice))[1] == ()
+    assert detect_changes(known, ObservedDocument(incarnation=3, events=twice))[1] == ()
 
 
 LISTS = st.lists(st.sampled_from("ABCDE"), unique=True).flatmap(
@@ -212,9 +228,9 @@ def test_whatever_comes_every_event_has_one_beginning_and_one_end(
     documents: list[tuple[int, str, str]],
 ) -> None:
     """No event is told as new while it is known, none ends that was not begun."""
-    known, alive = Known(), set()
+    known, alive = KnownDocument(), set()
     for incarnation, words, epoch in documents:
-        known, news = follow(known, sight(incarnation, words, epoch=epoch))
+        known, news = detect_changes(known, sight(incarnation, words, epoch=epoch))
         for change in news:
             match change:
                 case Gone(event=event):
@@ -224,4 +240,4 @@ def test_whatever_comes_every_event_has_one_beginning_and_one_end(
                 case Scheduled(event=event) | Started(event=event):
                     assert event.id not in alive
                     alive.add(event.id)
-        assert alive == {seen.event.id for seen in known.seen}
+        assert alive == {seen.event.id for seen in known.events}

@@ -8,7 +8,7 @@ import pytest
 from forewarn.client import Client, Unreachable
 from forewarn.errors import Rejected, Unavailable
 from forewarn.protocol.codec import Received
-from forewarn.testing.scripted import Reply, Scripted, says
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 EMPTY = {"DocumentIncarnation": 1, "Events": []}
@@ -23,14 +23,14 @@ EVENT = {
 BUSY = {"DocumentIncarnation": 2, "Events": [EVENT]}
 
 
-def client_of(server: Scripted, naps: list[float] | None = None) -> Client:
+def client_of(server: ScriptedServer, naps: list[float] | None = None) -> Client:
     sleep: Callable[[float], None] = ([] if naps is None else naps).append
     return Client(server.url, sleep=sleep)
 
 
 def test_events_are_read_with_the_services_own_time() -> None:
     """Spec §4.2, §12."""
-    with Scripted(says(BUSY, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))) as server:
+    with ScriptedServer(json_reply(BUSY, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))) as server:
         client = client_of(server)
         (event,) = client.events().events
     assert (event.id, event.kind, event.resources) == (ID, "Freeze", ("web-0",))
@@ -41,7 +41,7 @@ def test_events_are_read_with_the_services_own_time() -> None:
 
 def test_an_approval_is_posted_and_an_empty_answer_is_a_yes() -> None:
     """Spec §5.2."""
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         client_of(server).approve(ID)
     (request,) = server.requests
     assert request.method == "POST"
@@ -50,47 +50,54 @@ def test_an_approval_is_posted_and_an_empty_answer_is_a_yes() -> None:
 
 
 def test_an_approval_of_nothing_is_refused_before_anything_is_sent() -> None:
-    with Scripted(Reply()) as server, pytest.raises(Rejected, match="no event is named"):
+    with ScriptedServer(ScriptedReply()) as server, pytest.raises(Rejected, match="no event is named"):
         client_of(server).approve()
     assert server.requests == []
 
 
 def test_the_vms_own_name_is_asked_for_as_text() -> None:
     """Spec §2.6."""
-    with Scripted(Reply(body=b"web-0")) as server:
+    with ScriptedServer(ScriptedReply(body=b"web-0")) as server:
         assert client_of(server).name() == "web-0"
     assert "format=text" in server.requests[0].target
 
 
 @pytest.mark.parametrize(
     "bad",
-    [Reply(status=410), Reply(status=429), Reply(status=500), Reply(), Reply(resets=True), Reply(body=b"{")],
+    [
+        ScriptedReply(status=410),
+        ScriptedReply(status=429),
+        ScriptedReply(status=500),
+        ScriptedReply(),
+        ScriptedReply(resets=True),
+        ScriptedReply(body=b"{"),
+    ],
     ids=["410", "429", "500", "empty body", "reset", "half a body"],
 )
-def test_a_passing_fault_is_tried_again(bad: Reply) -> None:
+def test_a_passing_fault_is_tried_again(bad: ScriptedReply) -> None:
     """Spec §11."""
     naps: list[float] = []
-    with Scripted(bad, bad, says(EMPTY)) as server:
+    with ScriptedServer(bad, bad, json_reply(EMPTY)) as server:
         assert client_of(server, naps).events() == Received(incarnation=1)
     assert len(naps) == 2
 
 
 def test_a_fault_that_stays_is_told_after_a_few_tries() -> None:
     naps: list[float] = []
-    with Scripted(Reply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
+    with ScriptedServer(ScriptedReply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
         client_of(server, naps).events()
     assert len(server.requests) == 5
     assert sum(naps) < 30
 
 
 def test_a_refusal_is_told_at_once() -> None:
-    with Scripted(says({"error": "Bad request. no"}, status=400)) as server, pytest.raises(Rejected):
+    with ScriptedServer(json_reply({"error": "Bad request. no"}, status=400)) as server, pytest.raises(Rejected):
         client_of(server).events()
     assert len(server.requests) == 1
 
 
 def test_an_endpoint_where_nobody_listens_is_told_at_once() -> None:
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         url = server.url
     naps: list[float] = []
     with pytest.raises(Unreachable, match=f"^nothing answers at {url} "):
@@ -101,19 +108,19 @@ def test_an_endpoint_where_nobody_listens_is_told_at_once() -> None:
 def test_watching_gives_the_document_and_then_each_change() -> None:
     """Spec §4.3, §4.4: one client works with a server that holds requests and with one that does not."""
     tag = (("ETag", '"1-1"'),)
-    held = Reply(status=304, headers=(*tag, ("Preference-Applied", "wait=20")))
-    with Scripted(says(EMPTY, headers=tag), held, says(BUSY, headers=(("ETag", '"1-2"'),))) as server:
+    held = ScriptedReply(status=304, headers=(*tag, ("Preference-Applied", "wait=20")))
+    with ScriptedServer(json_reply(EMPTY, headers=tag), held, json_reply(BUSY, headers=(("ETag", '"1-2"'),))) as server:
         documents = list(islice(client_of(server).documents(), 2))
     assert [document.incarnation for document in documents] == [1, 2]
-    asked = [request.values("if-none-match") for request in server.requests]
+    asked = [request.header_values("if-none-match") for request in server.requests]
     assert asked == [(), ('"1-1"',), ('"1-1"',)]
-    assert server.requests[1].values("prefer") == ("wait=20",)
+    assert server.requests[1].header_values("prefer") == ("wait=20",)
 
 
 def test_watching_falls_back_to_a_poll_every_second() -> None:
     """Spec §8.5."""
     naps: list[float] = []
-    with Scripted(says(EMPTY), says(EMPTY), says(EMPTY), says(BUSY)) as server:
+    with ScriptedServer(json_reply(EMPTY), json_reply(EMPTY), json_reply(EMPTY), json_reply(BUSY)) as server:
         documents = list(islice(client_of(server, naps).documents(), 2))
     assert [document.incarnation for document in documents] == [1, 2]
     assert naps == [1.0, 1.0, 1.0]
@@ -121,27 +128,36 @@ def test_watching_falls_back_to_a_poll_every_second() -> None:
 
 def test_watching_waits_out_every_fault() -> None:
     """Spec §11."""
-    faults = (Reply(status=410), Reply(resets=True), Reply(), Reply(status=429), Reply(status=500))
-    with Scripted(*faults, *faults, says(BUSY)) as server:
+    faults = (
+        ScriptedReply(status=410),
+        ScriptedReply(resets=True),
+        ScriptedReply(),
+        ScriptedReply(status=429),
+        ScriptedReply(status=500),
+    )
+    with ScriptedServer(*faults, *faults, json_reply(BUSY)) as server:
         (document,) = islice(client_of(server).documents(), 1)
     assert document.incarnation == 2
 
 
 def test_watching_ends_when_the_service_does_not_know_the_vm() -> None:
     """Spec §10."""
-    with Scripted(says({"error": "Not found"}, status=404)) as server, pytest.raises(Rejected, match="does not know"):
+    with (
+        ScriptedServer(json_reply({"error": "Not found"}, status=404)) as server,
+        pytest.raises(Rejected, match="does not know"),
+    ):
         next(client_of(server).documents())
 
 
 def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with Scripted(says(EMPTY)) as server:
+    with ScriptedServer(json_reply(EMPTY)) as server:
         assert client_of(server).events().incarnation == 1
 
 
 def test_the_environment_says_where_the_service_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §2.5."""
-    with Scripted(says(EMPTY)) as server:
+    with ScriptedServer(json_reply(EMPTY)) as server:
         monkeypatch.setenv("FOREWARN_ENDPOINT", server.url)
         assert Client().events().incarnation == 1

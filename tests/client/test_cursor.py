@@ -5,70 +5,80 @@ from pathlib import Path
 import pytest
 
 from forewarn.client import Gone, Outcome, Scheduled, Started
-from forewarn.client.cursor import BadCursor, Cursor, load, read_boot_id, read_cursor, save, write_cursor
-from forewarn.client.sight import Known, Seen
+from forewarn.client.change_detection import KnownDocument, KnownEvent
+from forewarn.client.cursor import (
+    BadCursor,
+    WatchCursor,
+    decode_cursor,
+    encode_cursor,
+    load_cursor,
+    read_boot_id,
+    save_cursor,
+)
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import decode
+from forewarn.protocol.codec import decode_document
 
-EVENT = decode(
+EVENT = decode_document(
     b'{"Events":[{"EventId":"A","EventStatus":"Started","EventType":"Odd","Resources":["\\u00e4"],"X":1}]}'
 ).events[0]
-CURSOR = Cursor(
-    known=Known(epoch="3", incarnation=7, seen=(Seen(event=EVENT, boot="one"),), is_exact=False, over=("B",)),
+CURSOR = WatchCursor(
+    known=KnownDocument(
+        epoch="3", incarnation=7, events=(KnownEvent(event=EVENT, boot_id="one"),), is_exact=False, gone_keys=("B",)
+    ),
     unhandled=(
         Scheduled(event=EVENT, left_s=1.5),
         Scheduled(event=EVENT),
         Started(event=EVENT, first=True),
         Gone(event=EVENT, outcome=Outcome.WITHDRAWN),
     ),
-    boot="two",
+    boot_id="two",
 )
 
 
 def test_a_cursor_is_read_as_it_was_written(tmp_path: Path) -> None:
-    save(tmp_path / "cursor", CURSOR)
-    assert load(tmp_path / "cursor") == CURSOR
-    assert load(tmp_path / "cursor").known.seen[0].event.raw == EVENT.raw
+    save_cursor(tmp_path / "cursor", CURSOR)
+    assert load_cursor(tmp_path / "cursor") == CURSOR
+    assert load_cursor(tmp_path / "cursor").known.events[0].event.raw == EVENT.raw
     assert [path.name for path in tmp_path.iterdir()] == ["cursor"]
 
 
 def test_an_absent_file_is_a_new_cursor(tmp_path: Path) -> None:
-    assert load(tmp_path / "cursor") == Cursor()
+    assert load_cursor(tmp_path / "cursor") == WatchCursor()
 
 
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
         (b"", "it is damaged"),
-        (write_cursor(CURSOR)[:-20], "it is damaged"),
+        (encode_cursor(CURSOR)[:-20], "it is damaged"),
         (b"[]", "it is no cursor of forewarn"),
         (b'{"a":1}', "it is no cursor of forewarn"),
         (b'{"forewarn-cursor":2}', "it has format 2, and this forewarn reads 1"),
         (b'{"forewarn-cursor":1}', "it is damaged"),
-        (write_cursor(CURSOR).replace(b'"gone"', b'"lost"'), "it holds a change 'lost'"),
-        (write_cursor(CURSOR).replace(b'"withdrawn"', b'"eaten"'), "it is damaged"),
+        (encode_cursor(CURSOR).replace(b'"gone"', b'"lost"'), "it holds a change 'lost'"),
+        (encode_cursor(CURSOR).replace(b'"withdrawn"', b'"eaten"'), "it is damaged"),
     ],
     ids=["empty", "cut off", "list", "foreign", "newer", "bare", "unknown change", "unknown outcome"],
 )
 def test_a_file_that_is_no_cursor_says_why(raw: bytes, reason: str) -> None:
     with pytest.raises(BadCursor, match=reason):
-        read_cursor(raw)
+        decode_cursor(raw)
 
 
 def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match=r"cannot be written \(No such file or directory\): give another file"):
-        save(tmp_path / "absent" / "cursor", CURSOR)
+        save_cursor(tmp_path / "absent" / "cursor", CURSOR)
     with pytest.raises(Rejected, match=r"cannot be read \(Is a directory\): give another file"):
-        load(tmp_path)
+        load_cursor(tmp_path)
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    save(path, CURSOR)
+    save_cursor(path, CURSOR)
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(Rejected):
-        save(tmp_path / "elsewhere", Cursor())
-    assert load(path) == CURSOR
+        save_cursor(tmp_path / "elsewhere", WatchCursor())
+    assert load_cursor(path) == CURSOR
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cursor", "elsewhere"]
 
 

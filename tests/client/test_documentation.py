@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import forewarn.client
-from forewarn.testing.process import ServiceProcess
+from tests.support.service_process import ServiceProcess
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

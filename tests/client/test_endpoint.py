@@ -2,7 +2,7 @@
 
 import pytest
 
-from forewarn.client.endpoint import Endpoint, given_endpoint, read_endpoint
+from forewarn.client.endpoint import Endpoint, configured_endpoint, parse_endpoint
 from forewarn.errors import Rejected
 
 
@@ -19,12 +19,12 @@ from forewarn.errors import Rejected
 def test_an_explicit_endpoint_goes_before_the_environment_and_ours_before_the_vendors(
     explicit: str | None, environ: dict[str, str], expected: str
 ) -> None:
-    assert str(given_endpoint(explicit, environ)) == expected
+    assert str(configured_endpoint(explicit, environ)) == expected
 
 
 @pytest.mark.parametrize("explicit", [None, ""])
 def test_an_endpoint_that_nobody_names_is_left_to_discovery(explicit: str | None) -> None:
-    assert given_endpoint(explicit, {"FOREWARN_ENDPOINT": ""}) is None
+    assert configured_endpoint(explicit, {"FOREWARN_ENDPOINT": ""}) is None
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_an_endpoint_that_nobody_names_is_left_to_discovery(explicit: str | None
     ],
 )
 def test_an_endpoint_may_be_an_address_or_a_pasted_url(text: str, expected: Endpoint) -> None:
-    assert read_endpoint(text) == expected
-    assert read_endpoint(str(expected)) == expected
+    assert parse_endpoint(text) == expected
+    assert parse_endpoint(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_endpoint_may_be_an_address_or_a_pasted_url(text: str, expected: Endp
 )  # fmt: skip
 def test_what_is_no_plain_http_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(Rejected) as refusal:
-        read_endpoint(text)
+        parse_endpoint(text)
     assert str(refusal.value) == (
         f"the endpoint {text!r} is no plain HTTP address: write it like http://169.254.169.254 or 127.0.1.1:8080"
     )

@@ -10,29 +10,31 @@ from pathlib import Path
 import pytest
 
 from forewarn.client import AsyncClient, Change, Client, Gone, Handler, Kind, Started
-from forewarn.client.cursor import load
+from forewarn.client.cursor import load_cursor
 from forewarn.errors import ForewarnError, Rejected
-from forewarn.protocol.message import Request
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.protocol.http_message import HttpRequest
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 WAIT_S = 20.0
 
 
-class Service(Scripted):
+class Service(ScriptedServer):
     """Tells the name and takes approvals apart from its documents, of which it gives the one that is up."""
 
-    def __init__(self, *documents: Reply, name: Reply | None = None, approval: Reply | None = None) -> None:
+    def __init__(
+        self, *documents: ScriptedReply, name: ScriptedReply | None = None, approval: ScriptedReply | None = None
+    ) -> None:
         super().__init__(*documents)
         self.up = 0
         self.ails = 0  # how often the name is still not told
         self.documents = documents
         self.approvals: list[bytes] = []
-        self._name, self._approval = name or Reply(body=b"web-0"), approval or Reply()
+        self._name, self._approval = name or ScriptedReply(body=b"web-0"), approval or ScriptedReply()
 
-    def answer(self, request: Request) -> Reply:
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
         if "/instance/" in request.target and self.ails:
             self.ails -= 1
-            return Reply(status=500)
+            return ScriptedReply(status=500)
         if "/instance/" in request.target:
             return self._name
         if request.method == "POST":
@@ -41,7 +43,7 @@ class Service(Scripted):
         return self.documents[self.up]
 
 
-def document(incarnation: int, *words: str) -> Reply:
+def document(incarnation: int, *words: str) -> ScriptedReply:
     """`Freeze`, `Freeze*` (started), `Freeze of web-1`: they are the ids too."""
     events = []
     for word in words:
@@ -49,14 +51,14 @@ def document(incarnation: int, *words: str) -> Reply:
         status = "Started" if "*" in kind else "Scheduled"
         event_id, kind = word.replace("*", ""), kind.strip("*")
         events.append({"EventId": event_id, "EventStatus": status, "EventType": kind, "Resources": [vm or "WEB-0"]})
-    return says({"DocumentIncarnation": incarnation, "Events": events})
+    return json_reply({"DocumentIncarnation": incarnation, "Events": events})
 
 
-def run(handler: Handler, server: Scripted, cursor: Path | None = None) -> None:
+def run(handler: Handler, server: ScriptedServer, cursor: Path | None = None) -> None:
     handler.run(Client(server.url, sleep=lambda s: threading.Event().wait(min(s, 0.01))), cursor)
 
 
-def arun(handler: Handler, server: Scripted, cursor: Path | None = None) -> None:
+def arun(handler: Handler, server: ScriptedServer, cursor: Path | None = None) -> None:
     async def whole() -> None:
         await asyncio.wait_for(handler.arun(AsyncClient(server.url, sleep=_short), cursor), WAIT_S)
 
@@ -130,7 +132,7 @@ def test_a_function_that_still_fails_when_the_event_is_gone_is_let_be(run_it: Ru
         run_it(handler, server, tmp_path / "cursor")
     assert set(told[:-1]) == {"on"}
     assert told[-1] == "withdrawn"
-    assert load(tmp_path / "cursor").unhandled == ()
+    assert load_cursor(tmp_path / "cursor").unhandled == ()
 
 
 @EITHER
@@ -253,7 +255,7 @@ def test_a_name_that_cannot_be_told_now_is_asked_for_again(run_it: Run) -> None:
 
 @EITHER
 def test_an_endpoint_that_tells_no_name_is_refused_unless_neighbours_count_too(run_it: Run) -> None:
-    nameless = says({"error": "Not found"}, status=404)
+    nameless = json_reply({"error": "Not found"}, status=404)
     handler = Handler()
     handler.on()(lambda change: handler.stop())
     with (
@@ -271,7 +273,7 @@ def test_an_approval_that_is_refused_is_told_and_not_repeated(caplog: pytest.Log
     """Spec §5.2: an id that was never an event of this scope."""
     handler = Handler()
     handler.on(approve=True)(lambda change: handler.stop())
-    refusal = says({"error": "Bad request. Unknown EventId: Freeze"}, status=400)
+    refusal = json_reply({"error": "Bad request. Unknown EventId: Freeze"}, status=400)
     with Service(document(2, "Freeze"), approval=refusal) as server:
         run(handler, server)
     assert len(server.approvals) == 1

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forewarn.client.effects import IncompleteResponse
 from forewarn.client.endpoint import Endpoint
-from forewarn.client.exchange import approval, poll
-from forewarn.client.move import Broken
-from forewarn.client.wire import LARGEST_BODY, LARGEST_HEAD, Incoming, written
-from forewarn.protocol.message import Response
+from forewarn.client.http1 import MAX_BODY_BYTES, MAX_HEAD_BYTES, ResponseReader, encode_request
+from forewarn.client.requests import approval_request, poll_request
+from forewarn.protocol.http_message import HttpResponse
 
 HERE = Endpoint(host="127.0.0.1", port=8254)
 PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 4\r\nETag: "1"\r\n\r\nbody'
@@ -17,8 +17,8 @@ BARE = b"HTTP/1.1 304 Not Modified\r\nContent-Length: 40\r\n\r\n"
 HINTED = b"HTTP/1.1 100 Continue\r\n\r\n" + PLAIN
 
 
-def read(*pieces: bytes) -> tuple[Response, Incoming]:
-    incoming = Incoming()
+def read(*pieces: bytes) -> tuple[HttpResponse, ResponseReader]:
+    incoming = ResponseReader()
     for piece in pieces:
         response = incoming.feed(piece)
         if response is not None:
@@ -28,7 +28,7 @@ def read(*pieces: bytes) -> tuple[Response, Incoming]:
 
 def test_a_poll_is_a_plain_request_with_its_host_and_without_what_services_refuse() -> None:
     """Spec §2.2, §2.3."""
-    lines = written(poll(tag='"1-2"', hold_s=20), HERE).decode().split("\r\n")
+    lines = encode_request(poll_request(tag='"1-2"', hold_s=20), HERE).decode().split("\r\n")
     assert lines[0] == "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1"
     assert {"host: 127.0.0.1:8254", "metadata: true", 'if-none-match: "1-2"', "prefer: wait=20"} <= set(lines)
     assert lines[-2:] == ["", ""]
@@ -36,8 +36,8 @@ def test_a_poll_is_a_plain_request_with_its_host_and_without_what_services_refus
 
 
 def test_an_approval_carries_its_length() -> None:
-    request = approval(["A"])
-    raw = written(request, Endpoint(host="::1"))
+    request = approval_request(["A"])
+    raw = encode_request(request, Endpoint(host="::1"))
     assert raw.endswith(b"\r\n\r\n" + request.body)
     assert f"content-length: {len(request.body)}\r\n".encode() in raw
     assert b"host: [::1]\r\n" in raw
@@ -50,13 +50,13 @@ def test_an_approval_carries_its_length() -> None:
 )
 def test_an_answer_is_the_same_in_whatever_pieces_it_comes(raw: bytes, status: int, body: bytes) -> None:
     whole, incoming = read(raw)
-    assert (whole.status, whole.body, incoming.keeps) == (status, body, True)
+    assert (whole.status, whole.body, incoming.can_keep_alive) == (status, body, True)
     assert read(*(raw[at : at + 1] for at in range(len(raw))))[0] == whole
 
 
 def test_without_a_length_the_end_of_the_connection_ends_the_answer() -> None:
     response, incoming = read(b"HTTP/1.0 200 OK\r\n\r\nbo", b"dy", b"")
-    assert (response.body, incoming.keeps) == (b"body", False)
+    assert (response.body, incoming.can_keep_alive) == (b"body", False)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_without_a_length_the_end_of_the_connection_ends_the_answer() -> None:
     ],
 )
 def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> None:
-    assert read(head + b"\r\nContent-Length: 0\r\n\r\n")[1].keeps is keeps
+    assert read(head + b"\r\nContent-Length: 0\r\n\r\n")[1].can_keep_alive is keeps
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> 
         ([CHUNKED[:-4], b""], "closed in the middle"),
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "does not speak HTTP"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n"], "gives its length as '-4'"),
-        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"], f"longer than {LARGEST_BODY}"),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"], f"longer than {MAX_BODY_BYTES}"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], "gives its length as 'zz'"),
-        ([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (LARGEST_BODY + 1)], f"longer than {LARGEST_BODY}"),
-        ([b"H" * (LARGEST_HEAD + 1)], "head of the answer is too long"),
+        ([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (MAX_BODY_BYTES + 1)], f"longer than {MAX_BODY_BYTES}"),
+        ([b"H" * (MAX_HEAD_BYTES + 1)], "head of the answer is too long"),
         ([b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n"], "does not speak HTTP"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 2000], "how long its chunks are"),
     ],
@@ -92,7 +92,7 @@ def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> 
     ],
 )
 def test_what_is_no_answer_is_told(pieces: list[bytes], reason: str) -> None:
-    with pytest.raises(Broken, match=reason):
+    with pytest.raises(IncompleteResponse, match=reason):
         read(*pieces)
 
 
@@ -106,8 +106,8 @@ def test_what_was_read_of_a_body_in_chunks_is_not_read_again_with_each_piece() -
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n", CHUNKED[:60], PLAIN[:30]]))
 def test_no_answer_can_upset_the_reader(noise: bytes, start: bytes) -> None:
-    incoming = Incoming()
+    incoming = ResponseReader()
     try:
         any(incoming.feed(piece) for piece in (start + noise, noise, b""))
-    except Broken:
+    except IncompleteResponse:
         pass

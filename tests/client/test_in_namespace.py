@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.namespace import why_not
-from forewarn.testing.process import ServiceProcess
+from tests.support.namespaces import why_namespaces_are_unavailable
+from tests.support.service_process import ServiceProcess
 
 pytestmark = [
     pytest.mark.namespaces,
-    pytest.mark.skipif(bool(why_not()), reason=f"this machine forbids namespaces: {why_not()}"),
+    pytest.mark.skipif(
+        bool(why_namespaces_are_unavailable()),
+        reason=f"this machine forbids namespaces: {why_namespaces_are_unavailable()}",
+    ),
 ]
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 1\n[[vms]]\nname = "web-{n}"\ncount = 2\n'
 FIND = """

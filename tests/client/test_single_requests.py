@@ -13,35 +13,37 @@ from typing import Any
 import pytest
 
 from forewarn.client import AsyncClient, Client, Event, lists
-from forewarn.client.endpoint import read_endpoint
-from forewarn.client.exchange import GONE_S, LONGEST_RETRY_AFTER_S, Watch, poll
-from forewarn.client.line import send
-from forewarn.client.move import Broken, Run, Send
-from forewarn.client.session import ANSWER_S, FIRST_ANSWER_S, Session
-from forewarn.client.watching import Manner
+from forewarn.client.blocking_client import send_request
+from forewarn.client.effects import FlowRunner, IncompleteResponse, SendRequest
+from forewarn.client.endpoint import parse_endpoint
+from forewarn.client.requests import GONE_TIMEOUT_S, MAX_RETRY_AFTER_S, PollState, poll_request
+from forewarn.client.session import ANSWER_TIMEOUT_S, FIRST_ANSWER_TIMEOUT_S, ClientSession
+from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected, Unavailable
-from forewarn.protocol.message import Response
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.protocol.http_message import HttpResponse
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 Driver = Callable[..., Any]
 DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
 OURS = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["x", "_WEB-0"]}
 THEIRS = {"EventId": "B", "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["web-00", "__web-0"]}
 EMPTY = {"DocumentIncarnation": 1, "Events": []}
-INVALID = says({"error": "Not found. Invalid version requested"}, status=404)
+INVALID = json_reply({"error": "Not found. Invalid version requested"}, status=404)
 
 
-def offering(*versions: str) -> Reply:
-    return says({"error": "Bad request. api-version is invalid", "newest-versions": versions}, status=400)
+def offering(*versions: str) -> ScriptedReply:
+    return json_reply({"error": "Bad request. api-version is invalid", "newest-versions": versions}, status=400)
 
 
-def versions(server: Scripted) -> list[str]:
+def versions(server: ScriptedServer) -> list[str]:
     return [request.target.rpartition("=")[2] for request in server.requests]
 
 
 def test_mine_are_the_events_that_list_this_vm(driver: Driver) -> None:
     """Spec §7.2: without case, and with the underscore that 2017 put before names (§3)."""
-    with Scripted(Reply(body=b"web-0\n"), says({"DocumentIncarnation": 3, "Events": [OURS, THEIRS]})) as server:
+    with ScriptedServer(
+        ScriptedReply(body=b"web-0\n"), json_reply({"DocumentIncarnation": 3, "Events": [OURS, THEIRS]})
+    ) as server:
         one = driver(server.url)
         assert [event.id for event in one.call("mine")] == ["A"]
         one.call("mine")
@@ -52,7 +54,7 @@ def test_mine_are_the_events_that_list_this_vm(driver: Driver) -> None:
 
 
 def test_an_endpoint_where_nobody_listens_is_told_in_the_same_words_by_both(driver: Driver) -> None:
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         url = server.url
     with pytest.raises(Unavailable) as caught:
         driver(url).call("events")
@@ -66,7 +68,7 @@ def test_an_event_without_resources_lists_nobody() -> None:
 
 def test_events_and_ids_are_approved_alike(driver: Driver) -> None:
     """Spec §5.1."""
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         driver(server.url).call("approve", Event(id="A"), "B")
     assert server.requests[0].body == b'{"StartRequests": [{"EventId": "A"}, {"EventId": "B"}]}'
 
@@ -75,7 +77,9 @@ def test_time_left_is_the_services_time_which_goes_on(driver: Driver) -> None:
     """Spec §12: NotBefore − Date, whatever the clock of this machine says."""
     now = [50.0]
     event = {**OURS, "NotBefore": "Mon, 19 Sep 2016 18:29:47 GMT"}
-    with Scripted(says({"Events": [event, {"EventId": "B"}]}, headers=(DATE,)), says(EMPTY)) as server:
+    with ScriptedServer(
+        json_reply({"Events": [event, {"EventId": "B"}]}, headers=(DATE,)), json_reply(EMPTY)
+    ) as server:
         one = driver(server.url, clock=lambda: now[0])
         assert one.client.time_left(Event(not_before=1.0)) is None, "nothing was heard yet"
         first, second = one.call("events").events
@@ -90,14 +94,14 @@ def test_time_left_is_the_services_time_which_goes_on(driver: Driver) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        *(Reply(status=status) for status in (408, 410, 429, 500, 503)),
-        *(Reply(), Reply(resets=True), Reply(body=b"{"), Reply(status=304)),
+        *(ScriptedReply(status=status) for status in (408, 410, 429, 500, 503)),
+        *(ScriptedReply(), ScriptedReply(resets=True), ScriptedReply(body=b"{"), ScriptedReply(status=304)),
     ],
     ids=["408", "410", "429", "500", "503", "empty body", "reset", "half a body", "304"],
 )
-def test_a_passing_fault_is_tried_again(driver: Driver, bad: Reply) -> None:
+def test_a_passing_fault_is_tried_again(driver: Driver, bad: ScriptedReply) -> None:
     """Spec §11."""
-    with Scripted(bad, bad, says(EMPTY)) as server:
+    with ScriptedServer(bad, bad, json_reply(EMPTY)) as server:
         one = driver(server.url)
         assert one.call("events").incarnation == 1
     assert one.naps == [0.5, 1.0]
@@ -105,11 +109,11 @@ def test_a_passing_fault_is_tried_again(driver: Driver, bad: Reply) -> None:
 
 def test_410_is_waited_out_for_as_long_as_it_lasts(driver: Driver) -> None:
     """Spec §11: for up to 70 s."""
-    with Scripted(Reply(status=410)) as server:
+    with ScriptedServer(ScriptedReply(status=410)) as server:
         one = driver(server.url)
         with pytest.raises(Unavailable, match="status 410"):
             one.call("events")
-    assert 70 < sum(one.naps) <= GONE_S + 5
+    assert 70 < sum(one.naps) <= GONE_TIMEOUT_S + 5
 
 
 @pytest.mark.parametrize(
@@ -118,9 +122,9 @@ def test_410_is_waited_out_for_as_long_as_it_lasts(driver: Driver) -> None:
         ("3", 3.0),
         ("Mon, 19 Sep 2016 18:14:50 GMT", 3.0),
         ("Mon, 19 Sep 2016 17:00:00 GMT", 0.5),
-        ("86400", LONGEST_RETRY_AFTER_S),
-        ("9" * 400, LONGEST_RETRY_AFTER_S),
-        ("Fri, 31 Dec 9999 23:59:59 GMT", LONGEST_RETRY_AFTER_S),
+        ("86400", MAX_RETRY_AFTER_S),
+        ("9" * 400, MAX_RETRY_AFTER_S),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MAX_RETRY_AFTER_S),
         ("0", 0.5),
         ("soon", 0.5),
         ("", 0.5),
@@ -132,30 +136,30 @@ def test_a_throttled_client_comes_back_when_it_is_told_to_within_reason(
     driver: Driver, retry_after: str, pause_s: float
 ) -> None:
     """Spec §11: 429; a Preempt gives 30 s only, so no wait is longer than a third of that."""
-    throttled = Reply(status=429, headers=(DATE, ("Retry-After", retry_after)))
-    with Scripted(throttled, says(EMPTY)) as server:
+    throttled = ScriptedReply(status=429, headers=(DATE, ("Retry-After", retry_after)))
+    with ScriptedServer(throttled, json_reply(EMPTY)) as server:
         one = driver(server.url)
         one.call("events")
     assert one.naps == [pause_s]
 
 
 def test_a_fault_that_stays_is_told_after_a_few_tries(driver: Driver) -> None:
-    with Scripted(Reply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
+    with ScriptedServer(ScriptedReply(status=500)) as server, pytest.raises(Unavailable, match="cannot answer now"):
         driver(server.url).call("approve", "A")
     assert len(server.requests) == 5
 
 
 def test_the_first_answer_may_take_two_minutes_and_later_ones_may_not() -> None:
     """Spec §8.1."""
-    session = Session("127.0.0.1")
-    for expected in (FIRST_ANSWER_S, ANSWER_S):
-        run = Run(session.poll(Watch(), hold_s=0))
-        move = run.move()
-        assert isinstance(move, Send)
-        assert move.patience_s == expected
-        run.came(Response(status=200, body=b'{"Events":[]}'))
-        assert run.move() is None
-    assert FIRST_ANSWER_S > 120
+    session = ClientSession("127.0.0.1")
+    for expected in (FIRST_ANSWER_TIMEOUT_S, ANSWER_TIMEOUT_S):
+        run = FlowRunner(session.poll(PollState(), hold_s=0))
+        move = run.next_effect()
+        assert isinstance(move, SendRequest)
+        assert move.timeout_s == expected
+        run.set_result(HttpResponse(status=200, body=b'{"Events":[]}'))
+        assert run.next_effect() is None
+    assert FIRST_ANSWER_TIMEOUT_S > 120
 
 
 def test_a_body_that_trickles_in_for_ever_is_no_answer(driver: Driver) -> None:
@@ -176,7 +180,7 @@ def test_a_body_that_trickles_in_for_ever_is_no_answer(driver: Driver) -> None:
         try:
             one = driver(f"127.0.0.1:{port}")
             talk = _impatient(port)
-            with pytest.raises(Broken, match="broke off its answer"):
+            with pytest.raises(IncompleteResponse, match="broke off its answer"):
                 one.call("ask", talk)
         finally:
             over.set()
@@ -206,22 +210,26 @@ def test_a_slow_body_is_waited_for_while_it_comes(driver: Driver) -> None:
 
 
 def _patient(port: int) -> Any:
-    return (yield Send(endpoint=read_endpoint(f"127.0.0.1:{port}"), request=poll(), patience_s=1.0))
+    return (yield SendRequest(endpoint=parse_endpoint(f"127.0.0.1:{port}"), request=poll_request(), timeout_s=1.0))
 
 
 def _impatient(port: int) -> Any:
-    yield Send(endpoint=read_endpoint(f"127.0.0.1:{port}"), request=poll(), patience_s=5.0, body_s=-4.8)
+    yield SendRequest(
+        endpoint=parse_endpoint(f"127.0.0.1:{port}"), request=poll_request(), timeout_s=5.0, body_timeout_s=-4.8
+    )
 
 
 def test_a_service_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(Broken, match="timed out"):
-        send(read_endpoint(f"127.0.0.1:{listener.getsockname()[1]}"), poll(), 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(IncompleteResponse, match="timed out"):
+        send_request(parse_endpoint(f"127.0.0.1:{listener.getsockname()[1]}"), poll_request(), 0.1)
 
 
 def test_junk_in_a_document_is_passed_on_and_harms_nothing(driver: Driver) -> None:
     """Unknown kinds, fields and statuses are kept; dates that are none are unknown."""
     odd = {"EventId": "A", "EventStatus": "Pondered", "EventType": "Teleport", "NotBefore": "soon", "Beam": [1]}
-    with Scripted(says({"DocumentIncarnation": "7", "Events": [odd, 5, None]}, headers=(("Date", "now"),))) as server:
+    with ScriptedServer(
+        json_reply({"DocumentIncarnation": "7", "Events": [odd, 5, None]}, headers=(("Date", "now"),))
+    ) as server:
         one = driver(server.url)
         (event,) = one.call("events").events
     assert (event.kind, event.status, event.not_before, event.not_before_text) == ("Teleport", "Pondered", None, "soon")
@@ -236,7 +244,7 @@ def test_no_proxy_is_used_and_no_header_sent_that_services_refuse(
     """Spec §2.2, §2.3."""
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with Scripted(says(EMPTY)) as server:
+    with ScriptedServer(json_reply(EMPTY)) as server:
         driver(server.url).call("events")
     (request,) = server.requests
     assert request.target.startswith("/metadata/"), "not the absolute form that proxies are sent"
@@ -247,7 +255,7 @@ def test_a_version_that_is_refused_is_followed_by_the_newest_that_is_offered(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spec §10; what is lost with it is said (§3)."""
-    with Scripted(offering("2019-08-01", "2019-04-01", "2019-01-01"), says(EMPTY)) as server:
+    with ScriptedServer(offering("2019-08-01", "2019-04-01", "2019-01-01"), json_reply(EMPTY)) as server:
         one = driver(server.url)
         one.call("events")
         one.call("approve", "A")
@@ -259,14 +267,14 @@ def test_a_version_that_is_refused_is_followed_by_the_newest_that_is_offered(
 
 
 def test_of_versions_that_are_all_strange_the_newest_of_ours_below_them_is_tried(driver: Driver) -> None:
-    with Scripted(offering("2020-01-01", "2019-12-01"), says(EMPTY)) as server:
+    with ScriptedServer(offering("2020-01-01", "2019-12-01"), json_reply(EMPTY)) as server:
         driver(server.url).call("events")
     assert versions(server) == ["2020-07-01", "2019-08-01"]
 
 
 def test_404_invalid_version_steps_down_one_by_one(driver: Driver) -> None:
     """Spec §11: unknown api-version answered 404."""
-    with Scripted(INVALID, INVALID, says(EMPTY)) as server:
+    with ScriptedServer(INVALID, INVALID, json_reply(EMPTY)) as server:
         driver(server.url).call("events")
     assert versions(server) == ["2020-07-01", "2019-08-01", "2019-04-01"]
 
@@ -276,32 +284,38 @@ def test_404_invalid_version_steps_down_one_by_one(driver: Driver) -> None:
     [(offering("2017-08-01", "2017-03-01"), "Preempt and Terminate"), (INVALID, "Terminate")],
     ids=["offered", "stepped down to"],
 )
-def test_no_version_is_taken_by_itself_that_hides_a_kind(driver: Driver, reply: Reply, hidden: str) -> None:
+def test_no_version_is_taken_by_itself_that_hides_a_kind(driver: Driver, reply: ScriptedReply, hidden: str) -> None:
     """Spec §3."""
-    with Scripted(reply) as server, pytest.raises(Rejected, match=rf"does not tell of {hidden}: give version='2017-"):
+    with (
+        ScriptedServer(reply) as server,
+        pytest.raises(Rejected, match=rf"does not tell of {hidden}: give version='2017-"),
+    ):
         driver(server.url).call("events")
 
 
 def test_a_version_that_was_asked_for_is_not_exchanged(driver: Driver) -> None:
-    with Scripted(offering("2020-07-01")) as server, pytest.raises(Rejected, match="api-version is invalid"):
+    with ScriptedServer(offering("2020-07-01")) as server, pytest.raises(Rejected, match="api-version is invalid"):
         driver(server.url, version="2017-08-01").call("events")
     assert versions(server) == ["2017-08-01"]
 
 
 def test_a_refusal_that_offers_only_what_was_tried_is_told(driver: Driver) -> None:
-    with Scripted(offering("2020-07-01")) as server, pytest.raises(Rejected):
+    with ScriptedServer(offering("2020-07-01")) as server, pytest.raises(Rejected):
         driver(server.url).call("events")
     assert len(server.requests) == 1
 
 
 def test_the_name_is_asked_for_with_a_version_that_the_service_takes(driver: Driver) -> None:
-    with Scripted(offering("2019-11-01", "2019-08-15"), Reply(body=b"web-0")) as server:
+    with ScriptedServer(offering("2019-11-01", "2019-08-15"), ScriptedReply(body=b"web-0")) as server:
         assert driver(server.url).call("name") == "web-0"
     assert "2019-11-01" in server.requests[1].target
 
 
 def test_watching_says_so_when_the_service_stays_away(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), Scripted(*[Reply(status=500)] * 9, says(EMPTY)) as server:
+    with (
+        caplog.at_level(logging.WARNING),
+        ScriptedServer(*[ScriptedReply(status=500)] * 9, json_reply(EMPTY)) as server,
+    ):
         driver(server.url).take(1, "documents")
     (record,) = caplog.records
     assert record.getMessage().endswith("(status 500): ask again in a few seconds; going on trying")
@@ -317,27 +331,27 @@ def test_both_clients_offer_the_same() -> None:
 
 def test_the_services_time_goes_on_between_its_answers_and_trouble_is_told_until_the_next() -> None:
     real = [100.0]
-    dated = says(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
-    with Scripted(dated, Reply(status=503), dated) as server:
+    dated = json_reply(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
+    with ScriptedServer(dated, ScriptedReply(status=503), dated) as server:
         client = Client(server.url, clock=lambda: real[0], sleep=lambda _: None)
-        assert (client.now, client.answered_at, client.trouble) == (None, None, "")
+        assert (client.now, client.answered_at, client.last_error) == (None, None, "")
         client.events()
         real[0] += 2.5
         assert (client.now, client.answered_at) == (1474309787.0 + 2.5, 100.0)
-        told = client.follow(None, Manner(within_s=lambda: 0.0))
+        told = client.watch_with(None, WatchOptions(max_poll_s=lambda: 0.0))
         assert next(told) is None
-        assert "503" in client.trouble
+        assert "503" in client.last_error
         assert client.answered_at == 100.0
         assert next(told) is None
-        assert (client.trouble, client.answered_at) == ("", 102.5)
+        assert (client.last_error, client.answered_at) == ("", 102.5)
 
 
 @pytest.mark.parametrize("headers", [(), (("Date", "junk"),)], ids=["none", "junk"])
 def test_an_answer_without_a_date_does_not_stop_the_services_clock(headers: tuple[tuple[str, str], ...]) -> None:
     """This machine's own may be hours away from it: steps would be cut for good."""
     real = [100.0]
-    dated = says(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
-    with Scripted(dated, says(EMPTY, headers=headers)) as server:
+    dated = json_reply(EMPTY, headers=(("Date", "Mon, 19 Sep 2016 18:29:47 GMT"),))
+    with ScriptedServer(dated, json_reply(EMPTY, headers=headers)) as server:
         client = Client(server.url, clock=lambda: real[0], sleep=lambda _: None)
         client.events()
         real[0] += 30
@@ -349,5 +363,8 @@ def test_an_answer_without_a_date_does_not_stop_the_services_clock(headers: tupl
 @pytest.mark.parametrize("page", [b"<html>log in", b'{"name": "web-0"}', b"web-0\nweb-1", b"x" * 257])
 def test_a_page_of_somebody_else_is_no_name(driver: Driver, page: bytes) -> None:
     """Nothing would ever be about a VM of that name, and nobody would be told."""
-    with Scripted(Reply(body=page)) as server, pytest.raises(Unavailable, match="no name of a VM: check the endpoint"):
+    with (
+        ScriptedServer(ScriptedReply(body=page)) as server,
+        pytest.raises(Unavailable, match="no name of a VM: check the endpoint"),
+    ):
         driver(server.url).call("name")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.scripted import Scripted, says
+from tests.support.scripted_server import ScriptedServer, json_reply
 
 EVENTS = [{"EventId": name, "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["x"]} for name in "ABC"]
 WATCH = """
@@ -40,7 +40,7 @@ def told_before_the_kill(url: str, cursor: Path, handled: int) -> list[str]:
 
 @pytest.mark.parametrize("handled", [0, 1, 2])
 def test_after_kill_9_the_change_under_way_is_told_again_and_no_other(tmp_path: Path, handled: int) -> None:
-    with Scripted(says({"DocumentIncarnation": 4, "Events": EVENTS})) as server:
+    with ScriptedServer(json_reply({"DocumentIncarnation": 4, "Events": EVENTS})) as server:
         first = told_before_the_kill(server.url, tmp_path / "cursor", handled)
         second = told_before_the_kill(server.url, tmp_path / "cursor", 2 - handled)
     assert first == list("ABC"[: handled + 1])

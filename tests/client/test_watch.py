@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from forewarn.client import Change, Client, Gone, Outcome, Scheduled, Started
-from forewarn.client.cursor import load
-from forewarn.client.watching import Manner
+from forewarn.client.cursor import load_cursor
+from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected
-from forewarn.testing.scripted import Reply, Scripted, says
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
-NAME = Reply(body=b"web-0")
+NAME = ScriptedReply(body=b"web-0")
 DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
 Driver = Callable[..., Any]
 
 
-def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> Reply:
+def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> ScriptedReply:
     """`A B*` are A scheduled and B started, both of web-0."""
     events = [
         {
@@ -33,7 +33,7 @@ def document(incarnation: int, words: str = "", *, epoch: int | None = 1) -> Rep
         for word in words.split()
     ]
     tag = () if epoch is None else (("ETag", f'"{epoch}-{incarnation}"'),)
-    return says({"DocumentIncarnation": incarnation, "Events": events}, headers=(DATE, *tag))
+    return json_reply({"DocumentIncarnation": incarnation, "Events": events}, headers=(DATE, *tag))
 
 
 def words(changes: list[Change]) -> list[str]:
@@ -42,7 +42,7 @@ def words(changes: list[Change]) -> list[str]:
 
 def test_the_life_of_an_event_is_told_change_by_change(driver: Driver) -> None:
     """Spec §6."""
-    with Scripted(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
+    with ScriptedServer(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
         scheduled, started, gone = driver(server.url).take(3, "watch")
     assert isinstance(scheduled, Scheduled)
     assert scheduled.left_s == 900
@@ -55,7 +55,7 @@ def test_the_life_of_an_event_is_told_change_by_change(driver: Driver) -> None:
 def test_what_was_handled_is_not_told_again_and_what_was_not_is(driver: Driver, tmp_path: Path) -> None:
     """The last change taken was told, but its handling was cut short."""
     path = tmp_path / "cursor"
-    with Scripted(document(4, "A B C")) as server:
+    with ScriptedServer(document(4, "A B C")) as server:
         assert words(driver(server.url).take(2, "watch", path)) == ["A Scheduled", "B Scheduled"]
         assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
         assert words(driver(server.url).take(1, "watch", path)) == ["C Scheduled"]
@@ -63,7 +63,7 @@ def test_what_was_handled_is_not_told_again_and_what_was_not_is(driver: Driver, 
 
 def test_done_handles_a_change_before_the_next_is_asked_for(driver: Driver, tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    with Scripted(document(3, "A B")) as server:
+    with ScriptedServer(document(3, "A B")) as server:
         driver(server.url).take(1, "watch", path, handle=lambda change: change.done())
         assert words(driver(server.url).take(1, "watch", path)) == ["B Scheduled"]
 
@@ -76,7 +76,7 @@ def test_done_twice_and_the_next_change_handle_one_change_only(driver: Driver, t
             change.done()
             change.done()
 
-    with Scripted(document(4, "A B C")) as server:
+    with ScriptedServer(document(4, "A B C")) as server:
         driver(server.url).take(2, "watch", path, handle=twice)
         assert words(driver(server.url).take(2, "watch", path)) == ["B Scheduled", "C Scheduled"]
 
@@ -84,9 +84,9 @@ def test_done_twice_and_the_next_change_handle_one_change_only(driver: Driver, t
 def test_a_change_is_told_again_as_it_was_decided_though_the_world_went_on(driver: Driver, tmp_path: Path) -> None:
     """The withdrawal can be told from the incarnation only once."""
     path = tmp_path / "cursor"
-    with Scripted(document(2, "A"), document(3), document(4, "B")) as server:
+    with ScriptedServer(document(2, "A"), document(3), document(4, "B")) as server:
         (_, gone) = driver(server.url).take(2, "watch", path)
-    with Scripted(document(9, "B*")) as server:
+    with ScriptedServer(document(9, "B*")) as server:
         again, started = driver(server.url).take(2, "watch", path)
     assert gone.outcome is again.outcome is Outcome.WITHDRAWN
     assert words([again, started]) == ["A Gone", "B Started"]
@@ -94,9 +94,9 @@ def test_a_change_is_told_again_as_it_was_decided_though_the_world_went_on(drive
 
 def test_what_happened_while_nobody_watched_is_told(driver: Driver, tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    with Scripted(document(2, "A"), document(3, "A B")) as server:
+    with ScriptedServer(document(2, "A"), document(3, "A B")) as server:
         driver(server.url).take(2, "watch", path, handle=lambda change: change.done())
-    with Scripted(document(7, "B* C")) as server:
+    with ScriptedServer(document(7, "B* C")) as server:
         assert words(driver(server.url).take(3, "watch", path)) == ["A Gone", "B Started", "C Scheduled"]
 
 
@@ -104,9 +104,9 @@ def test_after_a_reboot_an_event_that_rebooted_this_vm_is_known_to_have_finished
     driver: Driver, tmp_path: Path
 ) -> None:
     path = tmp_path / "cursor"
-    with Scripted(document(2, "A")) as server:
+    with ScriptedServer(document(2, "A")) as server:
         driver(server.url, boot_id=lambda: "one").take(1, "watch", path, handle=lambda change: change.done())
-    with Scripted(document(1, epoch=2), NAME) as server:
+    with ScriptedServer(document(1, epoch=2), NAME) as server:
         (gone,) = driver(server.url, boot_id=lambda: "two").take(1, "watch", path)
     assert gone.outcome is Outcome.FINISHED
 
@@ -116,7 +116,7 @@ def test_a_damaged_cursor_begins_anew_and_is_told(
 ) -> None:
     path = tmp_path / "cursor"
     path.write_bytes(b"{")
-    with Scripted(document(2, "A")) as server:
+    with ScriptedServer(document(2, "A")) as server:
         assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
         assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
     assert [record.getMessage() for record in caplog.records] == [
@@ -127,7 +127,7 @@ def test_a_damaged_cursor_begins_anew_and_is_told(
 def test_a_place_for_the_cursor_that_cannot_be_used_is_refused_before_anything_happens(
     driver: Driver, tmp_path: Path
 ) -> None:
-    with Scripted(document(1)) as server, pytest.raises(Rejected, match="cannot be written"):
+    with ScriptedServer(document(1)) as server, pytest.raises(Rejected, match="cannot be written"):
         driver(server.url).take(1, "watch", tmp_path / "absent" / "cursor")
     assert server.requests == []
 
@@ -143,7 +143,7 @@ def test_a_cursor_that_can_be_written_no_longer_keeps_nobody_from_hearing(
             (place / "cursor").unlink()
             place.rmdir()
 
-    with Scripted(document(2, "A"), document(3, "A*")) as server:
+    with ScriptedServer(document(2, "A"), document(3, "A*")) as server:
         changes = driver(server.url).take(2, "watch", place / "cursor", handle=lose_the_disk)
     assert words(changes) == ["A Scheduled", "A Started"]
     assert "give another file; what is handled may be told again" in caplog.text
@@ -151,26 +151,35 @@ def test_a_cursor_that_can_be_written_no_longer_keeps_nobody_from_hearing(
 
 def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> None:
     """Spec §11."""
-    faults = (Reply(status=410), Reply(resets=True), Reply(), Reply(status=429), Reply(status=500), Reply(body=b"<p>"))
-    with Scripted(document(2, "A"), *faults, document(2, "A"), *faults, document(3, "A*")) as server:
+    faults = (
+        ScriptedReply(status=410),
+        ScriptedReply(resets=True),
+        ScriptedReply(),
+        ScriptedReply(status=429),
+        ScriptedReply(status=500),
+        ScriptedReply(body=b"<p>"),
+    )
+    with ScriptedServer(document(2, "A"), *faults, document(2, "A"), *faults, document(3, "A*")) as server:
         assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
 
 
 def test_a_stale_document_tells_nothing(driver: Driver) -> None:
     """Spec §11: up to a minute stale."""
-    with Scripted(document(2, "A"), document(1), document(2, "A"), document(3, "A*")) as server:
+    with ScriptedServer(document(2, "A"), document(1), document(2, "A"), document(3, "A*")) as server:
         assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "A Started"]
 
 
 def test_a_reset_scope_tells_what_is_new_in_it(driver: Driver) -> None:
     """Spec §11: incarnation reset after idle."""
-    with Scripted(document(9, "A"), document(1, "A", epoch=2), document(2, "A B", epoch=2)) as server:
+    with ScriptedServer(document(9, "A"), document(1, "A", epoch=2), document(2, "A B", epoch=2)) as server:
         assert words(driver(server.url).take(2, "watch")) == ["A Scheduled", "B Scheduled"]
 
 
 def test_a_lower_incarnation_that_stays_is_taken_after_a_minute(driver: Driver) -> None:
     now = iter(range(0, 10_000, 10))
-    with Scripted(document(9, "A", epoch=None), document(5, "B", epoch=None), document(5, "B", epoch=None)) as server:
+    with ScriptedServer(
+        document(9, "A", epoch=None), document(5, "B", epoch=None), document(5, "B", epoch=None)
+    ) as server:
         changes = driver(server.url, clock=lambda: float(next(now))).take(3, "watch")
     assert words(changes) == ["A Scheduled", "B Scheduled", "A Gone"]
     assert changes[2].outcome is Outcome.UNKNOWN
@@ -178,40 +187,40 @@ def test_a_lower_incarnation_that_stays_is_taken_after_a_minute(driver: Driver) 
 
 def test_a_server_that_holds_requests_is_asked_again_at_once(driver: Driver) -> None:
     """Spec §4.4."""
-    held = Reply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
-    with Scripted(document(1), held, held, document(2, "A")) as server:
+    held = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")))
+    with ScriptedServer(document(1), held, held, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert max(one.naps) < 1
-    assert [request.values("prefer") for request in server.requests] == [(), *[("wait=20",)] * 3]
+    assert [request.header_values("prefer") for request in server.requests] == [(), *[("wait=20",)] * 3]
 
 
 def test_a_server_that_does_not_is_polled_once_a_second(driver: Driver) -> None:
     """Spec §8.5."""
     empty, busy = document(1, epoch=None), document(2, "A", epoch=None)
-    with Scripted(empty, empty, empty, busy) as server:
+    with ScriptedServer(empty, empty, empty, busy) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert one.naps == [1.0, 1.0, 1.0]
 
 
 def test_a_server_that_has_tags_but_holds_nothing_is_polled_once_a_second(driver: Driver) -> None:
-    same = Reply(status=304, headers=(("ETag", '"1-1"'),))
-    with Scripted(document(1), same, same, document(2, "A")) as server:
+    same = ScriptedReply(status=304, headers=(("ETag", '"1-1"'),))
+    with ScriptedServer(document(1), same, same, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert one.naps[1:] == [1.0, 1.0]
 
 
 def test_one_connection_serves_a_whole_watch(driver: Driver) -> None:
-    with Scripted(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
+    with ScriptedServer(document(1), document(2, "A"), document(3, "A*"), document(4)) as server:
         driver(server.url).take(3, "watch")
     assert server.connections == 1
 
 
 def test_a_kept_connection_that_was_closed_meanwhile_costs_no_pause(driver: Driver) -> None:
-    closing = Reply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")), closes=True)
-    with Scripted(document(1), closing, document(2, "A")) as server:
+    closing = ScriptedReply(status=304, headers=(("ETag", '"1-1"'), ("Preference-Applied", "wait=20")), closes=True)
+    with ScriptedServer(document(1), closing, document(2, "A")) as server:
         one = driver(server.url)
         one.take(1, "watch")
     assert server.connections == 2
@@ -220,10 +229,10 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_pause(driver: Driv
 
 def test_in_order_a_change_that_is_done_with_counts_for_all_before_it(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    with Scripted(document(4, "A B C")) as server:
-        with closing(Client(server.url).follow(path, Manner(explicit=True, in_order=True))) as told:
+    with ScriptedServer(document(4, "A B C")) as server:
+        with closing(Client(server.url).watch_with(path, WatchOptions(explicit=True, in_order=True))) as told:
             _, second, _ = (next(told) for _ in range(3))
-            assert words(list(load(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
+            assert words(list(load_cursor(path).unhandled)) == ["A Scheduled", "B Scheduled", "C Scheduled"]
             second.done()
             second.done()
-        assert words(list(load(path).unhandled)) == ["C Scheduled"]
+        assert words(list(load_cursor(path).unhandled)) == ["C Scheduled"]

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from forewarn.core.change import Commit
-from forewarn.core.event import Status
-from forewarn.core.history import What
-from forewarn.core.request import Ask
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 
 class Shut(MemoryStore):
@@ -43,16 +43,16 @@ def approve(world: World, *event_ids: str) -> str | None:
     return world.do(world.control.guests.approve(world.vm("web-0").key, event_ids))
 
 
-UNTIL: dict[Status, Callable[[World], object]] = {
-    Status.SCHEDULED: lambda world: None,
-    Status.STARTED: lambda world: world.do(world.control.reconciler.turn()),
-    Status.OVER: lambda world: world.advance(3600),
+UNTIL: dict[EventState, Callable[[World], object]] = {
+    EventState.SCHEDULED: lambda world: None,
+    EventState.STARTED: lambda world: world.do(world.control.reconciler.reconcile()),
+    EventState.OVER: lambda world: world.advance(3600),
 }
 
 
 @pytest.mark.parametrize("until", UNTIL)
-def test_an_approval_that_changes_nothing_is_not_written(world: World, store: Shut, until: Status) -> None:
-    [event] = world.ask(Ask.RESTART, "web-0")
+def test_an_approval_that_changes_nothing_is_not_written(world: World, store: Shut, until: EventState) -> None:
+    [event] = world.ask(RequestedOperation.RESTART, "web-0")
     assert approve(world, event.id) is None
     UNTIL[until](world)
     assert [found.status for found in world.events()] == [until]
@@ -62,15 +62,15 @@ def test_an_approval_that_changes_nothing_is_not_written(world: World, store: Sh
     assert approve(world, event.id, "NEVER-WAS") == "NEVER-WAS"
     store.is_shut = False
 
-    approvals = [entry for entry in store.history(event_id=event.id) if entry.what is What.APPROVED]
+    approvals = [entry for entry in store.history(event_id=event.id) if entry.what is EntryKind.APPROVED]
     assert [entry.who for entry in approvals] == ["web-0"]
 
 
 def test_an_approval_that_changes_something_is_written_or_fails(world: World, store: Shut) -> None:
-    [first] = world.ask(Ask.RESTART, "web-0")
+    [first] = world.ask(RequestedOperation.RESTART, "web-0")
     store.is_shut = True
     with pytest.raises(Unavailable):
         approve(world, first.id)
     store.is_shut = False
     assert approve(world, first.id) is None
-    assert [entry.what for entry in store.history(event_id=first.id)].count(What.APPROVED) == 1
+    assert [entry.what for entry in store.history(event_id=first.id)].count(EntryKind.APPROVED) == 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from forewarn.core.change import Commit
-from forewarn.core.event import Status
-from forewarn.core.gate import Gate
-from forewarn.core.request import Impact, Rollout
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState, Gate
+from forewarn.core.request import Rollout, RolloutImpact
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 HOSTS = ("h1", "h2", "h3")
 
@@ -32,7 +31,7 @@ class Watched(MemoryStore):
 def _one_of_two_approves_everywhere(store: Watched) -> World:
     vms = [a_vm(f"{host}-{n}", host=host) for host in HOSTS for n in (0, 1)]
     world = World(store=store, hosts=[a_host(host) for host in HOSTS], vms=vms)
-    world.do(world.control.requests.start_rollout(Rollout(impact=Impact.UPDATE, hosts=HOSTS), who="ann"))
+    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.UPDATE, hosts=HOSTS), who="ann"))
     world.settle()
     store.put_to_sleep.clear()
     for host in HOSTS:
@@ -59,7 +58,7 @@ def test_one_that_is_woken_meanwhile_stays_awake_and_the_others_sleep() -> None:
     world = _one_of_two_approves_everywhere(store)
     woken, *others = store.due_gates(world.now)
     store.wake_first = woken.id
-    world.do(world.control.reconciler.turn())
+    world.do(world.control.reconciler.reconcile())
     assert [gate.id for gate in store.due_gates(world.now)] == [woken.id]
     world.settle()
     assert store.due_gates(world.now) == []
@@ -70,8 +69,8 @@ def test_one_that_is_woken_meanwhile_stays_awake_and_the_others_sleep() -> None:
 def test_once_everybody_has_approved_the_events_start() -> None:
     world = _one_of_two_approves_everywhere(Watched())
     world.settle()
-    assert {event.status for event in world.events()} == {Status.SCHEDULED}
+    assert {event.status for event in world.events()} == {EventState.SCHEDULED}
     _approve(world, "h2-1")
-    world.do(world.control.reconciler.catch_up())
-    assert {event.host for event in world.events() if event.status is not Status.SCHEDULED} == {"h2"}
+    world.do(world.control.reconciler.run_until_idle())
+    assert {event.host for event in world.events() if event.status is not EventState.SCHEDULED} == {"h2"}
     world.close()

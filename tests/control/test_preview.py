@@ -10,24 +10,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.control import Control
-from forewarn.control.faults import Target, Wish
-from forewarn.control.rehearsal import MOST_PLAYED, rehearse, rehearse_rollout
+from forewarn.control.control_plane import ControlPlane
+from forewarn.control.dry_run import MAX_SIMULATED_VMS, dry_run_request, dry_run_rollout
+from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.decision import Policy
 from forewarn.core.event import Event
-from forewarn.core.fault import FaultKind
+from forewarn.core.faults import FaultKind
 from forewarn.core.fleet import AutoApproval, Priority, Vm
-from forewarn.core.policy import Policy
-from forewarn.core.preview import Foreseen, Preview
-from forewarn.core.request import Ask, Impact, Request, Rollout
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Refused
+from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 A_DAY = 86400.0
 Seen = tuple[Any, ...]
 
 
-def foreseen(event: Foreseen) -> Seen:
+def foreseen(event: PreviewedEvent) -> Seen:
     times = (event.published_at, event.not_before, event.starts_at, event.over_at)
     return event.scope, event.cause, event.vms, event.host, event.update_domain, event.listed, *times, event.ending
 
@@ -54,16 +54,16 @@ def in_sets(sets: int, domains: int, hosts: int, **facts: Any) -> World:
     return World(vms=vms, hosts=[a_host(f"h{n}") for n in range(hosts)], **facts)
 
 
-def asking(ask: Ask, vms: list[Vm], **options: Any) -> Any:
-    async def deed(control: Control) -> Request:
-        return (await control.requests.ask_for_vms(ask, vms, who="ann", **options)).request
+def asking(ask: RequestedOperation, vms: list[Vm], **options: Any) -> Any:
+    async def deed(control: ControlPlane) -> MaintenanceRequest:
+        return (await control.requests.request_for_vms(ask, vms, who="ann", **options)).request
 
     return deed
 
 
-def preview(world: World, ask: Ask, *names: str, **options: Any) -> Preview:
+def preview(world: World, ask: RequestedOperation, *names: str, **options: Any) -> Preview:
     vms = [world.vm(name) for name in names]
-    return world.do(rehearse(world.control, asking(ask, vms, **options), vms))
+    return world.do(dry_run_request(world.control, asking(ask, vms, **options), vms))
 
 
 def roll_out(
@@ -72,7 +72,7 @@ def roll_out(
     """What a rollout was foreseen to do, and what it did."""
     before = world.store.history()
     how: Any = {"who": "ann", "notice_s": notice_s, "short_notice": short_notice}
-    told = world.do(rehearse_rollout(world.control, rollout, **how))
+    told = world.do(dry_run_rollout(world.control, rollout, **how))
     assert world.store.history() == before
     request = world.do(world.control.requests.start_rollout(rollout, **how))
     world.settle()
@@ -80,8 +80,8 @@ def roll_out(
     return [foreseen(event) for event in told.events], [happened(e) for e in world.store.events(request_id=request.id)]
 
 
-@pytest.mark.parametrize("impact", list(Impact))
-def test_a_rollout_over_hosts_happens_as_it_was_foreseen(worlds: list[World], impact: Impact) -> None:
+@pytest.mark.parametrize("impact", list(RolloutImpact))
+def test_a_rollout_over_hosts_happens_as_it_was_foreseen(worlds: list[World], impact: RolloutImpact) -> None:
     """Spec §6.2: one update domain of a scope at a time, and everything on a host together."""
     worlds.append(world := in_sets(3, 4, 4))
     told, done = roll_out(world, Rollout(impact=impact, hosts=("h0", "h1", "h2", "h3")))
@@ -93,11 +93,13 @@ def test_a_rollout_over_hosts_happens_as_it_was_foreseen(worlds: list[World], im
 def test_a_rollout_waits_for_what_is_under_way_as_it_was_foreseen(worlds: list[World]) -> None:
     worlds.append(world := in_sets(2, 3, 3))
     first = world.do(
-        world.control.requests.start_rollout(Rollout(impact=Impact.REBOOT, scope_id="set:sub/lab/set0"), who="bob")
+        world.control.requests.start_rollout(
+            Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/set0"), who="bob"
+        )
     )
     world.settle()
     world.advance(905)  # its first reboot is at work
-    told, done = roll_out(world, Rollout(impact=Impact.UPDATE, hosts=("h0", "h1", "h2")), notice_s=1200)
+    told, done = roll_out(world, Rollout(impact=RolloutImpact.UPDATE, hosts=("h0", "h1", "h2")), notice_s=1200)
     assert told == done
     assert world.store.events(request_id=first.id)
 
@@ -108,15 +110,16 @@ PLACES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0,
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     places=PLACES,
-    impact=st.sampled_from(list(Impact)),
-    before=st.none() | st.tuples(st.sampled_from(list(Impact)), st.sampled_from([("h0",), ("h0", "h1", "h2", "h3")])),
+    impact=st.sampled_from(list(RolloutImpact)),
+    before=st.none()
+    | st.tuples(st.sampled_from(list(RolloutImpact)), st.sampled_from([("h0",), ("h0", "h1", "h2", "h3")])),
     late_s=st.sampled_from([1, 400, 904, 935]),
     notice=st.sampled_from([(0.0, False), (1.0, True), (1200.0, False)]),
 )
 def test_any_fleet_is_rolled_over_as_it_was_foreseen(
     places: list[tuple[int, int, int]],
-    impact: Impact,
-    before: tuple[Impact, tuple[str, ...]] | None,
+    impact: RolloutImpact,
+    before: tuple[RolloutImpact, tuple[str, ...]] | None,
     late_s: int,
     notice: tuple[float, bool],
 ) -> None:
@@ -127,7 +130,7 @@ def test_any_fleet_is_rolled_over_as_it_was_foreseen(
     ]
     world = World(vms=vms, hosts=[a_host(f"h{n}") for n in range(4)])
     try:
-        world.ask(Ask.RESTART, "v0")
+        world.ask(RequestedOperation.RESTART, "v0")
         if before is not None:
             first = Rollout(impact=before[0], hosts=before[1])
             world.do(world.control.requests.start_rollout(first, who="bob"))
@@ -140,22 +143,22 @@ def test_any_fleet_is_rolled_over_as_it_was_foreseen(
 
 def test_what_has_started_ends_in_the_preview_when_it_really_does(worlds: list[World]) -> None:
     worlds.append(world := in_sets(1, 2, 2))
-    first = Rollout(impact=Impact.REBOOT, hosts=("h0",))
+    first = Rollout(impact=RolloutImpact.REBOOT, hosts=("h0",))
     world.do(world.control.requests.start_rollout(first, who="bob"))
     world.settle()
     world.advance(912)  # since 12 s the first VM reboots, which takes 30
-    told, done = roll_out(world, Rollout(impact=Impact.REBOOT, hosts=("h1",)), 5, True)
+    told, done = roll_out(world, Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",)), 5, True)
     assert told == done
     assert [seen[8] - seen[6] for seen in told] == [18]  # it starts when the other update domain is back
 
 
 def test_acts_on_one_vm_end_one_after_the_other_in_the_preview_too(worlds: list[World]) -> None:
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")]))
-    world.ask(Ask.RESTART, "db")
-    world.do(world.control.requests.start_rollout(Rollout(impact=Impact.UPDATE, hosts=("h1",)), who="bob"))
+    world.ask(RequestedOperation.RESTART, "db")
+    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",)), who="bob"))
     world.advance(935)  # the reboot took until 930, and the freeze takes until 939
-    told = preview(world, Ask.POWER_OFF, "db")
-    (event,) = world.ask(Ask.POWER_OFF, "db")
+    told = preview(world, RequestedOperation.POWER_OFF, "db")
+    (event,) = world.ask(RequestedOperation.POWER_OFF, "db")
     world.advance(60)
     assert [foreseen(event) for event in told.events] == [happened(world.control.requests.event(event.id))]
     assert told.over_at == world.now - 60 + 4 + 15
@@ -164,26 +167,26 @@ def test_acts_on_one_vm_end_one_after_the_other_in_the_preview_too(worlds: list[
 def test_a_rollout_waits_behind_the_gates_of_another_as_it_was_foreseen(worlds: list[World]) -> None:
     """Spec §6.2."""
     worlds.append(world := in_sets(2, 2, 2))
-    world.do(world.control.requests.start_rollout(Rollout(impact=Impact.REBOOT, hosts=("h0", "h1")), who="bob"))
+    world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.REBOOT, hosts=("h0", "h1")), who="bob"))
     world.advance(890)
-    told, done = roll_out(world, Rollout(impact=Impact.UPDATE, hosts=("h0", "h1")), 15, True)
+    told, done = roll_out(world, Rollout(impact=RolloutImpact.UPDATE, hosts=("h0", "h1")), 15, True)
     assert told == done
 
 
 @pytest.mark.parametrize(
     ("ask", "kind"),
     [
-        (Ask.RESTART, "Reboot"),
-        (Ask.REDEPLOY, "Redeploy"),
-        (Ask.EVICT, "Preempt"),
-        (Ask.DELETE, "Terminate"),
-        (Ask.SCALE_IN, None),
-        (Ask.REIMAGE, None),
+        (RequestedOperation.RESTART, "Reboot"),
+        (RequestedOperation.REDEPLOY, "Redeploy"),
+        (RequestedOperation.EVICT, "Preempt"),
+        (RequestedOperation.DELETE, "Terminate"),
+        (RequestedOperation.SCALE_IN, None),
+        (RequestedOperation.REIMAGE, None),
     ],
 )
-def test_a_request_happens_as_it_was_foreseen(worlds: list[World], ask: Ask, kind: str | None) -> None:
-    facts = {"terminate_notice_min": 5} if ask is Ask.DELETE else {}
-    facts |= {"priority": Priority.SPOT} if ask is Ask.EVICT else {}
+def test_a_request_happens_as_it_was_foreseen(worlds: list[World], ask: RequestedOperation, kind: str | None) -> None:
+    facts = {"terminate_notice_min": 5} if ask is RequestedOperation.DELETE else {}
+    facts |= {"priority": Priority.SPOT} if ask is RequestedOperation.EVICT else {}
     vms = [a_vm(f"v{n}", host="h1", **facts) for n in range(3)]
     worlds.append(world := World(vms=vms, hosts=[a_host("h1"), a_host("h2")]))
     told = preview(world, ask, "v0", "v1", "v2")
@@ -199,7 +202,7 @@ def test_a_request_happens_as_it_was_foreseen(worlds: list[World], ask: Ask, kin
 def test_a_preview_tells_what_happens_at_once_and_why(worlds: list[World]) -> None:
     """Spec §8.2: where nobody has asked for events within a day, there are none."""
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")], policy=Policy()))
-    told = preview(world, Ask.RESTART, "db")
+    told = preview(world, RequestedOperation.RESTART, "db")
     assert told.sentences == (
         "reboot of db at once, without an event: "
         "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there.",
@@ -208,8 +211,8 @@ def test_a_preview_tells_what_happens_at_once_and_why(worlds: list[World]) -> No
 
 def test_a_preview_tells_whose_place_is_taken(worlds: list[World]) -> None:
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")]))
-    (restart,) = world.ask(Ask.RESTART, "db")
-    told = preview(world, Ask.REDEPLOY, "db")
+    (restart,) = world.ask(RequestedOperation.RESTART, "db")
+    told = preview(world, RequestedOperation.REDEPLOY, "db")
     assert told.sentences == (
         "1 event over 1 VM, published at once.",
         f"It takes the place of 1 pending event, which would be withdrawn: {restart.id}.",
@@ -220,22 +223,24 @@ def test_a_preview_tells_whose_place_is_taken(worlds: list[World]) -> None:
 def test_a_preview_tells_what_policy_lets_start_at_once(worlds: list[World]) -> None:
     vm = a_vm("db", auto_approve=AutoApproval(restart=True))
     worlds.append(world := World(vms=[vm], hosts=[a_host("h1")]))
-    assert "1 event of them starts at once, without notice." in preview(world, Ask.RESTART, "db").sentences
+    assert (
+        "1 event of them starts at once, without notice." in preview(world, RequestedOperation.RESTART, "db").sentences
+    )
 
 
 def test_a_preview_reckons_with_the_faults_that_are_on(worlds: list[World]) -> None:
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")]))
-    wish = Wish(kind=FaultKind.SHORT_NOTICE, target=Target(name="db", vm=world.vm("db")), count=1)
+    wish = FaultSpec(kind=FaultKind.SHORT_NOTICE, target=FaultTarget(name="db", vm=world.vm("db")), count=1)
     world.do(world.control.faults.set(wish, who="ann"))
-    told = preview(world, Ask.RESTART, "db")
+    told = preview(world, RequestedOperation.RESTART, "db")
     assert [event.not_before - event.published_at for event in told.events] == [5]
-    (event,) = world.ask(Ask.RESTART, "db")
+    (event,) = world.ask(RequestedOperation.RESTART, "db")
     assert event.not_before - event.published_at == 5
 
 
 def test_what_is_refused_is_refused_in_the_same_words_beforehand(worlds: list[World]) -> None:
     worlds.append(world := World(vms=[a_vm("db")], hosts=[a_host("h1")]))
-    for ask in (Ask.REDEPLOY, Ask.EVICT, Ask.START):
+    for ask in (RequestedOperation.REDEPLOY, RequestedOperation.EVICT, RequestedOperation.START):
         with pytest.raises(Refused) as before:
             preview(world, ask, "db")
         with pytest.raises(Refused) as then:
@@ -245,14 +250,14 @@ def test_what_is_refused_is_refused_in_the_same_words_beforehand(worlds: list[Wo
 
 def test_a_rollout_over_too_many_vms_tells_its_first_wave(worlds: list[World]) -> None:
     worlds.append(world := in_sets(700, 3, 90))
-    rollout = Rollout(impact=Impact.MIGRATE, hosts=tuple(f"h{n}" for n in range(90)))
-    told = world.do(rehearse_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
+    rollout = Rollout(impact=RolloutImpact.MIGRATE, hosts=tuple(f"h{n}" for n in range(90)))
+    told = world.do(dry_run_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False))
     request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
     world.settle()
     now = {(e.scope_id, e.vms, e.published_at, e.not_before) for e in world.store.events(request_id=request.id)}
     assert {(e.scope, e.vms, e.published_at, e.not_before) for e in told.events} == now
     assert (told.vms, told.is_cut, told.over_at) == (2100, True, None)
-    assert told.vms > MOST_PLAYED
+    assert told.vms > MAX_SIMULATED_VMS
     assert told.sentences[-1] == (
         "1400 VMs more follow in later waves, which are not told here: 2100 VMs are too many to rehearse to the end."
     )
@@ -260,7 +265,7 @@ def test_a_rollout_over_too_many_vms_tells_its_first_wave(worlds: list[World]) -
 
 def test_in_a_large_fleet_only_what_is_concerned_is_rehearsed(worlds: list[World]) -> None:
     worlds.append(world := in_sets(700, 3, 90))
-    told, done = roll_out(world, Rollout(impact=Impact.REBOOT, scope_id="set:sub/lab/set7"))
+    told, done = roll_out(world, Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/set7"))
     assert len(done) == 3
     assert told == done
 
@@ -269,18 +274,18 @@ def test_a_preview_leaves_no_trace(worlds: list[World]) -> None:
     worlds.append(world := in_sets(2, 2, 2))
     assert isinstance(world.store, MemoryStore)
     seq, requests = world.store.last_seq(), world.store.requests()
-    preview(world, Ask.RESTART, "s0-0")
+    preview(world, RequestedOperation.RESTART, "s0-0")
     assert (world.store.last_seq(), world.store.requests(), world.store.events()) == (seq, requests, [])
-    assert world.hypervisor.ledger.entries() == []
+    assert world.hypervisor.ledger.effects() == []
 
 
 def test_others_get_their_turn_while_a_rollout_is_rehearsed(worlds: list[World]) -> None:
     worlds.append(world := in_sets(60, 5, 20))
-    rollout = Rollout(impact=Impact.REBOOT, hosts=tuple(f"h{n}" for n in range(20)))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=tuple(f"h{n}" for n in range(20)))
 
     async def meanwhile() -> int:
         rehearsal = asyncio.create_task(
-            rehearse_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False)
+            dry_run_rollout(world.control, rollout, who="ann", notice_s=0, short_notice=False)
         )
         turns = 0
         while not rehearsal.done():

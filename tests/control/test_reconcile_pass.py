@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.change import Commit
-from forewarn.core.event import Status
-from forewarn.core.request import Ask
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState
+from forewarn.core.request import RequestedOperation
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 
 class Grudging(MemoryStore):
@@ -25,7 +25,7 @@ class Grudging(MemoryStore):
 def test_trouble_with_one_scope_keeps_no_other_from_its_turn() -> None:
     store = Grudging()
     world = World(store=store, hosts=[a_host("h1")], vms=[a_vm("bad"), a_vm("good")])
-    events = {name: world.ask(Ask.RESTART, name)[0] for name in ("bad", "good")}
+    events = {name: world.ask(RequestedOperation.RESTART, name)[0] for name in ("bad", "good")}
     for name in events:
         world.do(world.control.guests.approve(world.vm(name).key, (events[name].id,)))
     store.against = world.scope("bad").id
@@ -33,10 +33,10 @@ def test_trouble_with_one_scope_keeps_no_other_from_its_turn() -> None:
     with pytest.raises(RuntimeError, match="not this one"):
         world.settle()
 
-    assert world.store.event(events["good"].id).status is Status.STARTED  # type: ignore[union-attr]
-    assert [effect.vm for effect in world.ledger.entries()] == ["sub/lab/good"]
+    assert world.store.event(events["good"].id).status is EventState.STARTED  # type: ignore[union-attr]
+    assert [effect.vm for effect in world.ledger.effects()] == ["sub/lab/good"]
 
     store.against = ""
     world.advance(60)
-    assert {event.status for event in world.events()} == {Status.OVER}
+    assert {event.status for event in world.events()} == {EventState.OVER}
     world.close()

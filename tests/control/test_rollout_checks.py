@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from forewarn.core.event import Status
-from forewarn.core.request import Impact, Planned, Progress, Request, Rollout
+from forewarn.core.event import EventState
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutImpact, RolloutState
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 
 class Watched(MemoryStore):
@@ -20,7 +20,7 @@ class Watched(MemoryStore):
         super().__init__()
         self.looks: Counter[str] = Counter()
 
-    def planned(self, *, request_id: str | None = None) -> list[Planned]:
+    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         self.looks[request_id or ""] += 1
         return super().planned(request_id=request_id)
 
@@ -34,8 +34,8 @@ def test_how_often_a_rollout_is_looked_at_does_not_grow_with_its_vms(count: int)
 
     world.advance(3600)
 
-    assert _progress(world, rollout) is Progress.COMPLETED
-    assert len(world.events(Status.OVER)) == count
+    assert _progress(world, rollout) is RolloutState.COMPLETED
+    assert len(world.events(EventState.OVER)) == count
     assert store.looks[rollout.id] <= 8
     world.close()
 
@@ -56,26 +56,26 @@ def world() -> Iterator[World]:
 
 def test_room_for_more_events_waits_for_acts_that_are_due_but_not_for_long(world: World) -> None:
     rollouts = world.control.rollouts
-    assert not world.do(rollouts.turn(acts_are_due=True))
+    assert not world.do(rollouts.reconcile(acts_are_due=True))
 
-    world.clock.adopt(world.clock.jumped_to(world.now + 9.9))
-    assert not world.do(rollouts.turn(acts_are_due=True))
-    world.clock.adopt(world.clock.jumped_to(world.now + 0.2))
-    assert world.do(rollouts.turn(acts_are_due=True))
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 9.9))
+    assert not world.do(rollouts.reconcile(acts_are_due=True))
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 0.2))
+    assert world.do(rollouts.reconcile(acts_are_due=True))
     assert [planned.vms for planned in world.store.planned()] == [("web-1",)]
 
 
 def test_room_for_more_events_is_used_at_once_where_no_act_is_due(world: World) -> None:
-    assert world.do(world.control.rollouts.turn(acts_are_due=False))
+    assert world.do(world.control.rollouts.reconcile(acts_are_due=False))
     assert [planned.vms for planned in world.store.planned()] == [("web-1",)]
 
 
-def _started(world: World, *hosts: str) -> Request:
-    rollout = Rollout(impact=Impact.UPDATE, hosts=hosts, max_failures=1)
+def _started(world: World, *hosts: str) -> MaintenanceRequest:
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=hosts, max_failures=1)
     return world.do(world.control.requests.start_rollout(rollout, who="ann"))
 
 
-def _progress(world: World, request: Request) -> Progress:
+def _progress(world: World, request: MaintenanceRequest) -> RolloutState:
     now = world.store.request(request.id)
     assert now is not None
     assert now.rollout is not None

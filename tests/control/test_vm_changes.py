@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from forewarn.core.amendment import Amendment
-from forewarn.core.fleet import Power, Priority, Vm
-from forewarn.core.request import Ask
+from forewarn.core.fleet import PowerState, Priority, Vm
+from forewarn.core.request import RequestedOperation
+from forewarn.core.vm_settings import VmSettingsChange
 from forewarn.errors import Conflict, Refused
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 
 @pytest.fixture
@@ -23,16 +23,16 @@ def world() -> Iterator[World]:
 
 
 def amend(world: World, vms: list[Vm], **settings: object) -> None:
-    amendment = Amendment(**settings)  # type: ignore[arg-type]
-    world.do(world.control.fleets.amend(vms, amendment, called="them", who="ann"))
+    amendment = VmSettingsChange(**settings)  # type: ignore[arg-type]
+    world.do(world.control.fleet.update_settings(vms, amendment, called="them", who="ann"))
 
 
 def test_what_happened_to_a_vm_meanwhile_is_not_undone(world: World) -> None:
     as_it_was = world.vm("db")
-    world.ask(Ask.POWER_OFF, "db")
+    world.ask(RequestedOperation.POWER_OFF, "db")
     world.advance(60)
     amend(world, [as_it_was], terminate_notice_min=7)
-    assert (world.vm("db").power, world.vm("db").terminate_notice_min) == (Power.STOPPED, 7)
+    assert (world.vm("db").power, world.vm("db").terminate_notice_min) == (PowerState.STOPPED, 7)
 
 
 def test_vms_of_several_scopes_change_in_one_transaction(world: World) -> None:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.access import RIGHTS, Grant, Principal, Right, Role, client_principal, owner, role_for, vm_principal
-from forewarn.core.resource import (
-    EVERYTHING,
-    availability_set_resource,
-    covers,
-    instance_id,
-    read_resource,
-    resource_of,
-    scale_set_resource,
+from forewarn.core.access import (
+    ROLE_RIGHTS,
+    Grant,
+    Principal,
+    Right,
+    Role,
+    client_principal,
+    owner_principal,
+    role_granting,
+    vm_principal,
+)
+from forewarn.core.resource_ids import (
+    ROOT_RESOURCE,
+    availability_set_resource_id,
+    is_within_resource,
+    parse_resource_id,
+    scale_set_instance_id,
+    scale_set_resource_id,
+    vm_resource_id,
 )
 from forewarn.errors import Rejected
-from forewarn.testing.world import a_vm
+from tests.support.world import a_vm
 
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 VMS = f"{GROUP}/providers/Microsoft.Compute/virtualMachines"
@@ -37,21 +47,21 @@ def somebody(role: Role, over: str) -> Principal:
     ],
 )
 def test_a_role_holds_these_rights_and_no_others(role: Role, rights: str) -> None:
-    principal = somebody(role, EVERYTHING)
+    principal = somebody(role, ROOT_RESOURCE)
     assert {right for right in Right if principal.may(right, VMS)} == set(rights.split())
-    assert set(RIGHTS) == set(Role)
+    assert set(ROLE_RIGHTS) == set(Role)
 
 
 def test_of_the_roles_with_a_right_the_smallest_is_proposed() -> None:
-    assert [role_for(right) for right in Right] == list(Role)
+    assert [role_granting(right) for right in Right] == list(Role)
 
 
 @pytest.mark.parametrize(
     ("over", "resource", "is_covered"),
     [
-        (EVERYTHING, EVERYTHING, True),
-        (EVERYTHING, f"{VMS}/web", True),
-        ("/subscriptions/sub", EVERYTHING, False),
+        (ROOT_RESOURCE, ROOT_RESOURCE, True),
+        (ROOT_RESOURCE, f"{VMS}/web", True),
+        ("/subscriptions/sub", ROOT_RESOURCE, False),
         ("/subscriptions/sub", GROUP, True),
         ("/subscriptions/su", GROUP, False),
         ("/SUBSCRIPTIONS/Sub/resourcegroups/LAB", f"{VMS}/web", True),
@@ -65,15 +75,15 @@ def test_of_the_roles_with_a_right_the_smallest_is_proposed() -> None:
 def test_what_is_granted_over_a_resource_reaches_all_within_and_nothing_beside(
     over: str, resource: str, is_covered: bool
 ) -> None:
-    assert covers(over, resource) is is_covered
+    assert is_within_resource(over, resource) is is_covered
     assert somebody(Role.READER, over).may(Right.READ, resource) is is_covered
 
 
 def test_without_a_grant_nothing_is_allowed() -> None:
     nobody = Principal(id="vm:1", name="VM web")
     assert not any(nobody.may(right, f"{VMS}/web") for right in Right)
-    assert not nobody.may_somewhere(Right.READ)
-    assert all(owner("ann").may(right, EVERYTHING) for right in Right)
+    assert not nobody.may_anywhere(Right.READ)
+    assert all(owner_principal("ann").may(right, ROOT_RESOURCE) for right in Right)
 
 
 def test_principals_are_told_apart_without_case() -> None:
@@ -81,26 +91,26 @@ def test_principals_are_told_apart_without_case() -> None:
 
 
 def test_vms_are_called_as_azure_calls_them() -> None:
-    assert resource_of(a_vm("web-0", availability_set="web")) == f"{VMS}/web-0"
-    assert availability_set_resource(a_vm("web-0", availability_set="Web")).endswith("/availabilitySets/Web")
+    assert vm_resource_id(a_vm("web-0", availability_set="web")) == f"{VMS}/web-0"
+    assert availability_set_resource_id(a_vm("web-0", availability_set="Web")).endswith("/availabilitySets/Web")
     pool = a_vm("Pool_3", scale_set="pool", placement_group="pg")
-    assert resource_of(pool) == f"{SETS}/pool/virtualMachines/3"
-    assert scale_set_resource(pool) == f"{SETS}/pool"
+    assert vm_resource_id(pool) == f"{SETS}/pool/virtualMachines/3"
+    assert scale_set_resource_id(pool) == f"{SETS}/pool"
     role = a_vm("Front_IN_0", cloud_service="shop")
-    assert resource_of(role).endswith("/cloudServices/shop/roleInstances/Front_IN_0")
+    assert vm_resource_id(role).endswith("/cloudServices/shop/roleInstances/Front_IN_0")
 
 
 @pytest.mark.parametrize(("name", "instance"), [("pool_0", "0"), ("pool_a_b", "a_b"), ("pool_", "pool_"), ("x", "x")])
 def test_an_instance_is_known_by_what_its_set_did_not_name(name: str, instance: str) -> None:
-    assert instance_id(a_vm(name, scale_set="pool")) == instance
+    assert scale_set_instance_id(a_vm(name, scale_set="pool")) == instance
 
 
 @pytest.mark.parametrize("text", ["/", "/subscriptions/s", f"{GROUP}/", f"{VMS}/web", f"{SETS}/pool/virtualMachines/0"])
 def test_a_resource_can_be_typed(text: str) -> None:
-    assert read_resource(f" {text} ") == (text.rstrip("/") or EVERYTHING)
+    assert parse_resource_id(f" {text} ") == (text.rstrip("/") or ROOT_RESOURCE)
 
 
 @pytest.mark.parametrize("text", ["", "web-0", "/subscriptions", "/subscriptions//x", f"{VMS}/", f"{VMS}/web/disks/0"])
 def test_what_is_no_resource_is_refused(text: str) -> None:
     with pytest.raises(Rejected, match="no resource that roles can be granted over"):
-        read_resource(text)
+        parse_resource_id(text)

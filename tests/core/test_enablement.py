@@ -5,18 +5,17 @@ from __future__ import annotations
 import pytest
 
 from forewarn.core import lifecycle
-from forewarn.core.agenda import turn
 from forewarn.core.cause import Cause
-from forewarn.core.enablement import disable_if_idle, enable, idle_at
+from forewarn.core.decision import DecisionContext, EnablementMode, Policy
 from forewarn.core.event import Event
-from forewarn.core.policy import Around, Enablement, Policy
 from forewarn.core.projection import document_for
-from forewarn.core.scope import Scope
-from forewarn.testing.world import a_vm
+from forewarn.core.reconcile import reconcile_scope
+from forewarn.core.scope import Scope, disable_scope_if_idle, enable_scope, scope_idle_at
+from tests.support.world import a_vm
 
 NOW = 1_000_000.0
 DAY = 24 * 3600.0
-ON_REQUEST, ALWAYS = Policy(), Policy(enablement=Enablement.ALWAYS)
+ON_REQUEST, ALWAYS = Policy(), Policy(enablement=EnablementMode.ALWAYS)
 
 
 def scope(**facts: object) -> Scope:
@@ -33,30 +32,30 @@ def platform_event(number: int = 1) -> Event:
 
 def test_a_scope_that_was_just_enabled_shows_incarnation_1_and_nothing() -> None:
     """Spec §4.2."""
-    enabled = enable(scope(), by="web-0", now=NOW)
+    enabled = enable_scope(scope(), by="web-0", now=NOW)
     assert (enabled.epoch, enabled.incarnation, enabled.enabled_at) == (1, 1, NOW)
     assert document_for(enabled).notices == ()
-    assert [entry.text for entry in enabled.news] == ["scheduled events enabled by web-0"]
+    assert [entry.text for entry in enabled.new_entries] == ["scheduled events enabled by web-0"]
 
 
 def test_enabling_an_enabled_scope_changes_nothing() -> None:
-    enabled = enable(scope(), by="web-0", now=NOW)
-    assert enable(enabled, by="web-1", now=NOW + 5) is enabled
+    enabled = enable_scope(scope(), by="web-0", now=NOW)
+    assert enable_scope(enabled, by="web-1", now=NOW + 5) is enabled
 
 
 def test_what_was_pending_is_listed_from_the_start_at_incarnation_1() -> None:
     """Spec §8.1, §4.2: platform maintenance of a disabled scope becomes visible when it is enabled."""
     pending = lifecycle.announce(lifecycle.announce(scope(), platform_event(1)), platform_event(2))
-    document = document_for(enable(pending, by="web-0", now=NOW))
+    document = document_for(enable_scope(pending, by="web-0", now=NOW))
     assert document.incarnation == 1
     assert [notice.id for notice in document.notices] == ["E1", "E2"]
 
 
 def test_enabling_again_starts_a_new_epoch_at_incarnation_1() -> None:
     """Spec §4.2, §4.3: the epoch tells a re-enabled scope from the one before."""
-    first = lifecycle.announce(enable(scope(), by="web-0", now=NOW), platform_event())
-    idle = disable_if_idle(first, ON_REQUEST, NOW + DAY)
-    again = enable(idle, by="web-0", now=NOW + DAY + 1)
+    first = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
+    idle = disable_scope_if_idle(first, ON_REQUEST, NOW + DAY)
+    again = enable_scope(idle, by="web-0", now=NOW + DAY + 1)
     assert (first.incarnation, idle.is_enabled) == (2, False)
     assert (again.epoch, again.incarnation) == (2, 1)
     assert [notice.id for notice in document_for(again).notices] == ["E1"]
@@ -75,32 +74,34 @@ def test_a_scope_is_disabled_after_24_hours_of_silence_and_no_sooner(
 ) -> None:
     """Spec §8.2."""
     enabled = scope(enabled_at=NOW, last_request_at=last_request_at, epoch=1, incarnation=1)
-    assert idle_at(enabled, ON_REQUEST) == disabled_at
-    assert disable_if_idle(enabled, ON_REQUEST, disabled_at - 1) is enabled
-    disabled = disable_if_idle(enabled, ON_REQUEST, disabled_at)
+    assert scope_idle_at(enabled, ON_REQUEST) == disabled_at
+    assert disable_scope_if_idle(enabled, ON_REQUEST, disabled_at - 1) is enabled
+    disabled = disable_scope_if_idle(enabled, ON_REQUEST, disabled_at)
     assert not disabled.is_enabled
-    assert [entry.text for entry in disabled.news] == ["scheduled events disabled: no VM of the scope asked for 24 h"]
+    assert [entry.text for entry in disabled.new_entries] == [
+        "scheduled events disabled: no VM of the scope asked for 24 h"
+    ]
 
 
 def test_a_turn_disables_what_is_idle() -> None:
-    enabled = enable(scope(), by="web-0", now=NOW)
-    assert not turn(enabled, Around(now=NOW + DAY)).is_enabled
+    enabled = enable_scope(scope(), by="web-0", now=NOW)
+    assert not reconcile_scope(enabled, DecisionContext(now=NOW + DAY)).is_enabled
 
 
 def test_always_enabled_scopes_are_never_idle() -> None:
     """Spec §8.3: the lab."""
-    enabled = enable(scope(), by="the service", now=NOW)
-    assert idle_at(enabled, ALWAYS) is None
-    assert disable_if_idle(enabled, ALWAYS, NOW + 1000 * DAY) is enabled
+    enabled = enable_scope(scope(), by="the service", now=NOW)
+    assert scope_idle_at(enabled, ALWAYS) is None
+    assert disable_scope_if_idle(enabled, ALWAYS, NOW + 1000 * DAY) is enabled
 
 
 def test_a_disabled_scope_has_no_day_to_wait_for() -> None:
-    assert idle_at(scope(), ON_REQUEST) is None
+    assert scope_idle_at(scope(), ON_REQUEST) is None
     untouched = scope()
-    assert disable_if_idle(untouched, ON_REQUEST, NOW + DAY) is untouched
+    assert disable_scope_if_idle(untouched, ON_REQUEST, NOW + DAY) is untouched
 
 
 def test_disabling_leaves_what_is_pending_in_place() -> None:
     """Spec §8.2: platform maintenance keeps to its time, unseen."""
-    pending = lifecycle.announce(enable(scope(), by="web-0", now=NOW), platform_event())
-    assert [event.id for event in disable_if_idle(pending, ON_REQUEST, NOW + DAY).live()] == ["E1"]
+    pending = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
+    assert [event.id for event in disable_scope_if_idle(pending, ON_REQUEST, NOW + DAY).live_events()] == ["E1"]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.core.fleet import Health, Host, Vm, destination_for, must_have_destination, scope_id_for
+from forewarn.core.fleet import Host, HostHealth, Vm, scope_id_for
+from forewarn.core.placement import choose_destination, require_destination
 from forewarn.errors import Refused
-from forewarn.testing.world import a_host, a_vm
+from tests.support.world import a_host, a_vm
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,8 @@ VM = a_vm("web-0", host="h1", zone="1")
     "unfit",
     [
         pytest.param(a_host("h1", zone="1"), id="its own"),
-        pytest.param(a_host("h2", zone="1", health=Health.DEGRADED), id="degraded"),
-        pytest.param(a_host("h2", zone="1", health=Health.FAILED), id="failed"),
+        pytest.param(a_host("h2", zone="1", health=HostHealth.DEGRADED), id="degraded"),
+        pytest.param(a_host("h2", zone="1", health=HostHealth.FAILED), id="failed"),
         pytest.param(a_host("h2", zone="2"), id="another zone"),
         pytest.param(a_host("h2"), id="no zone"),
         pytest.param(a_host("h2", zone="1", location="northeurope"), id="another location"),
@@ -81,10 +82,10 @@ VM = a_vm("web-0", host="h1", zone="1")
 )
 def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit: Host) -> None:
     """Spec §6.4: with none, the request is refused."""
-    assert destination_for(VM, [unfit], Guests()) is None
-    assert destination_for(VM, [unfit, a_host("h9", zone="1")], Guests({"h9": 100})) == "h9"
+    assert choose_destination(VM, [unfit], Guests()) is None
+    assert choose_destination(VM, [unfit, a_host("h9", zone="1")], Guests({"h9": 100})) == "h9"
     with pytest.raises(Refused) as refusal:
-        must_have_destination(VM, [unfit])
+        require_destination(VM, [unfit])
     assert str(refusal.value) == (
         "VM 'web-0' cannot move: location 'westeurope', zone '1' has no other healthy host than 'h1'; "
         "add or repair a host first"
@@ -92,19 +93,19 @@ def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit:
 
 
 def test_a_vm_may_move_where_there_is_a_host() -> None:
-    must_have_destination(VM, [a_host("h1", zone="1"), a_host("h2", zone="1")])
+    require_destination(VM, [a_host("h1", zone="1"), a_host("h2", zone="1")])
 
 
 def test_the_least_crowded_host_is_taken_and_the_first_by_name_of_equals() -> None:
     hosts = [a_host(name, zone="1") for name in ("h4", "h3", "h2")]
-    assert destination_for(VM, hosts, Guests({"h2": 2, "h3": 1, "h4": 1})) == "h3"
+    assert choose_destination(VM, hosts, Guests({"h2": 2, "h3": 1, "h4": 1})) == "h3"
 
 
 def test_a_host_with_another_update_domain_of_the_scope_is_the_last_choice() -> None:
     """Spec §6.2: so that later work on that host stays within one update domain."""
     hosts = [a_host(name, zone="1") for name in ("h2", "h3")]
-    assert destination_for(VM, hosts, Guests({"h3": 50}, frozenset({"h2"}))) == "h3"
-    assert destination_for(VM, hosts, Guests({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
+    assert choose_destination(VM, hosts, Guests({"h3": 50}, frozenset({"h2"}))) == "h3"
+    assert choose_destination(VM, hosts, Guests({"h3": 50}, frozenset({"h2", "h3"}))) == "h2"
 
 
 HOSTS = st.lists(
@@ -112,7 +113,7 @@ HOSTS = st.lists(
         a_host,
         st.sampled_from([f"h{n}" for n in range(1, 8)]),
         zone=st.sampled_from(["1", "2"]),
-        health=st.sampled_from(list(Health)),
+        health=st.sampled_from(list(HostHealth)),
     ),
     unique_by=lambda host: host.name,
 )
@@ -122,8 +123,8 @@ HOSTS = st.lists(
 @given(hosts=HOSTS)
 def test_a_request_is_refused_exactly_when_there_is_no_destination(hosts: list[Host]) -> None:
     """Spec §6.4."""
-    if destination_for(VM, hosts, Guests()) is None:
+    if choose_destination(VM, hosts, Guests()) is None:
         with pytest.raises(Refused):
-            must_have_destination(VM, hosts)
+            require_destination(VM, hosts)
     else:
-        must_have_destination(VM, hosts)
+        require_destination(VM, hosts)

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.cause import Cause, Verb
-from forewarn.core.difference import Difference, compare, must_be_applicable
-from forewarn.core.event import Act, Event, Status
-from forewarn.core.fleet import Health, Host, Power, Vm
-from forewarn.core.proposal import read_fleet
+from forewarn.core.event import Act, Event, EventState
+from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
+from forewarn.core.fleet_diff import FleetDiff, diff_fleet, require_applicable_diff
+from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Refused
 
 HOSTS = '[[hosts]]\nname = "h"\ncount = 3\n'
@@ -27,7 +27,7 @@ class Fleet:
     """A running fleet: a file that was applied, and what has happened since."""
 
     def __init__(self, text: str = BASE) -> None:
-        proposal = read_fleet(text)
+        proposal = read_fleet_file(text)
         self.hosts = list(proposal.hosts)
         self.vms = [
             replace(vm, vm_id=f"id-{vm.name}", address=vm.address or f"127.0.0.{n}")
@@ -44,7 +44,7 @@ class Fleet:
     def delete(self, name: str) -> None:
         self.change(name, removed_at=1.0, host="")
 
-    def event(self, name: str, status: Status, acts: Sequence[Act] = ()) -> None:
+    def event(self, name: str, status: EventState, acts: Sequence[Act] = ()) -> None:
         vm = self.vm(name)
         self.events.append(
             Event(
@@ -61,8 +61,8 @@ class Fleet:
             )
         )
 
-    def against(self, text: str, **how: bool) -> Difference:
-        return compare(read_fleet(text), hosts=self.hosts, vms=self.vms, live_events=self.events, **how)
+    def against(self, text: str, **how: bool) -> FleetDiff:
+        return diff_fleet(read_fleet_file(text), hosts=self.hosts, vms=self.vms, live_events=self.events, **how)
 
 
 def names(vms: Sequence[Vm | Host]) -> list[str]:
@@ -70,8 +70,8 @@ def names(vms: Sequence[Vm | Host]) -> list[str]:
 
 
 def test_an_empty_service_gets_the_whole_file_as_it_was_read() -> None:
-    proposal = read_fleet(BASE)
-    difference = compare(proposal, hosts=(), vms=(), live_events=())
+    proposal = read_fleet_file(BASE)
+    difference = diff_fleet(proposal, hosts=(), vms=(), live_events=())
     assert (difference.hosts_added, difference.added) == (proposal.hosts, proposal.vms)
     assert difference.problems == ()
 
@@ -80,14 +80,14 @@ def test_the_same_file_again_changes_nothing() -> None:
     difference = Fleet().against(BASE)
     assert difference.is_empty
     assert names(difference.unchanged) == ["web-0", "web-1", "db-0", "db-1"]
-    assert difference.lines() == ["nothing to do"]
+    assert difference.to_lines() == ["nothing to do"]
 
 
 def test_what_the_running_fleet_owns_is_never_reset() -> None:
     fleet = Fleet()
-    fleet.change("web-0", host="h-2", power=Power.STOPPED)
-    fleet.change("web-1", host="", power=Power.DEALLOCATED)
-    fleet.hosts[1] = replace(fleet.hosts[1], health=Health.FAILED)
+    fleet.change("web-0", host="h-2", power=PowerState.STOPPED)
+    fleet.change("web-1", host="", power=PowerState.DEALLOCATED)
+    fleet.hosts[1] = replace(fleet.hosts[1], health=HostHealth.FAILED)
     assert fleet.against(BASE).is_empty
     assert fleet.against(BASE.replace("count = 2\n", 'count = 2\nhost = "h-1"\n', 1)).is_empty
 
@@ -126,7 +126,7 @@ def test_an_update_domain_that_the_file_gives_is_a_change() -> None:
 def test_a_new_vm_goes_to_the_healthy_host_with_the_fewest_vms() -> None:
     """Spec §6.4, with who is there now in mind, not who the file thinks is."""
     fleet = Fleet()
-    fleet.hosts[0] = replace(fleet.hosts[0], health=Health.DEGRADED)
+    fleet.hosts[0] = replace(fleet.hosts[0], health=HostHealth.DEGRADED)
     for name in ("web-0", "web-1", "db-0", "db-1"):
         fleet.change(name, host="h-1")
     difference = fleet.against(BASE + '[[vms]]\nname = "new"\n')
@@ -138,7 +138,7 @@ def test_a_vm_on_its_way_counts_where_it_is_going() -> None:
     act = Act(
         id="E1:a", vm=fleet.vm("a").key, name="a", verb=Verb.REDEPLOY, event_id="E1", from_host="h-0", to_host="h-1"
     )
-    fleet.event("a", Status.STARTED, [act])
+    fleet.event("a", EventState.STARTED, [act])
     difference = fleet.against(HOSTS + '[[vms]]\nname = "a"\n[[vms]]\nname = "b"\ncount = 2\n')
     assert [vm.host for vm in difference.added] == ["h-0", "h-2"]
 
@@ -154,7 +154,7 @@ def test_what_the_file_no_longer_has_can_be_kept() -> None:
     assert difference.is_empty
     assert (names(difference.kept), names(difference.hosts_kept)) == (["web-0", "web-1"], ["h-2"])
     assert difference.problems == ()
-    assert "  VM web-0 is not in the file and is kept" in difference.lines()
+    assert "  VM web-0 is not in the file and is kept" in difference.to_lines()
 
 
 def test_a_deleted_vm_stays_deleted() -> None:
@@ -163,7 +163,7 @@ def test_a_deleted_vm_stays_deleted() -> None:
     difference = fleet.against(BASE)
     assert difference.is_empty
     assert names(difference.stay_deleted) == ["web-0"]
-    assert difference.lines()[0] == "  VM web-0 was deleted and stays deleted"
+    assert difference.to_lines()[0] == "  VM web-0 was deleted and stays deleted"
 
 
 def test_a_deleted_vm_comes_back_when_somebody_says_so() -> None:
@@ -186,14 +186,14 @@ def test_a_vm_that_comes_back_gets_another_address_when_its_own_is_taken() -> No
 def test_a_vm_that_an_event_is_scheduled_for_may_be_removed() -> None:
     """The event is withdrawn by the lifecycle, with history (spec §4.2)."""
     fleet = Fleet()
-    fleet.event("web-0", Status.SCHEDULED)
+    fleet.event("web-0", EventState.SCHEDULED)
     assert fleet.against(HOSTS + SET + DB).problems == ()
 
 
 # Each: what happened to the fleet, the file, the line, what forbids it, the way out.
 FORBIDDEN = {
     "a VM that a started event is hitting": (
-        lambda fleet: fleet.event("web-0", Status.STARTED),
+        lambda fleet: fleet.event("web-0", EventState.STARTED),
         HOSTS + SET + DB,
         0,
         "VM 'web-0' is not in the file, but event E1 (user redeploy) has started and is hitting it",
@@ -214,7 +214,7 @@ FORBIDDEN = {
         "take it out of the file, apply, then put it back",
     ),
     "a VM with a pending event that would change its update domain": (
-        lambda fleet: fleet.event("db-1", Status.SCHEDULED),
+        lambda fleet: fleet.event("db-1", EventState.SCHEDULED),
         BASE + "update_domain = 0\n",
         10,
         "VM 'db-1' cannot go from update domain 1 to 0 while event E1 (user redeploy) is scheduled",
@@ -232,7 +232,7 @@ FORBIDDEN = {
             fleet.change("db-0", host="h-0"),
             fleet.event(
                 "web-0",
-                Status.STARTED,
+                EventState.STARTED,
                 [Act(id="a", vm="v", name="web-0", verb=Verb.REDEPLOY, event_id="E1", to_host="h-2")],
             ),
         ),
@@ -249,14 +249,14 @@ FORBIDDEN = {
         "redeploy or remove its VMs first",
     ),
     "a new VM with no healthy host": (
-        lambda fleet: setattr(fleet, "hosts", [replace(host, health=Health.FAILED) for host in fleet.hosts]),
+        lambda fleet: setattr(fleet, "hosts", [replace(host, health=HostHealth.FAILED) for host in fleet.hosts]),
         BASE + '[[vms]]\nname = "new"\n',
         14,
         "VM 'new' has nowhere to run: there is no healthy host in location 'local', no zone",
         "add or repair a host first",
     ),
     "a new VM on a failed host": (
-        lambda fleet: fleet.hosts.__setitem__(0, replace(fleet.hosts[0], health=Health.FAILED)),
+        lambda fleet: fleet.hosts.__setitem__(0, replace(fleet.hosts[0], health=HostHealth.FAILED)),
         BASE + '[[vms]]\nname = "new"\nhost = "h-0"\n',
         14,
         "VM 'new' cannot start on host 'h-0', which is failed",
@@ -290,7 +290,7 @@ def test_nothing_can_be_applied_with(happened: Any, text: str, line: int, what: 
     assert what in problem.what
     assert remedy in problem.remedy
     with pytest.raises(Refused, match="cannot be applied, and nothing was changed"):
-        must_be_applicable(difference)
+        require_applicable_diff(difference)
 
 
 def test_a_placement_group_does_not_overflow_by_what_is_kept() -> None:
@@ -312,14 +312,14 @@ def test_a_vm_out_of_the_file_and_back_again_may_have_another_scope() -> None:
     text = HOSTS + SET + DB + '[[vms]]\nname = "web"\ncount = 2\navailability_set = "db"\n'
     difference = fleet.against(text, resurrect=True)
     assert [vm.availability_set for vm in difference.resurrected] == ["db", "db"]
-    must_be_applicable(difference)
+    require_applicable_diff(difference)
 
 
 def test_the_difference_reads_line_by_line() -> None:
     fleet = Fleet()
     fleet.delete("db-1")
     text = '[[hosts]]\nname = "h"\ncount = 4\n[[vms]]\nname = "web-0"\nsize = "L"\n[[vms]]\nname = "new"\n' + SET + DB
-    assert fleet.against(text).lines() == [
+    assert fleet.against(text).to_lines() == [
         "+ host h-3",
         "+ VM new on h-1",
         '~ VM web-0: size "Standard_D2s_v5" → "L"',
@@ -331,23 +331,23 @@ def test_the_difference_reads_line_by_line() -> None:
 
 def test_a_long_difference_is_told_in_short() -> None:
     text = HOSTS + '[[vms]]\nname = "web"\ncount = 1000\n'
-    lines = Fleet(HOSTS).against(text).lines(limit=2)
+    lines = Fleet(HOSTS).against(text).to_lines(limit=2)
     assert lines[:3] == ["+ VM web-0 on h-0", "+ VM web-1 on h-1", "+ … and 998 more of the kind"]
-    assert len(Fleet(HOSTS).against(text).lines(limit=None)) == 1001
+    assert len(Fleet(HOSTS).against(text).to_lines(limit=None)) == 1001
 
 
 def test_a_refusal_reads_with_its_line() -> None:
     fleet = Fleet()
-    fleet.event("web-0", Status.STARTED)
+    fleet.event("web-0", EventState.STARTED)
     difference = fleet.against(HOSTS + SET + DB)
-    assert difference.lines()[-2].startswith("! fleet.toml: VM 'web-0' is not in the file")
-    assert difference.lines()[-1].endswith("cannot be applied")
+    assert difference.to_lines()[-2].startswith("! fleet.toml: VM 'web-0' is not in the file")
+    assert difference.to_lines()[-1].endswith("cannot be applied")
 
 
 def test_the_difference_is_plain_data_for_json() -> None:
     fleet = Fleet()
     fleet.delete("db-1")
-    plain = json.loads(json.dumps(fleet.against(HOSTS + WEB.replace("2", "3") + SET + DB).builtins()))
+    plain = json.loads(json.dumps(fleet.against(HOSTS + WEB.replace("2", "3") + SET + DB).to_builtins()))
     assert [vm["name"] for vm in plain["added"]] == ["web-2"]
     assert [vm["name"] for vm in plain["stay_deleted"]] == ["db-1"]
 

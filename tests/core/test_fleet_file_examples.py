@@ -9,18 +9,19 @@ import msgspec
 import pytest
 
 from forewarn.core.fleet import Priority
-from forewarn.core.fleetfile import form
-from forewarn.core.proposal import BadFleet, read_fleet
+from forewarn.core.fleetfile import tables
+from forewarn.core.fleetfile.problems import InvalidFleetFile
+from forewarn.core.fleetfile.reader import read_fleet_file
 
 ROOT = Path(__file__).parents[2]
-SAMPLE = ROOT / "src/forewarn/assembly/sample-fleet.toml"
+SAMPLE = ROOT / "src/forewarn/service/sample-fleet.toml"
 PAGE = (ROOT / "docs/fleet-file.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_sample_fleet_shows_every_kind_of_scope() -> None:
     """Spec §7.1."""
-    fleet = read_fleet(SAMPLE.read_text(encoding="utf-8"))
+    fleet = read_fleet_file(SAMPLE.read_text(encoding="utf-8"))
     assert fleet.vms[0].name == "web-0"
     assert {vm.scope_id.partition(":")[0] for vm in fleet.vms} == {"vm", "set", "placement", "service"}
     assert {vm.update_domain for vm in fleet.vms if vm.availability_set} == {0, 1, 2}
@@ -30,26 +31,26 @@ def test_the_sample_fleet_shows_every_kind_of_scope() -> None:
 
 def test_every_vm_of_the_sample_has_another_host_to_go_to() -> None:
     """Spec §6.4: a VM moves to another healthy host of its location and zone."""
-    fleet = read_fleet(SAMPLE.read_text(encoding="utf-8"))
+    fleet = read_fleet_file(SAMPLE.read_text(encoding="utf-8"))
     for vm in fleet.vms:
         assert any(h.name != vm.host and (h.location, h.zone) == (vm.location, vm.zone) for h in fleet.hosts)
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=["shortest", "full"])
 def test_an_example_of_the_page_is_a_fleet(text: str) -> None:
-    assert read_fleet(text).vms
+    assert read_fleet_file(text).vms
 
 
 def test_the_page_names_every_key() -> None:
-    structs: list[type[msgspec.Struct]] = [form.Defaults, form.Role, *form.TABLES.values()]
+    structs: list[type[msgspec.Struct]] = [tables.DefaultsTable, tables.RoleTable, *tables.TABLES.values()]
     keys = {field.name for struct in structs for field in msgspec.structs.fields(struct)} - {"roles"}
     assert {key for key in keys if f"`{key}`" not in PAGE} == set()
-    assert all(f"[[{table}]]" in PAGE for table in form.TABLES)
+    assert all(f"[[{table}]]" in PAGE for table in tables.TABLES)
 
 
 def test_the_problems_that_the_page_shows_are_the_ones_that_are_told() -> None:
     shown = [line for line in PAGE.splitlines() if line.startswith("fleet.toml:")]
     text = EXAMPLES[0] + '\navaliability_set = "x"\n\n[[vms]]\nname = "b"\n\nterminate_notification = 20\n'
-    with pytest.raises(BadFleet) as caught:
-        read_fleet(text)
+    with pytest.raises(InvalidFleetFile) as caught:
+        read_fleet_file(text)
     assert str(caught.value).splitlines() == shown

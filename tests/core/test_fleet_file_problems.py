@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.core.proposal import BadFleet, Problem, read_fleet
+from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
+from forewarn.core.fleetfile.reader import read_fleet_file
 from forewarn.errors import Rejected
 
 HOSTS = '[[hosts]]\nname = "h"\ncount = 2\n'  # three lines
-SAMPLE = Path(__file__).parents[2] / "src/forewarn/assembly/sample-fleet.toml"
+SAMPLE = Path(__file__).parents[2] / "src/forewarn/service/sample-fleet.toml"
 
 
-def problems_of(text: str) -> tuple[Problem, ...]:
-    with pytest.raises(BadFleet) as caught:
-        read_fleet(text)
+def problems_of(text: str) -> tuple[FleetFileProblem, ...]:
+    with pytest.raises(InvalidFleetFile) as caught:
+        read_fleet_file(text)
     return caught.value.problems
 
 
@@ -318,7 +319,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
 
 def test_the_error_reads_one_sentence_per_problem() -> None:
     with pytest.raises(Rejected) as caught:
-        read_fleet('[[vms]]\nname = "a"\ncount = 0\nsise = "x"', source="lab.toml")
+        read_fleet_file('[[vms]]\nname = "a"\ncount = 0\nsise = "x"', source="lab.toml")
     assert str(caught.value).splitlines() == [
         "lab.toml:2: VM 'a' has nowhere to run: there is no host in location 'local', no zone: "
         "declare some with [[hosts]], or change the location or zone of one of the two",
@@ -380,12 +381,12 @@ VALUES = [*TEXTS, "3", "0", "-1", "true", "[]", '["1"]', "{}", '{ a = "b" }', "1
 PAIRS = st.builds("{} = {}".format, st.sampled_from(KEYS), st.sampled_from(VALUES))
 
 
-def problems_if_any(text: str) -> tuple[Problem, ...]:
+def problems_if_any(text: str) -> tuple[FleetFileProblem, ...]:
     """None of them when the text is a fleet; any other error than BadFleet is a crash."""
     try:
-        read_fleet(text)
-    except BadFleet as bad:
-        return bad.problems or (Problem(line=0, what="refused", remedy="without a reason"),)
+        read_fleet_file(text)
+    except InvalidFleetFile as bad:
+        return bad.problems or (FleetFileProblem(line=0, what="refused", remedy="without a reason"),)
     return ()
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.difference import compare
 from forewarn.core.fleet import Vm
-from forewarn.core.proposal import BadFleet, read_fleet
+from forewarn.core.fleet_diff import diff_fleet
+from forewarn.core.fleetfile.problems import InvalidFleetFile
+from forewarn.core.fleetfile.reader import read_fleet_file
 
 HOSTS = '[[hosts]]\nname = "h"\n'
 
 
 def vms_of(text: str) -> dict[str, Vm]:
-    return {vm.name: vm for vm in read_fleet(HOSTS + text).vms}
+    return {vm.name: vm for vm in read_fleet_file(HOSTS + text).vms}
 
 
 def test_a_vm_says_what_runs_inside_it() -> None:
@@ -43,7 +44,7 @@ def test_a_vm_of_a_scale_set_has_its_program_unless_it_says_another() -> None:
     ],
 )
 def test_a_program_that_cannot_be_run_is_refused_with_its_line(line: str, what: str) -> None:
-    with pytest.raises(BadFleet) as caught:
+    with pytest.raises(InvalidFleetFile) as caught:
         vms_of(f'[[vms]]\nname = "web"\n{line}')
     (problem,) = caught.value.problems
     assert problem.line == 5
@@ -51,7 +52,7 @@ def test_a_program_that_cannot_be_run_is_refused_with_its_line(line: str, what: 
 
 
 def test_applying_a_file_changes_a_program() -> None:
-    old = read_fleet(HOSTS + '[[vms]]\nname = "web"\nprogram = ["a"]')
-    new = read_fleet(HOSTS + '[[vms]]\nname = "web"\nprogram = ["b"]')
-    difference = compare(new, hosts=old.hosts, vms=old.vms, live_events=())
-    assert difference.lines()[0] == '~ VM web: program ["a"] → ["b"]'
+    old = read_fleet_file(HOSTS + '[[vms]]\nname = "web"\nprogram = ["a"]')
+    new = read_fleet_file(HOSTS + '[[vms]]\nname = "web"\nprogram = ["b"]')
+    difference = diff_fleet(new, hosts=old.hosts, vms=old.vms, live_events=())
+    assert difference.to_lines()[0] == '~ VM web: program ["a"] → ["b"]'

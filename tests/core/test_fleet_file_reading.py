@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 
 from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Priority, Vm
-from forewarn.core.proposal import Proposal, ResourceGroup, Subscription, read_fleet
+from forewarn.core.fleetfile.reader import DeclaredFleet, DeclaredResourceGroup, DeclaredSubscription, read_fleet_file
 
 HOSTS = '[[hosts]]\nname = "h"\ncount = 4\n'
 
 
-def read(text: str) -> Proposal:
-    return read_fleet(HOSTS + text)
+def read(text: str) -> DeclaredFleet:
+    return read_fleet_file(HOSTS + text)
 
 
 def vm(text: str, name: str) -> Vm:
@@ -25,7 +25,7 @@ def names(text: str) -> list[str]:
 
 
 def test_an_empty_file_is_an_empty_fleet() -> None:
-    proposal = read_fleet("")
+    proposal = read_fleet_file("")
     assert (proposal.hosts, proposal.vms) == ((), ())
 
 
@@ -145,9 +145,9 @@ def test_a_subscription_goes_by_its_name_or_its_id() -> None:
         f'{declared}{group}[[vms]]\nname = "a"\nsubscription = "PROD"\n[[vms]]\nname = "b"\nsubscription = "{guid}"'
     )
     assert [vm.subscription_id for vm in proposal.vms] == [guid, guid]
-    assert proposal.subscriptions == (Subscription(id=guid, name="Prod"),)
+    assert proposal.subscriptions == (DeclaredSubscription(id=guid, name="Prod"),)
     assert proposal.resource_groups == (
-        ResourceGroup(name="rg", subscription_id=guid, location="local", tags={"a": "1"}),
+        DeclaredResourceGroup(name="rg", subscription_id=guid, location="local", tags={"a": "1"}),
     )
 
 
@@ -243,7 +243,7 @@ def test_tables_written_on_one_line_mean_the_same() -> None:
         'scale_sets = [{ name = "a", count = 2 }, { name = "b", count = 2 }]\n'
         'cloud_services = [{ name = "s", roles = [{ name = "R" }] }]\n'
     )
-    proposal = read_fleet(text + HOSTS)
+    proposal = read_fleet_file(text + HOSTS)
     assert [(vm.name, vm.update_domain) for vm in proposal.vms] == [
         ("a_0", 0),
         ("a_1", 1),
@@ -263,7 +263,7 @@ def test_hosts_may_differ_in_location_and_zone() -> None:
         '[defaults]\nlocation = "west"\n[[hosts]]\nname = "w"\n'
         '[[hosts]]\nname = "n-{n:02}"\ncount = 2\nfirst = 7\nlocation = "north"\nzones = ["a", "b"]'
     )
-    assert read_fleet(text).hosts == (
+    assert read_fleet_file(text).hosts == (
         Host(name="w", location="west"),
         Host(name="n-07", location="north", zone="a"),
         Host(name="n-08", location="north", zone="b"),
@@ -289,13 +289,13 @@ def test_what_the_file_leaves_open_is_known() -> None:
     proposal = read(text)
     origins = [proposal.origins[vm.key] for vm in proposal.vms]
     assert [origin.line for origin in origins] == [5, 9]
-    assert origins[0].left_open == {"computer_name", "update_domain", "fault_domain"}
-    assert origins[1].left_open == origins[0].left_open | {"address", "host", "placement_group"}
+    assert origins[0].unspecified_fields == {"computer_name", "update_domain", "fault_domain"}
+    assert origins[1].unspecified_fields == origins[0].unspecified_fields | {"address", "host", "placement_group"}
 
 
 def test_a_hundred_thousand_vms_are_a_few_lines() -> None:
     text = '[[hosts]]\nname = "h"\ncount = 1000\n[[scale_sets]]\nname = "s"\ncount = 100000\naddress = "10.0.0.1"'
-    proposal = read_fleet(text)
+    proposal = read_fleet_file(text)
     crowd = Counter(vm.host for vm in proposal.vms)
     assert len({vm.key for vm in proposal.vms}) == 100_000
     assert set(crowd.values()) == {100}
@@ -306,5 +306,5 @@ def test_terminate_notification_is_five_minutes_unless_the_file_says_how_many(wr
     """spec §6.3"""
     place = 'location = "w"\nname = "a"\n'
     text = f"[[hosts]]\n{place}[[vms]]\n{place}terminate_notification = {written}\n"
-    (vm,) = read_fleet(text).vms
+    (vm,) = read_fleet_file(text).vms
     assert vm.terminate_notice_min == minutes

@@ -10,51 +10,53 @@ from msgspec.structs import replace
 
 from forewarn.core import lifecycle
 from forewarn.core.cause import Cause, Verb
-from forewarn.core.event import Act, Ending, Event, Outcome, Status
-from forewarn.core.history import What
-from forewarn.core.lifecycle import NOTHING, STAYS, TABLE, Happening, State, is_allowed
+from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
+from forewarn.core.history import EntryKind
+from forewarn.core.lifecycle import NONEXISTENT, TRANSITIONS, UNCHANGED, LifecycleState, Transition, is_allowed
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
 
 NOW = 1000.0
 ID = "6D9F3C1A-0000-4000-8000-000000000001"
 ACT = Act(id=f"{ID}:web-0", vm="sub/lab/web-0", name="web-0", verb=Verb.REBOOT, event_id=ID)
-OK = Outcome(ok=True, at=NOW, note="reboot took 30 s")
+OK = ActOutcome(ok=True, at=NOW, note="reboot took 30 s")
 
 # What the specification draws, written down a second time: the table must agree with it cell by cell.
-EXPECTED: dict[tuple[State, Happening], Status | None] = {
-    (NOTHING, Happening.ANNOUNCED): Status.SCHEDULED,
-    (NOTHING, Happening.STRUCK): Status.STARTED,
-    (Status.SCHEDULED, Happening.APPROVED): STAYS,
-    (Status.SCHEDULED, Happening.RELEASED): Status.STARTED,
-    (Status.SCHEDULED, Happening.WITHDRAWN): Status.OVER,
-    (Status.STARTED, Happening.APPROVED): STAYS,
-    (Status.STARTED, Happening.PERFORMED): STAYS,
-    (Status.STARTED, Happening.FINISHED): Status.OVER,
-    (Status.OVER, Happening.APPROVED): STAYS,
-    (Status.OVER, Happening.PERFORMED): STAYS,
+EXPECTED: dict[tuple[LifecycleState, Transition], EventState | None] = {
+    (NONEXISTENT, Transition.ANNOUNCED): EventState.SCHEDULED,
+    (NONEXISTENT, Transition.STARTED_WITHOUT_NOTICE): EventState.STARTED,
+    (EventState.SCHEDULED, Transition.APPROVED): UNCHANGED,
+    (EventState.SCHEDULED, Transition.RELEASED): EventState.STARTED,
+    (EventState.SCHEDULED, Transition.WITHDRAWN): EventState.OVER,
+    (EventState.STARTED, Transition.APPROVED): UNCHANGED,
+    (EventState.STARTED, Transition.PERFORMED): UNCHANGED,
+    (EventState.STARTED, Transition.FINISHED): EventState.OVER,
+    (EventState.OVER, Transition.APPROVED): UNCHANGED,
+    (EventState.OVER, Transition.PERFORMED): UNCHANGED,
 }
-STATES: tuple[State, ...] = (NOTHING, *Status)
-CELLS = [pytest.param(state, happening, id=f"{state}-{happening}") for state, happening in product(STATES, Happening)]
+STATES: tuple[LifecycleState, ...] = (NONEXISTENT, *EventState)
+CELLS = [pytest.param(state, happening, id=f"{state}-{happening}") for state, happening in product(STATES, Transition)]
 
 # How a happening is brought about for an event that exists.
-HAPPEN: dict[Happening, Callable[[Scope, Event], Scope]] = {
-    Happening.APPROVED: lambda scope, event: lifecycle.approve(scope, event, by="web-1", now=NOW),
-    Happening.RELEASED: lambda scope, event: lifecycle.start(scope, event, (ACT,), NOW),
-    Happening.PERFORMED: lambda scope, event: lifecycle.perform(scope, event, ACT.id, OK),
-    Happening.FINISHED: lambda scope, event: lifecycle.finish(scope, event, NOW),
-    Happening.WITHDRAWN: lambda scope, event: lifecycle.withdraw(scope, event, by="ann", reason="why", now=NOW),
+HAPPEN: dict[Transition, Callable[[Scope, Event], Scope]] = {
+    Transition.APPROVED: lambda scope, event: lifecycle.approve(scope, event, by="web-1", now=NOW),
+    Transition.RELEASED: lambda scope, event: lifecycle.start(scope, event, (ACT,), NOW),
+    Transition.PERFORMED: lambda scope, event: lifecycle.record_outcome(scope, event, ACT.id, OK),
+    Transition.FINISHED: lambda scope, event: lifecycle.finish(scope, event, NOW),
+    Transition.WITHDRAWN: lambda scope, event: lifecycle.withdraw(scope, event, by="ann", reason="why", now=NOW),
 }
-BEGIN: dict[Happening, Callable[[Scope, Event], Scope]] = {
-    Happening.ANNOUNCED: lifecycle.announce,
-    Happening.STRUCK: lambda scope, event: lifecycle.strike(scope, event, (ACT,), NOW),
+BEGIN: dict[Transition, Callable[[Scope, Event], Scope]] = {
+    Transition.ANNOUNCED: lifecycle.announce,
+    Transition.STARTED_WITHOUT_NOTICE: lambda scope, event: lifecycle.start_without_notice(scope, event, (ACT,), NOW),
 }
-EXISTING = [pytest.param(s, h, id=f"{s}-{h}") for s, h in product(Status, HAPPEN)]
+EXISTING = [pytest.param(s, h, id=f"{s}-{h}") for s, h in product(EventState, HAPPEN)]
 
 
-def event(status: Status = Status.SCHEDULED, *, listed: bool = True, vms: tuple[str, ...] = ("web-0",)) -> Event:
-    acts = () if status is Status.SCHEDULED else (ACT,)
-    ending = Ending.FINISHED if status is Status.OVER else None
+def event(
+    status: EventState = EventState.SCHEDULED, *, listed: bool = True, vms: tuple[str, ...] = ("web-0",)
+) -> Event:
+    acts = () if status is EventState.SCHEDULED else (ACT,)
+    ending = Ending.FINISHED if status is EventState.OVER else None
     return Event(
         id=ID, scope_id="set:sub/lab/web", request_id="r1", cause=Cause.USER_RESTART, who="ann", vms=vms,
         published_at=NOW, not_before=NOW + 900, status=status, listed=listed, acts=acts, ending=ending,
@@ -65,34 +67,34 @@ def scope_with(*events: Event) -> Scope:
     return Scope(id="set:sub/lab/web", incarnation=7, events=events)
 
 
-def status_in(scope: Scope) -> Status:
+def status_in(scope: Scope) -> EventState:
     found = scope.event(ID)
     assert found is not None
     return found.status
 
 
 @pytest.mark.parametrize(("state", "happening"), CELLS)
-def test_a_cell_leads_where_the_specification_says_or_is_refused(state: State, happening: Happening) -> None:
+def test_a_cell_leads_where_the_specification_says_or_is_refused(state: LifecycleState, happening: Transition) -> None:
     """Spec §6.1."""
     assert is_allowed(state, happening) is ((state, happening) in EXPECTED)
-    assert TABLE.get((state, happening), "refused") == EXPECTED.get((state, happening), "refused")
+    assert TRANSITIONS.get((state, happening), "refused") == EXPECTED.get((state, happening), "refused")
 
 
 def test_every_edge_goes_one_way() -> None:
     """Spec §6.1: so following edges never comes back, and nothing leads out of over."""
-    order = [NOTHING, *Status]
-    assert all(order.index(to) > order.index(state) for (state, _), to in TABLE.items() if to is not STAYS)
+    order = [NONEXISTENT, *EventState]
+    assert all(order.index(to) > order.index(state) for (state, _), to in TRANSITIONS.items() if to is not UNCHANGED)
 
 
 @pytest.mark.parametrize("happening", BEGIN)
-def test_an_event_begins_as_scheduled_or_as_started(happening: Happening) -> None:
+def test_an_event_begins_as_scheduled_or_as_started(happening: Transition) -> None:
     begun = BEGIN[happening](scope_with(), event())
-    assert status_in(begun) is EXPECTED[NOTHING, happening]
+    assert status_in(begun) is EXPECTED[NONEXISTENT, happening]
     assert begun.incarnation == 8
 
 
 @pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_event_does_what_its_cell_says(status: Status, happening: Happening) -> None:
+def test_an_event_does_what_its_cell_says(status: EventState, happening: Transition) -> None:
     """Spec §4.2: the incarnation steps by one exactly when the status changes."""
     before = event(status)
     scope = scope_with(before)
@@ -103,11 +105,11 @@ def test_an_event_does_what_its_cell_says(status: Status, happening: Happening) 
     to = EXPECTED[status, happening]
     after = HAPPEN[happening](scope, before)
     assert status_in(after) is (to or status)
-    assert after.incarnation == scope.incarnation + (to is not STAYS)
+    assert after.incarnation == scope.incarnation + (to is not UNCHANGED)
 
 
 @pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_unlisted_event_never_moves_the_incarnation(status: Status, happening: Happening) -> None:
+def test_an_unlisted_event_never_moves_the_incarnation(status: EventState, happening: Transition) -> None:
     """Spec §4.2: no document shows it, so no document changes."""
     if (status, happening) in EXPECTED:
         before = event(status, listed=False)
@@ -116,7 +118,7 @@ def test_an_unlisted_event_never_moves_the_incarnation(status: Status, happening
 
 def test_what_is_carried_out_at_once_leaves_the_incarnation_alone() -> None:
     """Spec §8.2."""
-    assert lifecycle.strike(scope_with(), event(listed=False), (ACT,), NOW).incarnation == 7
+    assert lifecycle.start_without_notice(scope_with(), event(listed=False), (ACT,), NOW).incarnation == 7
 
 
 def test_two_events_added_at_once_add_two() -> None:
@@ -131,7 +133,7 @@ def test_a_whole_life_takes_three_steps_of_the_incarnation() -> None:
     """Spec §4.2: added, started, removed; approval and outcome do not count."""
     scope = lifecycle.announce(scope_with(), event())
     seen = [scope.incarnation]
-    for happening in (Happening.APPROVED, Happening.RELEASED, Happening.PERFORMED, Happening.FINISHED):
+    for happening in (Transition.APPROVED, Transition.RELEASED, Transition.PERFORMED, Transition.FINISHED):
         scope = HAPPEN[happening](scope, scope.events[0])
         seen.append(scope.incarnation)
     assert seen == [8, 8, 9, 9, 10]
@@ -145,33 +147,33 @@ def test_only_the_first_approval_counts() -> None:
     assert (once.events[0].approved_by, once.events[0].approved_at) == ("web-1", NOW)
 
 
-@pytest.mark.parametrize("status", [Status.STARTED, Status.OVER])
-def test_approving_an_event_that_has_started_or_is_over_changes_nothing(status: Status) -> None:
+@pytest.mark.parametrize("status", [EventState.STARTED, EventState.OVER])
+def test_approving_an_event_that_has_started_or_is_over_changes_nothing(status: EventState) -> None:
     """Spec §5.2: a retry after a lost answer is harmless."""
     scope = scope_with(event(status))
     assert lifecycle.approve(scope, event(status), by="web-1", now=NOW) is scope
 
 
 def test_the_outcome_of_an_act_is_recorded_once() -> None:
-    scope = lifecycle.perform(scope_with(event(Status.STARTED)), event(Status.STARTED), ACT.id, OK)
-    late = lifecycle.perform(scope, scope.events[0], ACT.id, Outcome(ok=False, at=NOW + 5, note="lost"))
+    scope = lifecycle.record_outcome(scope_with(event(EventState.STARTED)), event(EventState.STARTED), ACT.id, OK)
+    late = lifecycle.record_outcome(scope, scope.events[0], ACT.id, ActOutcome(ok=False, at=NOW + 5, note="lost"))
     assert late is scope
     assert scope.events[0].acts[0].outcome == OK
 
 
 def test_word_about_an_act_the_event_does_not_owe_changes_nothing() -> None:
-    scope = scope_with(event(Status.STARTED))
-    assert lifecycle.perform(scope, event(Status.STARTED), f"{ID}:web-9", OK) is scope
+    scope = scope_with(event(EventState.STARTED))
+    assert lifecycle.record_outcome(scope, event(EventState.STARTED), f"{ID}:web-9", OK) is scope
 
 
 def test_an_event_with_a_failed_act_ends_as_failed_and_says_why() -> None:
     """Spec §6.1: history keeps every event with its outcome."""
-    started = event(Status.STARTED)
-    bad = Outcome(ok=False, at=NOW, note="no power")
-    scope = lifecycle.perform(scope_with(started), started, ACT.id, bad)
+    started = event(EventState.STARTED)
+    bad = ActOutcome(ok=False, at=NOW, note="no power")
+    scope = lifecycle.record_outcome(scope_with(started), started, ACT.id, bad)
     over = lifecycle.finish(scope, scope.events[0], NOW + 1)
     assert (over.events[0].ending, over.events[0].reason) == (Ending.FAILED, "web-0: no power")
-    assert [entry.text for entry in over.news] == [
+    assert [entry.text for entry in over.new_entries] == [
         "reboot of web-0 failed: no power",
         "Reboot of web-0 failed: web-0: no power",
     ]
@@ -182,13 +184,13 @@ def test_a_withdrawn_event_keeps_who_when_and_why() -> None:
     over = lifecycle.withdraw(scope_with(event()), event(), by="bob", reason="not today", now=NOW + 3)
     kept = over.events[0]
     assert (kept.ending, kept.reason, kept.over_at) == (Ending.WITHDRAWN, "not today", NOW + 3)
-    assert (over.news[0].what, over.news[0].who) == (What.WITHDRAWN, "bob")
+    assert (over.new_entries[0].what, over.new_entries[0].who) == (EntryKind.WITHDRAWN, "bob")
 
 
 def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
     with pytest.raises(Refused) as refusal:
-        lifecycle.withdraw(scope_with(), event(Status.STARTED), by="ann", reason="", now=NOW)
+        lifecycle.withdraw(scope_with(), event(EventState.STARTED), by="ann", reason="", now=NOW)
     assert str(refusal.value) == (
         f"event {ID} (Reboot of web-0) has started and can no longer be withdrawn: "
         f"follow it with `forewarn explain {ID}`"
@@ -197,22 +199,22 @@ def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> Non
 
 def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:
     with pytest.raises(Refused) as refusal:
-        lifecycle.withdraw(scope_with(), event(Status.OVER), by="ann", reason="", now=NOW)
+        lifecycle.withdraw(scope_with(), event(EventState.OVER), by="ann", reason="", now=NOW)
     assert str(refusal.value) == f"event {ID} (Reboot of web-0) is over (finished): there is nothing to withdraw"
 
 
 @pytest.mark.parametrize(
     ("status", "happening", "message"),
     [
-        (Status.STARTED, Happening.RELEASED, f"event {ID} is started: it cannot be released"),
-        (Status.OVER, Happening.RELEASED, f"event {ID} is over: it cannot be released"),
-        (Status.SCHEDULED, Happening.PERFORMED, f"event {ID} is scheduled: it cannot be performed"),
-        (Status.SCHEDULED, Happening.FINISHED, f"event {ID} is scheduled: it cannot be finished"),
-        (Status.OVER, Happening.FINISHED, f"event {ID} is over: it cannot be finished"),
+        (EventState.STARTED, Transition.RELEASED, f"event {ID} is started: it cannot be released"),
+        (EventState.OVER, Transition.RELEASED, f"event {ID} is over: it cannot be released"),
+        (EventState.SCHEDULED, Transition.PERFORMED, f"event {ID} is scheduled: it cannot be performed"),
+        (EventState.SCHEDULED, Transition.FINISHED, f"event {ID} is scheduled: it cannot be finished"),
+        (EventState.OVER, Transition.FINISHED, f"event {ID} is over: it cannot be finished"),
     ],
 )
 def test_a_refusal_names_the_event_its_state_and_what_cannot_be(
-    status: Status, happening: Happening, message: str
+    status: EventState, happening: Transition, message: str
 ) -> None:
     with pytest.raises(Refused) as refusal:
         HAPPEN[happening](scope_with(event(status)), event(status))
@@ -228,11 +230,11 @@ def test_a_refusal_names_the_event_its_state_and_what_cannot_be(
     ],
 )
 def test_the_history_names_a_few_vms_and_counts_the_rest(vms: tuple[str, ...], title: str) -> None:
-    assert lifecycle.announce(scope_with(), event(vms=vms)).news[0].text == title
+    assert lifecycle.announce(scope_with(), event(vms=vms)).new_entries[0].text == title
 
 
 def test_the_history_names_the_vm_where_an_entry_is_about_one() -> None:
-    alone = lifecycle.announce(scope_with(), event()).news[0]
-    both = lifecycle.announce(scope_with(), event(vms=("a", "b"))).news[0]
+    alone = lifecycle.announce(scope_with(), event()).new_entries[0]
+    both = lifecycle.announce(scope_with(), event(vms=("a", "b"))).new_entries[0]
     assert (alone.vm, both.vm) == ("web-0", "")
     assert (alone.scope_id, alone.event_id, alone.request_id) == ("set:sub/lab/web", ID, "r1")

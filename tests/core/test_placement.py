@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.core.fleet import Health, Host, Vm, destination_for
-from forewarn.core.seating import Seating
+from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.placement import HostAllocator, choose_destination
 
 
 def a_vm(number: int, group: str = "", update_domain: int = 0, zone: str = "", host: str = "") -> Vm:
@@ -40,7 +40,8 @@ class Slow:
 
 
 hosts_there = st.lists(
-    st.tuples(st.sampled_from(["", "1"]), st.sampled_from([Health.HEALTHY, Health.HEALTHY, Health.FAILED])), max_size=6
+    st.tuples(st.sampled_from(["", "1"]), st.sampled_from([HostHealth.HEALTHY, HostHealth.HEALTHY, HostHealth.FAILED])),
+    max_size=6,
 )
 guests = st.lists(
     st.tuples(st.sampled_from(["", "db", "app"]), st.integers(0, 2), st.sampled_from(["", "1"]), st.integers(0, 9)),
@@ -51,29 +52,29 @@ guests = st.lists(
 @given(hosts_there, guests)
 @settings(max_examples=300, deadline=None)
 def test_the_quick_choice_is_the_slow_choice(
-    there: list[tuple[str, Health]], coming: list[tuple[str, int, str, int]]
+    there: list[tuple[str, HostHealth]], coming: list[tuple[str, int, str, int]]
 ) -> None:
     hosts = [Host(name=f"h{n}", location="here", zone=zone, health=health) for n, (zone, health) in enumerate(there)]
     early = [a_vm(n, g, d, z, f"h{at}") for n, (g, d, z, at) in enumerate(coming) if at < len(hosts)]
-    seating = Seating(hosts, early)
+    seating = HostAllocator(hosts, early)
     seated = list(early)
     for number, (group, domain, zone, at) in enumerate(coming):
         if at < len(hosts):
             continue
         vm = a_vm(number, group, domain, zone)
-        host = seating.host_for(vm)
-        assert host == destination_for(vm, hosts, Slow(seated))
+        host = seating.choose_host(vm)
+        assert host == choose_destination(vm, hosts, Slow(seated))
         if host is not None:
-            seating.seat(vm, host)
+            seating.assign(vm, host)
             seated.append(a_vm(number, group, domain, zone, host))
 
 
 def test_update_domains_of_a_set_are_kept_on_hosts_of_their_own() -> None:
     hosts = [Host(name=f"h{n}", location="here") for n in range(3)]
-    seating = Seating(hosts)
+    seating = HostAllocator(hosts)
     chosen: list[str | None] = []
     for number in range(9):
         vm = a_vm(number, "db", number % 3)
-        chosen.append(seating.host_for(vm))
-        seating.seat(vm, chosen[-1] or "")
+        chosen.append(seating.choose_host(vm))
+        seating.assign(vm, chosen[-1] or "")
     assert chosen == ["h0", "h1", "h2"] * 3

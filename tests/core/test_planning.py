@@ -5,31 +5,30 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.agenda import turn
-from forewarn.core.cause import CAUSES, Cause, Verb
-from forewarn.core.enablement import enable
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import AutoApproval, EvictionPolicy, Power, Priority, Vm
-from forewarn.core.impact import after
-from forewarn.core.planning import ASK_CAUSE, apply, pending_platform_events, planned_for_vms
-from forewarn.core.policy import Around
+from forewarn.core.acts import vm_after_act
+from forewarn.core.cause import CAUSE_RULES, Cause, Verb
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import AutoApproval, EvictionPolicy, PowerState, Priority, Vm
+from forewarn.core.planning import OPERATION_CAUSES, apply_planned_event, pending_platform_events, plan_events_for_vms
 from forewarn.core.projection import document_for
-from forewarn.core.request import IMPACT_CAUSE, Ask, Impact, Planned, Request
-from forewarn.core.scope import Scope
+from forewarn.core.reconcile import reconcile_scope
+from forewarn.core.request import IMPACT_CAUSES, MaintenanceRequest, PlannedEvent, RequestedOperation, RolloutImpact
+from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import Refused, Rejected
-from forewarn.protocol.document import Kind, Source
-from forewarn.testing.world import a_vm, counted_ids
+from forewarn.protocol.document import EventSource, Kind
+from tests.support.world import a_vm, sequential_ids
 
 NOW = 1_000_000.0
 MIN = 60.0
-AROUND = Around(now=NOW, destination=lambda vm: "h2")
+AROUND = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
 HOST_WORK = "Host server is undergoing maintenance."
 MIGRATION = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 REPAIR = "Host server is undergoing an emergency repair."
 FAILURE = "Virtual machine has encountered a failure."
 RESTARTED = "Virtual machine is going to be restarted as requested by authorized user."
 REDEPLOYED = "Virtual machine is going to be redeployed as requested by authorized user."
-U, P = Source.USER, Source.PLATFORM
+U, P = EventSource.USER, EventSource.PLATFORM
 
 # Spec §6.4 and §6.3, row by row: kind, source, description, duration, minimum notice, moves to another host.
 ROWS = {
@@ -55,41 +54,49 @@ def vm_for(cause: Cause, **facts: object) -> Vm:
     if cause in (Cause.USER_DELETE, Cause.SCALE_IN):
         given = {"terminate_notice_min": 5}
     if cause is Cause.START:
-        given = {"power": Power.STOPPED}
+        given = {"power": PowerState.STOPPED}
     return a_vm("web-0", **{**given, **facts})
 
 
 def scope_of(*vms: Vm, enabled: bool = True) -> Scope:
     scope = Scope(id=vms[0].scope_id, vms=vms)
-    return enable(scope, by="web-0", now=NOW) if enabled else scope
+    return enable_scope(scope, by="web-0", now=NOW) if enabled else scope
 
 
-def planned(cause: Cause, vm: Vm, *, notice_s: float = 0.0, event_id: str = "E1") -> Planned:
-    return Planned(
+def planned(cause: Cause, vm: Vm, *, notice_s: float = 0.0, event_id: str = "E1") -> PlannedEvent:
+    return PlannedEvent(
         event_id=event_id, request_id="r", scope_id=vm.scope_id, cause=cause, who="ann", vms=(vm.name,),
         notice_s=notice_s, update_domain=vm.update_domain,
     )  # fmt: skip
 
 
-def applied(cause: Cause, vm: Vm, *, enabled: bool = True, around: Around = AROUND, notice_s: float = 900.0) -> Event:
-    scope = apply(scope_of(vm, enabled=enabled), planned(cause, vm, notice_s=notice_s), around)
+def applied(
+    cause: Cause, vm: Vm, *, enabled: bool = True, around: DecisionContext = AROUND, notice_s: float = 900.0
+) -> Event:
+    scope = apply_planned_event(scope_of(vm, enabled=enabled), planned(cause, vm, notice_s=notice_s), around)
     return scope.events[-1]
 
 
-def request(ask: Ask, *, notice_s: float = 0, short_notice: bool = False) -> Request:
-    return Request(id="r", ask=ask, who="ann", at=NOW, targets=("web-0",), notice_s=notice_s, short_notice=short_notice)
+def request(ask: RequestedOperation, *, notice_s: float = 0, short_notice: bool = False) -> MaintenanceRequest:
+    return MaintenanceRequest(
+        id="r", ask=ask, who="ann", at=NOW, targets=("web-0",), notice_s=notice_s, short_notice=short_notice
+    )
 
 
-def notice(ask: Ask, vm: Vm, *, notice_s: float = 0, short_notice: bool = False) -> float:
+def notice(ask: RequestedOperation, vm: Vm, *, notice_s: float = 0, short_notice: bool = False) -> float:
     asked = request(ask, notice_s=notice_s, short_notice=short_notice)
-    return planned_for_vms(asked, [vm], lambda: "E1")[0].notice_s
+    return plan_events_for_vms(asked, [vm], lambda: "E1")[0].notice_s
 
 
 def test_the_table_of_causes_is_the_specifications() -> None:
-    assert set(CAUSES) == {*ROWS, *AT_ONCE}
-    assert set(ASK_CAUSE.values()) | set(IMPACT_CAUSE.values()) == set(CAUSES)
-    assert set(ASK_CAUSE) == set(Ask) - {Ask.ROLLOUT, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}
-    assert set(IMPACT_CAUSE) == set(Impact)
+    assert set(CAUSE_RULES) == {*ROWS, *AT_ONCE}
+    assert set(OPERATION_CAUSES.values()) | set(IMPACT_CAUSES.values()) == set(CAUSE_RULES)
+    assert set(OPERATION_CAUSES) == set(RequestedOperation) - {
+        RequestedOperation.ROLLOUT,
+        RequestedOperation.REPLAY,
+        RequestedOperation.PERFORM_MAINTENANCE,
+    }
+    assert set(IMPACT_CAUSES) == set(RolloutImpact)
 
 
 @pytest.mark.parametrize("cause", ROWS)
@@ -97,9 +104,9 @@ def test_a_cause_shows_what_its_row_says(cause: Cause) -> None:
     """Spec §6.4, and the minimum notice of §6.3."""
     kind, source, description, duration_s, minimum_s, moves = ROWS[cause]
     vm = vm_for(cause)
-    (shown,) = document_for(apply(scope_of(vm), planned(cause, vm), AROUND)).notices
+    (shown,) = document_for(apply_planned_event(scope_of(vm), planned(cause, vm), AROUND)).notices
     assert (shown.kind, shown.source, shown.description, shown.duration_s) == (kind, source, description, duration_s)
-    assert (CAUSES[cause].minimum_notice_s, CAUSES[cause].moves) == (minimum_s, moves)
+    assert (CAUSE_RULES[cause].minimum_notice_s, CAUSE_RULES[cause].moves_vm) == (minimum_s, moves)
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
@@ -107,16 +114,16 @@ def test_power_off_start_deallocate_reapply_and_reimage_give_no_event(cause: Cau
     """Spec §6.4: carried out at once, and no document changes."""
     vm = vm_for(cause)
     before = scope_of(vm)
-    scope = apply(before, planned(cause, vm), AROUND)
+    scope = apply_planned_event(before, planned(cause, vm), AROUND)
     (begun,) = scope.events
-    assert (begun.status, begun.listed, begun.note) == (Status.STARTED, False, f"a {cause} gives no event")
+    assert (begun.status, begun.listed, begun.note) == (EventState.STARTED, False, f"a {cause} gives no event")
     assert document_for(scope) == document_for(before)
 
 
 def test_a_failed_host_strikes_without_notice() -> None:
     """Spec §6.4: Started at once."""
     struck = applied(Cause.HOST_FAILED, vm_for(Cause.HOST_FAILED))
-    assert (struck.status, struck.listed) == (Status.STARTED, True)
+    assert (struck.status, struck.listed) == (EventState.STARTED, True)
     assert [act.to_host for act in struck.acts] == ["h2"]
 
 
@@ -124,56 +131,66 @@ def test_a_failed_host_strikes_without_notice() -> None:
 def test_every_other_cause_gives_its_notice(cause: Cause) -> None:
     """NotBefore counts from publication."""
     announced = applied(cause, vm_for(cause), notice_s=123)
-    assert (announced.status, announced.published_at, announced.not_before) == (Status.SCHEDULED, NOW, NOW + 123)
+    assert (announced.status, announced.published_at, announced.not_before) == (EventState.SCHEDULED, NOW, NOW + 123)
 
 
 def test_not_before_is_whole_seconds_and_never_less_than_the_notice() -> None:
     """Spec §4.2: the wire shows seconds."""
     announced = applied(
-        Cause.USER_RESTART, a_vm("web-0"), around=Around(now=NOW + 0.25, destination=AROUND.destination), notice_s=900
+        Cause.USER_RESTART,
+        a_vm("web-0"),
+        around=DecisionContext(now=NOW + 0.25, find_destination=AROUND.find_destination),
+        notice_s=900,
     )
     assert announced.not_before == NOW + 901
 
 
 @pytest.mark.parametrize(
     ("ask", "seconds"),
-    [(Ask.RESTART, 900), (Ask.REDEPLOY, 600), (Ask.EVICT, 30), (Ask.DEGRADE, 600), (Ask.POWER_OFF, 0), (Ask.FAIL, 0)],
+    [
+        (RequestedOperation.RESTART, 900),
+        (RequestedOperation.REDEPLOY, 600),
+        (RequestedOperation.EVICT, 30),
+        (RequestedOperation.DEGRADE, 600),
+        (RequestedOperation.POWER_OFF, 0),
+        (RequestedOperation.FAIL, 0),
+    ],
 )
-def test_without_a_wish_the_notice_is_the_minimum_of_the_kind(ask: Ask, seconds: int) -> None:
+def test_without_a_wish_the_notice_is_the_minimum_of_the_kind(ask: RequestedOperation, seconds: int) -> None:
     """Spec §6.3."""
     assert notice(ask, a_vm("web-0")) == seconds
 
 
-@pytest.mark.parametrize("ask", [Ask.DELETE, Ask.SCALE_IN])
+@pytest.mark.parametrize("ask", [RequestedOperation.DELETE, RequestedOperation.SCALE_IN])
 @pytest.mark.parametrize("minutes", [5, 10, 15])
-def test_the_notice_of_a_terminate_is_the_users_own_setting(ask: Ask, minutes: int) -> None:
+def test_the_notice_of_a_terminate_is_the_users_own_setting(ask: RequestedOperation, minutes: int) -> None:
     """Spec §6.3: 5 to 15 minutes."""
     assert notice(ask, a_vm("web-0", terminate_notice_min=minutes)) == minutes * MIN
 
 
 def test_more_notice_than_the_minimum_may_be_given() -> None:
     """Spec §6.4: a predicted failure is announced days ahead."""
-    assert notice(Ask.DEGRADE, a_vm("web-0"), notice_s=7 * 24 * 3600) == 7 * 24 * 3600
+    assert notice(RequestedOperation.DEGRADE, a_vm("web-0"), notice_s=7 * 24 * 3600) == 7 * 24 * 3600
 
 
 @pytest.mark.parametrize(
     ("ask", "seconds", "message"),
     [
         (
-            Ask.RESTART,
+            RequestedOperation.RESTART,
             60,
             "notice of 60 s is shorter than the 900 s a Reboot needs: "
             "give 900 s or more, or say --short-notice to rehearse with less",
         ),
         (
-            Ask.EVICT,
+            RequestedOperation.EVICT,
             29.5,
             "notice of 29.5 s is shorter than the 30 s a Preempt needs: "
             "give 30 s or more, or say --short-notice to rehearse with less",
         ),
     ],
 )
-def test_too_short_a_notice_is_rejected_with_the_minimum(ask: Ask, seconds: float, message: str) -> None:
+def test_too_short_a_notice_is_rejected_with_the_minimum(ask: RequestedOperation, seconds: float, message: str) -> None:
     """Spec §6.3."""
     with pytest.raises(Rejected) as rejection:
         notice(ask, a_vm("web-0"), notice_s=seconds)
@@ -183,19 +200,19 @@ def test_too_short_a_notice_is_rejected_with_the_minimum(ask: Ask, seconds: floa
 @pytest.mark.parametrize("seconds", [0, 1, 60, 5000])
 def test_a_short_notice_is_given_when_somebody_names_it(seconds: int) -> None:
     """Spec §6.3: for rehearsal."""
-    assert notice(Ask.RESTART, a_vm("web-0"), notice_s=seconds, short_notice=True) == seconds
+    assert notice(RequestedOperation.RESTART, a_vm("web-0"), notice_s=seconds, short_notice=True) == seconds
 
 
 def test_a_notice_for_what_happens_at_once_is_rejected() -> None:
     with pytest.raises(Rejected, match=r"^power-off gives no notice: it is carried out at once; leave the notice out$"):
-        notice(Ask.POWER_OFF, a_vm("web-0"), notice_s=60)
+        notice(RequestedOperation.POWER_OFF, a_vm("web-0"), notice_s=60)
 
 
 def test_a_request_for_several_vms_is_one_event_per_vm_within_its_scope_and_update_domain() -> None:
     """Spec §7.3."""
     vms = [a_vm("a", availability_set="web", update_domain=2), a_vm("b")]
-    numbers = counted_ids()
-    plans = planned_for_vms(request(Ask.RESTART), vms, lambda: next(numbers), host="h1")
+    numbers = sequential_ids()
+    plans = plan_events_for_vms(request(RequestedOperation.RESTART), vms, lambda: next(numbers), host="h1")
     assert [(p.scope_id, p.vms, p.update_domain, p.host) for p in plans] == [
         ("set:sub/lab/web", ("a",), 2, "h1"),
         ("vm:sub/lab/b", ("b",), 0, "h1"),
@@ -205,20 +222,20 @@ def test_a_request_for_several_vms_is_one_event_per_vm_within_its_scope_and_upda
 
 def test_applying_a_plan_twice_changes_nothing() -> None:
     vm = a_vm("web-0")
-    once = apply(scope_of(vm), planned(Cause.USER_RESTART, vm), AROUND)
-    assert apply(once, planned(Cause.USER_RESTART, vm), AROUND) is once
+    once = apply_planned_event(scope_of(vm), planned(Cause.USER_RESTART, vm), AROUND)
+    assert apply_planned_event(once, planned(Cause.USER_RESTART, vm), AROUND) is once
 
 
 def test_a_plan_for_vms_that_are_gone_is_refused() -> None:
     gone = a_vm("web-0", removed_at=NOW)
     with pytest.raises(Refused, match=r"^VM 'web-0' no longer exists: there is nothing to reboot$"):
-        apply(scope_of(gone), planned(Cause.USER_RESTART, gone), AROUND)
+        apply_planned_event(scope_of(gone), planned(Cause.USER_RESTART, gone), AROUND)
 
 
 def test_a_vm_that_is_gone_is_left_out_of_the_event() -> None:
     vms = [a_vm(name, availability_set="web") for name in ("a", "b")]
     both = replace(planned(Cause.HOST_UPDATE, vms[0]), vms=("a", "b"))
-    assert apply(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, AROUND).events[0].vms == ("a",)
+    assert apply_planned_event(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, AROUND).events[0].vms == ("a",)
 
 
 BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE}
@@ -233,7 +250,7 @@ def test_a_disabled_scope_gets_no_events_for_what_users_start(cause: Cause, enab
         assert event.listed
         assert event.note == ""
     else:
-        assert (event.listed, event.status) == (False, Status.STARTED)
+        assert (event.listed, event.status) == (False, EventState.STARTED)
         assert event.note == "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there"
 
 
@@ -243,7 +260,7 @@ def test_a_vm_without_terminate_notification_is_deleted_at_once(cause: Cause) ->
     event = applied(cause, a_vm("web-0"))
     assert (event.listed, event.status, event.note) == (
         False,
-        Status.STARTED,
+        EventState.STARTED,
         "web-0 has no terminate notification",
     )
 
@@ -263,7 +280,7 @@ def test_a_policy_starts_user_restarts_and_redeploys_at_once(cause: Cause, resta
     vm = vm_for(cause, auto_approve=AutoApproval(restart=restart, redeploy=redeploy))
     event = applied(cause, vm)
     wanted = (cause is Cause.USER_RESTART and restart) or (cause is Cause.USER_REDEPLOY and redeploy)
-    assert event.status is (Status.STARTED if wanted else Status.SCHEDULED)
+    assert event.status is (EventState.STARTED if wanted else EventState.SCHEDULED)
     assert event.listed
     assert event.approved_by == ("policy" if wanted else "")
 
@@ -279,27 +296,31 @@ def test_only_a_spot_vm_can_be_evicted() -> None:
 def test_an_eviction_deallocates_or_deletes_by_policy(policy: EvictionPolicy) -> None:
     """Spec §6.4."""
     vm = vm_for(Cause.EVICTION, eviction_policy=policy)
-    scope = apply(scope_of(vm), planned(Cause.EVICTION, vm, notice_s=30), AROUND)
-    (act,) = turn(scope, Around(now=NOW + 30)).events[0].acts
-    left = after(vm, act, NOW + 40)
+    scope = apply_planned_event(scope_of(vm), planned(Cause.EVICTION, vm, notice_s=30), AROUND)
+    (act,) = reconcile_scope(scope, DecisionContext(now=NOW + 30)).events[0].acts
+    left = vm_after_act(vm, act, NOW + 40)
     assert act.keeps_vm is (policy is EvictionPolicy.DEALLOCATE)
     assert (left.removed_at, left.host) == (None if act.keeps_vm else NOW + 40, "")
-    assert left.power is (Power.DEALLOCATED if act.keeps_vm else Power.RUNNING)
+    assert left.power is (PowerState.DEALLOCATED if act.keeps_vm else PowerState.RUNNING)
 
 
 SUITS_DEALLOCATED = {Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.REAPPLY, Cause.START}
 
 
 @pytest.mark.parametrize("cause", list(Cause))
-@pytest.mark.parametrize("power", list(Power))
-def test_what_can_be_asked_of_a_vm_depends_on_its_power(cause: Cause, power: Power) -> None:
-    vm = vm_for(cause, power=power, host="" if power is Power.DEALLOCATED else "h1")
+@pytest.mark.parametrize("power", list(PowerState))
+def test_what_can_be_asked_of_a_vm_depends_on_its_power(cause: Cause, power: PowerState) -> None:
+    vm = vm_for(cause, power=power, host="" if power is PowerState.DEALLOCATED else "h1")
     refusals = {
-        (power is Power.RUNNING and cause is Cause.START): "VM 'web-0' is running already: there is nothing to start",
-        (power is Power.STOPPED and cause is Cause.USER_RESTART): (
+        (
+            power is PowerState.RUNNING and cause is Cause.START
+        ): "VM 'web-0' is running already: there is nothing to start",
+        (power is PowerState.STOPPED and cause is Cause.USER_RESTART): (
             "VM 'web-0' is stopped and cannot be restarted: start it instead"
         ),
-        (power is Power.DEALLOCATED and cause not in SUITS_DEALLOCATED): "VM 'web-0' is deallocated: start it first",
+        (
+            power is PowerState.DEALLOCATED and cause not in SUITS_DEALLOCATED
+        ): "VM 'web-0' is deallocated: start it first",
     }
     if True not in refusals:
         assert applied(cause, vm).cause is cause
@@ -313,8 +334,8 @@ def test_what_can_be_asked_of_a_vm_depends_on_its_power(cause: Cause, power: Pow
 def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> None:
     """Spec §6.4, last row; an eviction, a scale-in or what users started is no maintenance."""
     vm = vm_for(cause)
-    scope = apply(scope_of(vm), planned(cause, vm, notice_s=900), AROUND)
-    if CAUSES[cause].planned:
+    scope = apply_planned_event(scope_of(vm), planned(cause, vm, notice_s=900), AROUND)
+    if CAUSE_RULES[cause].planned:
         assert [event.id for event in pending_platform_events(scope, "WEB-0")] == ["E1"]
     else:
         with pytest.raises(Refused, match=r"^VM 'web-0' has no pending maintenance: there is nothing to perform$"):
@@ -322,11 +343,11 @@ def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> No
 
 
 def test_a_verb_moves_exactly_when_it_is_a_migration_or_a_redeploy() -> None:
-    assert {row.verb for row in CAUSES.values() if row.moves} == {Verb.MIGRATE, Verb.REDEPLOY}
+    assert {row.verb for row in CAUSE_RULES.values() if row.moves_vm} == {Verb.MIGRATE, Verb.REDEPLOY}
 
 
-@pytest.mark.parametrize("ask", [Ask.DELETE, Ask.SCALE_IN])
-def test_a_notice_that_would_not_be_given_is_refused(ask: Ask) -> None:
+@pytest.mark.parametrize("ask", [RequestedOperation.DELETE, RequestedOperation.SCALE_IN])
+def test_a_notice_that_would_not_be_given_is_refused(ask: RequestedOperation) -> None:
     """Spec §6.3: without terminate notification a delete is carried out at once, whatever was hoped for."""
     with pytest.raises(Refused, match="'web-0' has no terminate notification and would be deleted at once"):
         notice(ask, a_vm("web-0"), notice_s=3600)

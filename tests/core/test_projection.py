@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from forewarn.core import lifecycle
 from forewarn.core.cause import Cause
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import EvictionPolicy, Priority
-from forewarn.core.projection import document_for, facts_for
+from forewarn.core.projection import document_for, instance_facts
 from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
-from forewarn.testing.world import a_vm
+from tests.support.world import a_vm
 
 NOW = 1_000_000.0
 
@@ -44,14 +44,14 @@ def test_a_scheduled_event_is_shown_with_everything_the_wire_has() -> None:
     assert document == wire.Document(
         incarnation=2,
         notices=(
-            wire.Notice(
+            wire.EventNotice(
                 id="E1",
-                status=wire.Status.SCHEDULED,
+                status=wire.NoticeStatus.SCHEDULED,
                 kind=wire.Kind.FREEZE,
                 resources=("Web-0", "Web-1"),
                 not_before=NOW + 900,
                 description="Host server is undergoing maintenance.",
-                source=wire.Source.PLATFORM,
+                source=wire.EventSource.PLATFORM,
                 duration_s=9,
             ),
         ),
@@ -62,7 +62,7 @@ def test_a_started_event_has_no_not_before_any_more() -> None:
     """Spec §4.2."""
     scope = scope_of(event())
     (notice,) = document_for(lifecycle.start(scope, scope.events[0], (), NOW)).notices
-    assert (notice.status, notice.not_before) == (wire.Status.STARTED, None)
+    assert (notice.status, notice.not_before) == (wire.NoticeStatus.STARTED, None)
 
 
 def test_an_approval_changes_nothing_that_is_shown() -> None:
@@ -86,8 +86,8 @@ def test_events_are_listed_in_the_order_they_were_published() -> None:
     assert [notice.id for notice in document_for(shuffled).notices] == ["E3", "E1", "E2"]
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_what_is_carried_out_at_once_is_never_listed(status: Status) -> None:
+@pytest.mark.parametrize("status", list(EventState))
+def test_what_is_carried_out_at_once_is_never_listed(status: EventState) -> None:
     """Spec §8.2."""
     unlisted = event("E1", Cause.USER_RESTART, listed=False, status=status)
     assert document_for(Scope(id="vm:sub/lab/x", events=(unlisted,))).notices == ()
@@ -103,7 +103,7 @@ def test_only_a_cloud_service_has_roles(scope_id: str, roles: bool) -> None:
 
 def test_a_vm_knows_its_own_facts() -> None:
     """Spec §2.6."""
-    facts = facts_for(
+    facts = instance_facts(
         a_vm(
             "Web-0",
             vm_id="0a1b2c3d-0000-4000-8000-000000000001",
@@ -122,7 +122,7 @@ def test_a_vm_knows_its_own_facts() -> None:
 
 def test_a_scale_set_instance_has_a_host_name_of_its_own() -> None:
     """Spec §4.2: `set_7` is called `set000007` inside."""
-    facts = facts_for(a_vm("set_7", scale_set="set", computer_name="set000007"))
+    facts = instance_facts(a_vm("set_7", scale_set="set", computer_name="set000007"))
     assert (facts.name, facts.computer_name) == ("set_7", "set000007")
 
 
@@ -131,7 +131,7 @@ def test_a_scale_set_instance_has_a_host_name_of_its_own() -> None:
     [(Priority.SPOT, ("Spot", "Delete")), (Priority.REGULAR, ("", ""))],
 )
 def test_only_a_spot_vm_speaks_of_priority_and_eviction(priority: Priority, shown: tuple[str, str]) -> None:
-    facts = facts_for(a_vm("x", priority=priority, eviction_policy=EvictionPolicy.DELETE))
+    facts = instance_facts(a_vm("x", priority=priority, eviction_policy=EvictionPolicy.DELETE))
     assert (facts.priority, facts.eviction_policy) == shown
 
 
@@ -144,4 +144,4 @@ def test_only_a_spot_vm_speaks_of_priority_and_eviction(priority: Priority, show
 )
 def test_a_resource_id_is_the_vendors(facts: dict[str, str], tail: str) -> None:
     head = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/"
-    assert facts_for(a_vm("web_7", **facts)).resource_id == head + tail
+    assert instance_facts(a_vm("web_7", **facts)).resource_id == head + tail

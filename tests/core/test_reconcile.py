@@ -10,23 +10,22 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from forewarn.core import lifecycle
-from forewarn.core.agenda import record, stamped, turn, wakes_at
-from forewarn.core.cause import CAUSES, Cause
-from forewarn.core.enablement import enable
-from forewarn.core.event import Act, Ending, Event, Outcome, Status
-from forewarn.core.fleet import EvictionPolicy, Power, Vm
-from forewarn.core.history import What
-from forewarn.core.policy import Around, Enablement, Policy
-from forewarn.core.scope import Scope
-from forewarn.testing.world import a_vm
+from forewarn.core.cause import CAUSE_RULES, Cause
+from forewarn.core.decision import DecisionContext, EnablementMode, Policy
+from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
+from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
+from forewarn.core.history import EntryKind
+from forewarn.core.reconcile import next_wake_at, reconcile_scope, record_act_outcome, with_next_wake
+from forewarn.core.scope import Scope, enable_scope
+from tests.support.world import a_vm
 
 NOW = 1_000_000.0
 DAY = 24 * 3600.0
-LAB = Policy(enablement=Enablement.ALWAYS)
+LAB = Policy(enablement=EnablementMode.ALWAYS)
 
 
-def around(now: float = NOW, *, policy: Policy = LAB, host: str | None = "h2") -> Around:
-    return Around(now=now, policy=policy, destination=lambda vm: host)
+def around(now: float = NOW, *, policy: Policy = LAB, host: str | None = "h2") -> DecisionContext:
+    return DecisionContext(now=now, policy=policy, find_destination=lambda vm: host)
 
 
 def event(name: str = "E1", cause: Cause = Cause.USER_RESTART, *vms: str, **facts: object) -> Event:
@@ -48,7 +47,7 @@ def vm(name: str = "web-0", **facts: Any) -> Vm:
 
 
 def scope_of(*vms: Vm, events: tuple[Event, ...] = ()) -> Scope:
-    scope = enable(Scope(id="set:sub/lab/web", vms=vms or (vm(),)), by="lab", now=NOW)
+    scope = enable_scope(Scope(id="set:sub/lab/web", vms=vms or (vm(),)), by="lab", now=NOW)
     for each in events:
         scope = lifecycle.announce(scope, each)
     return scope
@@ -61,115 +60,115 @@ def the(scope: Scope, name: str = "E1") -> Event:
 
 
 def performed(scope: Scope, at: float, *, ok: bool = True, name: str = "E1") -> Scope:
-    for act in the(scope, name).owed:
-        scope = record(scope, act, Outcome(ok=ok, at=at, note="" if ok else "no power"))
+    for act in the(scope, name).unfinished_acts:
+        scope = record_act_outcome(scope, act, ActOutcome(ok=ok, at=at, note="" if ok else "no power"))
     return scope
 
 
 def test_nothing_due_leaves_the_very_same_scope() -> None:
     scope = scope_of(events=(event(),))
-    assert turn(scope, around(NOW + 899)) is scope
+    assert reconcile_scope(scope, around(NOW + 899)) is scope
 
 
 def test_an_event_starts_when_its_time_has_come() -> None:
     """Spec §6.2."""
-    scope = turn(scope_of(events=(event(),)), around(NOW + 900))
-    assert (the(scope).status, the(scope).started_at) == (Status.STARTED, NOW + 900)
-    assert [act.id for act in the(scope).owed] == ["E1:web-0"]
+    scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
+    assert (the(scope).status, the(scope).started_at) == (EventState.STARTED, NOW + 900)
+    assert [act.id for act in the(scope).unfinished_acts] == ["E1:web-0"]
 
 
 def test_a_vm_that_is_gone_when_the_event_starts_is_skipped() -> None:
     """Spec §4.2: the list itself never changes."""
     gone = vm("web-1", removed_at=NOW + 5)
-    idle = vm("web-2", power=Power.DEALLOCATED, host="")
-    scope = turn(
+    idle = vm("web-2", power=PowerState.DEALLOCATED, host="")
+    scope = reconcile_scope(
         scope_of(vm(), gone, idle, events=(event("E1", Cause.HOST_UPDATE, "web-0", "web-1", "web-2"),)),
         around(NOW + 900),
     )
     assert the(scope).vms == ("web-0", "web-1", "web-2")
     assert [act.name for act in the(scope).acts] == ["web-0"]
-    assert [entry.text for entry in scope.news if entry.what is What.SKIPPED] == [
+    assert [entry.text for entry in scope.new_entries if entry.what is EntryKind.SKIPPED] == [
         "web-1 is skipped: it is gone or deallocated",
         "web-2 is skipped: it is gone or deallocated",
     ]
 
 
-@pytest.mark.parametrize("facts", [{"removed_at": NOW + 5}, {"power": Power.DEALLOCATED, "host": ""}])
+@pytest.mark.parametrize("facts", [{"removed_at": NOW + 5}, {"power": PowerState.DEALLOCATED, "host": ""}])
 def test_an_event_with_no_vm_left_is_withdrawn_without_waiting_for_its_time(facts: dict[str, Any]) -> None:
     """Spec §4.2."""
     scope = scope_of(events=(event(),)).with_vm(vm(**facts))
-    assert wakes_at(scope, around()) == NOW
-    over = the(turn(scope, around()))
+    assert next_wake_at(scope, around()) == NOW
+    over = the(reconcile_scope(scope, around()))
     assert (over.ending, over.reason) == (Ending.WITHDRAWN, "none of its VMs is there any more")
 
 
 def test_a_terminate_of_a_deallocated_vm_stands() -> None:
     """There is still something to delete."""
-    scope = scope_of(vm(power=Power.DEALLOCATED, host=""), events=(event("E1", Cause.USER_DELETE),))
-    assert turn(scope, around()) is scope
+    scope = scope_of(vm(power=PowerState.DEALLOCATED, host=""), events=(event("E1", Cause.USER_DELETE),))
+    assert reconcile_scope(scope, around()) is scope
 
 
 @pytest.mark.parametrize("cause", [Cause.PREDICTED_FAILURE, Cause.HOST_UPDATE, Cause.USER_REDEPLOY])
 def test_only_a_predicted_failure_is_settled_when_its_vm_has_left_the_host(cause: Cause) -> None:
     """Spec §6.4."""
-    moved = turn(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), around())
+    moved = reconcile_scope(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), around())
     if cause is Cause.PREDICTED_FAILURE:
         assert (the(moved).ending, the(moved).reason) == (Ending.WITHDRAWN, "web-0 has left host h1")
     else:
-        assert the(moved).status is Status.SCHEDULED
+        assert the(moved).status is EventState.SCHEDULED
 
 
 def test_a_predicted_failure_stands_while_its_vm_is_on_the_host() -> None:
     scope = scope_of(events=(event("E1", Cause.PREDICTED_FAILURE, host="h1"),))
-    assert turn(scope, around()) is scope
+    assert reconcile_scope(scope, around()) is scope
 
 
 def test_an_event_stays_started_until_every_outcome_is_known() -> None:
     """Spec §6.5."""
     scope = scope_of(vm(), vm("web-1"), events=(event("E1", Cause.HOST_UPDATE, "web-0", "web-1"),))
-    scope = turn(scope, around(NOW + 900))
-    first, second = the(scope).owed
-    half = turn(record(scope, first, Outcome(ok=True, at=NOW + 909)), around(NOW + 909))
-    assert the(half).status is Status.STARTED
-    assert wakes_at(half, around(NOW + 909)) is None
-    whole = turn(record(half, second, Outcome(ok=True, at=NOW + 912)), around(NOW + 912))
+    scope = reconcile_scope(scope, around(NOW + 900))
+    first, second = the(scope).unfinished_acts
+    half = reconcile_scope(record_act_outcome(scope, first, ActOutcome(ok=True, at=NOW + 909)), around(NOW + 909))
+    assert the(half).status is EventState.STARTED
+    assert next_wake_at(half, around(NOW + 909)) is None
+    whole = reconcile_scope(record_act_outcome(half, second, ActOutcome(ok=True, at=NOW + 912)), around(NOW + 912))
     assert (the(whole).ending, the(whole).over_at) == (Ending.FINISHED, NOW + 912)
 
 
 def test_an_event_stays_started_for_the_settling_time_after_its_last_outcome() -> None:
     """Spec §6.5."""
     slow = replace_policy(settle_s=120)
-    scope = performed(turn(scope_of(events=(event(),)), around(NOW + 900, policy=slow)), NOW + 930)
-    assert turn(scope, around(NOW + 1049, policy=slow)) is scope
-    assert wakes_at(scope, around(NOW + 930, policy=slow)) == NOW + 1050
-    assert the(turn(scope, around(NOW + 1050, policy=slow))).ending is Ending.FINISHED
+    scope = performed(reconcile_scope(scope_of(events=(event(),)), around(NOW + 900, policy=slow)), NOW + 930)
+    assert reconcile_scope(scope, around(NOW + 1049, policy=slow)) is scope
+    assert next_wake_at(scope, around(NOW + 930, policy=slow)) == NOW + 1050
+    assert the(reconcile_scope(scope, around(NOW + 1050, policy=slow))).ending is Ending.FINISHED
 
 
 def test_what_is_carried_out_at_once_needs_no_settling() -> None:
     """No document shows it, so there is nobody to settle for."""
     slow = replace_policy(settle_s=120)
-    act = Act(id="E1:web-0", vm=vm().key, name="web-0", verb=CAUSES[Cause.POWER_OFF].verb, event_id="E1")
-    scope = lifecycle.strike(scope_of(), event("E1", Cause.POWER_OFF, listed=False), (act,), NOW)
-    scope = turn(performed(scope, NOW + 15), around(NOW + 15, policy=slow))
+    act = Act(id="E1:web-0", vm=vm().key, name="web-0", verb=CAUSE_RULES[Cause.POWER_OFF].verb, event_id="E1")
+    scope = lifecycle.start_without_notice(scope_of(), event("E1", Cause.POWER_OFF, listed=False), (act,), NOW)
+    scope = reconcile_scope(performed(scope, NOW + 15), around(NOW + 15, policy=slow))
     assert the(scope).ending is Ending.FINISHED
-    assert scope.vms[0].power is Power.STOPPED
+    assert scope.vms[0].power is PowerState.STOPPED
 
 
 def replace_policy(**facts: float) -> Policy:
-    return Policy(enablement=Enablement.ALWAYS, **facts)  # type: ignore[arg-type]
+    return Policy(enablement=EnablementMode.ALWAYS, **facts)  # type: ignore[arg-type]
 
 
 def test_a_failed_act_ends_its_event_and_leaves_the_vm_as_it_was() -> None:
     """Spec §6.1, §6.5."""
-    scope = turn(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900))
-    over = turn(performed(scope, NOW + 905, ok=False), around(NOW + 905))
+    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900))
+    over = reconcile_scope(performed(scope, NOW + 905, ok=False), around(NOW + 905))
     assert (the(over).ending, the(over).reason) == (Ending.FAILED, "web-0: no power")
     assert over.vms[0].host == "h1"
 
 
 def test_a_move_with_nowhere_to_go_fails_and_says_so() -> None:
     """Spec §6.4: no healthy host was left by the time the event started."""
-    scope = turn(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900, host=None))
+    scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900, host=None))
     assert (the(scope).ending, the(scope).reason) == (
         Ending.FAILED,
         "web-0: no healthy host to move to in westeurope",
@@ -179,47 +178,47 @@ def test_a_move_with_nowhere_to_go_fails_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("cause", "facts", "host", "power", "removed"),
     [
-        (Cause.HOST_UPDATE, {}, "h1", Power.RUNNING, False),
-        (Cause.LIVE_MIGRATION, {}, "h2", Power.RUNNING, False),
-        (Cause.PLATFORM_REBOOT, {}, "h1", Power.RUNNING, False),
-        (Cause.HOST_FAILED, {}, "h2", Power.RUNNING, False),
-        (Cause.EVICTION, {}, "", Power.DEALLOCATED, False),
-        (Cause.EVICTION, {"eviction_policy": EvictionPolicy.DELETE}, "", Power.RUNNING, True),
-        (Cause.USER_DELETE, {}, "", Power.RUNNING, True),
-        (Cause.DEALLOCATE, {}, "", Power.DEALLOCATED, False),
-        (Cause.POWER_OFF, {}, "h1", Power.STOPPED, False),
-        (Cause.START, {"power": Power.STOPPED}, "h1", Power.RUNNING, False),
-        (Cause.START, {"power": Power.DEALLOCATED, "host": ""}, "h2", Power.RUNNING, False),
-        (Cause.REAPPLY, {}, "h1", Power.RUNNING, False),
-        (Cause.REIMAGE, {}, "h1", Power.RUNNING, False),
+        (Cause.HOST_UPDATE, {}, "h1", PowerState.RUNNING, False),
+        (Cause.LIVE_MIGRATION, {}, "h2", PowerState.RUNNING, False),
+        (Cause.PLATFORM_REBOOT, {}, "h1", PowerState.RUNNING, False),
+        (Cause.HOST_FAILED, {}, "h2", PowerState.RUNNING, False),
+        (Cause.EVICTION, {}, "", PowerState.DEALLOCATED, False),
+        (Cause.EVICTION, {"eviction_policy": EvictionPolicy.DELETE}, "", PowerState.RUNNING, True),
+        (Cause.USER_DELETE, {}, "", PowerState.RUNNING, True),
+        (Cause.DEALLOCATE, {}, "", PowerState.DEALLOCATED, False),
+        (Cause.POWER_OFF, {}, "h1", PowerState.STOPPED, False),
+        (Cause.START, {"power": PowerState.STOPPED}, "h1", PowerState.RUNNING, False),
+        (Cause.START, {"power": PowerState.DEALLOCATED, "host": ""}, "h2", PowerState.RUNNING, False),
+        (Cause.REAPPLY, {}, "h1", PowerState.RUNNING, False),
+        (Cause.REIMAGE, {}, "h1", PowerState.RUNNING, False),
     ],
 )
 def test_an_act_leaves_its_vm_where_the_table_says(
-    cause: Cause, facts: dict[str, Any], host: str, power: Power, removed: bool
+    cause: Cause, facts: dict[str, Any], host: str, power: PowerState, removed: bool
 ) -> None:
     """Spec §6.4, last column."""
-    scope = turn(scope_of(vm(**facts), events=(event("E1", cause),)), around(NOW + 900))
+    scope = reconcile_scope(scope_of(vm(**facts), events=(event("E1", cause),)), around(NOW + 900))
     left = performed(scope, NOW + 950).vms[0]
     assert (left.host, left.power, left.removed_at is not None) == (host, power, removed)
 
 
 def test_an_outcome_nobody_waits_for_changes_nothing() -> None:
-    scope = turn(scope_of(events=(event(),)), around(NOW + 900))
-    (act,) = the(scope).owed
+    scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
+    (act,) = the(scope).unfinished_acts
     known = performed(scope, NOW + 930)
-    assert record(known, act, Outcome(ok=False, at=NOW + 931)) is known
+    assert record_act_outcome(known, act, ActOutcome(ok=False, at=NOW + 931)) is known
     stray = replace(act, event_id="E9")
-    assert record(known, stray, Outcome(ok=True, at=NOW + 931)) is known
+    assert record_act_outcome(known, stray, ActOutcome(ok=True, at=NOW + 931)) is known
 
 
 def test_one_turn_does_everything_that_follows_from_itself() -> None:
     """An update domain that is done with lets the next one start in the same turn (spec §6.2)."""
     first = event("E1", Cause.PLATFORM_REBOOT, "web-0", update_domain=0)
     second = event("E2", Cause.PLATFORM_REBOOT, "web-1", update_domain=1)
-    scope = turn(scope_of(vm(), vm("web-1", update_domain=1), events=(first, second)), around(NOW + 900))
-    assert [e.status for e in scope.events] == [Status.STARTED, Status.SCHEDULED]
-    scope = turn(performed(scope, NOW + 930), around(NOW + 930))
-    assert [e.status for e in scope.events] == [Status.OVER, Status.STARTED]
+    scope = reconcile_scope(scope_of(vm(), vm("web-1", update_domain=1), events=(first, second)), around(NOW + 900))
+    assert [e.status for e in scope.events] == [EventState.STARTED, EventState.SCHEDULED]
+    scope = reconcile_scope(performed(scope, NOW + 930), around(NOW + 930))
+    assert [e.status for e in scope.events] == [EventState.OVER, EventState.STARTED]
 
 
 @pytest.mark.parametrize(
@@ -232,16 +231,16 @@ def test_one_turn_does_everything_that_follows_from_itself() -> None:
     ],
 )
 def test_a_scope_is_looked_at_again_when_something_falls_due(scope: Scope, at: float | None) -> None:
-    assert wakes_at(scope, around()) == at
-    assert stamped(scope, around()).wakes_at == at
+    assert next_wake_at(scope, around()) == at
+    assert with_next_wake(scope, around()).wakes_at == at
 
 
 def test_a_scope_that_may_become_idle_is_looked_at_then() -> None:
     """Spec §8.2."""
-    assert wakes_at(scope_of(), around(policy=Policy())) == NOW + DAY
+    assert next_wake_at(scope_of(), around(policy=Policy())) == NOW + DAY
 
 
-CAUSED = st.sampled_from([cause for cause, row in CAUSES.items() if row.kind is not None])
+CAUSED = st.sampled_from([cause for cause, row in CAUSE_RULES.items() if row.kind is not None])
 EVENTS = st.lists(
     st.builds(
         lambda cause, name, wait, approved, domain, gate: event(
@@ -272,7 +271,7 @@ EVENTS = st.lists(
     resumed=st.sampled_from([None, NOW - 30, NOW]),
     settle_s=st.sampled_from([0.0, 60.0]),
     nowhere=st.booleans(),
-    policy=st.sampled_from([Enablement.ALWAYS, Enablement.ON_REQUEST]),
+    policy=st.sampled_from([EnablementMode.ALWAYS, EnablementMode.ON_REQUEST]),
     silent_s=st.sampled_from([0.0, DAY, 2 * DAY]),
 )
 def test_after_a_turn_nothing_is_due_and_another_turn_changes_nothing(
@@ -281,23 +280,23 @@ def test_after_a_turn_nothing_is_due_and_another_turn_changes_nothing(
     resumed: float | None,
     settle_s: float,
     nowhere: bool,
-    policy: Enablement,
+    policy: EnablementMode,
     silent_s: float,
 ) -> None:
     """A scope that is due after its turn would be looked at for ever."""
     scope_id = "placement:sub/lab/web/1" if placement else "set:sub/lab/web"
     vms = (vm("web-0"), vm("web-1", update_domain=1), vm("web-2", host="h3"))
-    scope = enable(Scope(id=scope_id, vms=vms), by="web-0", now=NOW - silent_s)
+    scope = enable_scope(Scope(id=scope_id, vms=vms), by="web-0", now=NOW - silent_s)
     for number, each in enumerate(events):
         scope = lifecycle.announce(scope, replace(each, id=f"E{number}"))
-    circumstances = Around(
+    circumstances = DecisionContext(
         now=NOW,
         policy=Policy(enablement=policy, settle_s=settle_s),
         resumed_at=resumed,
-        is_released=lambda gate: gate == "open",
-        destination=lambda vm: None if nowhere else "h2",
+        is_gate_released=lambda gate: gate == "open",
+        find_destination=lambda vm: None if nowhere else "h2",
     )
-    turned = turn(scope, circumstances)
-    at = wakes_at(turned, circumstances)
-    assert turn(turned, circumstances) is turned
+    turned = reconcile_scope(scope, circumstances)
+    at = next_wake_at(turned, circumstances)
+    assert reconcile_scope(turned, circumstances) is turned
     assert at is None or at > NOW

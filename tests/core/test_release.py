@@ -6,17 +6,17 @@ from itertools import product
 
 import pytest
 
-from forewarn.core.cause import CAUSES, Cause
-from forewarn.core.event import Event, Status
-from forewarn.core.policy import Around, Policy
-from forewarn.core.release import Reason, gate_wait, is_free, waits_for
+from forewarn.core.cause import CAUSE_RULES, Cause
+from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.event import Event, EventState
+from forewarn.core.release import WaitReason, describe_gate_wait, start_wait, waits_only_for_gate
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
-from forewarn.testing.world import a_vm
+from tests.support.world import a_vm
 
 NOW = 1_000_000.0
 PLACEMENT, SET = "placement:sub/lab/web/1", "set:sub/lab/web"
-WITH_EVENT = [cause for cause, row in CAUSES.items() if row.kind is not None]
+WITH_EVENT = [cause for cause, row in CAUSE_RULES.items() if row.kind is not None]
 # Spec §6.2: "planned platform maintenance" queues on update domains.
 QUEUES = {Cause.HOST_UPDATE, Cause.LIVE_MIGRATION, Cause.PLATFORM_REBOOT, Cause.PREDICTED_FAILURE}
 # Spec §6.2: "work that hits a whole host"; moves of single VMs never wait so.
@@ -44,10 +44,10 @@ def scope_of(*events: Event, scope_id: str = SET) -> Scope:
     return Scope(id=scope_id, vms=tuple(a_vm(name) for e in events for name in e.vms), events=events)
 
 
-def reason_for(scope: Scope, around: Around | None = None, name: str = "E1") -> Reason | None:
+def reason_for(scope: Scope, around: DecisionContext | None = None, name: str = "E1") -> WaitReason | None:
     found = scope.event(name)
     assert found is not None
-    wait = waits_for(scope, found, around or Around(now=NOW))
+    wait = start_wait(scope, found, around or DecisionContext(now=NOW))
     return wait.reason if wait else None
 
 
@@ -56,7 +56,7 @@ def reason_for(scope: Scope, around: Around | None = None, name: str = "E1") -> 
 def test_an_event_is_ready_once_it_was_approved_or_its_time_has_come(cause: Cause, approved: bool, due: bool) -> None:
     """Spec §6.2, first sentence: alone in its scope it then starts at once, whatever its cause."""
     scope = scope_of(event(cause=cause, approved=approved, due=due))
-    assert reason_for(scope) is (None if approved or due else Reason.NOTICE)
+    assert reason_for(scope) is (None if approved or due else WaitReason.NOTICE)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_an_event_is_ready_once_it_was_approved_or_its_time_has_come(cause: Caus
 def test_an_operator_is_told_who_keeps_a_gate_closed(names: list[str], text: str) -> None:
     """Spec §6.2, shared host."""
     unready = [event(f"E-{name}", vms=(name,), host="h1") for name in names]
-    assert gate_wait(event(host="h1"), unready).text == text
+    assert describe_gate_wait(event(host="h1"), unready).text == text
 
 
 def test_an_event_that_waits_for_its_notice_says_until_when() -> None:
-    wait = waits_for(scope_of(event()), event(), Around(now=NOW))
+    wait = start_wait(scope_of(event()), event(), DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("an approval, or the end of its notice", NOW + 60)
 
@@ -83,20 +83,20 @@ def test_an_event_that_waits_for_its_notice_says_until_when() -> None:
 @pytest.mark.parametrize("mine", WITH_EVENT)
 @pytest.mark.parametrize("other", WITH_EVENT)
 @pytest.mark.parametrize("same_domain", [True, False], ids=["same domain", "another domain"])
-@pytest.mark.parametrize("status", list(Status))
+@pytest.mark.parametrize("status", list(EventState))
 def test_planned_platform_maintenance_takes_one_update_domain_at_a_time(
-    mine: Cause, other: Cause, same_domain: bool, status: Status
+    mine: Cause, other: Cause, same_domain: bool, status: EventState
 ) -> None:
     """Spec §6.2: whichever rollout it belongs to; users, Preempt, Terminate and failures do not queue."""
     busy = event("E2", other, status=status, update_domain=1, request_id="another rollout", due=True)
     scope = scope_of(busy, event(cause=mine, due=True, update_domain=1 if same_domain else 0))
-    must_wait = mine in QUEUES and other in QUEUES and status is Status.STARTED and not same_domain
-    assert reason_for(scope) is (Reason.UPDATE_DOMAIN if must_wait else None)
+    must_wait = mine in QUEUES and other in QUEUES and status is EventState.STARTED and not same_domain
+    assert reason_for(scope) is (WaitReason.UPDATE_DOMAIN if must_wait else None)
 
 
 def test_an_event_that_waits_for_an_update_domain_names_it_and_the_event_there() -> None:
-    scope = scope_of(event("E2", status=Status.STARTED, update_domain=3), event(due=True))
-    wait = waits_for(scope, scope.events[1], Around(now=NOW))
+    scope = scope_of(event("E2", status=EventState.STARTED, update_domain=3), event(due=True))
+    wait = start_wait(scope, scope.events[1], DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("update domain 3, where event E2 has started", None)
 
@@ -106,8 +106,8 @@ def test_an_event_that_waits_for_an_update_domain_names_it_and_the_event_there()
 def test_an_event_behind_a_gate_starts_only_through_it(gate_id: str, released: bool) -> None:
     """Spec §6.2, shared host: the events on it start together when each is ready."""
     scope = scope_of(event(approved=True, gate_id=gate_id, host="h1"))
-    around = Around(now=NOW, is_released=lambda gate: released and gate == "G1")
-    assert reason_for(scope, around) is (Reason.GATE if gate_id and not released else None)
+    around = DecisionContext(now=NOW, is_gate_released=lambda gate: released and gate == "G1")
+    assert reason_for(scope, around) is (WaitReason.GATE if gate_id and not released else None)
 
 
 @pytest.mark.parametrize("mine_released", [True, False])
@@ -119,47 +119,47 @@ def test_a_released_gate_counts_as_a_start_for_the_other_update_domains(
     open_gates = {"G1"} if mine_released else set()
     open_gates |= {"G2"} if other_released else set()
     scope = scope_of(event(due=True, gate_id="G1"), event("E2", due=True, gate_id="G2", update_domain=1))
-    around = Around(now=NOW, is_released=lambda gate: gate in open_gates)
+    around = DecisionContext(now=NOW, is_gate_released=lambda gate: gate in open_gates)
     held_up = other_released and not mine_released
-    assert is_free(scope, scope.events[0], around) is not held_up
+    assert waits_only_for_gate(scope, scope.events[0], around) is not held_up
     if mine_released:
         assert reason_for(scope, around) is None
     else:
-        assert reason_for(scope, around) is (Reason.UPDATE_DOMAIN if held_up else Reason.GATE)
+        assert reason_for(scope, around) is (WaitReason.UPDATE_DOMAIN if held_up else WaitReason.GATE)
 
 
 def test_the_grace_after_an_outage_does_not_part_the_vms_of_a_host_that_was_released() -> None:
     """Spec §6.2: the others on the host may have started before the service went away."""
     scope = scope_of(event(not_before=NOW - 300, gate_id="G1"))
-    assert reason_for(scope, Around(now=NOW, resumed_at=NOW, is_released=lambda gate: True)) is None
+    assert reason_for(scope, DecisionContext(now=NOW, resumed_at=NOW, is_gate_released=lambda gate: True)) is None
 
 
 def test_an_event_that_waits_for_its_host_says_so() -> None:
     waiting = event(approved=True, gate_id="G1", host="h1")
-    wait = waits_for(scope_of(waiting), waiting, Around(now=NOW))
+    wait = start_wait(scope_of(waiting), waiting, DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("the other VMs on host h1, which are not ready yet", None)
 
 
 def test_only_work_on_a_whole_host_is_marked_so() -> None:
     """Spec §6.2: redeploy, migration and predicted failure never wait for the other VMs of a host."""
-    assert {cause for cause, row in CAUSES.items() if row.whole_host} == WHOLE_HOST
-    assert {cause for cause, row in CAUSES.items() if row.planned} == QUEUES
+    assert {cause for cause, row in CAUSE_RULES.items() if row.whole_host} == WHOLE_HOST
+    assert {cause for cause, row in CAUSE_RULES.items() if row.planned} == QUEUES
 
 
 @pytest.mark.parametrize(("ready", "busy"), list(product([False, True], repeat=2)))
 def test_an_event_is_free_for_its_gate_when_only_the_gate_keeps_it(ready: bool, busy: bool) -> None:
     mine = event(approved=ready, gate_id="G1")
-    others = [event("E2", status=Status.STARTED, update_domain=1)] if busy else []
-    assert is_free(scope_of(mine, *others), mine, Around(now=NOW)) is (ready and not busy)
+    others = [event("E2", status=EventState.STARTED, update_domain=1)] if busy else []
+    assert waits_only_for_gate(scope_of(mine, *others), mine, DecisionContext(now=NOW)) is (ready and not busy)
 
 
 @pytest.mark.parametrize("scope_id", [PLACEMENT, SET])
 @pytest.mark.parametrize("kinds", list(product([Cause.USER_DELETE, Cause.SCALE_IN, Cause.EVICTION], repeat=2)))
 @pytest.mark.parametrize("other_ready", [True, False])
-@pytest.mark.parametrize("other_status", list(Status))
+@pytest.mark.parametrize("other_status", list(EventState))
 def test_terminates_of_one_placement_group_start_together(
-    scope_id: str, kinds: tuple[Cause, Cause], other_ready: bool, other_status: Status
+    scope_id: str, kinds: tuple[Cause, Cause], other_ready: bool, other_status: EventState
 ) -> None:
     """Spec §6.2: an approved Terminate waits for each pending one that is not ready."""
     mine, other = kinds
@@ -168,53 +168,53 @@ def test_terminates_of_one_placement_group_start_together(
         event("E2", other, approved=other_ready, status=other_status),
         scope_id=scope_id,
     )
-    both = all(CAUSES[cause].kind is Kind.TERMINATE for cause in kinds)
-    must_wait = scope_id == PLACEMENT and both and not other_ready and other_status is Status.SCHEDULED
-    assert reason_for(scope) is (Reason.TERMINATES if must_wait else None)
+    both = all(CAUSE_RULES[cause].kind is Kind.TERMINATE for cause in kinds)
+    must_wait = scope_id == PLACEMENT and both and not other_ready and other_status is EventState.SCHEDULED
+    assert reason_for(scope) is (WaitReason.TERMINATES if must_wait else None)
 
 
 def test_a_terminate_starts_at_its_own_not_before_at_the_latest() -> None:
     """Spec §6.2."""
     slow = event("E2", Cause.USER_DELETE, not_before=NOW + 600)
     scope = scope_of(event(cause=Cause.USER_DELETE, approved=True), slow, scope_id=PLACEMENT)
-    wait = waits_for(scope, scope.events[0], Around(now=NOW))
+    wait = start_wait(scope, scope.events[0], DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == (
         "event E2, a Terminate of the same placement group that is not approved yet",
         NOW + 60,
     )
-    assert reason_for(scope, Around(now=NOW + 60)) is None
-    assert reason_for(scope, Around(now=NOW + 60), "E2") is Reason.NOTICE
+    assert reason_for(scope, DecisionContext(now=NOW + 60)) is None
+    assert reason_for(scope, DecisionContext(now=NOW + 60), "E2") is WaitReason.NOTICE
 
 
 @pytest.mark.parametrize(
     ("not_before", "approved", "now", "reason"),
     [
-        pytest.param(NOW - 300, False, NOW, Reason.GRACE, id="came due during the outage"),
-        pytest.param(NOW, False, NOW + 59, Reason.GRACE, id="came due as the service came back"),
+        pytest.param(NOW - 300, False, NOW, WaitReason.GRACE, id="came due during the outage"),
+        pytest.param(NOW, False, NOW + 59, WaitReason.GRACE, id="came due as the service came back"),
         pytest.param(NOW - 300, False, NOW + 60, None, id="the grace is over"),
         pytest.param(NOW - 300, True, NOW, None, id="was approved"),
         pytest.param(NOW + 1, False, NOW + 1, None, id="comes due after the outage"),
     ],
 )
 def test_what_came_due_while_nobody_could_poll_waits_a_moment(
-    not_before: float, approved: bool, now: float, reason: Reason | None
+    not_before: float, approved: bool, now: float, reason: WaitReason | None
 ) -> None:
     """After an outage VMs get the policy's grace to look, unless they had approved (spec §6.2, §6.3)."""
     scope = scope_of(event(approved=approved, not_before=not_before))
-    around = Around(now=now, resumed_at=NOW, policy=Policy(grace_s=60))
+    around = DecisionContext(now=now, resumed_at=NOW, policy=Policy(grace_s=60))
     assert reason_for(scope, around) is reason
-    assert is_free(scope, scope.events[0], around) is (reason is None)
+    assert waits_only_for_gate(scope, scope.events[0], around) is (reason is None)
 
 
 def test_the_grace_says_whom_it_is_for_and_when_it_ends() -> None:
     late = event(not_before=NOW - 300)
-    wait = waits_for(scope_of(late), late, Around(now=NOW, resumed_at=NOW))
+    wait = start_wait(scope_of(late), late, DecisionContext(now=NOW, resumed_at=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("VMs that could not poll while the service was away", NOW + 60)
 
 
 def test_what_is_told_first_is_what_must_happen_first() -> None:
     """Before its notice is over an event does not speak of gates and update domains."""
-    scope = scope_of(event(gate_id="G1"), event("E2", status=Status.STARTED, update_domain=1))
-    assert reason_for(scope) is Reason.NOTICE
+    scope = scope_of(event(gate_id="G1"), event("E2", status=EventState.STARTED, update_domain=1))
+    assert reason_for(scope) is WaitReason.NOTICE

@@ -10,19 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from forewarn.core.cause import CAUSES, Verb
-from forewarn.core.event import Act, Event, Outcome, Status
-from forewarn.core.fleet import Power, Vm
-from forewarn.core.request import Ask, Impact, Planned, Progress, Request, Rollout
-from forewarn.core.rollout import Wave, next_wave, progress_of, remaining, tally, why_ended
-from forewarn.testing.world import a_vm, counted_ids
+from forewarn.core.cause import CAUSE_RULES, Verb
+from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.fleet import PowerState, Vm
+from forewarn.core.request import (
+    MaintenanceRequest,
+    PlannedEvent,
+    RequestedOperation,
+    Rollout,
+    RolloutImpact,
+    RolloutState,
+)
+from forewarn.core.rollout import (
+    RolloutWave,
+    count_rollout_vms,
+    next_rollout_state,
+    next_wave,
+    remaining_vms,
+    rollout_end_reason,
+)
+from tests.support.world import a_vm, sequential_ids
 
 NOW = 1_000_000.0
-UPDATE = Rollout(impact=Impact.UPDATE, hosts=("h1", "h2", "h3"))
+UPDATE = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2", "h3"))
 
 
-def request(rollout: Rollout = UPDATE) -> Request:
-    return Request(id="r", ask=Ask.ROLLOUT, who="ops", at=NOW, targets=("h1",), notice_s=900, rollout=rollout)
+def request(rollout: Rollout = UPDATE) -> MaintenanceRequest:
+    return MaintenanceRequest(
+        id="r", ask=RequestedOperation.ROLLOUT, who="ops", at=NOW, targets=("h1",), notice_s=900, rollout=rollout
+    )
 
 
 def vm(name: str, host: str, domain: int = 0, scope: str = "web", **facts: object) -> Vm:
@@ -30,24 +46,24 @@ def vm(name: str, host: str, domain: int = 0, scope: str = "web", **facts: objec
 
 
 def wave_of(
-    vms: Iterable[Vm], events: Iterable[Event] = (), planned: Iterable[Planned] = (), *, rollout: Rollout = UPDATE
-) -> Wave:
-    numbers = counted_ids()
+    vms: Iterable[Vm], events: Iterable[Event] = (), planned: Iterable[PlannedEvent] = (), *, rollout: Rollout = UPDATE
+) -> RolloutWave:
+    numbers = sequential_ids()
     return next_wave(request(rollout), list(vms), list(events), list(planned), lambda: next(numbers))
 
 
-def event_of(planned: Planned, status: Status = Status.SCHEDULED, *, failed: bool = False) -> Event:
+def event_of(planned: PlannedEvent, status: EventState = EventState.SCHEDULED, *, failed: bool = False) -> Event:
     act = Act(id=f"{planned.event_id}:a", vm="v", name=planned.vms[0], verb=Verb.FREEZE, event_id=planned.event_id)
-    outcome = Outcome(ok=not failed, at=NOW)
+    outcome = ActOutcome(ok=not failed, at=NOW)
     return Event(
         id=planned.event_id, scope_id=planned.scope_id, request_id="r", cause=planned.cause, who="ops",
         vms=planned.vms, published_at=NOW, not_before=NOW + 900, update_domain=planned.update_domain,
         host=planned.host, gate_id=planned.gate_id, status=status,
-        acts=() if status is Status.SCHEDULED else (replace(act, outcome=outcome),),
+        acts=() if status is EventState.SCHEDULED else (replace(act, outcome=outcome),),
     )  # fmt: skip
 
 
-def listed(wave: Wave) -> list[tuple[str, ...]]:
+def listed(wave: RolloutWave) -> list[tuple[str, ...]]:
     return [planned.vms for planned in wave.planned]
 
 
@@ -61,12 +77,12 @@ def test_hosts_of_one_update_domain_are_published_together() -> None:
     assert listed(wave_of([vm("a", "h1"), vm("b", "h2"), vm("c", "h2")])) == [("a",), ("b", "c")]
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_the_next_update_domain_waits_until_the_previous_one_is_gone(status: Status) -> None:
+@pytest.mark.parametrize("status", list(EventState))
+def test_the_next_update_domain_waits_until_the_previous_one_is_gone(status: EventState) -> None:
     """Spec §6.2."""
     vms = [vm("a", "h1", 0), vm("b", "h2", 1)]
     (first,) = wave_of(vms).planned
-    assert listed(wave_of(vms, [event_of(first, status)])) == ([("b",)] if status is Status.OVER else [])
+    assert listed(wave_of(vms, [event_of(first, status)])) == ([("b",)] if status is EventState.OVER else [])
 
 
 def test_what_is_planned_but_not_yet_published_counts_as_under_way() -> None:
@@ -88,7 +104,7 @@ def test_a_host_waits_whole_while_one_scope_on_it_is_busy_elsewhere() -> None:
     (first,) = wave_of(vms).planned
     assert first.vms == ("a",)
     assert listed(wave_of(vms, [event_of(first)])) == []
-    assert listed(wave_of(vms, [event_of(first, Status.OVER)])) == [("b",), ("c",)]
+    assert listed(wave_of(vms, [event_of(first, EventState.OVER)])) == [("b",), ("c",)]
 
 
 def test_two_update_domains_of_a_scope_on_one_host_take_turns() -> None:
@@ -96,18 +112,18 @@ def test_two_update_domains_of_a_scope_on_one_host_take_turns() -> None:
     vms = [vm("a", "h1", 1), vm("b", "h1", 0)]
     (first,) = wave_of(vms).planned
     assert (first.vms, first.update_domain) == (("b",), 0)
-    assert listed(wave_of(vms, [event_of(first, Status.OVER)])) == [("a",)]
+    assert listed(wave_of(vms, [event_of(first, EventState.OVER)])) == [("a",)]
 
 
 def test_migrations_are_one_event_per_vm_and_need_no_gate() -> None:
     """Spec §6.2: moves of single VMs never wait for the host."""
-    wave = wave_of([vm("a", "h1"), vm("b", "h1")], rollout=replace(UPDATE, impact=Impact.MIGRATE))
+    wave = wave_of([vm("a", "h1"), vm("b", "h1")], rollout=replace(UPDATE, impact=RolloutImpact.MIGRATE))
     assert listed(wave) == [("a",), ("b",)]
     assert wave.gates == ()
 
 
 def test_a_rollout_over_a_scope_needs_no_gate() -> None:
-    over_scope = Rollout(impact=Impact.REBOOT, scope_id="set:sub/lab/web")
+    over_scope = Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/web")
     wave = wave_of([vm("a", "h1"), vm("b", "h2")], rollout=over_scope)
     assert wave.gates == ()
     assert listed(wave) == [("a",), ("b",)]
@@ -115,67 +131,67 @@ def test_a_rollout_over_a_scope_needs_no_gate() -> None:
 
 def test_a_deallocated_vm_is_passed_over() -> None:
     """Spec §4.2: there is nothing to hit."""
-    assert listed(wave_of([vm("a", "h1", power=Power.DEALLOCATED), vm("b", "h2")])) == [("b",)]
+    assert listed(wave_of([vm("a", "h1", power=PowerState.DEALLOCATED), vm("b", "h2")])) == [("b",)]
 
 
 def test_a_vm_that_moved_to_a_host_of_the_rollout_is_not_hit_twice() -> None:
     (first,) = wave_of([vm("a", "h1")]).planned
-    assert listed(wave_of([vm("a", "h2")], [event_of(first, Status.OVER)])) == []
+    assert listed(wave_of([vm("a", "h2")], [event_of(first, EventState.OVER)])) == []
 
 
 @pytest.mark.parametrize(
     ("failures", "maximum", "live", "left", "progress"),
     [
-        pytest.param(0, 1, True, 0, Progress.RUNNING, id="under way"),
-        pytest.param(0, 1, False, 2, Progress.RUNNING, id="more to come"),
-        pytest.param(0, 1, False, 0, Progress.COMPLETED, id="nothing left"),
-        pytest.param(1, 1, True, 2, Progress.STOPPED, id="at its maximum"),
-        pytest.param(1, 2, False, 2, Progress.RUNNING, id="below its maximum"),
-        pytest.param(2, 2, False, 0, Progress.STOPPED, id="failed at the end"),
-        pytest.param(9, 0, False, 2, Progress.RUNNING, id="never stops"),
+        pytest.param(0, 1, True, 0, RolloutState.RUNNING, id="under way"),
+        pytest.param(0, 1, False, 2, RolloutState.RUNNING, id="more to come"),
+        pytest.param(0, 1, False, 0, RolloutState.COMPLETED, id="nothing left"),
+        pytest.param(1, 1, True, 2, RolloutState.STOPPED, id="at its maximum"),
+        pytest.param(1, 2, False, 2, RolloutState.RUNNING, id="below its maximum"),
+        pytest.param(2, 2, False, 0, RolloutState.STOPPED, id="failed at the end"),
+        pytest.param(9, 0, False, 2, RolloutState.RUNNING, id="never stops"),
     ],
 )
 def test_a_rollout_stops_by_itself_at_its_maximum_of_failures(
-    failures: int, maximum: int, live: bool, left: int, progress: Progress
+    failures: int, maximum: int, live: bool, left: int, progress: RolloutState
 ) -> None:
     (planned,) = wave_of([vm("a", "h1")]).planned
-    events = [event_of(planned, Status.OVER, failed=True)] * failures
+    events = [event_of(planned, EventState.OVER, failed=True)] * failures
     events += [event_of(planned)] if live else []
-    assert progress_of(replace(UPDATE, max_failures=maximum), events, left) is progress
+    assert next_rollout_state(replace(UPDATE, max_failures=maximum), events, left) is progress
 
 
-@pytest.mark.parametrize("ended", [Progress.STOPPED, Progress.ABORTED, Progress.COMPLETED])
-def test_a_rollout_that_has_ended_stays_so(ended: Progress) -> None:
-    assert progress_of(replace(UPDATE, progress=ended), [], 0) is ended
+@pytest.mark.parametrize("ended", [RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED])
+def test_a_rollout_that_has_ended_stays_so(ended: RolloutState) -> None:
+    assert next_rollout_state(replace(UPDATE, progress=ended), [], 0) is ended
 
 
 @pytest.mark.parametrize(
     ("failures", "progress", "why"),
     [
-        pytest.param(0, Progress.COMPLETED, "", id="all went well"),
-        pytest.param(1, Progress.COMPLETED, "a: no reason given", id="completed"),
-        pytest.param(1, Progress.STOPPED, "1 VM failed, and it stops at 1 (a: no reason given)", id="stopped"),
-        pytest.param(5, Progress.COMPLETED, "; ".join(["a: no reason given"] * 3) + "; and 2 more", id="many"),
-        pytest.param(1, Progress.RUNNING, "", id="not ended"),
+        pytest.param(0, RolloutState.COMPLETED, "", id="all went well"),
+        pytest.param(1, RolloutState.COMPLETED, "a: no reason given", id="completed"),
+        pytest.param(1, RolloutState.STOPPED, "1 VM failed, and it stops at 1 (a: no reason given)", id="stopped"),
+        pytest.param(5, RolloutState.COMPLETED, "; ".join(["a: no reason given"] * 3) + "; and 2 more", id="many"),
+        pytest.param(1, RolloutState.RUNNING, "", id="not ended"),
     ],
 )
-def test_a_rollout_that_ended_with_failures_says_which(failures: int, progress: Progress, why: str) -> None:
+def test_a_rollout_that_ended_with_failures_says_which(failures: int, progress: RolloutState, why: str) -> None:
     (planned,) = wave_of([vm("a", "h1")]).planned
-    events = [event_of(planned, Status.OVER, failed=True)] * failures
-    assert why_ended(UPDATE, events, progress) == why
+    events = [event_of(planned, EventState.OVER, failed=True)] * failures
+    assert rollout_end_reason(UPDATE, events, progress) == why
 
 
 def test_the_tally_counts_every_vm_once() -> None:
     vms = [vm(name, "h1", domain) for domain, name in enumerate("abcde")]
-    plans = [Planned(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, who="ops", vms=(n,),
+    plans = [PlannedEvent(event_id=n, request_id="r", scope_id=vms[0].scope_id, cause=UPDATE.cause, who="ops", vms=(n,),
                      notice_s=900) for n in "abcd"]  # fmt: skip
     events = [
-        event_of(plans[0], Status.OVER),
-        event_of(plans[1], Status.OVER, failed=True),
-        replace(event_of(plans[2]), status=Status.OVER),
-        event_of(plans[3], Status.STARTED),
+        event_of(plans[0], EventState.OVER),
+        event_of(plans[1], EventState.OVER, failed=True),
+        replace(event_of(plans[2]), status=EventState.OVER),
+        event_of(plans[3], EventState.STARTED),
     ]
-    counted = tally(vms, events)
+    counted = count_rollout_vms(vms, events)
     assert (counted.total, counted.done, counted.failed, counted.withdrawn) == (5, 1, 1, 1)
     assert (counted.started, counted.scheduled, counted.waiting) == (1, 0, 1)
 
@@ -197,12 +213,12 @@ FLEETS = st.lists(
 class Play:
     """A rollout played through, in whatever order its events end. It keeps to no rule: it only writes down."""
 
-    def __init__(self, vms: list[Vm], impact: Impact) -> None:
+    def __init__(self, vms: list[Vm], impact: RolloutImpact) -> None:
         self.vms = vms
         self.rollout = Rollout(impact=impact, hosts=tuple(HOSTS))
         self.events: dict[str, Event] = {}
-        self.waves: list[Wave] = []
-        self._numbers = counted_ids()
+        self.waves: list[RolloutWave] = []
+        self._numbers = sequential_ids()
 
     def publish(self) -> bool:
         """Whether the rollout had anything to publish."""
@@ -218,10 +234,10 @@ class Play:
         return [event for event in self.events.values() if event.is_live]
 
     def end(self, event: Event) -> None:
-        self.events[event.id] = replace(event, status=Status.OVER)
+        self.events[event.id] = replace(event, status=EventState.OVER)
 
 
-def _play(vms: list[Vm], impact: Impact, data: st.DataObject) -> Play:
+def _play(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> Play:
     play = Play(vms, impact)
     for _ in range(3 * len(vms) + 1):
         published = play.publish()
@@ -241,19 +257,21 @@ def _at_most_one_domain_per_scope(live: list[Event]) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(vms=FLEETS, impact=st.sampled_from(list(Impact)), data=st.data())
-def test_any_rollout_ends_and_reaches_every_vm_exactly_once(vms: list[Vm], impact: Impact, data: st.DataObject) -> None:
+@given(vms=FLEETS, impact=st.sampled_from(list(RolloutImpact)), data=st.data())
+def test_any_rollout_ends_and_reaches_every_vm_exactly_once(
+    vms: list[Vm], impact: RolloutImpact, data: st.DataObject
+) -> None:
     """Spec §6.2: whatever the order in which events end, never two update domains of a scope are live."""
     play = _play(vms, impact, data)
     reached = Counter((event.scope_id, name) for event in play.events.values() for name in event.vms)
     assert reached == Counter({(vm.scope_id, vm.name): 1 for vm in vms})
-    assert remaining(play.rollout, vms, list(play.events.values()), []) == []
+    assert remaining_vms(play.rollout, vms, list(play.events.values()), []) == []
 
 
 @settings(max_examples=150, deadline=None)
-@given(vms=FLEETS, impact=st.sampled_from(list(Impact)), data=st.data())
+@given(vms=FLEETS, impact=st.sampled_from(list(RolloutImpact)), data=st.data())
 def test_any_event_stays_within_one_scope_one_update_domain_and_one_host(
-    vms: list[Vm], impact: Impact, data: st.DataObject
+    vms: list[Vm], impact: RolloutImpact, data: st.DataObject
 ) -> None:
     """Spec §7.3, §4.2."""
     where = {(vm.scope_id, vm.name): (vm.update_domain, vm.host) for vm in vms}
@@ -262,8 +280,8 @@ def test_any_event_stays_within_one_scope_one_update_domain_and_one_host(
 
 
 @settings(max_examples=150, deadline=None)
-@given(vms=FLEETS, impact=st.sampled_from([Impact.UPDATE, Impact.REBOOT]), data=st.data())
-def test_a_host_is_published_whole_or_not_at_all(vms: list[Vm], impact: Impact, data: st.DataObject) -> None:
+@given(vms=FLEETS, impact=st.sampled_from([RolloutImpact.UPDATE, RolloutImpact.REBOOT]), data=st.data())
+def test_a_host_is_published_whole_or_not_at_all(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> None:
     """Spec §6.2, shared host: each scope that is left on the host has its lowest update domain in the wave."""
     play = _play(vms, impact, data)
     left = {(vm.scope_id, vm.name): vm for vm in vms}
@@ -285,4 +303,4 @@ def _lowest_on(host: str, vms: Iterable[Vm]) -> set[tuple[str, str]]:
 
 def test_only_planned_work_can_be_rolled_out() -> None:
     """Spec §6.2: rollouts are planned platform maintenance."""
-    assert all(CAUSES[Rollout(impact=impact).cause].planned for impact in Impact)
+    assert all(CAUSE_RULES[Rollout(impact=impact).cause].planned for impact in RolloutImpact)

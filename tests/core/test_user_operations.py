@@ -7,21 +7,20 @@ from itertools import count, product
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.agenda import turn
 from forewarn.core.cause import Cause
-from forewarn.core.enablement import enable
-from forewarn.core.event import Ending, Event, Status
-from forewarn.core.fleet import AutoApproval, Power, Priority, Vm
-from forewarn.core.planning import apply
-from forewarn.core.policy import Around, Policy
-from forewarn.core.request import Planned
-from forewarn.core.scope import Scope
+from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.fleet import AutoApproval, PowerState, Priority, Vm
+from forewarn.core.planning import apply_planned_event
+from forewarn.core.reconcile import reconcile_scope
+from forewarn.core.request import PlannedEvent
+from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import Refused
-from forewarn.testing.world import a_vm
+from tests.support.world import a_vm
 
 NOW = 1_000_000.0
-AROUND = Around(now=NOW, destination=lambda vm: "h2")
-SCHEDULED, STARTED = Status.SCHEDULED, Status.STARTED
+AROUND = DecisionContext(now=NOW, find_destination=lambda vm: "h2")
+SCHEDULED, STARTED = EventState.SCHEDULED, EventState.STARTED
 _NUMBERS = count(1)
 
 WITH_EVENT = [Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE, Cause.SCALE_IN]
@@ -46,38 +45,42 @@ def vm(name: str = "web-0", **facts: object) -> Vm:
 
 
 def scope_of(*vms: Vm) -> Scope:
-    return enable(Scope(id=vms[0].scope_id, vms=vms), by="web-0", now=NOW)
+    return enable_scope(Scope(id=vms[0].scope_id, vms=vms), by="web-0", now=NOW)
 
 
-def asked(scope: Scope, cause: Cause, name: str = "web-0", around: Around = AROUND) -> Scope:
-    plan = Planned(
+def asked(scope: Scope, cause: Cause, name: str = "web-0", around: DecisionContext = AROUND) -> Scope:
+    plan = PlannedEvent(
         event_id=f"E{next(_NUMBERS)}", request_id="r", scope_id=scope.id, cause=cause, who="ann", vms=(name,),
         notice_s=900,
     )  # fmt: skip
-    return apply(scope, plan, around)
+    return apply_planned_event(scope, plan, around)
 
 
 def suited(scope: Scope, cause: Cause) -> Scope:
     """The scope with its VM in a state that the cause suits."""
-    power = Power.STOPPED if cause is Cause.START else Power.RUNNING
+    power = PowerState.STOPPED if cause is Cause.START else PowerState.RUNNING
     return scope.with_vm(replace(scope.vms[0], power=power))
 
 
-def pending(cause: Cause, status: Status) -> Scope:
+def pending(cause: Cause, status: EventState) -> Scope:
     scope = asked(suited(scope_of(vm()), cause), cause)
-    return turn(scope, Around(now=NOW + 900, destination=AROUND.destination)) if status is STARTED else scope
+    return (
+        reconcile_scope(scope, DecisionContext(now=NOW + 900, find_destination=AROUND.find_destination))
+        if status is STARTED
+        else scope
+    )
 
 
-def limited_to(limit: int) -> Around:
-    return Around(now=NOW, destination=AROUND.destination, policy=Policy(max_user_operations=limit))
+def limited_to(limit: int) -> DecisionContext:
+    return DecisionContext(now=NOW, find_destination=AROUND.find_destination, policy=Policy(max_user_operations=limit))
 
 
 def live(scope: Scope) -> list[Event]:
-    return list(scope.live())
+    return list(scope.live_events())
 
 
 @pytest.mark.parametrize(("old", "new", "status"), [pytest.param(*m, id="-".join(m)) for m in MATRIX])
-def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, new: Cause, status: Status) -> None:
+def test_a_second_user_operation_is_refused_or_replaces_the_first(old: Cause, new: Cause, status: EventState) -> None:
     """Spec §8.4, the whole matrix."""
     before = suited(pending(old, status), new)
     (first,) = live(before)
@@ -165,5 +168,5 @@ def test_what_a_policy_approved_runs_at_once_and_does_not_count() -> None:
 
 
 def test_room_is_made_when_an_operation_starts() -> None:
-    started = turn(asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), Around(now=NOW + 900))
+    started = reconcile_scope(asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), DecisionContext(now=NOW + 900))
     assert len(live(asked(started, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2

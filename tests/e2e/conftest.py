@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.process import Endpoint, ServiceProcess
+from tests.support.service_process import ServiceProcess, VmEndpoint
 
 TARGET = "/metadata/scheduledevents?api-version="
 
@@ -26,7 +26,7 @@ class Told:
 Curl = Callable[..., Told]
 
 
-def real_curl(at: Endpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
+def real_curl(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
     """`curl -H … -d … URL`, as it is typed."""
     line = ["curl", "-sS", "--noproxy", "*", "--max-time", "30", "-w", "\n%{http_code}"]
     for header in headers:
@@ -39,7 +39,7 @@ def real_curl(at: Endpoint, target: str, *, headers: tuple[str, ...] = ("Metadat
     return Told(int(status), text)
 
 
-def curls_bytes(at: Endpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
+def curls_bytes(at: VmEndpoint, target: str, *, headers: tuple[str, ...] = ("Metadata:true",), body: str = "") -> Told:
     """What curl puts on the wire for the same command; a header given as `Name:` is left out, as curl does."""
     lines = [f"{'POST' if body else 'GET'} {target} HTTP/1.1", f"Host: {at.address}:{at.port}"]
     lines += ["User-Agent: curl/7.88.1", "Accept: */*", *(header for header in headers if not header.endswith(":"))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess, eventually, free_port
+from tests.support.service_process import ServiceProcess, eventually, free_port
 
 FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-{n}"\ncount = 3\n'
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import Endpoint, ServiceProcess, eventually, free_port
+from tests.support.service_process import ServiceProcess, VmEndpoint, eventually, free_port
 
 HOSTS = '[[hosts]]\nname = "host-{n}"\ncount = 3\n'
 NAME = "/metadata/instance/compute/name?api-version=2019-08-01&format=text"
@@ -39,7 +39,7 @@ def names_of(service: ServiceProcess) -> list[str]:
     return sorted(vm["name"] for vm in service.api("GET", "/fleet").json["vms"])
 
 
-def status_at(service: ServiceProcess, endpoint: Endpoint) -> int:
+def status_at(service: ServiceProcess, endpoint: VmEndpoint) -> int:
     with closing(service.connect(endpoint)) as connection:
         connection.request("GET", TARGET, headers={"Metadata": "true"})
         return connection.getresponse().status

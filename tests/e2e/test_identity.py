@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import Endpoint, ServiceProcess, free_port
+from tests.support.service_process import ServiceProcess, VmEndpoint, free_port
 
 LAB = """
 [[hosts]]
@@ -79,10 +79,10 @@ def test_each_vm_is_the_loopback_address_that_is_called_and_an_address_of_nobody
         names = ["web-0", "web-1", "web-2"]
         assert len({lab.endpoint(name).address for name in names}) == 3
         assert [lab.guest(name, "GET", NAME).body.decode() for name in names] == names
-        assert stranger(lab, Endpoint("127.0.0.77", lab.port), TARGET) == (404, NOT_FOUND)
+        assert stranger(lab, VmEndpoint("127.0.0.77", lab.port), TARGET) == (404, NOT_FOUND)
 
 
-def stranger(service: ServiceProcess, at: Endpoint, target: str, method: str = "GET") -> tuple[int, bytes]:
+def stranger(service: ServiceProcess, at: VmEndpoint, target: str, method: str = "GET") -> tuple[int, bytes]:
     connection = service.connect(at)
     try:
         connection.request(method, target, headers={"Metadata": "true"})
@@ -115,7 +115,10 @@ def test_vms_of_a_network_are_told_apart_by_their_addresses(network: ServiceProc
 def test_a_caller_that_is_no_vm_gets_404_and_learns_nothing(network: ServiceProcess, target: str) -> None:
     """Spec §10: whatever it asks for; §2.7: before anything else is looked at."""
     for method in ("GET", "POST", "PUT"):
-        assert stranger(network, Endpoint("127.0.0.1", network.port, "127.0.0.99"), target, method) == (404, NOT_FOUND)
+        assert stranger(network, VmEndpoint("127.0.0.1", network.port, "127.0.0.99"), target, method) == (
+            404,
+            NOT_FOUND,
+        )
     assert network.api("GET", "/fleet").json["scopes"][0]["enabled"] is False, "and enables nobody"
 
 

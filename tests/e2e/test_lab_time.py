@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.clock import LabClock, Setting
-from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port, run_forewarn
+from forewarn.clock import ClockSetting, LabClock
+from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
 [[hosts]]
@@ -44,7 +44,7 @@ def set_speed(service: ServiceProcess, speed: float) -> None:
     assert service.api("POST", "/clock/speed", {"speed": speed}).status == 200
 
 
-def shown_time(answer: Answer) -> float:
+def shown_time(answer: HttpAnswer) -> float:
     return parsedate_to_datetime(answer.headers["Date"]).timestamp()
 
 
@@ -103,9 +103,9 @@ def test_notice_runs_out_by_itself_on_a_clock_that_runs_fast(service: ServicePro
 def test_a_jump_to_an_instant_that_passes_meanwhile_is_a_jump_to_now() -> None:
     """Spec §12: the clock goes on between choosing a wake-up and jumping to it, and never moves back."""
     real = itertools.count(1000.0, 0.5)
-    clock = LabClock(Setting(lab_at=5000.0, real_at=1000.0), real=lambda: next(real))
+    clock = LabClock(ClockSetting(lab_at=5000.0, real_at=1000.0), real=lambda: next(real))
     chosen = clock.now()
-    assert clock.jumped_to(chosen).lab_at == chosen + 0.5
+    assert clock.setting_after_jump(chosen).lab_at == chosen + 0.5
 
 
 def test_who_polls_stays_enabled_while_days_are_skipped_and_who_fell_silent_does_not(tmp_path: Path, ask: Ask) -> None:
@@ -146,7 +146,7 @@ def test_a_request_is_held_in_real_time_whatever_the_clock_does(service: Service
     """Spec §4.4, §12: a week of lab time does not end five minutes of waiting; a change of the document does."""
     first = service.guest("web-0", "GET", TARGET)
     asked_before = eventually(lambda: vm_view(service, "web-0")["polls"])
-    answers: list[Answer] = []
+    answers: list[HttpAnswer] = []
     wanted = {"If-None-Match": first.headers["ETag"], "Prefer": "wait=300"}
     waiting = threading.Thread(target=lambda: answers.append(service.guest("web-0", "GET", TARGET, **wanted)))
     waiting.start()

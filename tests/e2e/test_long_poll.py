@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import Answer, ServiceProcess, eventually
+from tests.support.service_process import HttpAnswer, ServiceProcess, eventually
 
 FLEET = """
 [[hosts]]
@@ -39,7 +39,7 @@ class Waiting:
     """A VM that holds a request open; made once the service has it."""
 
     def __init__(self, service: ServiceProcess, vm: str, wait_s: int = 30) -> None:
-        self.answer: Answer | None = None
+        self.answer: HttpAnswer | None = None
         self._service, self._vm, self._wait_s = service, vm, wait_s
         self._etag = service.guest(vm, "GET", TARGET).headers["ETag"]
         self._thread = threading.Thread(target=self._wait)
@@ -58,7 +58,7 @@ class Waiting:
         except (OSError, http.client.HTTPException):
             pass  # nobody answered
 
-    def end(self) -> Answer | None:
+    def end(self) -> HttpAnswer | None:
         self._thread.join(timeout=15)
         assert not self._thread.is_alive()
         return self.answer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families as read
 
-from forewarn.testing.process import Endpoint, ServiceProcess, eventually, free_port
+from tests.support.service_process import ServiceProcess, VmEndpoint, eventually, free_port
 
 FLEET = '[[hosts]]\nname = "host-0"\n[[vms]]\nname = "web-{n}"\ncount = 3\n'
 POLL = ("forewarn_polls_total", frozenset({("version", "2020-07-01"), ("outcome", "200")}))
@@ -19,7 +19,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scraped(service: ServiceProcess, port: int) -> Samples:
-    connection = service.connect(Endpoint("127.0.0.1", port))
+    connection = service.connect(VmEndpoint("127.0.0.1", port))
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()

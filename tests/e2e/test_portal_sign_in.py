@@ -18,24 +18,24 @@ from urllib.parse import urlencode
 
 import pytest
 
-from forewarn.testing.console import Console, open_console
-from forewarn.testing.process import free_port
+from tests.support.service_process import free_port
+from tests.support.web_service import WebService, open_web_service
 
 LINK = re.compile(r"http://localhost:\d+/portal/sign-in/once/[\w-]{43}")
 
 
 @pytest.fixture
-def console(tmp_path: Path) -> Iterator[Console]:
-    with open_console(tmp_path) as console:
+def console(tmp_path: Path) -> Iterator[WebService]:
+    with open_web_service(tmp_path) as console:
         yield console
 
 
 class Browser:
-    def __init__(self, console: Console, *, is_safe: bool = False) -> None:
-        port = console.base.rpartition(":")[2]
+    def __init__(self, console: WebService, *, is_safe: bool = False) -> None:
+        port = console.base_url.rpartition(":")[2]
         self.base = f"{'https' if is_safe else 'http'}://localhost:{port}"
         self.jar = CookieJar()
-        trusting = ssl.create_default_context(cafile=console.shown["ca"])
+        trusting = ssl.create_default_context(cafile=console.console_info["ca"])
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}),
             urllib.request.HTTPSHandler(context=trusting),
@@ -66,14 +66,14 @@ class Browser:
         return found[1]
 
 
-def new_link(console: Console) -> str:
+def new_link(console: WebService) -> str:
     said = console.service.forewarn("portal")
     assert said.returncode == 0, said.stderr
     assert LINK.fullmatch(said.stdout.strip())
     return said.stdout.strip()
 
 
-def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console: Console) -> None:
+def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console: WebService) -> None:
     browser = Browser(console)
     assert browser.who() == ""
     link = new_link(console)
@@ -98,8 +98,8 @@ def test_a_link_leads_to_the_fleet_and_the_session_outlives_the_process(console:
     assert browser.who() == ""
 
 
-def test_the_secret_of_the_administrator_signs_in_over_tls(console: Console) -> None:
-    client_id, secret = console.admin
+def test_the_secret_of_the_administrator_signs_in_over_tls(console: WebService) -> None:
+    client_id, secret = console.admin_credentials
     browser = Browser(console, is_safe=True)
     assert browser.post("/portal/sign-in", client_id=client_id, secret="wrong")[0] == 401
     assert browser.post("/portal/sign-in", client_id=client_id, secret=secret)[0] == 200
@@ -108,7 +108,7 @@ def test_the_secret_of_the_administrator_signs_in_over_tls(console: Console) -> 
     assert (cookie.name.startswith("__Host-"), cookie.secure) == (True, True)
 
 
-def test_a_link_is_in_no_log_no_history_and_no_listing(console: Console) -> None:
+def test_a_link_is_in_no_log_no_history_and_no_listing(console: WebService) -> None:
     code = new_link(console).rpartition("/")[2]
     history = console.service.api("GET", "/history").body
     shown = console.service.api("GET", "/service").body

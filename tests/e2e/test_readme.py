@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.agent.config import read as read_agents_file
-from forewarn.core.proposal import read_fleet
-from forewarn.testing.process import ServiceProcess
+from forewarn.agent.config import parse_config as read_agents_file
+from forewarn.core.fleetfile.reader import read_fleet_file
+from tests.support.service_process import ServiceProcess
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def test_the_python_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_fleet_in_the_readme_is_sound() -> None:
     fleet, _ = blocks("toml")
-    assert len(read_fleet(fleet).vms) == 6
+    assert len(read_fleet_file(fleet).vms) == 6
 
 
 def test_the_agents_file_in_the_readme_is_sound() -> None:

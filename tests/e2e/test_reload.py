@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port
+from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port
 
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "web-{n}"\ncount = 2\n'
 LARGE = FLEET.replace("count = 2", "count = 10000")
@@ -40,17 +40,17 @@ class Held:
     def __init__(self, service: ServiceProcess, vm: str) -> None:
         self._connection = service.connect(service.endpoint(vm))
         tag = self._ask({}).headers["ETag"]
-        self._answers: list[Answer] = []
+        self._answers: list[HttpAnswer] = []
         headers = {"If-None-Match": tag, "Prefer": "wait=60"}
         self._thread = threading.Thread(target=lambda: self._answers.append(self._ask(headers)))
         self._thread.start()
 
-    def _ask(self, headers: dict[str, str]) -> Answer:
+    def _ask(self, headers: dict[str, str]) -> HttpAnswer:
         self._connection.request("GET", TARGET, headers=POLL | headers)
         response = self._connection.getresponse()
-        return Answer(response.status, response.read(), dict(response.getheaders()))
+        return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpAnswer:
         self._thread.join(20)
         self._connection.close()
         return self._answers[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess, eventually, free_port, run_forewarn
+from tests.support.service_process import ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = """
 [[hosts]]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess
+from tests.support.service_process import ServiceProcess
 
 FLEET = """
 [defaults]
@@ -73,13 +73,13 @@ def work(service: ServiceProcess, seed: int, accepted: Accepted, stop: threading
 
 def effects(data: Path) -> dict[str, int]:
     """How often each act took effect, read from the hypervisor's own ledger."""
-    from forewarn.hypervisor.ledger import Ledger
+    from forewarn.hypervisor.ledger import EffectLedger
 
-    ledger = Ledger.open(data / "simulated.db")
+    ledger = EffectLedger.open(data / "simulated.db")
     try:
-        assert ledger.repeats == 0
+        assert ledger.repeated_effects == 0
         counted: dict[str, int] = {}
-        for effect in ledger.entries():
+        for effect in ledger.effects():
             counted[effect.act_id] = counted.get(effect.act_id, 0) + 1
         return counted
     finally:

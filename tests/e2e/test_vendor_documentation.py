@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forewarn.protocol.versions import VERSIONS
-from forewarn.testing.process import Endpoint, ServiceProcess
+from tests.support.service_process import ServiceProcess, VmEndpoint
 
 FLEET = """
 [[hosts]]
@@ -135,7 +135,7 @@ def test_several_events_are_approved_in_one_request(service: ServiceProcess, cur
     assert curl(service.endpoint("DB-0"), TARGET + NEWEST, body=body).status == 200, "a retry is harmless (§5.2)"
 
 
-def powershell(at: Endpoint, method: str, target: str, body: str = "") -> tuple[int, bytes]:
+def powershell(at: VmEndpoint, method: str, target: str, body: str = "") -> tuple[int, bytes]:
     """Invoke-RestMethod of Windows PowerShell 5.1: it holds the body back until it is told to go on."""
     lines = [f"{method} {target} HTTP/1.1", "metadata: true"]
     lines.append("User-Agent: Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.17763.1")
@@ -170,7 +170,7 @@ def test_the_calls_of_powershell_query_and_approve(service: ServiceProcess, ask:
 class Handler:
     """What a user writes after reading the page: know one's name, poll, act on one's own events, approve them."""
 
-    def __init__(self, at: Endpoint) -> None:
+    def __init__(self, at: VmEndpoint) -> None:
         self._base = f"http://{at.address}:{at.port}/metadata"
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self.name = self._ask("/instance/compute/name?api-version=2019-08-01&format=text").decode()

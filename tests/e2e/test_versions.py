@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.protocol.versions import VERSIONS
-from forewarn.testing.process import ServiceProcess
+from tests.support.service_process import ServiceProcess
 
 FLEET = """
 [[hosts]]

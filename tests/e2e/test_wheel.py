@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forewarn import __version__
-from forewarn.testing.process import ServiceProcess, eventually, free_port
+from tests.support.service_process import ServiceProcess, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 INSTALL_S = 180

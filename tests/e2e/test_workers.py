@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import Answer, ServiceProcess, eventually, free_port
+from tests.support.service_process import HttpAnswer, ServiceProcess, eventually, free_port
 
 FLEET = """
 [[hosts]]
@@ -108,10 +108,10 @@ def links_of(pid: int) -> set[str]:
     return links
 
 
-def poll_on(connection: http.client.HTTPConnection, target: str = TARGET, **headers: str) -> Answer:
+def poll_on(connection: http.client.HTTPConnection, target: str = TARGET, **headers: str) -> HttpAnswer:
     connection.request("GET", target, headers=METADATA | headers)
     response = connection.getresponse()
-    return Answer(response.status, response.read(), dict(response.getheaders()))
+    return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
 
 
 def close(connections: dict[int, http.client.HTTPConnection]) -> None:
@@ -176,7 +176,7 @@ class Held:
 
     def __init__(self, service: ServiceProcess, connection: http.client.HTTPConnection, etag: str) -> None:
         self._connection, self._etag = connection, etag
-        self._answer: Answer | None = None
+        self._answer: HttpAnswer | None = None
         self._thread = threading.Thread(target=self._wait)
         before = polls_of(service, "db-0")
         self._thread.start()
@@ -185,7 +185,7 @@ class Held:
     def _wait(self) -> None:
         self._answer = poll_on(self._connection, **{"If-None-Match": self._etag, "Prefer": "wait=30"})
 
-    def end(self) -> Answer:
+    def end(self) -> HttpAnswer:
         self._thread.join(timeout=15)
         assert self._answer is not None
         return self._answer

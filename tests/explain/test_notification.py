@@ -8,21 +8,28 @@ import pytest
 from msgspec.structs import replace
 
 from forewarn.core.cause import Cause
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry, What
-from forewarn.core.notification import Notification, is_wanted, message_of, notification_for, rendered, vm_keys
-from forewarn.core.webhook import Happening, Schema, Webhook
-from forewarn.testing.world import NOON, a_vm
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
+from forewarn.explain.notification import (
+    EventNotification,
+    event_vm_keys,
+    is_subscribed,
+    notification_for,
+    notification_message,
+    render_message,
+)
+from tests.support.world import NOON, a_vm
 
 EVENT_ID = "00000000-0000-4000-8000-0000000000AB"
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
 TOLD = [
-    (What.PUBLISHED, Happening.SCHEDULED),
-    (What.STARTED, Happening.STARTED),
-    (What.FINISHED, Happening.COMPLETED),
-    (What.WITHDRAWN, Happening.CANCELED),
+    (EntryKind.PUBLISHED, EventGridStatus.SCHEDULED),
+    (EntryKind.STARTED, EventGridStatus.STARTED),
+    (EntryKind.FINISHED, EventGridStatus.COMPLETED),
+    (EntryKind.WITHDRAWN, EventGridStatus.CANCELED),
 ]
 ONE_OF_EACH = [
     (a_vm("Web-0"), f"{COMPUTE}/virtualMachines/Web-0"),
@@ -46,40 +53,42 @@ def an_event(*vms: Vm, **facts: Any) -> Event:
     return Event(**{**given, **facts})
 
 
-def an_entry(what: What = What.PUBLISHED, at: float = NOON) -> Entry:
-    return Entry(at=at, what=what, text="x", event_id=EVENT_ID)
+def an_entry(what: EntryKind = EntryKind.PUBLISHED, at: float = NOON) -> HistoryEntry:
+    return HistoryEntry(at=at, what=what, text="x", event_id=EVENT_ID)
 
 
-def told(*vms: Vm, what: What = What.PUBLISHED, at: float = NOON, **facts: Any) -> Notification:
+def told(*vms: Vm, what: EntryKind = EntryKind.PUBLISHED, at: float = NOON, **facts: Any) -> EventNotification:
     notification = notification_for(an_entry(what, at), an_event(*vms, **facts), vms)
     assert notification is not None
     return notification
 
 
-def a_webhook(**facts: Any) -> Webhook:
-    return Webhook(**{"id": "w", "url": "https://x", "secret": "s", **facts})
+def a_webhook(**facts: Any) -> WebhookSubscription:
+    return WebhookSubscription(**{"id": "w", "url": "https://x", "secret": "s", **facts})
 
 
 @pytest.mark.parametrize(("what", "happening"), TOLD)
-def test_four_kinds_of_entries_are_told_whatever_the_event_is_by_now(what: What, happening: Happening) -> None:
-    for status in Status:
-        assert told(a_vm("web"), what=what, status=status).happening is happening
+def test_four_kinds_of_entries_are_told_whatever_the_event_is_by_now(
+    what: EntryKind, happening: EventGridStatus
+) -> None:
+    for status in EventState:
+        assert told(a_vm("web"), what=what, status=status).status is happening
 
 
-@pytest.mark.parametrize("what", sorted(set(What) - {what for what, _ in TOLD}))
-def test_no_other_entry_is_told(what: What) -> None:
+@pytest.mark.parametrize("what", sorted(set(EntryKind) - {what for what, _ in TOLD}))
+def test_no_other_entry_is_told(what: EntryKind) -> None:
     assert notification_for(an_entry(what), an_event(a_vm("web")), [a_vm("web")]) is None
 
 
 @pytest.mark.parametrize("what", [what for what, _ in TOLD])
-def test_what_no_document_lists_is_told_nowhere(what: What) -> None:
+def test_what_no_document_lists_is_told_nowhere(what: EntryKind) -> None:
     assert notification_for(an_entry(what), an_event(a_vm("web"), listed=False), [a_vm("web")]) is None
 
 
 @pytest.mark.parametrize(("vm", "resource"), ONE_OF_EACH, ids=["vm", "set", "scale set", "service"])
 def test_the_resource_is_what_the_scope_is_in_azure(vm: Vm, resource: str) -> None:
     assert told(vm).resource == resource
-    assert vm_keys(an_event(vm)) == (vm.key,)
+    assert event_vm_keys(an_event(vm)) == (vm.key,)
 
 
 def test_a_vm_made_anew_elsewhere_does_not_change_what_is_told_of_the_others() -> None:
@@ -92,7 +101,7 @@ def test_a_vm_made_anew_elsewhere_does_not_change_what_is_told_of_the_others() -
 
 def test_an_id_is_the_same_whenever_it_is_told_and_another_for_every_happening() -> None:
     web = a_vm("web")
-    assert told(web).id == told(web, status=Status.OVER, what=What.PUBLISHED, at=NOON + 9).id
+    assert told(web).id == told(web, status=EventState.OVER, what=EntryKind.PUBLISHED, at=NOON + 9).id
     ids = {told(web, what=what).id for what, _ in TOLD} | {told(a_vm("db")).id}
     assert len(ids) == 5
 
@@ -125,23 +134,25 @@ CLOUD_EVENTS = (
 )
 
 
-@pytest.mark.parametrize(("schema", "expected"), [(Schema.EVENT_GRID, EVENT_GRID), (Schema.CLOUD_EVENTS, CLOUD_EVENTS)])
-def test_both_forms_to_the_byte(schema: Schema, expected: bytes) -> None:
+@pytest.mark.parametrize(
+    ("schema", "expected"), [(WebhookSchema.EVENT_GRID, EVENT_GRID), (WebhookSchema.CLOUD_EVENTS, CLOUD_EVENTS)]
+)
+def test_both_forms_to_the_byte(schema: WebhookSchema, expected: bytes) -> None:
     pool = [a_vm(f"pool_{n}", scale_set="pool", placement_group="pg") for n in (0, 1)]
-    assert rendered(message_of(told(*pool, at=NOON + 0.25)), schema) == expected
+    assert render_message(notification_message(told(*pool, at=NOON + 0.25)), schema) == expected
 
 
 @pytest.mark.parametrize(
     ("what", "not_before"),
     [
-        (What.PUBLISHED, "Mon, 05 Jan 2026 12:15:00 GMT"),
-        (What.STARTED, ""),
-        (What.FINISHED, ""),
-        (What.WITHDRAWN, "Mon, 05 Jan 2026 12:15:00 GMT"),
+        (EntryKind.PUBLISHED, "Mon, 05 Jan 2026 12:15:00 GMT"),
+        (EntryKind.STARTED, ""),
+        (EntryKind.FINISHED, ""),
+        (EntryKind.WITHDRAWN, "Mon, 05 Jan 2026 12:15:00 GMT"),
     ],
 )
-def test_not_before_is_empty_once_it_has_begun(what: What, not_before: str) -> None:
-    properties = message_of(told(a_vm("web"), what=what)).data["resourceInfo"]["properties"]
+def test_not_before_is_empty_once_it_has_begun(what: EntryKind, not_before: str) -> None:
+    properties = notification_message(told(a_vm("web"), what=what)).data["resourceInfo"]["properties"]
     assert properties["NotBefore"] == not_before
 
 
@@ -161,17 +172,17 @@ OVER = [
 @pytest.mark.parametrize(("over", "wanted"), OVER)
 def test_a_webhook_is_told_what_happens_within_its_resource(over: str, wanted: bool) -> None:
     vms = [a_vm(f"web-{n}", availability_set="web") for n in (0, 1)]
-    assert is_wanted(a_webhook(over=over), told(*vms), vms) is wanted
+    assert is_subscribed(a_webhook(over=over), told(*vms), vms) is wanted
 
 
 def test_a_webhook_is_told_only_the_happenings_it_asked_for() -> None:
     web = a_vm("web")
-    webhook = a_webhook(happenings=(Happening.STARTED,))
-    assert [what for what, _ in TOLD if is_wanted(webhook, told(web, what=what), [web])] == [What.STARTED]
+    webhook = a_webhook(happenings=(EventGridStatus.STARTED,))
+    assert [what for what, _ in TOLD if is_subscribed(webhook, told(web, what=what), [web])] == [EntryKind.STARTED]
 
 
 def test_a_webhook_for_those_who_opted_in_is_told_of_no_others() -> None:
     webhook = a_webhook(opted_in_only=True)
     web = a_vm("web")
-    assert not is_wanted(webhook, told(web), [web])
-    assert is_wanted(webhook, told(web), [replace(web, publish_outside=True)])
+    assert not is_subscribed(webhook, told(web), [web])
+    assert is_subscribed(webhook, told(web), [replace(web, publish_outside=True)])

@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.attention import Asks, Neighbour, Told, asks, awaits, given_to, told
 from forewarn.core.cause import Cause
-from forewarn.core.event import Event, Status
-from forewarn.core.history import Sighting
-from forewarn.core.pace import SILENT_S, Pace
+from forewarn.core.event import Event, EventState
+from forewarn.core.history import EventDelivery
+from forewarn.explain.polling import (
+    SILENCE_LIMIT_S,
+    EventAwareness,
+    PollingPace,
+    PollingState,
+    ScopePoller,
+    can_still_prepare,
+    event_awareness,
+    polling_state,
+    vms_given_before_start,
+)
 
 PUBLISHED = 1000.0
-LIVELY, SILENT = Pace(1.0, 1.0), Pace(SILENT_S + 1, 1.0)
+LIVELY, SILENT = PollingPace(1.0, 1.0), PollingPace(SILENCE_LIMIT_S + 1, 1.0)
 
 
 def an_event(**facts: Any) -> Event:
@@ -30,74 +39,76 @@ def an_event(**facts: Any) -> Event:
     return Event(**{**given, **facts})
 
 
-def one(pace: Pace | None = LIVELY, *, at: float = PUBLISHED - 5, version: str = "2020-07-01") -> Neighbour:
-    return Neighbour(pace=pace, at=at, version=version)
+def one(pace: PollingPace | None = LIVELY, *, at: float = PUBLISHED - 5, version: str = "2020-07-01") -> ScopePoller:
+    return ScopePoller(pace=pace, at=at, version=version)
 
 
 @pytest.mark.parametrize(
     ("pace", "is_off", "word"),
     [
-        (None, False, Asks.NEVER),
-        (LIVELY, False, Asks.NOW),
-        (Pace(SILENT_S), False, Asks.NOW),
-        (SILENT, False, Asks.STOPPED),
-        (None, True, Asks.OFF),
-        (LIVELY, True, Asks.OFF),
+        (None, False, PollingState.NEVER),
+        (LIVELY, False, PollingState.ACTIVE),
+        (PollingPace(SILENCE_LIMIT_S), False, PollingState.ACTIVE),
+        (SILENT, False, PollingState.STOPPED),
+        (None, True, PollingState.OFF),
+        (LIVELY, True, PollingState.OFF),
     ],
 )
-def test_whether_a_vm_asks(pace: Pace | None, is_off: bool, word: Asks) -> None:
-    assert asks(pace, is_off=is_off) is word
+def test_whether_a_vm_asks(pace: PollingPace | None, is_off: bool, word: PollingState) -> None:
+    assert polling_state(pace, is_off=is_off) is word
 
 
 @pytest.mark.parametrize(
     ("facts", "is_awaited"),
     [
         ({}, True),
-        ({"status": Status.STARTED}, False),
-        ({"status": Status.OVER}, False),
+        ({"status": EventState.STARTED}, False),
+        ({"status": EventState.OVER}, False),
         ({"listed": False}, False),
         ({"cause": Cause.REIMAGE}, False),
     ],
     ids=["scheduled", "started", "over", "unlisted", "without a kind"],
 )
 def test_vms_can_prepare_for_what_is_scheduled_and_listed(facts: dict[str, Any], is_awaited: bool) -> None:
-    assert awaits(an_event(**facts)) is is_awaited
+    assert can_still_prepare(an_event(**facts)) is is_awaited
 
 
 def test_only_what_was_given_before_the_start_counts() -> None:
-    def sighting(vm: str, status: str) -> Sighting:
-        return Sighting(
+    def sighting(vm: str, status: str) -> EventDelivery:
+        return EventDelivery(
             event_id="E", scope_id="s", vm=vm, status=status, version="2020-07-01", incarnation=2, at=PUBLISHED
         )
 
-    assert given_to([sighting("a", "scheduled"), sighting("a", "started"), sighting("b", "started")]) == {"a"}
+    assert vms_given_before_start([sighting("a", "scheduled"), sighting("a", "started"), sighting("b", "started")]) == {
+        "a"
+    }
 
 
 def test_a_vm_that_was_given_its_event_is_prepared() -> None:
-    assert told(an_event(), "a", given={"a"}, scope={}) is Told.GIVEN
+    assert event_awareness(an_event(), "a", given={"a"}, scope={}) is EventAwareness.GIVEN
 
 
 def test_a_neighbour_who_was_given_it_may_prepare_for_the_vm() -> None:
-    assert told(an_event(), "a", given={"b"}, scope={"a": one(SILENT)}) is Told.NEIGHBOUR
+    assert event_awareness(an_event(), "a", given={"b"}, scope={"a": one(SILENT)}) is EventAwareness.NEIGHBOUR
 
 
 def test_where_nobody_ever_asked_nobody_is_told() -> None:
-    assert told(an_event(), "a", given=set(), scope={}) is Told.NOBODY
+    assert event_awareness(an_event(), "a", given=set(), scope={}) is EventAwareness.NOBODY
 
 
 @pytest.mark.parametrize(
     ("neighbour", "cause", "word"),
     [
-        (one(), Cause.USER_RESTART, Told.SOON),
-        (one(at=PUBLISHED), Cause.USER_RESTART, Told.SOON),
-        (one(at=PUBLISHED + 1), Cause.USER_RESTART, Told.NOBODY),
-        (one(SILENT), Cause.USER_RESTART, Told.NOBODY),
-        (one(None), Cause.USER_RESTART, Told.NOBODY),
-        (one(version="2017-08-01"), Cause.USER_RESTART, Told.SOON),
-        (one(version="2017-08-01"), Cause.EVICTION, Told.NOBODY),
-        (one(version="2017-11-01"), Cause.EVICTION, Told.SOON),
-        (one(version="2017-11-01"), Cause.USER_DELETE, Told.NOBODY),
-        (one(version="from another time"), Cause.USER_RESTART, Told.NOBODY),
+        (one(), Cause.USER_RESTART, EventAwareness.SOON),
+        (one(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.SOON),
+        (one(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (one(SILENT), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (one(None), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (one(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.SOON),
+        (one(version="2017-08-01"), Cause.EVICTION, EventAwareness.NOBODY),
+        (one(version="2017-11-01"), Cause.EVICTION, EventAwareness.SOON),
+        (one(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NOBODY),
+        (one(version="from another time"), Cause.USER_RESTART, EventAwareness.NOBODY),
     ],
     ids=[
         "it asks, and has not since",
@@ -113,7 +124,7 @@ def test_where_nobody_ever_asked_nobody_is_told() -> None:
     ],
 )
 def test_whoever_still_asks_will_be_told_if_their_version_shows_it(
-    neighbour: Neighbour, cause: Cause, word: Told
+    neighbour: ScopePoller, cause: Cause, word: EventAwareness
 ) -> None:
     """Spec §3: a version shows only the kinds it knows."""
-    assert told(an_event(cause=cause), "a", given=set(), scope={"b": neighbour}) is word
+    assert event_awareness(an_event(cause=cause), "a", given=set(), scope={"b": neighbour}) is word

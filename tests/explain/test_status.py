@@ -8,57 +8,72 @@ import pytest
 
 from forewarn.core.cause import Cause
 from forewarn.core.event import Event
-from forewarn.core.fleet import Health, Host
-from forewarn.core.history import Entry, What
-from forewarn.core.request import Ask, Impact, Progress, Request, Rollout, Tally
+from forewarn.core.fleet import Host, HostHealth
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.request import (
+    MaintenanceRequest,
+    RequestedOperation,
+    Rollout,
+    RolloutImpact,
+    RolloutState,
+    RolloutTally,
+)
 from forewarn.core.scope import Scope
-from forewarn.core.standing import Course, Told, called, story_of_host, story_of_rollout
-from forewarn.core.story import Record
+from forewarn.explain.explanation import ScopeFacts
+from forewarn.explain.status import (
+    EventWithFacts,
+    RolloutProgress,
+    host_explanation,
+    rollout_explanation,
+    rollout_title,
+)
 
-NONE = dict.fromkeys(Tally.__struct_fields__, 0)
+NONE = dict.fromkeys(RolloutTally.__struct_fields__, 0)
 
 
-def a_request(rollout: Rollout) -> Request:
-    return Request(id="r1", ask=Ask.ROLLOUT, who="Ops", at=0.0, targets=rollout.hosts, rollout=rollout)
+def a_request(rollout: Rollout) -> MaintenanceRequest:
+    return MaintenanceRequest(
+        id="r1", ask=RequestedOperation.ROLLOUT, who="Ops", at=0.0, targets=rollout.hosts, rollout=rollout
+    )
 
 
 ENDS: list[tuple[dict[str, Any], dict[str, int], str]] = [
     ({}, {"total": 3, "done": 1, "started": 1, "waiting": 1}, "It is running: 1 of 3 VMs done, 1 started, 1 waiting."),
     (
-        {"progress": Progress.PAUSED},
+        {"progress": RolloutState.PAUSED},
         {"total": 2, "scheduled": 2},
         "It is paused, and publishes nothing until it is resumed: 0 of 2 VMs done, 2 scheduled.",
     ),
     (
-        {"progress": Progress.STOPPED, "closed": True, "why": "1 VM failed, and it stops at 1 (a: no power)"},
+        {"progress": RolloutState.STOPPED, "closed": True, "why": "1 VM failed, and it stops at 1 (a: no power)"},
         {"total": 2, "failed": 1, "waiting": 1},
         "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never begun. "
         "Why: 1 VM failed, and it stops at 1 (a: no power).",
     ),
     (
-        {"progress": Progress.COMPLETED, "closed": True, "why": "a: no power"},
+        {"progress": RolloutState.COMPLETED, "closed": True, "why": "a: no power"},
         {"total": 4, "done": 1, "failed": 3},
         "It completed with 3 failed VMs: 1 of 4 VMs done, 3 failed. Why: a: no power.",
     ),
-    ({"progress": Progress.COMPLETED, "closed": True}, {"total": 1, "done": 1}, "It completed: 1 of 1 VMs done."),
+    ({"progress": RolloutState.COMPLETED, "closed": True}, {"total": 1, "done": 1}, "It completed: 1 of 1 VMs done."),
 ]
 
 
 @pytest.mark.parametrize(("facts", "counts", "sentence"), ENDS)
 def test_a_rollout_says_how_far_it_is_and_why_it_ended(facts: Any, counts: dict[str, int], sentence: str) -> None:
-    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1",), **facts)
-    course = Course(tally=Tally(**{**NONE, **counts}))
-    assert story_of_rollout(a_request(rollout), rollout, course, [], []).now == (sentence,)
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), **facts)
+    course = RolloutProgress(tally=RolloutTally(**{**NONE, **counts}))
+    assert rollout_explanation(a_request(rollout), rollout, course, [], []).now == (sentence,)
 
 
 def test_a_rollout_tells_what_was_asked_of_it_as_a_whole() -> None:
-    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1", "h2"))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1", "h2"))
     entries = [
-        Entry(at=1.0, what=What.REQUESTED, text="Ops asked for it"),
-        Entry(at=2.0, what=What.PUBLISHED, text="an event's own", event_id="E1"),
-        Entry(at=3.0, what=What.PAUSED, text="paused by Ops"),
+        HistoryEntry(at=1.0, what=EntryKind.REQUESTED, text="Ops asked for it"),
+        HistoryEntry(at=2.0, what=EntryKind.PUBLISHED, text="an event's own", event_id="E1"),
+        HistoryEntry(at=3.0, what=EntryKind.PAUSED, text="paused by Ops"),
     ]
-    story = story_of_rollout(a_request(rollout), rollout, Course(tally=Tally(**NONE)), [], entries)
+    story = rollout_explanation(a_request(rollout), rollout, RolloutProgress(tally=RolloutTally(**NONE)), [], entries)
     assert story.title == "Rollout r1, reboot over hosts h1 and h2, asked for by Ops"
     assert [line.text for line in story.lines] == ["Ops asked for it", "paused by Ops"]
 
@@ -72,29 +87,31 @@ def test_a_rollout_tells_what_was_asked_of_it_as_a_whole() -> None:
     ],
 )
 def test_a_rollout_is_named_by_what_it_does_and_where(facts: Any, words: str) -> None:
-    rollout = Rollout(impact=Impact.UPDATE, **facts)
-    assert called(a_request(rollout), rollout) == words
+    rollout = Rollout(impact=RolloutImpact.UPDATE, **facts)
+    assert rollout_title(a_request(rollout), rollout) == words
 
 
 @pytest.mark.parametrize(
     ("health", "sentence"),
     [
-        (Health.HEALTHY, "h1 is healthy."),
-        (Health.DEGRADED, "h1 is predicted to fail: its VMs are to leave it."),
-        (Health.FAILED, "h1 has failed: its VMs are redeployed elsewhere."),
+        (HostHealth.HEALTHY, "h1 is healthy."),
+        (HostHealth.DEGRADED, "h1 is predicted to fail: its VMs are to leave it."),
+        (HostHealth.FAILED, "h1 has failed: its VMs are redeployed elsewhere."),
     ],
 )
-def test_a_host_says_how_it_is(health: Health, sentence: str) -> None:
-    story = story_of_host(Host(name="h1", location="here", zone="2", health=health), [], [])
+def test_a_host_says_how_it_is(health: HostHealth, sentence: str) -> None:
+    story = host_explanation(Host(name="h1", location="here", zone="2", health=health), [], [])
     assert story.title == "host h1, in here, zone 2"
     assert story.now == (sentence, "No VM is on it.", "Nothing is pending on it.")
 
 
 def test_of_many_pending_events_the_first_are_told_and_the_rest_counted() -> None:
-    record = Record(now=0.0, scope=Scope(id="s"), title="VM a")
+    record = ScopeFacts(now=0.0, scope=Scope(id="s"), title="VM a")
     given: dict[str, Any] = {"scope_id": "s", "request_id": "r1", "cause": Cause.HOST_UPDATE, "who": "Ops"}
     events = [Event(id=f"E{n}", vms=("a",), published_at=0.0, not_before=900.0, **given) for n in range(10)]
-    story = story_of_host(Host(name="h1", location="here"), [], [Told(event=e, record=record) for e in events])
+    story = host_explanation(
+        Host(name="h1", location="here"), [], [EventWithFacts(event=e, facts=record) for e in events]
+    )
     assert len(story.lines) == 8
     assert story.now[2] == "Freeze of a (E0): It is scheduled and starts now. a has not been given it yet."
     assert story.now[-1] == "2 more are pending."

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from forewarn.core.cause import Cause, Verb
-from forewarn.core.event import Act, Event, Outcome, Status
-from forewarn.core.fleet import EvictionPolicy, Power, Priority, Vm, key_in_scope
-from forewarn.core.request import Ask
-from forewarn.core.vmstate import VmState, vm_state
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.core.event import Act, ActOutcome, Event, EventState
+from forewarn.core.fleet import EvictionPolicy, PowerState, Priority, Vm, vm_key_in_scope
+from forewarn.core.request import RequestedOperation
+from forewarn.explain.vm_state import VmState, vm_state
+from tests.support.world import World, a_host, a_vm
 
 WEB = a_vm("Web-0")
-DONE = Outcome(ok=True, at=1.0)
+DONE = ActOutcome(ok=True, at=1.0)
 
 
-def event_of(vm: Vm, status: Status, *verbs: Verb, outcome: Outcome | None = None, **facts: Any) -> Event:
+def event_of(vm: Vm, status: EventState, *verbs: Verb, outcome: ActOutcome | None = None, **facts: Any) -> Event:
     acts = tuple(
         Act(id=f"a{number}", vm=vm.key, name=vm.name, verb=verb, event_id="E", outcome=outcome)
         for number, verb in enumerate(verbs)
@@ -35,8 +35,8 @@ def event_of(vm: Vm, status: Status, *verbs: Verb, outcome: Outcome | None = Non
 )
 def test_a_name_in_any_sort_of_scope_leads_to_the_key(where: dict[str, Any]) -> None:
     vm = a_vm("Straße:1", resource_group="Gr:oup", **where)
-    assert key_in_scope(vm.scope_id, "STRASSE:1") == vm.key
-    assert vm_state(vm, [event_of(vm, Status.SCHEDULED)]) is VmState.NOTICED
+    assert vm_key_in_scope(vm.scope_id, "STRASSE:1") == vm.key
+    assert vm_state(vm, [event_of(vm, EventState.SCHEDULED)]) is VmState.EVENT_SCHEDULED
 
 
 def test_a_vm_without_events_is_running() -> None:
@@ -44,15 +44,15 @@ def test_a_vm_without_events_is_running() -> None:
 
 
 def test_a_vm_is_noticed_while_an_event_of_it_is_scheduled() -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.SCHEDULED)]) is VmState.NOTICED
+    assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED)]) is VmState.EVENT_SCHEDULED
 
 
 def test_names_are_compared_without_case() -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.SCHEDULED, vms=("WEB-0",))]) is VmState.NOTICED
+    assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED, vms=("WEB-0",))]) is VmState.EVENT_SCHEDULED
 
 
 def test_an_event_of_another_vm_of_the_scope_is_not_its_own() -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.SCHEDULED, vms=("web-1",))]) is VmState.RUNNING
+    assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED, vms=("web-1",))]) is VmState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -72,34 +72,34 @@ def test_an_event_of_another_vm_of_the_scope_is_not_its_own() -> None:
     ],
 )
 def test_the_act_that_is_owed_says_how_a_vm_is(verb: Verb, state: VmState) -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.STARTED, verb)]) is state
+    assert vm_state(WEB, [event_of(WEB, EventState.STARTED, verb)]) is state
 
 
 def test_an_act_whose_outcome_is_known_is_done_with() -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.STARTED, Verb.REBOOT, outcome=DONE)]) is VmState.RUNNING
+    assert vm_state(WEB, [event_of(WEB, EventState.STARTED, Verb.REBOOT, outcome=DONE)]) is VmState.RUNNING
 
 
 def test_an_event_that_is_over_means_nothing() -> None:
-    assert vm_state(WEB, [event_of(WEB, Status.OVER, Verb.REBOOT)]) is VmState.RUNNING
+    assert vm_state(WEB, [event_of(WEB, EventState.OVER, Verb.REBOOT)]) is VmState.RUNNING
 
 
 def test_what_is_being_done_counts_before_what_is_to_come() -> None:
-    events = [event_of(WEB, Status.SCHEDULED), event_of(WEB, Status.STARTED, Verb.FREEZE, id="F")]
+    events = [event_of(WEB, EventState.SCHEDULED), event_of(WEB, EventState.STARTED, Verb.FREEZE, id="F")]
     assert vm_state(WEB, events) is VmState.FROZEN
 
 
-@pytest.mark.parametrize("power", [Power.STOPPED, Power.DEALLOCATED])
-def test_a_vm_that_is_off_is_so_whatever_is_to_come(power: Power) -> None:
+@pytest.mark.parametrize("power", [PowerState.STOPPED, PowerState.DEALLOCATED])
+def test_a_vm_that_is_off_is_so_whatever_is_to_come(power: PowerState) -> None:
     off = a_vm("Web-0", power=power)
-    assert vm_state(off, [event_of(off, Status.SCHEDULED)]) == power.value
-    assert vm_state(off, [event_of(off, Status.STARTED, Verb.START)]) is VmState.STARTED
+    assert vm_state(off, [event_of(off, EventState.SCHEDULED)]) == power.value
+    assert vm_state(off, [event_of(off, EventState.STARTED, Verb.START)]) is VmState.STARTED
 
 
 def test_a_vm_that_was_removed_is_gone() -> None:
-    assert vm_state(a_vm("Web-0", removed_at=1.0), [event_of(WEB, Status.STARTED, Verb.DELETE)]) is VmState.GONE
+    assert vm_state(a_vm("Web-0", removed_at=1.0), [event_of(WEB, EventState.STARTED, Verb.DELETE)]) is VmState.GONE
 
 
-def in_a_world(ask: Ask, **facts: Any) -> list[str]:
+def in_a_world(ask: RequestedOperation, **facts: Any) -> list[str]:
     """How a VM is one after the other, from asking until nothing is left to be done."""
     world = World(vms=[a_vm("db", **facts)], hosts=[a_host("h1"), a_host("h2")])
     try:
@@ -109,7 +109,7 @@ def in_a_world(ask: Ask, **facts: Any) -> list[str]:
             vm = world.store.vm(key)
             assert vm is not None
             scope = world.store.scope(vm.scope_id)
-            seen.append(vm_state(vm, scope.live() if scope else ()))
+            seen.append(vm_state(vm, scope.live_events() if scope else ()))
             world.advance(1)
         return [state for number, state in enumerate(seen) if state != seen[number - 1] or not number]
     finally:
@@ -119,17 +119,23 @@ def in_a_world(ask: Ask, **facts: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("ask", "facts", "states"),
     [
-        (Ask.RESTART, {}, "noticed rebooting running"),
-        (Ask.REDEPLOY, {}, "noticed moving running"),
-        (Ask.EVICT, {"priority": Priority.SPOT}, "noticed started deallocated"),
-        (Ask.EVICT, {"priority": Priority.SPOT, "eviction_policy": EvictionPolicy.DELETE}, "noticed started gone"),
-        (Ask.DELETE, {"terminate_notice_min": 5}, "noticed started gone"),
-        (Ask.DELETE, {}, "started gone"),
-        (Ask.POWER_OFF, {}, "started stopped"),
-        (Ask.DEALLOCATE, {}, "started deallocated"),
-        (Ask.START, {"power": Power.STOPPED}, "started running"),
-        (Ask.REIMAGE, {}, "rebooting running"),
+        (RequestedOperation.RESTART, {}, "noticed rebooting running"),
+        (RequestedOperation.REDEPLOY, {}, "noticed moving running"),
+        (RequestedOperation.EVICT, {"priority": Priority.SPOT}, "noticed started deallocated"),
+        (
+            RequestedOperation.EVICT,
+            {"priority": Priority.SPOT, "eviction_policy": EvictionPolicy.DELETE},
+            "noticed started gone",
+        ),
+        (RequestedOperation.DELETE, {"terminate_notice_min": 5}, "noticed started gone"),
+        (RequestedOperation.DELETE, {}, "started gone"),
+        (RequestedOperation.POWER_OFF, {}, "started stopped"),
+        (RequestedOperation.DEALLOCATE, {}, "started deallocated"),
+        (RequestedOperation.START, {"power": PowerState.STOPPED}, "started running"),
+        (RequestedOperation.REIMAGE, {}, "rebooting running"),
     ],
 )
-def test_states_follow_each_other_as_the_hypervisor_acts(ask: Ask, facts: dict[str, Any], states: str) -> None:
+def test_states_follow_each_other_as_the_hypervisor_acts(
+    ask: RequestedOperation, facts: dict[str, Any], states: str
+) -> None:
     assert " ".join(in_a_world(ask, **facts)) == states

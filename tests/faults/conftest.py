@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.core.fault import Fault, FaultKind
-from forewarn.metadata import Board, Callers, Lab, MetadataServer, open_lab
-from forewarn.protocol.document import Kind, Notice, Status
-from forewarn.testing.backend import FakeBackend
-from forewarn.testing.process import ServiceProcess
+from forewarn.core.faults import Fault, FaultKind
+from forewarn.metadata import CallerDirectory, LabListeners, MetadataServer, PublishedDocuments, open_lab_listeners
+from forewarn.protocol.document import EventNotice, Kind, NoticeStatus
+from tests.support.metadata_backend import FakeMetadataBackend
+from tests.support.service_process import ServiceProcess
 
 ADDRESSES = {"a": "127.0.8.1", "b": "127.0.8.2", "other": "127.0.8.3"}
 PATH = "/metadata/scheduledevents"
@@ -69,13 +69,13 @@ class Guest:
 class World:
     """VMs a and b share a scope; the other has one of its own."""
 
-    backend: FakeBackend
+    backend: FakeMetadataBackend
     server: MetadataServer
-    lab: Lab
+    lab: LabListeners
     guests: list[Guest] = field(default_factory=list)
 
     def arm(self, *faults: Fault) -> None:
-        self.server.faults.arm(faults)
+        self.server.faults.set_faults(faults)
 
     async def connect(self, vm: str = "a") -> Guest:
         guest = Guest(*await asyncio.open_connection(*self.lab.endpoint(ADDRESSES[vm])))
@@ -99,13 +99,13 @@ class World:
 
 
 async def make_world(*, enabled: bool = True) -> World:
-    board, callers = Board(), Callers()
-    backend = FakeBackend(board)
+    board, callers = PublishedDocuments(), CallerDirectory()
+    backend = FakeMetadataBackend(board)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other")
-    lab = open_lab(list(ADDRESSES.values()), 0)
+    lab = open_lab_listeners(list(ADDRESSES.values()), 0)
     for vm, address in ADDRESSES.items():
-        callers.assign(lab.place(address), vm)
+        callers.assign(lab.attachment(address), vm)
     server = MetadataServer(board=board, backend=backend, callers=callers)
     await server.start([lab.listener])
     return World(backend=backend, server=server, lab=lab)
@@ -115,8 +115,10 @@ def a_fault(kind: FaultKind, *, id: str = "f1", vm: str = "a", scope_id: str = "
     return Fault(id=id, kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, vm_name=vm, scope_id=scope_id, **facts)
 
 
-def a_notice(event_id: str = "EVENT-1") -> Notice:
-    return Notice(id=event_id, status=Status.SCHEDULED, kind=Kind.REBOOT, resources=("a",), not_before=1_700_000_900.0)
+def a_notice(event_id: str = "EVENT-1") -> EventNotice:
+    return EventNotice(
+        id=event_id, status=NoticeStatus.SCHEDULED, kind=Kind.REBOOT, resources=("a",), not_before=1_700_000_900.0
+    )
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -147,7 +149,7 @@ def _fault() -> Callable[..., Fault]:
 
 
 @pytest.fixture(name="notice", scope="session")
-def _notice() -> Callable[..., Notice]:
+def _notice() -> Callable[..., EventNotice]:
     return a_notice
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from forewarn.cli.program import forewarn
-from forewarn.core.fault import FAULTS, FaultKind
-from forewarn.testing.process import ServiceProcess
+from forewarn.cli.root_command import forewarn
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultKind
+from tests.support.service_process import ServiceProcess
 
 DOC = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
 SETTING = re.findall(r"`forewarn (fault set [^`]+)`", DOC)
@@ -40,7 +40,7 @@ def good(lab: ServiceProcess, line: str) -> str:
 
 
 def test_the_page_has_an_example_of_every_fault() -> None:
-    assert [FaultKind(line.split()[2]) for line in SETTING] == list(FAULTS)
+    assert [FaultKind(line.split()[2]) for line in SETTING] == list(FAULT_DEFINITIONS)
 
 
 @pytest.mark.parametrize("line", SETTING)
@@ -78,7 +78,7 @@ def test_people_are_told_what_is_on_and_how_to_end_it(lab: ServiceProcess) -> No
 
 def test_the_list_of_kinds_is_the_whole_table(lab: ServiceProcess) -> None:
     lines = good(lab, "fault list --kinds").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [str(kind) for kind in FAULTS]
+    assert [line.split()[0] for line in lines[1:]] == [str(kind) for kind in FAULT_DEFINITIONS]
 
 
 def test_a_storm_is_shown_with_its_schedule_and_is_the_same_again(lab: ServiceProcess) -> None:

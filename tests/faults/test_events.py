@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.faults import Target, Wish
-from forewarn.core.event import Ending, Status
-from forewarn.core.fault import Fault, FaultKind
-from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.event import Ending, EventState
+from forewarn.core.faults import Fault, FaultKind
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Refused, Rejected, Unavailable
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 
 def pair(name: str) -> list[Any]:
@@ -30,10 +30,10 @@ def world() -> Iterator[World]:
 
 def set_fault(world: World, kind: FaultKind, vm: str = "", *, scope: str = "", **facts: Any) -> Fault:
     if vm:
-        target = Target(name=vm, vm=world.vm(vm))
+        target = FaultTarget(name=vm, vm=world.vm(vm))
     else:
-        target = Target(name=scope, scope_id=world.vm(scope).scope_id) if scope else Target()
-    return world.do(world.control.faults.set(Wish(kind=kind, target=target, **facts), who="ann"))
+        target = FaultTarget(name=scope, scope_id=world.vm(scope).scope_id) if scope else FaultTarget()
+    return world.do(world.control.faults.set(FaultSpec(kind=kind, target=target, **facts), who="ann"))
 
 
 def told(world: World) -> list[str]:
@@ -45,15 +45,15 @@ def document(world: World, vm: str) -> Any:
 
 
 def on(world: World) -> list[str]:
-    return [fault.id for fault in world.control.faults.book.faults]
+    return [fault.id for fault in world.control.faults.active.faults]
 
 
 def test_a_short_notice_is_the_next_events_only(world: World) -> None:
     set_fault(world, FaultKind.SHORT_NOTICE, "web-0", count=1)
-    (first,) = world.ask(Ask.RESTART, "web-0")
+    (first,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert first.not_before == world.now + 5
     world.advance(60)
-    (second,) = world.ask(Ask.RESTART, "web-0")
+    (second,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert second.not_before == world.now + 900  # spec §6.3
     assert told(world) == [
         "fault f1 (short-notice) set for web-0 by ann, 1 event at most",
@@ -63,7 +63,7 @@ def test_a_short_notice_is_the_next_events_only(world: World) -> None:
 
 def test_a_notice_that_is_short_already_is_left_as_it_is(world: World) -> None:
     set_fault(world, FaultKind.SHORT_NOTICE, "web-0", count=1, parameters={"notice_s": 60})
-    (event,) = world.ask(Ask.RESTART, "web-0", notice_s=20, short_notice=True)
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0", notice_s=20, short_notice=True)
     assert event.not_before == world.now + 20
     assert on(world) == ["f1"]
 
@@ -71,8 +71,8 @@ def test_a_notice_that_is_short_already_is_left_as_it_is(world: World) -> None:
 def test_no_notice_is_an_event_that_begins_as_started(world: World) -> None:
     before = document(world, "web-1")["DocumentIncarnation"]
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=1)
-    (event,) = world.ask(Ask.RESTART, "web-0")
-    assert event.status is Status.STARTED
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
+    assert event.status is EventState.STARTED
     shown = document(world, "web-1")
     assert [(e["EventStatus"], e["NotBefore"]) for e in shown["Events"]] == [("Started", "")]
     assert shown["DocumentIncarnation"] == before + 1  # spec §4.2
@@ -84,12 +84,12 @@ def test_no_notice_keeps_update_domains_apart(world: World) -> None:
     """Spec §6.2: while planned maintenance is Started for one update domain, none starts for another."""
     set_fault(world, FaultKind.NO_NOTICE, scope="web-0")
     set_fault(world, FaultKind.SEVERAL_AT_ONCE, "web-0", parameters={"events": 2})
-    assert [event.status for event in world.events()] == [Status.STARTED, Status.SCHEDULED]
+    assert [event.status for event in world.events()] == [EventState.STARTED, EventState.SCHEDULED]
 
 
 def test_an_approved_event_is_withdrawn_instead_of_started(world: World) -> None:
     set_fault(world, FaultKind.WITHDRAWN_AFTER_APPROVAL, "web-0", count=1)
-    (event,) = world.ask(Ask.RESTART, "web-0")
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     incarnation = document(world, "web-0")["DocumentIncarnation"]
     assert world.approve("web-1", event.id) is None
     assert document(world, "web-0") == {"DocumentIncarnation": incarnation + 1, "Events": []}
@@ -102,7 +102,7 @@ def test_an_approved_event_is_withdrawn_instead_of_started(world: World) -> None
 
 def test_an_event_that_nobody_approves_starts_all_the_same(world: World) -> None:
     set_fault(world, FaultKind.WITHDRAWN_AFTER_APPROVAL, "web-0")
-    (event,) = world.ask(Ask.RESTART, "web-0")
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     world.advance(1000)
     assert world.store.event(event.id).ending is Ending.FINISHED  # type: ignore[union-attr]
 
@@ -127,7 +127,7 @@ def test_a_neighbours_event_does_not_list_this_vm(world: World) -> None:
 
 def test_a_reset_incarnation_lists_what_is_pending_in_a_new_epoch(world: World) -> None:
     """Spec §4.2: it starts over at 1, with what is pending already listed."""
-    (event,) = world.ask(Ask.RESTART, "web-0")
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     epoch = world.scope("web-0").epoch
     set_fault(world, FaultKind.INCARNATION_RESET, "web-0")
     shown = document(world, "web-0")
@@ -146,29 +146,29 @@ def test_what_happens_at_once_to_everything_skips_scopes_that_it_cannot_happen_t
 def test_other_vms_and_scopes_are_not_touched(world: World) -> None:
     for kind in (FaultKind.SHORT_NOTICE, FaultKind.NO_NOTICE, FaultKind.WITHDRAWN_AFTER_APPROVAL):
         set_fault(world, kind, "web-0")
-    events = world.ask(Ask.RESTART, "web-1", "db-0", "alone")
+    events = world.ask(RequestedOperation.RESTART, "web-1", "db-0", "alone")
     world.settle()
     for event in world.store.events(request_id=events[0].request_id):
-        assert (event.status, event.not_before) == (Status.SCHEDULED, world.now + 900)
+        assert (event.status, event.not_before) == (EventState.SCHEDULED, world.now + 900)
         world.approve(event.vms[0], event.id)
-    assert {event.status for event in world.events()} == {Status.STARTED}
+    assert {event.status for event in world.events()} == {EventState.STARTED}
     assert all(not event.faults for event in world.events())
 
 
 def test_a_count_is_kept_by_scopes_that_are_decided_side_by_side(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, count=2)
-    world.ask(Ask.RESTART, "web-0", "web-1", "db-0", "db-1", "alone")
+    world.ask(RequestedOperation.RESTART, "web-0", "web-1", "db-0", "db-1", "alone")
     statuses = [event.status for event in world.events()]
-    assert sorted(statuses) == [Status.SCHEDULED] * 3 + [Status.STARTED] * 2
+    assert sorted(statuses) == [EventState.SCHEDULED] * 3 + [EventState.STARTED] * 2
 
 
 def test_what_comes_to_nothing_does_not_count(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=1)
     world.store.fail_next(Unavailable("the disk is full"))  # type: ignore[attr-defined]
     with pytest.raises(Unavailable):
-        world.ask(Ask.RESTART, "web-0")
-    (event,) = world.ask(Ask.RESTART, "web-0")
-    assert event.status is Status.STARTED
+        world.ask(RequestedOperation.RESTART, "web-0")
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
+    assert event.status is EventState.STARTED
 
 
 def test_a_duration_is_lab_time_and_runs_out_at_its_instant(world: World) -> None:
@@ -178,8 +178,8 @@ def test_a_duration_is_lab_time_and_runs_out_at_its_instant(world: World) -> Non
     world.advance(3600)
     last = world.store.history()[-1]
     assert (last.text, last.at) == ("fault f1 (no-notice) of web-0 ran out: it touched 0 events", began + 600)
-    (event,) = world.ask(Ask.RESTART, "web-0")
-    assert event.status is Status.SCHEDULED
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
+    assert event.status is EventState.SCHEDULED
 
 
 def test_a_cleared_fault_touches_nothing_more(world: World) -> None:
@@ -187,21 +187,21 @@ def test_a_cleared_fault_touches_nothing_more(world: World) -> None:
     cleared = world.do(world.control.faults.clear(lambda fault: fault.vm_name == "web-0", who="bob"))
     assert [fault.id for fault in cleared] == ["f1"]
     assert told(world)[-1] == "fault f1 (no-notice) of web-0 cleared by bob: it touched 0 events"
-    (event,) = world.ask(Ask.RESTART, "web-0")
-    assert event.status is Status.SCHEDULED
+    (event,) = world.ask(RequestedOperation.RESTART, "web-0")
+    assert event.status is EventState.SCHEDULED
     assert world.do(world.control.faults.clear(lambda fault: True, who="bob")) == ()
 
 
 def test_a_restart_keeps_faults_and_what_they_have_touched(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=2)
     set_fault(world, FaultKind.GONE, "web-1")
-    world.ask(Ask.RESTART, "web-0")
-    before = world.control.faults.book
+    world.ask(RequestedOperation.RESTART, "web-0")
+    before = world.control.faults.active
     world.restart()
-    assert world.control.faults.book == before
-    assert [fault.left for fault in before.faults] == [1, None]
+    assert world.control.faults.active == before
+    assert [fault.remaining for fault in before.faults] == [1, None]
     world.advance(60)
-    assert [world.ask(Ask.RESTART, "web-0")[0].status for _ in "1"] == [Status.STARTED]
+    assert [world.ask(RequestedOperation.RESTART, "web-0")[0].status for _ in "1"] == [EventState.STARTED]
     assert on(world) == ["f2"]
     assert set_fault(world, FaultKind.RESET, "web-0").id == "f3"  # numbers are not given twice
 
@@ -211,23 +211,23 @@ def test_a_store_out_of_reach_sets_no_fault(world: World) -> None:
     with pytest.raises(Unavailable):
         set_fault(world, FaultKind.NO_NOTICE, "web-0")
     assert on(world) == []
-    assert world.ask(Ask.RESTART, "web-0")[0].status is Status.SCHEDULED
+    assert world.ask(RequestedOperation.RESTART, "web-0")[0].status is EventState.SCHEDULED
 
 
 @pytest.mark.parametrize("kind", [FaultKind.NO_NOTICE, FaultKind.SHORT_NOTICE, FaultKind.WITHDRAWN_AFTER_APPROVAL])
 def test_a_rollout_comes_to_its_end_whatever_befalls_its_events(world: World, kind: FaultKind) -> None:
     set_fault(world, kind, count=2)
-    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1", "h2"))
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
     request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
     world.settle()
-    for event in world.events(Status.SCHEDULED):
+    for event in world.events(EventState.SCHEDULED):
         world.approve(event.vms[0], event.id)
     world.advance(4 * 3600)
     ended = world.store.request(request.id)
     assert ended is not None
     assert ended.rollout is not None
-    assert (ended.rollout.progress, ended.rollout.closed) == (Progress.COMPLETED, True)
-    assert world.events(Status.SCHEDULED, Status.STARTED) == []
+    assert (ended.rollout.progress, ended.rollout.closed) == (RolloutState.COMPLETED, True)
+    assert world.events(EventState.SCHEDULED, EventState.STARTED) == []
     assert on(world) == []
 
 

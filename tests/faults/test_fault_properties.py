@@ -7,19 +7,23 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.faults import Target, Wish
-from forewarn.core.event import Status
-from forewarn.core.fault import FAULTS, Sphere
-from forewarn.core.request import Ask
+from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.event import EventState
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 VMS = ["web-0", "web-1", "alone"]
-KINDS = [kind for kind, row in FAULTS.items() if row.sphere is not Sphere.TRANSPORT]
+KINDS = [kind for kind, row in FAULT_DEFINITIONS.items() if row.category is not FaultCategory.TRANSPORT]
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("fault"), st.sampled_from(KINDS), st.sampled_from(["", *VMS]), st.integers(1, 3)),
-        st.tuples(st.just("ask"), st.sampled_from([Ask.RESTART, Ask.REDEPLOY]), st.sampled_from(VMS)),
+        st.tuples(
+            st.just("ask"),
+            st.sampled_from([RequestedOperation.RESTART, RequestedOperation.REDEPLOY]),
+            st.sampled_from(VMS),
+        ),
         st.tuples(st.just("approve"), st.integers(0, 3)),
         st.tuples(st.just("advance"), st.sampled_from([1, 60, 900])),
         st.tuples(st.just("restart")),
@@ -38,21 +42,21 @@ def take(world: World, what: str, *how: Any) -> None:
     try:
         if what == "fault":
             kind, vm, count = how
-            target = Target(name=vm, vm=world.vm(vm)) if vm else Target()
-            at_once = FAULTS[kind].sphere is Sphere.AT_ONCE
-            wish = Wish(kind=kind, target=target, count=None if at_once else count)
+            target = FaultTarget(name=vm, vm=world.vm(vm)) if vm else FaultTarget()
+            at_once = FAULT_DEFINITIONS[kind].category is FaultCategory.AT_ONCE
+            wish = FaultSpec(kind=kind, target=target, count=None if at_once else count)
             world.do(world.control.faults.set(wish, who="ann"))
         elif what == "ask":
             world.ask(how[0], how[1])
         elif what == "approve":
-            for event in world.events(Status.SCHEDULED)[how[0] : how[0] + 1]:
+            for event in world.events(EventState.SCHEDULED)[how[0] : how[0] + 1]:
                 world.approve("web-0" if "web" in event.vms[0] else "alone", event.id)
         elif what == "advance":
             world.advance(how[0])
         elif what == "restart":
             world.restart()
         else:
-            world.do(world.control.storms.start(how[0], [world.vm(vm) for vm in VMS], for_s=120, who="ann"))
+            world.do(world.control.fault_storms.start(how[0], [world.vm(vm) for vm in VMS], for_s=120, who="ann"))
     except Refused:
         pass  # a VM that has an operation pending, or has no neighbour
 
@@ -75,9 +79,9 @@ def test_documents_keep_their_rules_and_everything_ends(steps: list[tuple[Any, .
         for event in world.events():
             for fault_id in event.faults:
                 assert f"fault {fault_id} " in event.note + event.reason
-        world.do(world.control.storms.clear([s.id for s in world.control.faults.book.storms], who="ann"))
+        world.do(world.control.fault_storms.clear([s.id for s in world.control.faults.active.storms], who="ann"))
         world.do(world.control.faults.clear(lambda fault: True, who="ann"))
         world.advance(24 * 3600)
-        assert world.events(Status.SCHEDULED, Status.STARTED) == []
+        assert world.events(EventState.SCHEDULED, EventState.STARTED) == []
     finally:
         world.close()

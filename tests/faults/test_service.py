@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.fault import FaultKind
-from forewarn.testing.process import ServiceProcess, eventually
+from forewarn.core.faults import FaultKind
+from tests.support.service_process import ServiceProcess, eventually
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 UNKNOWN = "/metadata/scheduledevents?api-version=1999-01-01"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.fault import FAULTS, FaultKind, Sphere
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
 
 APPROVAL = b'{"StartRequests":[{"EventId":"EVENT-1"}]}'
-TRANSPORT = [kind for kind, row in FAULTS.items() if row.sphere is Sphere.TRANSPORT]
+TRANSPORT = [kind for kind, row in FAULT_DEFINITIONS.items() if row.category is FaultCategory.TRANSPORT]
 UNKNOWN = "/metadata/scheduledevents?api-version=1999-01-01"
 
 

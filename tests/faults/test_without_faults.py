@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.faults import Target, Wish
-from forewarn.core.event import Status
-from forewarn.core.fault import FAULTS, FaultKind, Sphere
-from forewarn.core.request import Ask
-from forewarn.protocol.condition import etag
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.event import EventState
+from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind
+from forewarn.core.request import RequestedOperation
+from forewarn.protocol.exchange import etag
+from tests.support.world import World, a_host, a_vm
 
 POLL = "/metadata/scheduledevents?api-version="
 TARGETS = [POLL + "2020-07-01", POLL + "2017-03-01", POLL + "1999-01-01", POLL, "/metadata/instance", "/x"]
@@ -63,13 +63,17 @@ def test_a_vm_without_a_fault_is_answered_byte_for_byte_as_before(
 
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.sampled_from([Ask.RESTART, Ask.REDEPLOY]), st.sampled_from(["web-0", "web-1"])),
+        st.tuples(
+            st.just("ask"),
+            st.sampled_from([RequestedOperation.RESTART, RequestedOperation.REDEPLOY]),
+            st.sampled_from(["web-0", "web-1"]),
+        ),
         st.tuples(st.just("approve"), st.integers(0, 3), st.just("")),
         st.tuples(st.just("advance"), st.sampled_from([1, 60, 900]), st.just("")),
     ),
     max_size=8,
 )
-LASTING = [kind for kind, row in FAULTS.items() if row.sphere is not Sphere.AT_ONCE]
+LASTING = [kind for kind, row in FAULT_DEFINITIONS.items() if row.category is not FaultCategory.AT_ONCE]
 
 
 def a_world() -> World:
@@ -81,10 +85,12 @@ def lived(world: World, steps: list[tuple[Any, ...]]) -> list[str]:
     """What was said of the scope, and what its VMs were shown."""
     shown = []
     for what, how, vm in steps:
-        if what == "ask" and not any(vm in event.vms for event in world.events(Status.SCHEDULED, Status.STARTED)):
+        if what == "ask" and not any(
+            vm in event.vms for event in world.events(EventState.SCHEDULED, EventState.STARTED)
+        ):
             world.ask(how, vm)
         elif what == "approve":
-            for event in world.events(Status.SCHEDULED)[how : how + 1]:
+            for event in world.events(EventState.SCHEDULED)[how : how + 1]:
                 world.approve("web-0", event.id)
         elif what == "advance":
             world.advance(how)
@@ -100,9 +106,9 @@ def test_a_scope_lives_as_if_the_faults_of_another_did_not_exist(
 ) -> None:
     plain, faulty = a_world(), a_world()
     try:
-        other = Target(name="other", vm=faulty.vm("other"))
+        other = FaultTarget(name="other", vm=faulty.vm("other"))
         for kind in kinds:
-            faulty.do(faulty.control.faults.set(Wish(kind=kind, target=other), who="ann"))
+            faulty.do(faulty.control.faults.set(FaultSpec(kind=kind, target=other), who="ann"))
         if clear:
             faulty.do(faulty.control.faults.clear(lambda fault: True, who="ann"))
         assert lived(faulty, steps) == lived(plain, steps)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from tests.golden.harness import API, Answer, Console, Service, Walk, check_golden_json
 
 FLEET = """

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
 from tests.golden.harness import SUBSCRIPTION, Answer, Console, Service, Walk
 
 FLEET = """

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.golden.harness import Masks, Service, check_golden_json
 from tests.golden.write_data_directory import write_agent_file
 

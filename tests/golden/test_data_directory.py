@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.golden.harness import Masks, Service, check_golden, check_golden_json, environment, eventually
 from tests.golden.write_data_directory import ARCHIVE, BOOT_ID, LATE_S, agent_line, watch_line, write_agent_file
 

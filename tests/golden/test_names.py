@@ -11,10 +11,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from tests.golden.harness import Service, call, check_golden, environment, eventually, free_port, run_command
-from tests.golden.write_data_directory import agent_line, write_agent_file
 
 import forewarn.client
+from tests.golden.harness import Service, call, check_golden, environment, eventually, free_port, run_command
+from tests.golden.write_data_directory import agent_line, write_agent_file
 
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n[[vms]]\nname = "guarded"\n'
 IMPOSSIBLE = "colour"  # no table and no settings file has such a key

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.command import Command, Spec
-from forewarn.hypervisor.seam import Done
+from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
+from forewarn.hypervisor.interface import ActDone
 
 
 async def perform(directory: Path, act_id: str, argv: tuple[str, ...]) -> None:
-    command = Command({"reboot": Spec(run=argv)}, directory)
+    command = CommandHypervisor({"reboot": CommandSpec(run=argv)}, directory)
     act = Act(id=act_id, vm="s/g/vm-1", name="vm-1", verb=Verb.REBOOT, event_id="E1")
-    while not isinstance(answer := await command.perform(act, 1_700_000_000.0), Done):
+    while not isinstance(answer := await command.perform(act, 1_700_000_000.0), ActDone):
         pass
     print(answer.note, flush=True)
     await command.close()

@@ -18,9 +18,9 @@ from typing import Any
 import forewarn.hypervisor
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.seam import Done, Later
-from forewarn.hypervisor.simulated import Simulated
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
 
 BEGIN_AT = 1_700_000_000.0
 _CODE = str(Path(forewarn.hypervisor.__file__).parent)
@@ -59,13 +59,13 @@ class Fate:
 
 
 async def perform_all(path: Path, count: int) -> None:
-    simulated = Simulated(Ledger.open(path))
+    simulated = SimulatedHypervisor(EffectLedger.open(path))
     for act in acts_of(count):
         answer = await simulated.perform(act, BEGIN_AT)
-        if isinstance(answer, Later):
+        if isinstance(answer, ActUnderWay):
             print(json.dumps({"act": act.id, "later": answer.at}), flush=True)
             answer = await simulated.perform(act, answer.at)
-        assert isinstance(answer, Done), f"{act.id} asked at its time: {answer}"
+        assert isinstance(answer, ActDone), f"{act.id} asked at its time: {answer}"
         print(json.dumps({"act": act.id, "ok": answer.ok}), flush=True)
     await simulated.close()
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.attempt import Attempts
-from forewarn.hypervisor.command import Command, Spec
-from forewarn.hypervisor.seam import Done, Later
-from forewarn.testing.hypervisor_conformance import HypervisorConformance
-from forewarn.testing.process import eventually
+from forewarn.hypervisor.command import CommandHypervisor, CommandSpec
+from forewarn.hypervisor.command_run import CommandRunJournal
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0
 COMMANDER = Path(__file__).with_name("commander.py")
@@ -32,18 +32,18 @@ def an_act(verb: Verb = Verb.REBOOT, **facts: Any) -> Act:
     return Act(verb=verb, **given)
 
 
-def shell(script: str, **facts: Any) -> Spec:
-    return Spec(run=("sh", "-c", script), **facts)
+def shell(script: str, **facts: Any) -> CommandSpec:
+    return CommandSpec(run=("sh", "-c", script), **facts)
 
 
-def told(coroutine: Coroutine[Any, Any, Done]) -> Done:
+def told(coroutine: Coroutine[Any, Any, ActDone]) -> ActDone:
     return asyncio.run(coroutine)
 
 
-async def carried_out(folder: Path, commands: dict[str, Spec], act: Act, patience_s: float = 1.0) -> Done:
-    command = Command(commands, folder, patience_s=patience_s)
+async def carried_out(folder: Path, commands: dict[str, CommandSpec], act: Act, patience_s: float = 1.0) -> ActDone:
+    command = CommandHypervisor(commands, folder, patience_s=patience_s)
     try:
-        while isinstance(answer := await command.perform(act, NOW), Later):
+        while isinstance(answer := await command.perform(act, NOW), ActUnderWay):
             assert answer.at > NOW
         return answer
     finally:
@@ -54,7 +54,7 @@ def test_a_command_is_told_what_to_do_in_its_environment_and_on_its_input(tmp_pa
     seen = tmp_path / "seen"
     spec = shell(f'cat > {seen}; env | grep "^FOREWARN_" | sort >> {seen}')
     act = an_act(Verb.MIGRATE, to_host="host-2", duration_s=5)
-    assert told(carried_out(tmp_path, {"migrate": spec}, act)) == Done(ok=True, note="'sh' ended with code 0")
+    assert told(carried_out(tmp_path, {"migrate": spec}, act)) == ActDone(ok=True, note="'sh' ended with code 0")
     first, *lines = seen.read_text().splitlines()
     facts = {
         "act": "E1:vm-1",
@@ -81,7 +81,7 @@ def test_the_command_of_a_verb_goes_before_the_one_for_all(tmp_path: Path) -> No
 def test_a_verb_without_a_command_fails_and_says_which_setting_to_add(tmp_path: Path) -> None:
     done = told(carried_out(tmp_path, {"start": shell("true")}, an_act()))
     note = "there is no command for reboot: add [commands.reboot] with run = […] to the settings"
-    assert done == Done(ok=False, note=note)
+    assert done == ActDone(ok=False, note=note)
 
 
 def test_a_failed_command_is_quoted_with_the_end_of_what_it_wrote(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_a_failed_command_is_quoted_with_the_end_of_what_it_wrote(tmp_path: Path
 
 
 def test_a_command_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    done = told(carried_out(tmp_path, {"*": Spec(run=("/no/such/program",))}, an_act()))
-    assert done == Done(ok=False, note="command '/no/such/program' cannot be started: No such file or directory")
+    done = told(carried_out(tmp_path, {"*": CommandSpec(run=("/no/such/program",))}, an_act()))
+    assert done == ActDone(ok=False, note="command '/no/such/program' cannot be started: No such file or directory")
 
 
 def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     spec = shell(f"sleep 600 & echo $! > {pids}; echo begun; wait", timeout_s=0.3)
     done = told(carried_out(tmp_path, {"reboot": spec}, an_act()))
-    assert done == Done(ok=False, note="'sh' took longer than 0.3 s and was ended: begun")
+    assert done == ActDone(ok=False, note="'sh' took longer than 0.3 s and was ended: begun")
     eventually(lambda: _is_gone(int(pids.read_text())))
 
 
@@ -118,11 +118,11 @@ def test_a_command_that_takes_its_time_is_asked_after_and_not_run_again(tmp_path
     spec = shell(f"echo x >> {effects}; while [ ! -e {go} ]; do sleep 0.01; done")
 
     async def story() -> None:
-        command = Command({"reboot": spec}, tmp_path, patience_s=0.01)
+        command = CommandHypervisor({"reboot": spec}, tmp_path, patience_s=0.01)
         for _ in range(3):
-            assert await command.perform(an_act(), NOW) == Later(at=NOW + 1)
+            assert await command.perform(an_act(), NOW) == ActUnderWay(at=NOW + 1)
         go.touch()
-        while isinstance(answer := await command.perform(an_act(), NOW), Later):
+        while isinstance(answer := await command.perform(an_act(), NOW), ActUnderWay):
             pass
         assert answer.ok
         await command.close()
@@ -151,7 +151,7 @@ def test_after_a_crash_the_check_keeps_an_act_from_being_done_twice(tmp_path: Pa
     effects, script = interrupted(tmp_path)
     spec = shell(script, check=(*CHECK, str(effects)))
     done = told(carried_out(tmp_path, {"reboot": spec}, an_act()))
-    assert done == Done(ok=True, note="reboot was done already, says 'sh'")
+    assert done == ActDone(ok=True, note="reboot was done already, says 'sh'")
     assert effects.read_text() == "E1:vm-1\n"
 
 
@@ -159,13 +159,13 @@ def test_after_a_crash_and_without_a_check_an_act_is_done_again_and_that_is_said
     effects, script = interrupted(tmp_path)
     done = told(carried_out(tmp_path, {"reboot": shell(script)}, an_act()))
     again = "it had begun before the service was interrupted, and was run again for want of a check"
-    assert done == Done(ok=True, note=f"'sh' ended with code 0; {again}")
+    assert done == ActDone(ok=True, note=f"'sh' ended with code 0; {again}")
     assert effects.read_text() == "E1:vm-1\nE1:vm-1\n"
 
 
 def begun(folder: Path) -> None:
     """A service that was killed after it had written down that it begins, and before it began."""
-    attempts = Attempts(folder / "attempts.db")
+    attempts = CommandRunJournal(folder / "attempts.db")
     attempts.begin("E1:vm-1", NOW)
     attempts.close()
 
@@ -191,13 +191,15 @@ def test_a_check_that_cannot_tell_leaves_the_act_for_later(tmp_path: Path) -> No
     ("commands", "sentence"),
     [
         ({"rebot": shell("true")}, "there is no verb 'rebot'; choose from freeze,"),
-        ({"reboot": Spec(run=())}, "'commands.reboot.run' is empty"),
+        ({"reboot": CommandSpec(run=())}, "'commands.reboot.run' is empty"),
         ({"*": shell("true", timeout_s=0)}, "'commands.*.timeout_s' is 0: give more than 0 seconds"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(tmp_path: Path, commands: dict[str, Spec], sentence: str) -> None:
+def test_settings_that_make_no_sense_are_refused(
+    tmp_path: Path, commands: dict[str, CommandSpec], sentence: str
+) -> None:
     with pytest.raises(Rejected, match=re.escape(sentence)):
-        Command(commands, tmp_path)
+        CommandHypervisor(commands, tmp_path)
 
 
 class TestCommand(HypervisorConformance):
@@ -208,9 +210,9 @@ class TestCommand(HypervisorConformance):
         self.folder = tmp_path
         self.file = tmp_path / "effects"
 
-    async def open(self) -> Command:
+    async def open(self) -> CommandHypervisor:
         run = ("sh", "-c", 'echo "$FOREWARN_ACT" >> "$0"', str(self.file))
-        return Command({"*": Spec(run=run, check=(*CHECK, str(self.file)))}, self.folder)
+        return CommandHypervisor({"*": CommandSpec(run=run, check=(*CHECK, str(self.file)))}, self.folder)
 
     def effects(self, act: Act) -> int:
         return self.file.read_text().splitlines().count(act.id) if self.file.exists() else 0

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.conformance.hypervisor import HypervisorConformance
 from forewarn.core.event import Act
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.seam import Done, Later
-from forewarn.hypervisor.simulated import Simulated
-from forewarn.testing.hypervisor_conformance import HypervisorConformance
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
 
 
 class TestSimulated(HypervisorConformance):
@@ -19,13 +19,13 @@ class TestSimulated(HypervisorConformance):
     def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
         self.path = tmp_path / "ledger.db"
 
-    async def open(self) -> Simulated:
-        return Simulated(Ledger.open(self.path))
+    async def open(self) -> SimulatedHypervisor:
+        return SimulatedHypervisor(EffectLedger.open(self.path))
 
     def effects(self, act: Act) -> int:
-        ledger = Ledger.open(self.path)
+        ledger = EffectLedger.open(self.path)
         try:
-            return sum(effect.act_id == act.id for effect in ledger.entries()) + ledger.repeats
+            return sum(effect.act_id == act.id for effect in ledger.effects()) + ledger.repeated_effects
         finally:
             ledger.close()
 
@@ -36,9 +36,9 @@ class Forgetful:
     def __init__(self, done: list[str]) -> None:
         self.done = done
 
-    async def perform(self, act: Act, now: float) -> Done | Later:
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
         self.done.append(act.id)
-        return Done(ok=True)
+        return ActDone(ok=True)
 
     async def close(self) -> None:
         pass

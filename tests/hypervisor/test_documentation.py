@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.settings import Hands, Settings, load
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.core.proposal import read_fleet
-from forewarn.hypervisor.attempt import Attempts
-from forewarn.hypervisor.command import Command, facts_of
-from forewarn.hypervisor.seam import Done, Later
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.hypervisor.command import CommandHypervisor, command_input
+from forewarn.hypervisor.command_run import CommandRunJournal
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hypervisors.md").read_text(encoding="utf-8")
 NOW = 1_700_000_000.0
@@ -46,14 +46,14 @@ def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings(tmp_path: Path) -> Settings:
     config = tmp_path / "settings.toml"
     config.write_text(example("hypervisor"))
-    return load({}, lab=True, config=config, environ={"HOME": "/home/ann"})
+    return load_settings({}, lab=True, config=config, environ={"HOME": "/home/ann"})
 
 
-def performed(settings: Settings, directory: Path, act: Act) -> Done:
-    async def story() -> Done:
-        command = Command(settings.commands, directory)
+def performed(settings: Settings, directory: Path, act: Act) -> ActDone:
+    async def story() -> ActDone:
+        command = CommandHypervisor(settings.commands, directory)
         try:
-            while isinstance(answer := await command.perform(act, NOW), Later):
+            while isinstance(answer := await command.perform(act, NOW), ActUnderWay):
                 pass
             return answer
         finally:
@@ -63,13 +63,13 @@ def performed(settings: Settings, directory: Path, act: Act) -> Done:
 
 
 def test_the_fleet_on_the_page_is_accepted() -> None:
-    programs = {vm.name: vm.program for vm in read_fleet(example("[[hosts]]")).vms}
+    programs = {vm.name: vm.program for vm in read_fleet_file(example("[[hosts]]")).vms}
     assert programs["web-1"] == ("python3", "app.py")
     assert programs["workers_2"] == ("/srv/shop/worker", "--quiet")
 
 
 def test_the_commands_on_the_page_reboot_and_freeze(settings: Settings, virsh: Path, tmp_path: Path) -> None:
-    assert settings.hypervisor is Hands.COMMAND
+    assert settings.hypervisor is HypervisorKind.COMMAND
     assert performed(settings, tmp_path / "commands", ACT).ok
     freeze = Act(id="E2:web-0", vm="s/g/web-0", name="web-0", verb=Verb.FREEZE, event_id="E2", duration_s=0)
     assert performed(settings, tmp_path / "commands", freeze).ok
@@ -83,7 +83,7 @@ def test_the_check_on_the_page_tells_whether_a_reboot_happened(
 ) -> None:
     virsh.with_name("virsh.title").write_text(f"{title}\n")
     (tmp_path / "commands").mkdir()
-    attempts = Attempts(tmp_path / "commands" / "attempts.db")
+    attempts = CommandRunJournal(tmp_path / "commands" / "attempts.db")
     attempts.begin(ACT.id, NOW)
     attempts.close()
     assert performed(settings, tmp_path / "commands", ACT).ok
@@ -95,10 +95,10 @@ def test_a_verb_that_the_page_has_no_command_for_fails_in_its_words(
 ) -> None:
     act = Act(id="E3:web-0", vm="s/g/web-0", name="web-0", verb=Verb.EVICT, event_id="E3")
     done = performed(settings, tmp_path / "commands", act)
-    assert done == Done(ok=False, note="'sh' ended with code 1: nobody knows how to evict web-0")
+    assert done == ActDone(ok=False, note="'sh' ended with code 1: nobody knows how to evict web-0")
 
 
 def test_the_page_names_every_verb_and_every_variable() -> None:
     assert all(f"`{verb}`" in PAGE for verb in Verb)
     variables = set(re.findall(r"^\| `FOREWARN_(\w+)` \|", PAGE, re.MULTILINE))
-    assert variables == {name.upper() for name in facts_of(ACT)}
+    assert variables == {name.upper() for name in command_input(ACT)}

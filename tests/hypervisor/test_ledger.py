@@ -11,12 +11,12 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.ledger import Effect, Ledger, Lived
+from forewarn.hypervisor.ledger import Effect, EffectLedger, VmHistory
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger.open(tmp_path / "ledger.db")
+def ledger(tmp_path: Path) -> Iterator[EffectLedger]:
+    ledger = EffectLedger.open(tmp_path / "ledger.db")
     yield ledger
     ledger.close()
 
@@ -25,43 +25,43 @@ def effect(act_id: str, verb: Verb = Verb.REBOOT, *, at: float = 100.0, vm: str 
     return Effect(act_id=act_id, vm=vm, verb=verb, event_id="E", begun_at=at, ends_at=at + 10, **fields)
 
 
-def live(ledger: Ledger, *effects: Effect) -> None:
+def live(ledger: EffectLedger, *effects: Effect) -> None:
     for one in effects:
-        ledger.begin(one)
-        ledger.end(one.act_id)
+        ledger.record_effect(one)
+        ledger.mark_ended(one.act_id)
 
 
-def test_a_second_effect_of_an_act_is_not_written_but_counted(ledger: Ledger) -> None:
-    assert ledger.begin(effect("1"))
-    assert not ledger.begin(effect("1", at=500.0))
-    assert [e.begun_at for e in ledger.entries()] == [100.0]
-    assert ledger.repeats == 1
+def test_a_second_effect_of_an_act_is_not_written_but_counted(ledger: EffectLedger) -> None:
+    assert ledger.record_effect(effect("1"))
+    assert not ledger.record_effect(effect("1", at=500.0))
+    assert [e.begun_at for e in ledger.effects()] == [100.0]
+    assert ledger.repeated_effects == 1
 
 
-def test_effects_are_listed_as_they_began_and_by_vm(ledger: Ledger) -> None:
+def test_effects_are_listed_as_they_began_and_by_vm(ledger: EffectLedger) -> None:
     for act_id, vm in [("2", "s/g/a"), ("1", "s/g/b"), ("3", "s/g/a")]:
-        ledger.begin(effect(act_id, vm=vm))
-    assert [e.act_id for e in ledger.entries()] == ["2", "1", "3"]
-    assert [e.act_id for e in ledger.entries("s/g/a")] == ["2", "3"]
+        ledger.record_effect(effect(act_id, vm=vm))
+    assert [e.act_id for e in ledger.effects()] == ["2", "1", "3"]
+    assert [e.act_id for e in ledger.effects("s/g/a")] == ["2", "3"]
     assert ledger.find("1") == effect("1", vm="s/g/b")
     assert ledger.find("4") is None
 
 
 def test_what_is_written_is_there_after_reopening(tmp_path: Path) -> None:
-    first = Ledger.open(tmp_path / "ledger.db")
+    first = EffectLedger.open(tmp_path / "ledger.db")
     first.count_perform("1")
-    first.begin(effect("1", Verb.REDEPLOY, from_host="h1", to_host="h2"))
-    before = first.entries()
+    first.record_effect(effect("1", Verb.REDEPLOY, from_host="h1", to_host="h2"))
+    before = first.effects()
     first.close()
 
-    second = Ledger.open(tmp_path / "ledger.db")
-    assert second.entries() == before
+    second = EffectLedger.open(tmp_path / "ledger.db")
+    assert second.effects() == before
     assert second.count_perform("1") == 2
     second.close()
 
 
-def test_a_vm_nothing_happened_to_has_lived_nothing(ledger: Ledger) -> None:
-    assert ledger.state("s/g/nobody") == Lived(boots=0, host="")
+def test_a_vm_nothing_happened_to_has_lived_nothing(ledger: EffectLedger) -> None:
+    assert ledger.vm_history("s/g/nobody") == VmHistory(boots=0, host="")
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_a_vm_nothing_happened_to_has_lived_nothing(ledger: Ledger) -> None:
     [(verb, verb in (Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE)) for verb in Verb],
     ids=str,
 )
-def test_a_vm_boots_when_its_memory_is_lost_and_it_runs_after(ledger: Ledger, verb: Verb, boots: bool) -> None:
+def test_a_vm_boots_when_its_memory_is_lost_and_it_runs_after(ledger: EffectLedger, verb: Verb, boots: bool) -> None:
     """Spec §4.2: Freeze keeps memory, Reboot loses it; an evicted or deleted VM does not come back."""
     live(ledger, effect("1", verb))
-    assert ledger.state("s/g/a").boots == boots
+    assert ledger.vm_history("s/g/a").boots == boots
 
 
-def test_a_vm_is_where_its_last_act_left_it(ledger: Ledger) -> None:
+def test_a_vm_is_where_its_last_act_left_it(ledger: EffectLedger) -> None:
     """Spec §6.4: which causes move a VM to another host, and which take it away."""
     places = []
     for one in (
@@ -87,56 +87,56 @@ def test_a_vm_is_where_its_last_act_left_it(ledger: Ledger) -> None:
         effect("6", Verb.EVICT, from_host="h3"),
     ):
         live(ledger, one)
-        places.append(ledger.state("s/g/a").host)
+        places.append(ledger.vm_history("s/g/a").host)
     assert places == ["h1", "h2", "h2", "", "h3", ""]
 
 
-def test_an_effect_still_under_way_has_not_changed_the_vm(ledger: Ledger) -> None:
+def test_an_effect_still_under_way_has_not_changed_the_vm(ledger: EffectLedger) -> None:
     live(ledger, effect("1", Verb.REBOOT, from_host="h1"))
-    ledger.begin(effect("2", Verb.REDEPLOY, at=200.0, from_host="h1", to_host="h2"))
-    assert ledger.state("s/g/a") == Lived(boots=1, host="h1")
+    ledger.record_effect(effect("2", Verb.REDEPLOY, at=200.0, from_host="h1", to_host="h2"))
+    assert ledger.vm_history("s/g/a") == VmHistory(boots=1, host="h1")
 
 
-def test_a_transaction_is_written_whole_or_not_at_all(ledger: Ledger) -> None:
+def test_a_transaction_is_written_whole_or_not_at_all(ledger: EffectLedger) -> None:
     def break_off() -> None:
         with ledger.transaction():
-            ledger.begin(effect("1"))
+            ledger.record_effect(effect("1"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         break_off()
-    assert ledger.entries() == []
+    assert ledger.effects() == []
     with ledger.transaction():
-        ledger.begin(effect("1"))
-    assert len(ledger.entries()) == 1
+        ledger.record_effect(effect("1"))
+    assert len(ledger.effects()) == 1
 
 
-def test_it_can_be_read_from_another_thread(ledger: Ledger) -> None:
+def test_it_can_be_read_from_another_thread(ledger: EffectLedger) -> None:
     seen: list[int] = []
-    ledger.begin(effect("1"))
-    reader = threading.Thread(target=lambda: seen.append(len(ledger.entries())))
+    ledger.record_effect(effect("1"))
+    reader = threading.Thread(target=lambda: seen.append(len(ledger.effects())))
     reader.start()
     reader.join()
     assert seen == [1]
 
 
-def test_it_keeps_a_write_ahead_log(ledger: Ledger, tmp_path: Path) -> None:
+def test_it_keeps_a_write_ahead_log(ledger: EffectLedger, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "ledger.db")
     assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     other.close()
 
 
-def test_while_another_process_writes_it_is_unavailable(ledger: Ledger, tmp_path: Path) -> None:
+def test_while_another_process_writes_it_is_unavailable(ledger: EffectLedger, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(Unavailable, match=r"ledger '.*ledger.db' does not answer \(database is locked\)"):
-        ledger.begin(effect("1"))
+        ledger.record_effect(effect("1"))
     other.close()
-    assert ledger.begin(effect("1"))
+    assert ledger.record_effect(effect("1"))
 
 
 def test_closing_twice_is_fine() -> None:
-    ledger = Ledger.open(None)
+    ledger = EffectLedger.open(None)
     ledger.close()
     ledger.close()
 
@@ -149,7 +149,7 @@ def _somebody_elses(path: Path) -> None:
 
 
 def _of_a_later_version(path: Path) -> None:
-    Ledger.open(path).close()
+    EffectLedger.open(path).close()
     later = sqlite3.connect(path)
     later.execute("PRAGMA user_version = 99")
     later.commit()
@@ -173,10 +173,10 @@ def test_a_file_that_is_no_ledger_is_rejected_and_keeps_every_byte(tmp_path: Pat
     make(path)
     before = path.read_bytes()
     with pytest.raises(Rejected, match=why):
-        Ledger.open(path)
+        EffectLedger.open(path)
     assert path.read_bytes() == before
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"nowhere/ledger.db' cannot be opened .*: check its folder, then retry"):
-        Ledger.open(tmp_path / "nowhere" / "ledger.db")
+        EffectLedger.open(tmp_path / "nowhere" / "ledger.db")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.hypervisor.link import Link
+from forewarn.hypervisor.process.connection import SupervisorConnection
 
 LISTENER = b'{"listener": {"address": "127.0.0.1", "port": 80}, "fds": 1}\n'
 Play = Callable[[Coroutine[Any, Any, None]], None]
@@ -40,9 +40,9 @@ def test_no_command_that_the_service_runs_inherits_the_socket_of_a_vm(play: Play
 
     async def story() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
-        link = Link(ours)
+        link = SupervisorConnection(ours)
         send(theirs, LISTENER)
-        heard = await link.hear()
+        heard = await link.receive()
         assert heard is not None
         assert not os.get_inheritable(heard.fds[0])
         os.close(heard.fds[0])
@@ -56,10 +56,10 @@ def test_no_command_that_the_service_runs_inherits_the_socket_of_a_vm(play: Play
 def test_files_that_come_with_a_line_that_needs_none_are_closed(play: Play, line: bytes) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
-        link = Link(ours)
+        link = SupervisorConnection(ours)
         before = open_files()
         send(theirs, line + b'{"exited": {"code": 7}}\n')
-        while (heard := await link.hear()) is not None and (heard.exited is None or heard.exited.code != 7):
+        while (heard := await link.receive()) is not None and (heard.exited is None or heard.exited.code != 7):
             pass
         assert open_files() == before
         link.close()
@@ -72,10 +72,10 @@ def test_files_that_no_line_announces_end_the_link(play: Play) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         before = open_files()
-        link = Link(ours)
+        link = SupervisorConnection(ours)
         for _ in range(2):
             send(theirs, b" ", files=16)
-        assert await link.hear() is None
+        assert await link.receive() is None
         assert b"32 file descriptors came that no line announced" in theirs.recv(4096)
         assert open_files() == before - 1, "ours is closed, and all that came"
         theirs.close()
@@ -86,10 +86,10 @@ def test_files_that_no_line_announces_end_the_link(play: Play) -> None:
 def test_a_line_of_nothing_but_brackets_ends_the_link(play: Play) -> None:
     async def story() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
-        link = Link(ours)
+        link = SupervisorConnection(ours)
         theirs.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(theirs, b'{"x": ' + b"[" * 100_000 + b"\n")
-        assert await link.hear() is None
+        assert await link.receive() is None
         assert b"this line is not understood" in theirs.recv(4096)
         theirs.close()
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.keeper import FakeKeeper
-from forewarn.testing.process import Answer, ServiceProcess, eventually
+from tests.support.fake_supervisor import FakeSupervisor
+from tests.support.service_process import HttpAnswer, ServiceProcess, eventually
 
 FLEET = """
 [[hosts]]
@@ -54,14 +54,14 @@ def socket_of(service: ServiceProcess) -> Path:
 
 
 @asynccontextmanager
-async def kept(service: ServiceProcess, vm: str = "web-0", *, listens: bool = False) -> AsyncIterator[FakeKeeper]:
-    keeper = FakeKeeper(vm)
+async def kept(service: ServiceProcess, vm: str = "web-0", *, listens: bool = False) -> AsyncIterator[FakeSupervisor]:
+    keeper = FakeSupervisor(vm)
     keeper.listener = listening() if listens else None
     await keeper.connect(socket_of(service))
     try:
         yield keeper
     finally:
-        await keeper.hang_up()
+        await keeper.disconnect()
         if keeper.listener is not None:
             keeper.listener.close()
 
@@ -70,7 +70,7 @@ def listening() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-async def call(service: ServiceProcess, method: str, path: str, body: Any = None) -> Answer:
+async def call(service: ServiceProcess, method: str, path: str, body: Any = None) -> HttpAnswer:
     return await asyncio.to_thread(service.api, method, path, body)
 
 
@@ -126,12 +126,12 @@ def test_a_vm_has_one_keeper_at_a_time(lab: ServiceProcess) -> None:
 
             async def story() -> None:
                 async with kept(lab):
-                    second = FakeKeeper("web-0", pid=child.pid)
+                    second = FakeSupervisor("web-0", pid=child.pid)
                     await second.connect(socket_of(lab))
                     assert second.refusal == (
                         f"VM 'web-0' is kept by process {os.getpid()} already: end that one first"
                     )
-                    await second.until(lambda: not second.is_connected)
+                    await second.wait_until(lambda: not second.is_connected)
 
             play(story())
         finally:
@@ -178,8 +178,8 @@ def test_calls_on_the_listener_are_the_vms(lab: ServiceProcess) -> None:
 
     async def story() -> None:
         async with kept(lab, listens=True) as mine, kept(lab, "web-1", listens=True) as other:
-            await mine.until(lambda: mine.listener is None)
-            await other.until(lambda: other.listener is None)
+            await mine.wait_until(lambda: mine.listener is None)
+            await other.wait_until(lambda: other.listener is None)
             event_id = await _scheduled(lab, "web-0")
             (status, mine_sees), (_, other_sees) = [
                 await asyncio.to_thread(asked, keeper.port, Metadata="true") for keeper in (mine, other)
@@ -203,7 +203,7 @@ def test_the_header_is_required_in_every_version_inside_a_vm(lab: ServiceProcess
 
     async def story() -> None:
         async with kept(lab, listens=True) as keeper:
-            await keeper.until(lambda: keeper.listener is None)
+            await keeper.wait_until(lambda: keeper.listener is None)
             assert (await asyncio.to_thread(asked, keeper.port, "2017-03-01"))[0] == 400
             assert (await asyncio.to_thread(asked, keeper.port, "2017-03-01", Metadata="true"))[0] == 200
 
@@ -213,8 +213,8 @@ def test_the_header_is_required_in_every_version_inside_a_vm(lab: ServiceProcess
 def test_when_the_line_ends_the_listener_does(lab: ServiceProcess) -> None:
     async def story() -> None:
         async with kept(lab, listens=True) as keeper:
-            await keeper.until(lambda: keeper.listener is None)
-            await keeper.hang_up()
+            await keeper.wait_until(lambda: keeper.listener is None)
+            await keeper.disconnect()
             await until(lambda: _is_refused(keeper.port))
 
     play(story())
@@ -234,8 +234,8 @@ def test_a_socket_that_does_not_listen_is_refused(lab: ServiceProcess) -> None:
     async def story() -> None:
         async with kept(lab) as keeper:
             with socket.socket() as useless:
-                keeper.say({"listener": {"address": "", "port": 0}, "fds": 1}, (useless.fileno(),))
-                await keeper.until(lambda: keeper.refusal)
+                keeper.send({"listener": {"address": "", "port": 0}, "fds": 1}, (useless.fileno(),))
+                await keeper.wait_until(lambda: keeper.refusal)
             assert keeper.refusal == "what was handed over is no listening TCP socket: listen on it first"
 
     play(story())
@@ -262,7 +262,7 @@ def test_the_api_shows_who_keeps_what(lab: ServiceProcess) -> None:
 def test_how_a_program_ended_is_in_the_history(lab: ServiceProcess) -> None:
     async def story() -> None:
         async with kept(lab) as keeper:
-            keeper.say({"exited": {"code": 3, "signal": None, "output": "no such table: users\n"}})
+            keeper.send({"exited": {"code": 3, "signal": None, "output": "no such table: users\n"}})
             await until(lambda: "ended with code 3" in _told(lab))
 
     play(story())
@@ -295,15 +295,15 @@ def test_a_service_that_is_killed_reboots_nobody_twice_and_forgets_nobody(own: S
 
     async def story() -> None:
         async with kept(own) as keeper:
-            keeper.is_deaf = moment == "the order is on its way"
-            keeper.is_mute = moment == "the answer is on its way"
+            keeper.ignores_orders = moment == "the order is on its way"
+            keeper.sends_no_outcomes = moment == "the answer is on its way"
             if moment == "nobody was there":
-                await keeper.hang_up()
+                await keeper.disconnect()
             event_id = await starts(own)
             if moment != "nobody was there":
-                await keeper.until(lambda: keeper.orders)
+                await keeper.wait_until(lambda: keeper.orders)
             await asyncio.to_thread(own.kill)
-            keeper.is_deaf = keeper.is_mute = False
+            keeper.ignores_orders = keeper.sends_no_outcomes = False
             await asyncio.to_thread(own.start)
             await keeper.connect(socket_of(own))
             event = await until(lambda: is_over(own, event_id))
@@ -322,11 +322,11 @@ def test_a_service_that_is_killed_during_a_freeze_leaves_nobody_frozen(own: Serv
             assert answer.status == 202, answer.body
             event_id = (await until(lambda: own.api("GET", "/events").json["events"]))[0]["id"]
             await call(own, "POST", f"/events/{event_id}/approve")
-            await keeper.until(lambda: keeper.state == "frozen")
+            await keeper.wait_until(lambda: keeper.state == "frozen")
             await asyncio.to_thread(own.kill)
             await asyncio.to_thread(own.start)
             await keeper.connect(socket_of(own))
-            await keeper.until(lambda: len(keeper.orders) == 2)
+            await keeper.wait_until(lambda: len(keeper.orders) == 2)
             await asyncio.to_thread(own.advance, 10)
             assert (await until(lambda: is_over(own, event_id)))["ending"] == "finished"
             assert keeper.journal.effects == [(f"{event_id}:web-0", "freeze")]
@@ -339,14 +339,14 @@ def test_a_keeper_that_dies_with_its_vm_leaves_the_act_to_the_simulation(own: Se
     with subprocess.Popen(["sleep", "600"]) as child:
 
         async def story() -> None:
-            keeper = FakeKeeper("web-0", pid=child.pid)
-            keeper.is_deaf = True
+            keeper = FakeSupervisor("web-0", pid=child.pid)
+            keeper.ignores_orders = True
             await keeper.connect(socket_of(own))
             event_id = await starts(own)
-            await keeper.until(lambda: keeper.orders)
+            await keeper.wait_until(lambda: keeper.orders)
             child.kill()
             child.wait()
-            await keeper.hang_up()
+            await keeper.disconnect()
             await until(lambda: own.api("GET", "/keepers").json == {"keepers": []})
             await asyncio.to_thread(own.advance, 120)
             note = (await until(lambda: is_over(own, event_id)))["acts"][0]["note"]

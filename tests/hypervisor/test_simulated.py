@@ -10,10 +10,17 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.behaviour import Behaviour, Fail, Lie, Slow, Take, Unreachable
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.seam import Done, Later
-from forewarn.hypervisor.simulated import Simulated
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import (
+    DurationRule,
+    FailRule,
+    FalseSuccessRule,
+    SimulatedBehaviour,
+    SimulatedHypervisor,
+    SlowRule,
+    UnreachableRule,
+)
 
 NOW = 1_700_000_000.0
 
@@ -32,13 +39,13 @@ def act(verb: Verb = Verb.REBOOT, *, name: str = "web-1", event: str = "E1", dur
 
 
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    ledger = Ledger.open(None)
+def ledger() -> Iterator[EffectLedger]:
+    ledger = EffectLedger.open(None)
     yield ledger
     ledger.close()
 
 
-def perform(simulated: Simulated, act: Act, now: float = NOW) -> Done | Later:
+def perform(simulated: SimulatedHypervisor, act: Act, now: float = NOW) -> ActDone | ActUnderWay:
     return asyncio.run(simulated.perform(act, now))
 
 
@@ -50,106 +57,112 @@ def perform(simulated: Simulated, act: Act, now: float = NOW) -> Done | Later:
         (Verb.MIGRATE, 5),
     ],
 )  # fmt: skip
-def test_an_act_of_unknown_duration_takes_the_usual_time_of_its_verb(ledger: Ledger, verb: Verb, seconds: int) -> None:
+def test_an_act_of_unknown_duration_takes_the_usual_time_of_its_verb(
+    ledger: EffectLedger, verb: Verb, seconds: int
+) -> None:
     """Spec §6.4: duration -1 is unknown."""
-    assert perform(Simulated(ledger), act(verb)) == Later(at=NOW + seconds)
+    assert perform(SimulatedHypervisor(ledger), act(verb)) == ActUnderWay(at=NOW + seconds)
 
 
-def test_an_act_that_names_its_duration_takes_that_long(ledger: Ledger) -> None:
+def test_an_act_that_names_its_duration_takes_that_long(ledger: EffectLedger) -> None:
     """Spec §6.4: a host update freezes for 9 seconds."""
-    simulated, freeze = Simulated(ledger), act(Verb.FREEZE, duration_s=9)
+    simulated, freeze = SimulatedHypervisor(ledger), act(Verb.FREEZE, duration_s=9)
 
-    assert perform(simulated, freeze) == Later(at=NOW + 9)
-    assert perform(simulated, freeze, NOW + 8.999) == Later(at=NOW + 9)
-    assert perform(simulated, freeze, NOW + 9) == Done(ok=True, note="freeze took 9 s")
+    assert perform(simulated, freeze) == ActUnderWay(at=NOW + 9)
+    assert perform(simulated, freeze, NOW + 8.999) == ActUnderWay(at=NOW + 9)
+    assert perform(simulated, freeze, NOW + 9) == ActDone(ok=True, note="freeze took 9 s")
 
 
-def test_an_act_without_impact_is_done_at_once(ledger: Ledger) -> None:
+def test_an_act_without_impact_is_done_at_once(ledger: EffectLedger) -> None:
     """Spec §4.2: duration 0 is no impact."""
-    assert perform(Simulated(ledger), act(duration_s=0)) == Done(ok=True, note="reboot took 0 s")
-    assert [(e.begun_at, e.ends_at, e.ended) for e in ledger.entries()] == [(NOW, NOW, True)]
+    assert perform(SimulatedHypervisor(ledger), act(duration_s=0)) == ActDone(ok=True, note="reboot took 0 s")
+    assert [(e.begun_at, e.ends_at, e.ended) for e in ledger.effects()] == [(NOW, NOW, True)]
 
 
-def test_the_effect_is_written_when_the_act_begins_and_ends_once(ledger: Ledger) -> None:
-    simulated, move = Simulated(ledger), act(Verb.REDEPLOY)
+def test_the_effect_is_written_when_the_act_begins_and_ends_once(ledger: EffectLedger) -> None:
+    simulated, move = SimulatedHypervisor(ledger), act(Verb.REDEPLOY)
 
     perform(simulated, move)
-    (begun,) = ledger.entries()
+    (begun,) = ledger.effects()
     perform(simulated, move, NOW + 60)
     perform(simulated, move, NOW + 500)
-    (ended,) = ledger.entries()
+    (ended,) = ledger.effects()
 
     assert (begun.ended, begun.performs, begun.begun_at, begun.ends_at) == (False, 1, NOW, NOW + 120)
     assert (ended.ended, ended.performs, ended.begun_at, ended.ends_at) == (True, 3, NOW, NOW + 120)
     assert (ended.verb, ended.event_id, ended.to_host) == (Verb.REDEPLOY, "E1", "host-2")
-    assert ledger.repeats == 0
+    assert ledger.repeated_effects == 0
 
 
-def test_done_says_where_a_moved_vm_is_now(ledger: Ledger) -> None:
-    simulated, move = Simulated(ledger), act(Verb.REDEPLOY)
+def test_done_says_where_a_moved_vm_is_now(ledger: EffectLedger) -> None:
+    simulated, move = SimulatedHypervisor(ledger), act(Verb.REDEPLOY)
     perform(simulated, move)
-    assert perform(simulated, move, NOW + 120) == Done(ok=True, note="redeploy took 120 s, now on 'host-2'")
+    assert perform(simulated, move, NOW + 120) == ActDone(ok=True, note="redeploy took 120 s, now on 'host-2'")
 
 
-def test_a_slow_hypervisor_takes_a_multiple_of_the_time(ledger: Ledger) -> None:
-    assert perform(Simulated(ledger, Behaviour((Slow(factor=4),))), act()) == Later(at=NOW + 120)
+def test_a_slow_hypervisor_takes_a_multiple_of_the_time(ledger: EffectLedger) -> None:
+    assert perform(SimulatedHypervisor(ledger, SimulatedBehaviour((SlowRule(factor=4),))), act()) == ActUnderWay(
+        at=NOW + 120
+    )
 
 
-def test_a_rule_can_set_the_time_an_act_takes(ledger: Ledger) -> None:
-    simulated = Simulated(ledger, Behaviour((Take(verb=Verb.REBOOT, seconds=2.5), Slow(vm="web-*", factor=2))))
-    assert perform(simulated, act(duration_s=60)) == Later(at=NOW + 5)
-    assert perform(simulated, act(name="db-1")) == Later(at=NOW + 2.5)
-    assert perform(simulated, act(Verb.START, name="db-2")) == Later(at=NOW + 20)
+def test_a_rule_can_set_the_time_an_act_takes(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(
+        ledger, SimulatedBehaviour((DurationRule(verb=Verb.REBOOT, seconds=2.5), SlowRule(vm="web-*", factor=2)))
+    )
+    assert perform(simulated, act(duration_s=60)) == ActUnderWay(at=NOW + 5)
+    assert perform(simulated, act(name="db-1")) == ActUnderWay(at=NOW + 2.5)
+    assert perform(simulated, act(Verb.START, name="db-2")) == ActUnderWay(at=NOW + 20)
 
 
-def test_a_failing_hypervisor_says_so_and_has_no_effect(ledger: Ledger) -> None:
-    simulated = Simulated(ledger, Behaviour((Fail(note="disk full"),)))
-    assert [perform(simulated, act()) for _ in range(2)] == [Done(ok=False, note="disk full")] * 2
-    assert ledger.entries() == []
+def test_a_failing_hypervisor_says_so_and_has_no_effect(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FailRule(note="disk full"),)))
+    assert [perform(simulated, act()) for _ in range(2)] == [ActDone(ok=False, note="disk full")] * 2
+    assert ledger.effects() == []
 
 
-def test_a_failed_act_can_be_performed_again_once_the_hypervisor_is_well(ledger: Ledger) -> None:
-    simulated = Simulated(ledger, Behaviour((Fail(),)))
-    assert perform(simulated, act()) == Done(ok=False, note="the simulated hypervisor was told to fail")
-    simulated.set_behaviour(Behaviour())
-    assert perform(simulated, act()) == Later(at=NOW + 30)
-    assert len(ledger.entries()) == 1
+def test_a_failed_act_can_be_performed_again_once_the_hypervisor_is_well(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FailRule(),)))
+    assert perform(simulated, act()) == ActDone(ok=False, note="the simulated hypervisor was told to fail")
+    simulated.set_behaviour(SimulatedBehaviour())
+    assert perform(simulated, act()) == ActUnderWay(at=NOW + 30)
+    assert len(ledger.effects()) == 1
 
 
-def test_an_act_that_has_begun_goes_on_as_it_began(ledger: Ledger) -> None:
-    simulated = Simulated(ledger)
+def test_an_act_that_has_begun_goes_on_as_it_began(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(ledger)
     perform(simulated, act())
-    simulated.set_behaviour(Behaviour((Fail(), Lie(), Slow(factor=100))))
-    assert perform(simulated, act(), NOW + 30) == Done(ok=True, note="reboot took 30 s")
+    simulated.set_behaviour(SimulatedBehaviour((FailRule(), FalseSuccessRule(), SlowRule(factor=100))))
+    assert perform(simulated, act(), NOW + 30) == ActDone(ok=True, note="reboot took 30 s")
 
 
-def test_a_lying_hypervisor_says_done_but_the_ledger_shows_nothing(ledger: Ledger) -> None:
-    simulated = Simulated(ledger, Behaviour((Lie(),)))
-    assert perform(simulated, act()) == Done(ok=True, note="reboot took 30 s")
-    assert ledger.entries() == []
-    assert ledger.state("s/g/web-1").boots == 0
+def test_a_lying_hypervisor_says_done_but_the_ledger_shows_nothing(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((FalseSuccessRule(),)))
+    assert perform(simulated, act()) == ActDone(ok=True, note="reboot took 30 s")
+    assert ledger.effects() == []
+    assert ledger.vm_history("s/g/web-1").boots == 0
 
 
-def test_an_unreachable_hypervisor_answers_after_so_many_performs_of_each_act(ledger: Ledger) -> None:
-    simulated = Simulated(ledger, Behaviour((Unreachable(times=2),)))
+def test_an_unreachable_hypervisor_answers_after_so_many_performs_of_each_act(ledger: EffectLedger) -> None:
+    simulated = SimulatedHypervisor(ledger, SimulatedBehaviour((UnreachableRule(times=2),)))
     for one in (act(), act(event="E2")):
         for _ in range(2):
             with pytest.raises(Unavailable, match=f"VM 'web-1' does not answer for act '{one.id}'"):
                 perform(simulated, one)
         assert ledger.find(one.id) is None
-        assert perform(simulated, one) == Later(at=NOW + 30)
-    assert [effect.performs for effect in ledger.entries()] == [3, 3]
+        assert perform(simulated, one) == ActUnderWay(at=NOW + 30)
+    assert [effect.performs for effect in ledger.effects()] == [3, 3]
 
 
-def test_being_unreachable_is_counted_across_restarts(ledger: Ledger) -> None:
-    behaviour = Behaviour((Unreachable(times=1),))
+def test_being_unreachable_is_counted_across_restarts(ledger: EffectLedger) -> None:
+    behaviour = SimulatedBehaviour((UnreachableRule(times=1),))
     with pytest.raises(Unavailable):
-        perform(Simulated(ledger, behaviour), act())
-    assert perform(Simulated(ledger, behaviour), act()) == Later(at=NOW + 30)
+        perform(SimulatedHypervisor(ledger, behaviour), act())
+    assert perform(SimulatedHypervisor(ledger, behaviour), act()) == ActUnderWay(at=NOW + 30)
 
 
 def test_a_closed_hypervisor_is_unavailable() -> None:
-    simulated = Simulated(Ledger.open(None))
+    simulated = SimulatedHypervisor(EffectLedger.open(None))
     asyncio.run(simulated.close())
     with pytest.raises(Unavailable, match=r"ledger ':memory:' does not answer .*: try again later"):
         perform(simulated, act())

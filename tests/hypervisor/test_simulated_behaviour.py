@@ -10,7 +10,14 @@ import pytest
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Rejected
-from forewarn.hypervisor.behaviour import Behaviour, Fail, Lie, Slow, Take, Unreachable
+from forewarn.hypervisor.simulated import (
+    DurationRule,
+    FailRule,
+    FalseSuccessRule,
+    SimulatedBehaviour,
+    SlowRule,
+    UnreachableRule,
+)
 
 
 def act(name: str, verb: Verb = Verb.REBOOT) -> Act:
@@ -29,33 +36,33 @@ def test_rules_are_read_from_a_settings_table() -> None:
         ]
         """
     )
-    assert Behaviour.from_rules(settings["rules"]).rules == (
-        Fail(vm="web-*", verb=Verb.REBOOT),
-        Slow(factor=3),
-        Unreachable(vm="db-1", times=2),
-        Lie(verb=Verb.POWER_OFF),
-        Take(seconds=1.5),
+    assert SimulatedBehaviour.from_rules(settings["rules"]).rules == (
+        FailRule(vm="web-*", verb=Verb.REBOOT),
+        SlowRule(factor=3),
+        UnreachableRule(vm="db-1", times=2),
+        FalseSuccessRule(verb=Verb.POWER_OFF),
+        DurationRule(seconds=1.5),
     )
 
 
 @pytest.mark.parametrize(
     ("rule", "name", "verb", "holds"),
     [
-        (Fail(), "web-1", Verb.START, True),
-        (Fail(vm="web-*"), "web-1", Verb.REBOOT, True),
-        (Fail(vm="web-*"), "db-1", Verb.REBOOT, False),
-        (Fail(vm="WEB-?"), "Web-1", Verb.REBOOT, True),
-        (Fail(verb=Verb.REBOOT), "web-1", Verb.REBOOT, True),
-        (Fail(verb=Verb.REBOOT), "web-1", Verb.START, False),
-        (Fail(vm="web-*", verb=Verb.REBOOT), "db-1", Verb.REBOOT, False),
+        (FailRule(), "web-1", Verb.START, True),
+        (FailRule(vm="web-*"), "web-1", Verb.REBOOT, True),
+        (FailRule(vm="web-*"), "db-1", Verb.REBOOT, False),
+        (FailRule(vm="WEB-?"), "Web-1", Verb.REBOOT, True),
+        (FailRule(verb=Verb.REBOOT), "web-1", Verb.REBOOT, True),
+        (FailRule(verb=Verb.REBOOT), "web-1", Verb.START, False),
+        (FailRule(vm="web-*", verb=Verb.REBOOT), "db-1", Verb.REBOOT, False),
     ],
 )
-def test_a_rule_holds_for_the_vms_and_the_verb_it_names(rule: Fail, name: str, verb: Verb, holds: bool) -> None:
-    assert (Behaviour((rule,)).first(Fail, act(name, verb)) is rule) is holds
+def test_a_rule_holds_for_the_vms_and_the_verb_it_names(rule: FailRule, name: str, verb: Verb, holds: bool) -> None:
+    assert (SimulatedBehaviour((rule,)).first_match(FailRule, act(name, verb)) is rule) is holds
 
 
 def test_the_first_matching_rule_of_a_sort_counts() -> None:
-    behaviour = Behaviour((Slow(vm="db-*", factor=2), Slow(factor=5), Take(seconds=10)))
+    behaviour = SimulatedBehaviour((SlowRule(vm="db-*", factor=2), SlowRule(factor=5), DurationRule(seconds=10)))
     assert behaviour.duration_s(act("db-1"), 30) == 20
     assert behaviour.duration_s(act("web-1"), 30) == 50
 
@@ -82,7 +89,7 @@ def test_the_first_matching_rule_of_a_sort_counts() -> None:
 )
 def test_a_rule_that_cannot_be_is_rejected_in_one_sentence(row: Any, why: str) -> None:
     with pytest.raises(Rejected) as caught:
-        Behaviour.from_rules([{"then": "lie"}, row])
+        SimulatedBehaviour.from_rules([{"then": "lie"}, row])
     said = str(caught.value)
     assert said.startswith(f"hypervisor rule {row!r} is not understood (")
     assert why in said
@@ -93,4 +100,4 @@ def test_a_rule_that_cannot_be_is_rejected_in_one_sentence(row: Any, why: str) -
 @pytest.mark.parametrize("rows", [3, "fail", {"then": "fail"}, None], ids=str)
 def test_rules_that_are_no_list_are_rejected(rows: Any) -> None:
     with pytest.raises(Rejected, match="are no list: give a list of tables, one per rule"):
-        Behaviour.from_rules(rows)
+        SimulatedBehaviour.from_rules(rows)

@@ -17,9 +17,9 @@ import pytest
 
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.seam import Done, Later
-from forewarn.hypervisor.simulated import Simulated
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
 
 PERFORMER = Path(__file__).with_name("performer.py")
 LATER_THAN_ALL = 1_800_000_000.0
@@ -42,8 +42,8 @@ def run_to_its_end(ledger: Path, acts: int, line: int = 0) -> tuple[int, list[di
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Ledger]:
-    ledger = Ledger.open(path)
+def opened(path: Path) -> Iterator[EffectLedger]:
+    ledger = EffectLedger.open(path)
     try:
         yield ledger
     finally:
@@ -66,10 +66,10 @@ def check_each_effect_once(path: Path, count: int, told: list[dict[str, Any]]) -
     assert code == 0
     check_promises(path, told)
     with opened(path) as ledger:
-        entries = ledger.entries()
+        entries = ledger.effects()
         assert [e.act_id for e in entries] == [f"E{n}:vm-{n % 3}" for n in range(count)]
         assert all(e.ended for e in entries)
-        assert ledger.repeats == 0
+        assert ledger.repeated_effects == 0
 
 
 @pytest.fixture(scope="module")
@@ -118,17 +118,17 @@ def test_dying_while_a_ledger_is_made_leaves_a_file_that_opens(tmp_path: Path) -
         path = tmp_path / f"died-before-{line}.db"
         assert run_to_its_end(path, 0, line)[0] == -signal.SIGKILL
         with opened(path) as ledger:
-            assert ledger.entries() == []
+            assert ledger.effects() == []
 
 
 def test_an_act_begun_before_the_crash_ends_when_it_would_have(tmp_path: Path) -> None:
     """Spec §12: impact is lab time's business, not the process's."""
     act = Act(id="E:a", vm="s/g/a", name="a", verb=Verb.REDEPLOY, event_id="E", to_host="h2")
 
-    async def perform(now: float) -> Done | Later:
+    async def perform(now: float) -> ActDone | ActUnderWay:
         with opened(tmp_path / "ledger.db") as ledger:
-            return await Simulated(ledger).perform(act, now)
+            return await SimulatedHypervisor(ledger).perform(act, now)
 
-    assert asyncio.run(perform(1000.0)) == Later(at=1120.0)
-    assert asyncio.run(perform(1119.0)) == Later(at=1120.0)
-    assert asyncio.run(perform(LATER_THAN_ALL)) == Done(ok=True, note="redeploy took 120 s, now on 'h2'")
+    assert asyncio.run(perform(1000.0)) == ActUnderWay(at=1120.0)
+    assert asyncio.run(perform(1119.0)) == ActUnderWay(at=1120.0)
+    assert asyncio.run(perform(LATER_THAN_ALL)) == ActDone(ok=True, note="redeploy took 120 s, now on 'h2'")

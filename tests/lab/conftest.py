@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forewarn.testing.lab_vm import LabVm
+from forewarn.lab.values import LabVm
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 

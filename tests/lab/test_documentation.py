@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing import Lab
-from forewarn.testing.lab_event import LabEvent
-from forewarn.testing.lab_vm import LabFault, LabVm
+from forewarn.lab import Lab
+from forewarn.lab.values import LabEvent, LabFault, LabVm
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 
 def test_the_history_reads_the_same_in_every_run(guest: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 
 def test_the_next_polls_fail_and_then_all_is_well(guest: Any) -> None:

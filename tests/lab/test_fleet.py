@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 FLEET = """
 [[hosts]]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from forewarn.client import Client
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 VERSION = "api-version=2020-07-01"
 LOOP = """

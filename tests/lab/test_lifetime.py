@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from forewarn.errors import Refused
-from forewarn.testing import Lab
-from forewarn.testing.lab_stage import Stage
+from forewarn.lab import Lab
+from forewarn.lab.loop_thread import LoopThread
 
 FILES = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
 
@@ -160,7 +160,7 @@ def test_a_service_that_cannot_be_opened_leaves_no_thread() -> None:
     def broken() -> Any:
         raise OSError("no room")
 
-    stage: Stage[None] = Stage(broken)
+    stage: LoopThread[None] = LoopThread(broken)
     with pytest.raises(OSError, match="no room"):
         stage.open()
     assert labs_alive() == []

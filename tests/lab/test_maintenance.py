@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from forewarn.errors import NotFound, Refused, Rejected
-from forewarn.testing import Lab
-from forewarn.testing.lab_event import LabEvent
+from forewarn.lab import Lab
+from forewarn.lab.values import LabEvent
 
 FIFTEEN, TEN = timedelta(minutes=15), timedelta(minutes=10)
 ASKED = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("msgspec", "uvloop", "httptools", "starlette", "sqlalchemy", "forewarn.testing", "forewarn.assembly")
+HEAVY = ("msgspec", "uvloop", "httptools", "starlette", "sqlalchemy", "forewarn.lab", "forewarn.service")
 
 
 def run(tmp_path: Path, test: str, *arguments: str, without: str = "") -> subprocess.CompletedProcess[str]:
@@ -120,7 +120,7 @@ def test_the_marker_and_the_fixtures_are_listed(tmp_path: Path) -> None:
 
 
 def test_a_typing_error_in_the_name_of_a_testing_thing_is_an_attribute_error() -> None:
-    import forewarn.testing
+    import forewarn.lab
 
     with pytest.raises(AttributeError, match="has no attribute 'Lap'"):
-        _ = forewarn.testing.Lap
+        _ = forewarn.lab.Lap

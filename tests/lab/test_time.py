@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.testing import Lab
+from forewarn.lab import Lab
 
 
 def test_the_date_that_a_vm_is_told_follows_lab_time_exactly(guest: Any) -> None:

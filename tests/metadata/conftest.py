@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.metadata import Board, Callers, Lab, Limits, MetadataServer, open_lab
-from forewarn.protocol.document import Kind, Notice, Status
-from forewarn.protocol.exchange import Rules
-from forewarn.testing.backend import FakeBackend
+from forewarn.metadata import (
+    CallerDirectory,
+    LabListeners,
+    Limits,
+    MetadataServer,
+    PublishedDocuments,
+    open_lab_listeners,
+)
+from forewarn.protocol.document import EventNotice, Kind, NoticeStatus
+from forewarn.protocol.exchange import EndpointRules
+from tests.support.metadata_backend import FakeMetadataBackend
 
 ADDRESSES = {"a": "127.0.7.1", "b": "127.0.7.2", "other": "127.0.7.3", "nobody": "127.0.7.9"}
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -78,24 +85,24 @@ def request(target: str = POLL, *, method: str = "GET", body: bytes = b"", **hea
     return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
 
-def notice(event_id: str = "EVENT-1", **changes: Any) -> Notice:
+def notice(event_id: str = "EVENT-1", **changes: Any) -> EventNotice:
     whole: dict[str, Any] = {
         "id": event_id,
-        "status": Status.SCHEDULED,
+        "status": NoticeStatus.SCHEDULED,
         "kind": Kind.REBOOT,
         "resources": ("a",),
         "not_before": 1_700_000_900.0,
     }
-    return Notice(**(whole | changes))
+    return EventNotice(**(whole | changes))
 
 
 @dataclass(kw_only=True)
 class World:
-    board: Board
-    backend: FakeBackend
-    callers: Callers
+    board: PublishedDocuments
+    backend: FakeMetadataBackend
+    callers: CallerDirectory
     server: MetadataServer
-    lab: Lab
+    lab: LabListeners
     clients: list[Client] = field(default_factory=list)
 
     async def connect(self, vm: str = "a") -> Client:
@@ -137,17 +144,17 @@ Play = Callable[..., None]
 async def make_world(
     *,
     limits: Limits | None = None,
-    rules: Callable[[str], Rules] = lambda location: Rules(),
+    rules: Callable[[str], EndpointRules] = lambda location: EndpointRules(),
     enabled: bool = True,
     delay_s: float = 0.0,
 ) -> World:
-    board, callers = Board(first_answer_delay_s=delay_s), Callers()
-    backend = FakeBackend(board)
+    board, callers = PublishedDocuments(first_answer_delay_s=delay_s), CallerDirectory()
+    backend = FakeMetadataBackend(board)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other", location="northeurope")
-    lab = open_lab(list(ADDRESSES.values()), 0)
+    lab = open_lab_listeners(list(ADDRESSES.values()), 0)
     for vm in ("a", "b", "other"):
-        callers.assign(lab.place(ADDRESSES[vm]), vm)
+        callers.assign(lab.attachment(ADDRESSES[vm]), vm)
     server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=rules, limits=limits)
     await server.start([lab.listener])
     return World(board=board, backend=backend, callers=callers, server=server, lab=lab)
@@ -181,5 +188,5 @@ def _request_bytes() -> Callable[..., bytes]:
 
 
 @pytest.fixture(name="notice", scope="session")
-def _notice() -> Callable[..., Notice]:
+def _notice() -> Callable[..., EventNotice]:
     return notice

@@ -10,10 +10,9 @@ from contextlib import suppress
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.metadata import Board, Callers, Limits, MetadataServer, open_lab
-from forewarn.protocol.condition import etag
-from forewarn.protocol.exchange import Rules
-from forewarn.testing.backend import FakeBackend
+from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, open_lab_listeners
+from forewarn.protocol.exchange import EndpointRules, etag
+from tests.support.metadata_backend import FakeMetadataBackend
 
 ADDRESS = "127.0.5.7"
 
@@ -26,7 +25,7 @@ class Readings:
 
     def __call__(self, location):
         self.count += 1
-        return Rules()
+        return EndpointRules()
 
 
 def test_whoever_connects_for_every_poll_is_answered_from_memory_and_counted(play):
@@ -180,10 +179,10 @@ class House:
     """One server on a socket of its own."""
 
     def __init__(self, notice, *, remembers):
-        self.notice, self.board, self.callers = notice, Board(), Callers()
-        self.backend = FakeBackend(self.board)
+        self.notice, self.board, self.callers = notice, PublishedDocuments(), CallerDirectory()
+        self.backend = FakeMetadataBackend(self.board)
         self.backend.add_scope("single", "a")
-        self.lab = open_lab([ADDRESS], 0)
+        self.lab = open_lab_listeners([ADDRESS], 0)
         self.assign()
         self.server = MetadataServer(board=self.board, backend=self.backend, callers=self.callers, remembers=remembers)
 
@@ -216,14 +215,14 @@ class House:
         self.backend.at += 0.5
 
     def assign(self):
-        self.callers.assign(self.lab.place(ADDRESS), "a")
+        self.callers.assign(self.lab.attachment(ADDRESS), "a")
 
     def release(self):
-        self.callers.release(self.lab.place(ADDRESS))
+        self.callers.release(self.lab.attachment(ADDRESS))
 
     def seen(self):
-        tally = self.server.tally
-        return self.server.observations.take(), +tally.answered, tally.requests, tally.accepted, tally.refused
+        tally = self.server.counters
+        return self.server.observations.take_batch(), +tally.answered, tally.requests, tally.accepted, tally.refused
 
 
 async def tell(steps, notice):

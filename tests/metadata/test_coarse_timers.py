@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from forewarn.metadata.timetable import Timetable
+from forewarn.metadata.coarse_timers import CoarseTimers
 
 GRAIN_S = 0.01
 PER_TURN = 200
@@ -17,7 +17,7 @@ class Calls:
 
     def __init__(self, expected, *, also=lambda name: None):
         self.loop = asyncio.get_running_loop()
-        self.table = Timetable(self.loop, grain_s=GRAIN_S, call=self.call)
+        self.table = CoarseTimers(self.loop, grain_s=GRAIN_S, call=self.call)
         self.expected, self.also = expected, also
         self.times, self.turns, self.turn = {}, [], 0
         self.all = asyncio.Event()
@@ -51,7 +51,7 @@ def test_everybody_is_called_at_their_moment_or_later(tell):
         moments = {"later": now + 0.03, "past": now - 5, "soon": now + 0.01, "now": now}
         moments |= {"between": now + 0.02, "as soon": now + 0.01}
         for name, at in moments.items():
-            calls.table.put(at, name)
+            calls.table.schedule(at, name)
         await calls.all.wait()
         assert all(calls.times[name] >= at for name, at in moments.items())
         # One in the past and one of now may share a ring, and within a ring the order does not matter.
@@ -63,13 +63,13 @@ def test_everybody_is_called_at_their_moment_or_later(tell):
 def test_whoever_was_dropped_is_not_called(tell):
     async def story():
         calls, now = Calls(2), asyncio.get_running_loop().time()
-        slots = {name: calls.table.put(now + 0.01, name) for name in ("dropped", "kept")}
-        alone = calls.table.put(now, "alone")
-        calls.table.drop(slots["dropped"], "dropped")
-        calls.table.drop(alone, "alone")
-        calls.table.drop(alone, "alone")
-        calls.table.drop(slots["kept"], "never there")
-        calls.table.put(now + 0.03, "last")
+        slots = {name: calls.table.schedule(now + 0.01, name) for name in ("dropped", "kept")}
+        alone = calls.table.schedule(now, "alone")
+        calls.table.cancel(slots["dropped"], "dropped")
+        calls.table.cancel(alone, "alone")
+        calls.table.cancel(alone, "alone")
+        calls.table.cancel(slots["kept"], "never there")
+        calls.table.schedule(now + 0.03, "last")
         await calls.all.wait()
         assert list(calls.times) == ["kept", "last"]
 
@@ -81,7 +81,7 @@ def test_whoever_is_dropped_by_another_at_the_same_moment_is_not_called(tell):
         other = {"a": "b", "b": "a", "last": "last"}
         calls = Calls(2, also=lambda name: calls.table.drop(slots[other[name]], other[name]))
         now = asyncio.get_running_loop().time()
-        slots = {name: calls.table.put(now + (0.03 if name == "last" else 0), name) for name in other}
+        slots = {name: calls.table.schedule(now + (0.03 if name == "last" else 0), name) for name in other}
         await calls.all.wait()
         assert list(calls.times) in (["a", "last"], ["b", "last"])
 
@@ -93,7 +93,7 @@ def test_many_at_one_moment_are_called_in_portions(tell):
         calls = Calls(1000)
         at = asyncio.get_running_loop().time()
         for name in range(1000):
-            calls.table.put(at, name)
+            calls.table.schedule(at, name)
         await calls.count_turns()
         portions = [calls.turns.count(turn) for turn in set(calls.turns)]
         assert max(portions) <= PER_TURN
@@ -107,7 +107,7 @@ def test_a_call_that_fails_keeps_nobody_from_theirs(tell, caplog):
         calls = Calls(3, also=lambda name: 1 / (name != "bad"))
         at = asyncio.get_running_loop().time()
         for name in ("one", "bad", "two"):
-            calls.table.put(at, name)
+            calls.table.schedule(at, name)
         await calls.all.wait()
 
     tell(story)
@@ -118,11 +118,11 @@ def test_whoever_comes_back_from_their_own_call_has_another(tell):
     async def story():
         def again(name):
             if name < 500:
-                calls.table.put(at, name + 1)
+                calls.table.schedule(at, name + 1)
 
         calls = Calls(501, also=again)
         at = asyncio.get_running_loop().time()
-        calls.table.put(at, 0)
+        calls.table.schedule(at, 0)
         await calls.count_turns()
         assert sorted(calls.times) == list(range(501))
         assert max(calls.turns.count(turn) for turn in set(calls.turns)) <= PER_TURN
@@ -133,8 +133,8 @@ def test_whoever_comes_back_from_their_own_call_has_another(tell):
 def test_an_earlier_moment_that_comes_later_is_not_missed(tell):
     async def story():
         calls, now = Calls(1), asyncio.get_running_loop().time()
-        calls.table.put(now + 3600, "in an hour")
-        calls.table.put(now, "now")
+        calls.table.schedule(now + 3600, "in an hour")
+        calls.table.schedule(now, "now")
         await calls.all.wait()
         assert list(calls.times) == ["now"]
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from forewarn.core.fault import Fault, FaultKind
-from forewarn.metadata.allowance import Allowance, OwnAllowance, SharedAllowance
+from forewarn.core.faults import Fault, FaultKind
+from forewarn.metadata.fault_quota import FaultQuota, LocalFaultQuota, SharedFaultQuota
 
 FAULT = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="every VM", count=3)
 ENDLESS = replace(FAULT, id="f2", count=None)
@@ -21,15 +21,15 @@ PROCESSES = 4
 EACH = 200
 
 
-def laid_out(*faults: Fault) -> SharedAllowance:
-    shared = SharedAllowance.new()
-    shared.lay_out(faults)
+def laid_out(*faults: Fault) -> SharedFaultQuota:
+    shared = SharedFaultQuota.create()
+    shared.assign_offsets(faults)
     return shared
 
 
-def own(*faults: Fault) -> OwnAllowance:
-    allowance = OwnAllowance()
-    allowance.begin(faults)
+def own(*faults: Fault) -> LocalFaultQuota:
+    allowance = LocalFaultQuota()
+    allowance.set_active(faults)
     return allowance
 
 
@@ -39,42 +39,42 @@ def begun(request: Any) -> Any:
 
 
 def test_so_many_and_no_more(begun: Any) -> None:
-    allowance: Allowance = begun(FAULT, ENDLESS)
-    assert [allowance.take(FAULT) for _ in range(5)] == [True, True, True, False, False]
-    assert not allowance.is_left(FAULT)
-    assert all(allowance.take(ENDLESS) for _ in range(5))
-    assert allowance.is_left(ENDLESS)
+    allowance: FaultQuota = begun(FAULT, ENDLESS)
+    assert [allowance.consume(FAULT) for _ in range(5)] == [True, True, True, False, False]
+    assert not allowance.has_remaining(FAULT)
+    assert all(allowance.consume(ENDLESS) for _ in range(5))
+    assert allowance.has_remaining(ENDLESS)
 
 
 def test_what_was_touched_before_counts(begun: Any) -> None:
-    allowance: Allowance = begun(replace(FAULT, touched=2))
-    assert [allowance.take(FAULT) for _ in range(2)] == [True, False]
+    allowance: FaultQuota = begun(replace(FAULT, touched=2))
+    assert [allowance.consume(FAULT) for _ in range(2)] == [True, False]
 
 
 def test_a_place_is_kept_while_its_fault_is_on_and_never_given_to_another() -> None:
     shared = laid_out(FAULT)
-    assert shared.take(FAULT)
+    assert shared.consume(FAULT)
     other = replace(FAULT, id="f3")
-    first = shared.places["f1"]
-    both = shared.lay_out([replace(FAULT, touched=1), other])
+    first = shared.offsets["f1"]
+    both = shared.assign_offsets([replace(FAULT, touched=1), other])
     assert both["f1"] == first
-    assert [shared.take(FAULT) for _ in range(3)] == [True, True, False]
-    assert shared.lay_out([ENDLESS]) == {}
-    assert shared.lay_out([replace(FAULT, id="f4")])["f4"] not in both.values()
+    assert [shared.consume(FAULT) for _ in range(3)] == [True, True, False]
+    assert shared.assign_offsets([ENDLESS]) == {}
+    assert shared.assign_offsets([replace(FAULT, id="f4")])["f4"] not in both.values()
 
 
 ELSEWHERE = (
     "import sys, msgspec\n"
-    "from forewarn.core.fault import Fault\n"
-    "from forewarn.metadata.allowance import SharedAllowance\n"
+    "from forewarn.core.faults import Fault\n"
+    "from forewarn.metadata.fault_quota import SharedAllowance\n"
     "shared, fault = SharedAllowance(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
     "shared.places = {fault.id: int(sys.argv[3])}\n"
 )
 
 
-def elsewhere(shared: SharedAllowance, fault: Fault, what: str) -> subprocess.Popen[str]:
+def elsewhere(shared: SharedFaultQuota, fault: Fault, what: str) -> subprocess.Popen[str]:
     """Another process that has the same allowance does this with it."""
-    place = str(shared.places[fault.id])
+    place = str(shared.offsets[fault.id])
     line = [sys.executable, "-c", ELSEWHERE + what, str(shared.file), msgspec.json.encode(fault).decode(), place]
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[shared.file])
 
@@ -93,9 +93,9 @@ def test_nobody_waits_for_one_who_is_stopped_while_it_takes_and_nothing_is_lost(
     stuck = elsewhere(shared, FAULT, "with shared._alone(): print('now', flush=True); sys.stdin.read()")
     assert stuck.stdout is not None
     assert stuck.stdout.readline() == "now\n"
-    assert not shared.take(FAULT)
+    assert not shared.consume(FAULT)
     stuck.communicate(timeout=60)
-    assert [shared.take(FAULT) for _ in range(4)] == [True, True, True, False]
+    assert [shared.consume(FAULT) for _ in range(4)] == [True, True, True, False]
     shared.close()
 
 
@@ -105,7 +105,7 @@ def test_after_the_end_nothing_is_written_to_whichever_file_has_that_number_now(
     with tempfile.TemporaryFile() as another:
         shared.close()
         os.dup2(another.fileno(), number)
-        assert set(shared.lay_out([FAULT, replace(FAULT, id="f3")])) == {"f1", "f3"}
+        assert set(shared.assign_offsets([FAULT, replace(FAULT, id="f3")])) == {"f1", "f3"}
         shared.close()
         os.close(number)
         assert another.read() == b""
@@ -114,5 +114,5 @@ def test_after_the_end_nothing_is_written_to_whichever_file_has_that_number_now(
 def test_where_files_cannot_be_kept_in_memory_one_on_disk_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     shared = laid_out(FAULT)
-    assert [shared.take(FAULT) for _ in range(4)] == [True, True, True, False]
+    assert [shared.consume(FAULT) for _ in range(4)] == [True, True, True, False]
     shared.close()

@@ -13,9 +13,9 @@ import uvloop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forewarn.metadata import Board, Callers, Limits, MetadataServer, open_lab
-from forewarn.metadata.intake import Intake, Spoiled, Whole
-from forewarn.testing.backend import FakeBackend
+from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments, open_lab_listeners
+from forewarn.metadata.request_parser import ParsedRequest, RefusedRequest, RequestParser
+from tests.support.metadata_backend import FakeMetadataBackend
 
 LIMITS = Limits(request_s=0.3, idle_s=1.0, linger_s=0.2)
 POLL = b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n"
@@ -60,12 +60,12 @@ streams = st.one_of(st.binary(max_size=300), torn(), st.lists(requests, max_size
 
 def taken(pieces):
     """What an intake makes of these bytes, up to where the connection would be closed."""
-    intake, out = Intake(LIMITS), []
+    intake, out = RequestParser(LIMITS), []
     for piece in pieces:
         intake.feed(piece)
-        while (item := intake.take()) is not None:
+        while (item := intake.next_request()) is not None:
             out.append(item)
-            if isinstance(item, Spoiled) or not item.keep_alive:
+            if isinstance(item, RefusedRequest) or not item.keep_alive:
                 return out
     return out
 
@@ -83,7 +83,7 @@ def test_a_request_may_be_cut_at_every_byte(raw):
     for cut in range(len(raw)):
         assert taken([raw[:cut], raw[cut:] + POLL]) == taken([raw + POLL])
     whole = taken([bytes([byte]) for byte in raw])
-    assert [type(item) for item in whole] == [Whole]
+    assert [type(item) for item in whole] == [ParsedRequest]
 
 
 @pytest.fixture(scope="module", params=["asyncio", "uvloop"])
@@ -93,18 +93,18 @@ def port(request):
     told: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        board, callers = Board(), Callers()
-        backend = FakeBackend(board)
+        board, callers = PublishedDocuments(), CallerDirectory()
+        backend = FakeMetadataBackend(board)
         backend.add_scope("single", "a")
         callers.assign("127.0.6.1", "a")
-        lab = open_lab(["127.0.6.1"], 0)
+        lab = open_lab_listeners(["127.0.6.1"], 0)
         server = MetadataServer(board=board, backend=backend, callers=callers, limits=LIMITS)
         await server.start([lab.listener])
         stop = asyncio.Event()
         told.set_result((lab.port, asyncio.get_running_loop(), stop))
         await stop.wait()
         await server.drain(1)
-        assert server.tally.answers[500] == 0
+        assert server.counters.responses_by_status[500] == 0
 
     def run() -> None:
         with asyncio.Runner(loop_factory=factory) as runner:

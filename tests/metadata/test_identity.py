@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from forewarn.metadata import Way, open_lab, open_network
+from forewarn.metadata import LabListenMode, open_lab_listeners, open_network_listener
 
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 PREVIEW = b"GET /metadata/scheduledevents?api-version=2017-03-01 HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-@pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
+@pytest.mark.parametrize("way", list(LabListenMode), ids=lambda way: way.name)
 def test_a_lab_tells_vms_apart_in_every_way_it_can_listen(play, way):
     async def story(world):
-        lab = open_lab(["127.0.8.1", "127.0.8.2"], 0, ways=[way])
+        lab = open_lab_listeners(["127.0.8.1", "127.0.8.2"], 0, ways=[way])
         for address, vm in (("127.0.8.1", "a"), ("127.0.8.2", "b")):
-            world.callers.assign(lab.place(address), vm)
+            world.callers.assign(lab.attachment(address), vm)
         await world.server.start([lab.listener])
         assert await name_at(world, *lab.endpoint("127.0.8.1")) == "a"
         assert await name_at(world, *lab.endpoint("127.0.8.2")) == "b"
@@ -26,23 +26,23 @@ def test_a_lab_tells_vms_apart_in_every_way_it_can_listen(play, way):
     play(story)
 
 
-@pytest.mark.parametrize("way", list(Way), ids=lambda way: way.name)
+@pytest.mark.parametrize("way", list(LabListenMode), ids=lambda way: way.name)
 def test_a_vm_added_to_a_running_lab_is_served(play, way):
     async def story(world):
-        lab = open_lab(["127.0.8.1"], 0, ways=[way])
+        lab = open_lab_listeners(["127.0.8.1"], 0, ways=[way])
         await world.server.start([lab.listener])
-        more = lab.add("127.0.8.5")
+        more = lab.add_address("127.0.8.5")
         await world.server.start([more] if more else [])
-        world.callers.assign(lab.place("127.0.8.5"), "other")
+        world.callers.assign(lab.attachment("127.0.8.5"), "other")
         assert await name_at(world, *lab.endpoint("127.0.8.5")) == "other"
-        assert lab.add("127.0.8.5") is None
+        assert lab.add_address("127.0.8.5") is None
 
     play(story)
 
 
 def test_on_a_network_the_source_address_tells_who_calls(play):
     async def story(world):
-        listener = open_network("127.0.0.1", 0, network="green")
+        listener = open_network_listener("127.0.0.1", 0, network="green")
         await world.server.start([listener])
         world.callers.assign("green/127.0.9.1", "a")
         world.callers.assign("127.0.9.2", "b")
@@ -75,7 +75,7 @@ def test_off_loopback_the_preview_needs_the_metadata_header_too(play, is_loopbac
     """Spec §2.2: required by default on every listener that is not loopback."""
 
     async def story(world):
-        loopback = open_network("127.0.0.1", 0)
+        loopback = open_network_listener("127.0.0.1", 0)
         listener = replace(loopback, is_loopback=is_loopback)
         await world.server.start([listener])
         world.callers.assign("127.0.9.1", "a")

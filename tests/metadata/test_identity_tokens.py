@@ -15,36 +15,36 @@ from hypothesis import strategies as st
 
 from forewarn.clock import read_real_time
 from forewarn.metadata import (
-    Board,
-    By,
-    Callers,
-    Entrance,
+    CallerDirectory,
     Fixed,
+    IdentifyBy,
     Limits,
-    Listener,
+    ListenerSpec,
     MetadataServer,
-    listener_of,
-    open_lab,
-    open_network,
-    place_within,
+    PublishedDocuments,
+    VmListener,
+    dedicated_attachment,
+    listener_for_socket,
+    open_lab_listeners,
+    open_network_listener,
 )
-from forewarn.protocol.exchange import Rules
-from forewarn.testing.backend import AUDIENCE, FakeBackend
+from forewarn.protocol.exchange import EndpointRules
+from tests.support.metadata_backend import AUDIENCE, FakeMetadataBackend
 
 TOKEN = f"/metadata/identity/oauth2/token?api-version=2018-02-01&resource={quote(AUDIENCE)}"
 INFO = "/metadata/instance?api-version=2021-02-01"
-OPEN = Rules(gives_tokens=True)
+OPEN = EndpointRules(gives_tokens=True)
 
 
-def allowed(location: str) -> Rules:
+def allowed(location: str) -> EndpointRules:
     return OPEN
 
 
 async def serve_inside(world, vm: str = "a") -> tuple[str, int]:
     """A listener that only this VM can reach, as it has one in a network namespace of its own."""
-    sockets = open_network("127.0.0.1", 0).sockets
-    world.callers.assign(place_within(vm), vm)
-    await world.server.start([Listener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
+    sockets = open_network_listener("127.0.0.1", 0).sockets
+    world.callers.assign(dedicated_attachment(vm), vm)
+    await world.server.start([VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False)])
     return sockets[0].getsockname()[:2]
 
 
@@ -127,7 +127,7 @@ def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
     """On a listener for all addresses, any program of this machine can call from 127.0.9.1."""
 
     async def story(world):
-        listener = replace(open_network("127.0.0.1", 0), is_loopback=False)
+        listener = replace(open_network_listener("127.0.0.1", 0), is_loopback=False)
         await world.server.start([listener])
         world.callers.assign("127.0.9.1", "a")
         client = await world.dial(*listener.sockets[0].getsockname(), local="127.0.9.1")
@@ -140,21 +140,21 @@ def test_a_source_address_of_loopback_proves_nothing_on_any_listener(play):
 @pytest.mark.parametrize(
     ("entrance", "is_loopback"),
     [
-        (Entrance(by=By.SOURCE, address="127.0.0.1"), True),
-        (Entrance(by=By.SOURCE, address="::1"), True),
-        (Entrance(by=By.SOURCE, address="10.0.0.1"), False),
-        (Entrance(by=By.SOURCE), False),
-        (Entrance(by=By.DEVICE, device="tap0"), False),
-        (Entrance(by=By.DEVICE, device="lo"), True),
-        (Entrance(by=By.DEVICE, device="lo", namespace="tenant-a"), False),
-        (Entrance(by=By.NAMESPACE, namespace="tenant-a"), False),
-        (Entrance(by=By.MARK, device="br0"), False),
+        (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1"), True),
+        (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="::1"), True),
+        (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="10.0.0.1"), False),
+        (ListenerSpec(identify_by=IdentifyBy.SOURCE), False),
+        (ListenerSpec(identify_by=IdentifyBy.DEVICE, device="tap0"), False),
+        (ListenerSpec(identify_by=IdentifyBy.DEVICE, device="lo"), True),
+        (ListenerSpec(identify_by=IdentifyBy.DEVICE, device="lo", namespace="tenant-a"), False),
+        (ListenerSpec(identify_by=IdentifyBy.NAMESPACE, namespace="tenant-a"), False),
+        (ListenerSpec(identify_by=IdentifyBy.MARK, device="br0"), False),
     ],
-    ids=lambda given: given.name if isinstance(given, Entrance) else None,
+    ids=lambda given: given.name if isinstance(given, ListenerSpec) else None,
 )
 def test_listeners_of_real_networks_are_loopback_only_where_this_machine_calls_itself(entrance, is_loopback):
-    sock = open_network("127.0.0.1", 0).sockets[0]
-    listener = listener_of(entrance, sock)
+    sock = open_network_listener("127.0.0.1", 0).sockets[0]
+    listener = listener_for_socket(entrance, sock)
     listener.close()
     assert listener.is_loopback is is_loopback
 
@@ -266,20 +266,20 @@ def test_whatever_the_query_the_answer_is_json_and_no_token_gets_into_wrong_hand
 @asynccontextmanager
 async def serving(*, is_allowed: bool):
     """A server, and where to call it as a VM, on loopback, as nobody, and as a VM that was removed."""
-    board, callers = Board(), Callers()
-    backend = FakeBackend(board)
+    board, callers = PublishedDocuments(), CallerDirectory()
+    backend = FakeMetadataBackend(board)
     backend.add_scope("single", "a")
     backend.add_scope("past", "gone")
-    lab = open_lab(["127.0.5.1", "127.0.5.2"], 0)
-    callers.assign(lab.place("127.0.5.1"), "a")
-    rules = Rules(gives_tokens=is_allowed)
+    lab = open_lab_listeners(["127.0.5.1", "127.0.5.2"], 0)
+    callers.assign(lab.attachment("127.0.5.1"), "a")
+    rules = EndpointRules(gives_tokens=is_allowed)
     server = MetadataServer(board=board, backend=backend, callers=callers, rules_for=lambda location: rules)
     listeners = [lab.listener]
     ends = {"loopback": lab.endpoint("127.0.5.1"), "nobody": lab.endpoint("127.0.5.2")}
     for way, vm in (("inside", "a"), ("removed", "gone")):
-        callers.assign(place_within(vm), vm)
-        sockets = open_network("127.0.0.1", 0).sockets
-        listeners.append(Listener(sockets=sockets, strategy=Fixed(vm), is_loopback=False))
+        callers.assign(dedicated_attachment(vm), vm)
+        sockets = open_network_listener("127.0.0.1", 0).sockets
+        listeners.append(VmListener(sockets=sockets, strategy=Fixed(vm), is_loopback=False))
         ends[way] = sockets[0].getsockname()[:2]
     backend.drop_scope("past")
     await server.start(listeners)

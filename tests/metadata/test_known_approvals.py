@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from forewarn.metadata.approval import Approvals
-from forewarn.metadata.seam import View
-from forewarn.protocol.document import Document, Status
+from forewarn.metadata.interface import GuestView
+from forewarn.metadata.responder import KnownApprovals
+from forewarn.protocol.document import Document, NoticeStatus
 from forewarn.protocol.instance import InstanceFacts
 
 
@@ -39,7 +39,7 @@ def test_an_event_that_has_started_needs_no_approval(play, notice):
     """Spec §5.2."""
 
     async def story(world):
-        world.backend.show("pair", notice(status=Status.STARTED, not_before=None))
+        world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         world.backend.is_away = True
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == []
@@ -47,7 +47,7 @@ def test_an_event_that_has_started_needs_no_approval(play, notice):
     play(story)
 
 
-@pytest.mark.parametrize("status", [Status.SCHEDULED, Status.STARTED])
+@pytest.mark.parametrize("status", [NoticeStatus.SCHEDULED, NoticeStatus.STARTED])
 def test_a_vm_of_another_scope_is_refused_what_was_approved_here(play, notice, status):
     """Spec §7.4."""
 
@@ -61,7 +61,7 @@ def test_a_vm_of_another_scope_is_refused_what_was_approved_here(play, notice, s
 
 def test_one_event_that_is_not_approved_yet_takes_all_of_them_to_the_house(play, notice):
     async def story(world):
-        world.backend.show("pair", notice(status=Status.STARTED), notice("EVENT-2"))
+        world.backend.show("pair", notice(status=NoticeStatus.STARTED), notice("EVENT-2"))
         assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
         assert await approve(world, "EVENT-1", "EVENT-2") == 200
         assert await approve(world, "EVENT-2", "EVENT-1") == 200
@@ -103,7 +103,7 @@ def test_an_approval_of_a_vm_that_has_moved_meanwhile_counts_for_nobody_else(pla
 
 
 def test_the_oldest_approvals_are_forgotten_beyond_the_most():
-    view = View(
+    view = GuestView(
         vm="a",
         scope_id="pair",
         enabled=True,
@@ -111,7 +111,7 @@ def test_the_oldest_approvals_are_forgotten_beyond_the_most():
         document=Document(incarnation=1),
         facts=InstanceFacts(name="a", vm_id="1", location="westeurope"),
     )
-    approvals = Approvals(most=2)
-    approvals.keep("pair", ("E1", "E2", "E3"))
-    assert [approvals.cover(view, (event_id,)) for event_id in ("E1", "E2", "E3")] == [False, True, True]
-    assert not approvals.cover(view, ())
+    approvals = KnownApprovals(most=2)
+    approvals.add("pair", ("E1", "E2", "E3"))
+    assert [approvals.covers(view, (event_id,)) for event_id in ("E1", "E2", "E3")] == [False, True, True]
+    assert not approvals.covers(view, ())

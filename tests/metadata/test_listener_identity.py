@@ -7,16 +7,16 @@ import socket
 import pytest
 
 from forewarn.errors import Rejected
-from forewarn.metadata import By, Entrance, Mark, Porter, listener_of, place_within
-from forewarn.testing.process import free_port
+from forewarn.metadata import IdentifyBy, ListenerManager, ListenerSpec, Mark, dedicated_attachment, listener_for_socket
+from tests.support.service_process import free_port
 
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="devices are Linux's")
 
 
-def entrance(by=By.DEVICE, **given):
-    return Entrance(by=by, address="127.0.0.1", port=free_port(), **given)
+def entrance(by=IdentifyBy.DEVICE, **given):
+    return ListenerSpec(identify_by=by, address="127.0.0.1", port=free_port(), **given)
 
 
 async def name_at(world, port):
@@ -26,7 +26,7 @@ async def name_at(world, port):
 def test_the_device_a_call_came_in_by_tells_which_vm_it_is(play):
     async def story(world):
         wanted = entrance(device="lo")
-        (found,) = Porter([wanted]).open_first()
+        (found,) = ListenerManager([wanted]).open_all()
         await world.server.start([found.listener])
         assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
         world.callers.assign("device:/lo", "b")
@@ -40,10 +40,10 @@ def test_the_device_a_call_came_in_by_tells_which_vm_it_is(play):
 
 def test_a_call_without_a_mark_is_nobodys(play):
     async def story(world):
-        wanted = entrance(By.MARK, device="lo")
+        wanted = entrance(IdentifyBy.MARK, device="lo")
         sock = socket.create_server(("127.0.0.1", wanted.port))
-        await world.server.start([listener_of(wanted, sock)])
-        world.callers.assign(Mark("lo").at(1), "a")
+        await world.server.start([listener_for_socket(wanted, sock)])
+        world.callers.assign(Mark("lo").attachment_of(1), "a")
         assert await name_at(world, wanted.port) == b'{ "error": "Not found" }'
 
     play(story)
@@ -51,40 +51,46 @@ def test_a_call_without_a_mark_is_nobodys(play):
 
 def test_a_socket_inside_a_namespace_is_one_vms(play):
     async def story(world):
-        wanted = entrance(By.NAMESPACE, namespace="tenant")
+        wanted = entrance(IdentifyBy.NAMESPACE, namespace="tenant")
         sock = socket.create_server(("127.0.0.1", wanted.port))
-        await world.server.start([listener_of(wanted, sock)])
-        world.callers.assign(place_within("tenant"), "other")
+        await world.server.start([listener_for_socket(wanted, sock)])
+        world.callers.assign(dedicated_attachment("tenant"), "other")
         assert await name_at(world, wanted.port) == b"other"
 
     play(story)
 
 
 def test_what_was_opened_stays_open_while_nothing_changes():
-    porter = Porter([entrance(device="lo"), entrance(By.SOURCE)])
-    assert len(porter.open_first()) == 2
-    assert porter.turn() == []
+    porter = ListenerManager([entrance(device="lo"), entrance(IdentifyBy.SOURCE)])
+    assert len(porter.open_all()) == 2
+    assert porter.refresh() == []
     porter.close()
 
 
 def test_a_port_in_use_closes_what_was_opened_before_it():
-    first = entrance(By.SOURCE)
+    first = entrance(IdentifyBy.SOURCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        second = Entrance(by=By.SOURCE, address="127.0.0.1", port=taken.getsockname()[1])
+        second = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(Rejected, match=f"cannot listen on {second.name}: {second.name} is in use by another"):
-            Porter([first, second]).open_first()
-    Porter([first]).open_first()[0].listener.close()
+            ListenerManager([first, second]).open_all()
+    ListenerManager([first]).open_all()[0].listener.close()
 
 
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        (Entrance(by=By.DEVICE, device="tap0"), "169.254.169.254:80 by device tap0"),
-        (Entrance(by=By.DEVICE, device="tap0", namespace="t"), "169.254.169.254:80 by device tap0 in t"),
-        (Entrance(by=By.MARK, device="br0"), "169.254.169.254:80 by mark on br0"),
-        (Entrance(by=By.NAMESPACE, namespace="t"), "169.254.169.254:80 by namespace t"),
-        (Entrance(by=By.SOURCE, address="fd00::1", port=81), "[fd00::1]:81"),
-        (Entrance(by=By.SOURCE, device="br0", namespace="t"), "169.254.169.254:80 by source on br0 in t"),
+        (ListenerSpec(identify_by=IdentifyBy.DEVICE, device="tap0"), "169.254.169.254:80 by device tap0"),
+        (
+            ListenerSpec(identify_by=IdentifyBy.DEVICE, device="tap0", namespace="t"),
+            "169.254.169.254:80 by device tap0 in t",
+        ),
+        (ListenerSpec(identify_by=IdentifyBy.MARK, device="br0"), "169.254.169.254:80 by mark on br0"),
+        (ListenerSpec(identify_by=IdentifyBy.NAMESPACE, namespace="t"), "169.254.169.254:80 by namespace t"),
+        (ListenerSpec(identify_by=IdentifyBy.SOURCE, address="fd00::1", port=81), "[fd00::1]:81"),
+        (
+            ListenerSpec(identify_by=IdentifyBy.SOURCE, device="br0", namespace="t"),
+            "169.254.169.254:80 by source on br0 in t",
+        ),
     ],
 )
 def test_an_entrance_is_named_by_what_it_stands_on(given, name):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
-from forewarn.protocol.condition import etag
+from forewarn.protocol.exchange import etag
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 

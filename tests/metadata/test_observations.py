@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from forewarn.core.history import Sighting
-from forewarn.metadata import Observations, View
-from forewarn.metadata.observation import PORTION
-from forewarn.protocol.document import Document, Kind, Status
+from forewarn.core.history import EventDelivery
+from forewarn.metadata import GuestObservations, GuestView
+from forewarn.metadata.observations import BATCH_SIZE
+from forewarn.protocol.document import Document, Kind, NoticeStatus
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.store.seam import Polled
+from forewarn.store.interface import LastPoll
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
 
 def sighting(event_id="EVENT-1", vm="a", status="scheduled", version="2020-07-01", incarnation=2, at=1_700_000_000.0):
-    return Sighting(
+    return EventDelivery(
         event_id=event_id, scope_id="pair", vm=vm, status=status, version=version, incarnation=incarnation, at=at
     )
 
 
 def view(*notices, vm="a", incarnation=2):
-    return View(
+    return GuestView(
         vm=vm,
         scope_id="pair",
         enabled=True,
@@ -48,7 +48,7 @@ def test_an_event_is_sighted_again_once_it_has_started(play, notice):
     async def story(world):
         world.backend.show("pair", notice())
         await world.ask()
-        world.backend.show("pair", notice(status=Status.STARTED, not_before=None))
+        world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         await world.ask()
         _, sightings = world.server.observations.take()
         assert sightings == [sighting(), sighting(status="started", incarnation=3)]
@@ -81,7 +81,7 @@ def test_a_304_and_an_approval_count_as_requests_and_give_no_event(play, notice)
         world.backend.at += 1
         await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
         [poll], sightings = world.server.observations.take()
-        assert poll == Polled(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
+        assert poll == LastPoll(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
         assert sightings == []
 
     play(story)
@@ -113,48 +113,48 @@ def test_a_held_poll_is_a_sighting_when_it_is_answered(play, notice, request_byt
 
 
 def test_what_could_not_be_written_is_handed_out_again_unless_there_is_newer(notice):
-    seen = Observations()
-    seen.asked(view(), "2020-07-01", 1.0)
-    seen.asked(view(vm="b"), "2020-07-01", 1.0)
-    seen.given(view(notice()), "2020-07-01", 1.0)
-    first = seen.take()
-    seen.asked(view(), "2020-07-01", 2.0)
-    seen.given(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
-    seen.put_back(*first)
-    polls, sightings = seen.take()
+    seen = GuestObservations()
+    seen.record_poll(view(), "2020-07-01", 1.0)
+    seen.record_poll(view(vm="b"), "2020-07-01", 1.0)
+    seen.record_delivery(view(notice()), "2020-07-01", 1.0)
+    first = seen.take_batch()
+    seen.record_poll(view(), "2020-07-01", 2.0)
+    seen.record_delivery(view(notice(), notice("EVENT-2"), incarnation=3), "2020-07-01", 2.0)
+    seen.return_batch(*first)
+    polls, sightings = seen.take_batch()
     assert {poll.vm: (poll.at, poll.count) for poll in polls} == {"a": (2.0, 2), "b": (1.0, 1)}
     assert sightings == [sighting(at=1.0), sighting("EVENT-2", incarnation=3, at=2.0)]
 
 
 def test_counting_goes_on_after_a_restart():
-    seen = Observations()
-    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
-    seen.asked(view(), "2020-07-01", 2.0)
-    assert [poll.count for poll in seen.take()[0]] == [42]
+    seen = GuestObservations()
+    seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version="2020-07-01", count=41)])
+    seen.record_poll(view(), "2020-07-01", 2.0)
+    assert [poll.count for poll in seen.take_batch()[0]] == [42]
 
 
 def test_memory_stays_bounded_while_the_writer_is_away(notice, caplog):
-    seen = Observations(most_sightings=3, most_vms=2)
+    seen = GuestObservations(most_sightings=3, most_vms=2)
     for index in range(5):
-        seen.given(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
-    first = seen.take()
+        seen.record_delivery(view(notice(), vm=f"vm-{index}"), "2020-07-01", 1.0)
+    first = seen.take_batch()
     assert [given.vm for given in first[1]] == ["vm-0", "vm-1", "vm-2"]
-    assert seen.lost == 2
+    assert seen.lost_deliveries == 2
     assert caplog.text.count("further ones are lost") == 1
-    seen.given(view(notice(), vm="late"), "2020-07-01", 2.0)
-    seen.put_back(*first)
-    assert [given.vm for given in seen.take()[1]] == ["vm-0", "vm-1", "vm-2"]
+    seen.record_delivery(view(notice(), vm="late"), "2020-07-01", 2.0)
+    seen.return_batch(*first)
+    assert [given.vm for given in seen.take_batch()[1]] == ["vm-0", "vm-1", "vm-2"]
 
 
 def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
-    seen = Observations()
-    vms = [f"vm-{index}" for index in range(2 * PORTION + 1)]
+    seen = GuestObservations()
+    vms = [f"vm-{index}" for index in range(2 * BATCH_SIZE + 1)]
     for vm in vms:
-        seen.asked(view(vm=vm), "2020-07-01", 1.0)
-    first, _ = seen.take()
-    seen.asked(view(vm=first[0].vm), "2020-07-01", 2.0)
-    seen.asked(view(vm=vms[-1]), "2020-07-01", 2.0)
-    (second, _), (third, _), rest = seen.take(), seen.take(), seen.take()
+        seen.record_poll(view(vm=vm), "2020-07-01", 1.0)
+    first, _ = seen.take_batch()
+    seen.record_poll(view(vm=first[0].vm), "2020-07-01", 2.0)
+    seen.record_poll(view(vm=vms[-1]), "2020-07-01", 2.0)
+    (second, _), (third, _), rest = seen.take_batch(), seen.take_batch(), seen.take_batch()
     assert [poll.vm for poll in (*first, *second, *third)] == [*vms, vms[0]]
     assert [poll.count for poll in third] == [2, 2]
     assert rest == ([], [])
@@ -162,20 +162,20 @@ def test_of_many_vms_a_part_is_handed_out_at_a_time_and_each_has_its_turn():
 
 def test_a_vm_that_goes_on_asking_is_left_in_peace_for_a_while_and_a_newcomer_is_not(notice):
     clock = [0.0]
-    seen = Observations(real=lambda: clock[0])
-    seen.asked(view(), "2020-07-01", 1.0)
-    assert [poll.vm for poll in seen.take(10.0)[0]] == ["a"]
-    seen.asked(view(), "2020-07-01", 2.0)
-    seen.asked(view(vm="b"), "2020-07-01", 2.0)
-    seen.given(view(notice()), "2020-07-01", 2.0)
-    polls, sightings = seen.take(10.0)
+    seen = GuestObservations(real=lambda: clock[0])
+    seen.record_poll(view(), "2020-07-01", 1.0)
+    assert [poll.vm for poll in seen.take_batch(10.0)[0]] == ["a"]
+    seen.record_poll(view(), "2020-07-01", 2.0)
+    seen.record_poll(view(vm="b"), "2020-07-01", 2.0)
+    seen.record_delivery(view(notice()), "2020-07-01", 2.0)
+    polls, sightings = seen.take_batch(10.0)
     assert ([poll.vm for poll in polls], len(sightings)) == (["b"], 1), "what an event's VMs were given is told at once"
     clock[0] = 9.0
-    assert seen.take(10.0) == ([], [])
+    assert seen.take_batch(10.0) == ([], [])
     clock[0] = 10.0
-    assert [(poll.vm, poll.count) for poll in seen.take(10.0)[0]] == [("a", 2)]
-    seen.asked(view(), "2020-07-01", 3.0)
-    assert [(poll.vm, poll.count) for poll in seen.take()[0]] == [("a", 3)], "somebody looks"
+    assert [(poll.vm, poll.count) for poll in seen.take_batch(10.0)[0]] == [("a", 2)]
+    seen.record_poll(view(), "2020-07-01", 3.0)
+    assert [(poll.vm, poll.count) for poll in seen.take_batch()[0]] == [("a", 3)], "somebody looks"
 
 
 def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.core.pace import SILENT_S, Pace
-from forewarn.metadata import Observations, View
-from forewarn.metadata.sort import MOST_OF_AGENT, STRANGER, Sort, agent_of, sort_of
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
+from forewarn.metadata import GuestObservations, GuestView
+from forewarn.metadata.request_counters import (
+    MAX_USER_AGENT_LENGTH,
+    UNKNOWN_CALLER_REQUEST,
+    RequestCategory,
+    request_category,
+    user_agent_of,
+)
 from forewarn.protocol.document import Document
+from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.protocol.message import Request
-from forewarn.store.seam import Polled
+from forewarn.store.interface import LastPoll
 
 NEWEST = "2020-07-01"
 
@@ -24,7 +30,7 @@ class Time:
 
 
 def view(vm="a"):
-    return View(
+    return GuestView(
         vm=vm,
         scope_id="pair",
         enabled=True,
@@ -41,7 +47,7 @@ def time():
 
 @pytest.fixture
 def seen(time):
-    return Observations(real=time)
+    return GuestObservations(real=time)
 
 
 def ask(seen, time, *, every_s, times, **how):
@@ -57,14 +63,14 @@ def test_a_vm_that_never_asked_has_no_pace(seen):
 
 def test_the_average_gap_is_that_of_late(seen, time):
     ask(seen, time, every_s=10, times=30)
-    assert seen.pace("a") == Pace(0.0, pytest.approx(10))
+    assert seen.pace("a") == PollingPace(0.0, pytest.approx(10))
     ask(seen, time, every_s=1, times=200)
     assert seen.pace("a").gap_s == pytest.approx(1)
 
 
 def test_a_single_request_says_nothing_about_the_next(seen, time):
     ask(seen, time, every_s=1, times=1)
-    assert seen.pace("a") == Pace(0.0, None)
+    assert seen.pace("a") == PollingPace(0.0, None)
 
 
 def test_requests_told_together_count_each(seen, time):
@@ -81,7 +87,7 @@ def test_a_long_silence_is_no_gap_between_polls(seen, time):
 
 def test_a_vm_is_silent_after_a_minute_of_real_time(seen, time):
     ask(seen, time, every_s=1, times=3)
-    time.now += SILENT_S
+    time.now += SILENCE_LIMIT_S
     assert not seen.pace("a").is_silent
     time.now += 1
     assert seen.pace("a").is_silent
@@ -92,25 +98,25 @@ def test_whoever_waits_for_an_answer_still_asks(seen, time):
     ask(seen, time, every_s=1, times=1, wait_s=300)
     time.now += 300
     assert seen.pace("a").silent_s == 0
-    time.now += SILENT_S + 1
+    time.now += SILENCE_LIMIT_S + 1
     assert seen.pace("a").is_silent
 
 
 def test_after_a_restart_those_who_asked_before_are_given_a_minute(seen, time):
-    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
-    assert seen.pace("a") == Pace(0.0, None)
-    time.now += SILENT_S + 1
+    seen.count_on([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
+    assert seen.pace("a") == PollingPace(0.0, None)
+    time.now += SILENCE_LIMIT_S + 1
     assert seen.pace("a").is_silent
     ask(seen, time, every_s=1, times=2)
-    assert seen.pace("a") == Pace(0.0, pytest.approx(1))
+    assert seen.pace("a") == PollingPace(0.0, pytest.approx(1))
 
 
 def test_what_workers_have_seen_counts_here(seen, time):
-    worker = Observations(real=time)
+    worker = GuestObservations(real=time)
     for _ in range(5):
         time.now += 2
-        worker.asked(view(), NEWEST, 1.0, agent="curl/8.1", wait_s=30)
-        seen.gather(*worker.take_new())
+        worker.record_poll(view(), NEWEST, 1.0, agent="curl/8.1", wait_s=30)
+        seen.gather(*worker.take_increments())
     assert seen.pace("a").gap_s == pytest.approx(2)
     [poll], _ = seen.take()
     assert (poll.agent, poll.wait_s, poll.count) == ("curl/8.1", 30, 5)
@@ -144,7 +150,7 @@ def test_a_poll_that_waits_says_for_how_long_and_one_that_is_answered_at_once_do
 
 
 def asking(agent):
-    return Request(method="GET", target="/", headers=(("user-agent", agent), ("user-agent", "second")))
+    return HttpRequest(method="GET", target="/", headers=(("user-agent", agent), ("user-agent", "second")))
 
 
 @pytest.mark.parametrize(
@@ -152,18 +158,18 @@ def asking(agent):
     [
         ("python-requests/2.31", "python-requests/2.31"),
         ("a\x1b[31mb\x00c\xa0", "a[31mbc"),
-        ("x" * 500, "x" * MOST_OF_AGENT),
+        ("x" * 500, "x" * MAX_USER_AGENT_LENGTH),
         ("<script>", "<script>"),
         ("", ""),
     ],
     ids=["usual", "what cannot be printed", "long", "markup", "empty"],
 )
 def test_a_program_is_called_what_it_says_within_bounds(sent, kept):
-    assert agent_of(asking(sent)) == kept
+    assert user_agent_of(asking(sent)) == kept
 
 
 def test_a_program_that_says_nothing_has_no_name():
-    assert agent_of(Request(method="GET", target="/")) == ""
+    assert user_agent_of(HttpRequest(method="GET", target="/")) == ""
 
 
 EVENTS = "/metadata/scheduledevents"
@@ -172,20 +178,20 @@ EVENTS = "/metadata/scheduledevents"
 @pytest.mark.parametrize(
     ("method", "target", "sort"),
     [
-        ("GET", f"{EVENTS}?api-version=2020-07-01", Sort("poll", "2020-07-01")),
-        ("GET", "/Metadata/ScheduledEvents/?API-Version=2017-08-01", Sort("poll", "2017-08-01")),
-        ("GET", f"{EVENTS}?api-version=2031-01-01", Sort("poll", "other")),
-        ("GET", EVENTS, Sort("poll", "none")),
-        ("POST", f"{EVENTS}?api-version=2020-07-01", Sort("approval", "2020-07-01")),
-        ("BREW", f"{EVENTS}?api-version=2020-07-01", Sort("other", "2020-07-01")),
-        ("GET", "/metadata/instance/compute?api-version=2021-02-01", Sort("instance")),
-        ("GET", "/metadata/identity/oauth2/token?resource=x", Sort("token")),
-        ("GET", "/favicon.ico", Sort("other")),
-        ("OPTIONS", "*", Sort("other")),
+        ("GET", f"{EVENTS}?api-version=2020-07-01", RequestCategory("poll", "2020-07-01")),
+        ("GET", "/Metadata/ScheduledEvents/?API-Version=2017-08-01", RequestCategory("poll", "2017-08-01")),
+        ("GET", f"{EVENTS}?api-version=2031-01-01", RequestCategory("poll", "other")),
+        ("GET", EVENTS, RequestCategory("poll", "none")),
+        ("POST", f"{EVENTS}?api-version=2020-07-01", RequestCategory("approval", "2020-07-01")),
+        ("BREW", f"{EVENTS}?api-version=2020-07-01", RequestCategory("other", "2020-07-01")),
+        ("GET", "/metadata/instance/compute?api-version=2021-02-01", RequestCategory("instance")),
+        ("GET", "/metadata/identity/oauth2/token?resource=x", RequestCategory("token")),
+        ("GET", "/favicon.ico", RequestCategory("other")),
+        ("OPTIONS", "*", RequestCategory("other")),
     ],
 )
 def test_requests_are_counted_by_few_words(method, target, sort):
-    assert sort_of(Request(method=method, target=target)) == sort
+    assert request_category(HttpRequest(method=method, target=target)) == sort
 
 
 def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
@@ -196,9 +202,9 @@ def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
         await client.ask(f"{EVENTS}?api-version=nonsense")
         await world.ask(vm="nobody")
         assert world.server.tally.answered == {
-            (Sort("poll", "2020-07-01"), 200): 3,
-            (Sort("poll", "other"), 400): 1,
-            (STRANGER, 404): 1,
+            (RequestCategory("poll", "2020-07-01"), 200): 3,
+            (RequestCategory("poll", "other"), 400): 1,
+            (UNKNOWN_CALLER_REQUEST, 404): 1,
         }
 
     play(story)
@@ -215,15 +221,15 @@ def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after
     assert told == []
     seen.take()
     seen.written([])
-    ask(seen, time, every_s=SILENT_S - 1, times=5)
+    ask(seen, time, every_s=SILENCE_LIMIT_S - 1, times=5)
     seen.written([])
     assert told == [("a",)]
-    time.now += SILENT_S + 1
+    time.now += SILENCE_LIMIT_S + 1
     seen.asked(view(), NEWEST, 1.0)
     seen.written([])
     assert told == [("a",), ("a",)]
     stop()
-    time.now += SILENT_S + 1
+    time.now += SILENCE_LIMIT_S + 1
     seen.asked(view(), NEWEST, 1.0)
     seen.written([])
     assert len(told) == 2
@@ -232,15 +238,15 @@ def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after
 def test_a_long_poll_that_lasts_is_no_silence_after_which_one_begins(seen, time):
     seen.asked(view(), NEWEST, 1.0, wait_s=120)
     told, _ = told_of(seen)
-    time.now += 120 + SILENT_S
+    time.now += 120 + SILENCE_LIMIT_S
     seen.asked(view(), NEWEST, 1.0)
     seen.written([])
     assert told == []
 
 
-@pytest.mark.parametrize(("after_s", "begun"), [(SILENT_S - 1, []), (SILENT_S + 1, [("a",)])])
+@pytest.mark.parametrize(("after_s", "begun"), [(SILENCE_LIMIT_S - 1, []), (SILENCE_LIMIT_S + 1, [("a",)])])
 def test_whoever_asks_soon_after_a_restart_never_stopped(seen, time, after_s, begun):
-    seen.count_on([Polled(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
+    seen.count_on([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
     told, _ = told_of(seen)
     time.now += after_s
     seen.asked(view(), NEWEST, 1.0)
@@ -252,6 +258,6 @@ def test_who_begins_to_ask_of_another_process_is_told_too(seen, time):
     told, _ = told_of(seen)
     for _ in range(3):
         time.now += 1
-        seen.gather([Polled(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
+        seen.gather([LastPoll(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
         seen.written([])
     assert told == [("b",)]

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families as read
 
-from forewarn.core.fault import Fault, FaultKind
+from forewarn.core.faults import Fault, FaultKind
 from forewarn.metadata import Limits
-from forewarn.metadata.counted import Counted, together
-from forewarn.metadata.metrics import OUTCOMES, POLLED_VERSIONS, RequestMetrics
+from forewarn.metadata.request_counters import RequestTotals, sum_totals
+from forewarn.metrics.requests import OUTCOME_LABELS, VERSION_LABELS, RequestMetrics
 
 OLD = "/metadata/scheduledevents?api-version=2017-08-01"
 
@@ -32,11 +32,11 @@ def test_every_series_is_there_before_anybody_asks_and_none_comes_later():
     rows = [
         (of, version, status, 1)
         for of in ("poll", "approval", "instance", "token", "strange", "other", "unheard of")
-        for version in (*POLLED_VERSIONS, "")
+        for version in (*VERSION_LABELS, "")
         for status in (0, 200, 304, 400, 404, 410, 429, 500, 503)
         if of != "poll" or version
     ]
-    before, after = samples(Counted()), samples(Counted(answered=tuple(rows), accepted=5))
+    before, after = samples(RequestTotals()), samples(RequestTotals(answered=tuple(rows), accepted=5))
     assert set(before) == set(after)
     assert not any(before.values())
     total = sum(
@@ -114,23 +114,25 @@ def test_who_waits_is_a_gauge(play, request_bytes):
 
 
 def test_what_processes_counted_is_added_up_and_what_one_counted_stays_when_it_is_gone():
-    one = Counted(answered=(("poll", "2020-07-01", 200, 3),), accepted=2, held=1, connections=2)
-    other = Counted(answered=(("poll", "2020-07-01", 200, 4), ("token", "", 200, 1)), accepted=1, refused=1, held=5)
-    assert together(one.over(), other) == Counted(
+    one = RequestTotals(answered=(("poll", "2020-07-01", 200, 3),), accepted=2, held=1, connections=2)
+    other = RequestTotals(
+        answered=(("poll", "2020-07-01", 200, 4), ("token", "", 200, 1)), accepted=1, refused=1, held=5
+    )
+    assert sum_totals(one.without_gauges(), other) == RequestTotals(
         answered=(("poll", "2020-07-01", 200, 7), ("token", "", 200, 1)), accepted=3, refused=1, held=5
     )
-    assert together() == Counted()
+    assert sum_totals() == RequestTotals()
 
 
 @pytest.mark.parametrize("label", ["version", "outcome", "of"])
 def test_labels_are_bounded(label):
     registry = CollectorRegistry()
     strange = tuple((f"of-{n}", f"version-{n}", 200 + n, 1) for n in range(400))
-    registry.register(RequestMetrics(lambda: Counted(answered=strange)))
+    registry.register(RequestMetrics(lambda: RequestTotals(answered=strange)))
     found = set(re.findall(rf'{label}="([^"]+)"', generate_latest(registry).decode()))
     assert found <= {
-        *POLLED_VERSIONS,
-        *OUTCOMES,
+        *VERSION_LABELS,
+        *OUTCOME_LABELS,
         "approval",
         "instance",
         "token",

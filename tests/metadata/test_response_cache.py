@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.clock import LabClock, Setting
-from forewarn.core.fault import Fault, FaultKind
-from forewarn.metadata import Board, Callers, Limits, MetadataServer
+from forewarn.clock import ClockSetting, LabClock
+from forewarn.core.faults import Fault, FaultKind
+from forewarn.metadata import CallerDirectory, Limits, MetadataServer, PublishedDocuments
 from forewarn.metadata.identity import Caller
-from forewarn.metadata.seam import Reset
-from forewarn.protocol.condition import etag
-from forewarn.protocol.document import Status
-from forewarn.protocol.exchange import Response, Rules
-from forewarn.testing.backend import FakeBackend
-from forewarn.testing.wire import Wire
+from forewarn.metadata.interface import ResetConnection
+from forewarn.protocol.document import NoticeStatus
+from forewarn.protocol.exchange import EndpointRules, etag
+from forewarn.protocol.http_message import HttpResponse
+from tests.support.in_memory_transport import InMemoryTransport
+from tests.support.metadata_backend import FakeMetadataBackend
 
 PATH = b"/metadata/scheduledevents?api-version="
 TURNS = 12  # more than any single step of the servers takes
@@ -93,8 +93,8 @@ class Telling:
 
     def __init__(self, notice, *, remembers, limits):
         self.notice = notice
-        self.board, self.callers = Board(), Callers()
-        self.backend = FakeBackend(self.board)
+        self.board, self.callers = PublishedDocuments(), CallerDirectory()
+        self.backend = FakeMetadataBackend(self.board)
         self.backend.add_scope("pair", "a", "b")
         self.backend.add_scope("single", "other", enabled=False)
         for vm in VMS[:3]:
@@ -111,8 +111,8 @@ class Telling:
         if wire is None or wire.is_over:
             vm, is_loopback, _ = key
             place = f"at {vm}"
-            caller = Caller(place=place, vm=self.callers.vm_at(place), is_loopback=is_loopback)
-            wire = self.wires[key] = Wire(self.server.admit(caller))
+            caller = Caller(attachment=place, vm=self.callers.vm_at(place), is_loopback=is_loopback)
+            wire = self.wires[key] = InMemoryTransport(self.server.add_connection(caller))
         return wire
 
     def send(self, key, requests, cuts):
@@ -135,7 +135,10 @@ class Telling:
 
     def show(self, scope_id, count):
         if self.is_there(scope_id):
-            scheduled, started = self.notice("EVENT-1"), self.notice("EVENT-2", status=Status.STARTED, not_before=None)
+            scheduled, started = (
+                self.notice("EVENT-1"),
+                self.notice("EVENT-2", status=NoticeStatus.STARTED, not_before=None),
+            )
             self.backend.show(scope_id, *(scheduled, started)[:count])
 
     def republish(self, scope_id):
@@ -153,7 +156,7 @@ class Telling:
             vm = "a" if scope_id == "pair" else "other"
             view = self.board.view(vm)
             scope = next(scope for key, scope in self.backend._scopes.items() if key == view.scope_id)
-            self.board.publish(replace(scope, instead=instead))
+            self.board.publish(replace(scope, poll_override=instead))
 
     def is_there(self, scope_id):
         return self.board.view("a" if scope_id == "pair" else "other") is not None
@@ -165,7 +168,7 @@ class Telling:
             self.callers.assign(f"at {at}", vm)
 
     def arm(self, faults):
-        self.server.faults.arm(
+        self.server.faults.set_faults(
             [
                 Fault(id=f"f{number}", kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, scope_id="pair", count=count)
                 for number, (kind, vm, count) in enumerate(faults)
@@ -176,12 +179,12 @@ class Telling:
         self.backend.at += seconds
 
     def lose_store(self, is_away):
-        self.backend.is_away = is_away
+        self.backend.is_unavailable = is_away
 
     def take_stock(self):
-        tally = self.server.tally
-        polls, sightings = self.server.observations.take()
-        touches = {(touch.fault_id, touch.vm): touch for touch in self.server.faults.take()}
+        tally = self.server.counters
+        polls, sightings = self.server.observations.take_batch()
+        touches = {(touch.fault_id, touch.vm): touch for touch in self.server.faults.take_hits()}
         self.stock.append(
             (tally.requests, +tally.answered, tally.held, {poll.vm: poll for poll in polls}, sightings, touches)
         )
@@ -220,7 +223,7 @@ scopes = st.sampled_from(["pair", "single"])
 polls = st.sampled_from(POLLS)
 requests = st.one_of(polls, polls, polls, st.sampled_from(LONG_POLLS), st.sampled_from(ODD))
 faults = st.tuples(st.sampled_from(FAULTS), st.sampled_from(VMS[:2]), st.sampled_from([None, 1, 2]))
-insteads = st.sampled_from([None, Response(status=503), Reset()])
+insteads = st.sampled_from([None, HttpResponse(status=503), ResetConnection()])
 habits = st.lists(st.tuples(keys, requests), min_size=1, max_size=4)
 steps = st.one_of(
     st.tuples(
@@ -331,14 +334,16 @@ def test_the_date_is_right_at_any_speed_of_the_lab_clock(notice):
     real = iter(range(1_700_000_000, 1_700_001_000))
 
     async def story():
-        clock = LabClock(Setting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real))
+        clock = LabClock(
+            ClockSetting(lab_at=1_474_309_787.0, real_at=1_700_000_000.0, speed=60), real=lambda: next(real)
+        )
         telling = Telling(notice, remembers=True, limits=Limits())
         telling.backend.now = clock.now
         server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers)
-        wire = Wire(server.admit(Caller(place="at a", vm="a", is_loopback=True)))
+        wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
         for _ in range(5):
-            wire.say(get())
-            shown = parsedate_to_datetime(re.findall(rb"Date: ([^\r]+)", wire.heard)[-1].decode()).timestamp()
+            wire.send(get())
+            shown = parsedate_to_datetime(re.findall(rb"Date: ([^\r]+)", wire.received)[-1].decode()).timestamp()
             # Every look at this clock takes a second, a minute of the lab's.
             assert 0 <= clock.now() - shown <= 60 * 3
 
@@ -352,19 +357,19 @@ def test_what_is_asked_again_is_not_read_again(notice, asked):
 
     def rules(location):
         read.append(location)
-        return Rules()
+        return EndpointRules()
 
     async def story():
         telling = Telling(notice, remembers=True, limits=Limits())
         telling.show("pair", 2)
         server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
-        wire = Wire(server.admit(Caller(place="at a", vm="a", is_loopback=True)))
-        wire.say(asked)
+        wire = InMemoryTransport(server.add_connection(Caller(attachment="at a", vm="a", is_loopback=True)))
+        wire.send(asked)
         once = len(read)
         for _ in range(100):
-            wire.say(asked)
+            wire.send(asked)
         assert len(read) == once > 0
-        assert wire.heard.count(b"HTTP/1.1 200 OK") == server.tally.answers[200] == 101
+        assert wire.received.count(b"HTTP/1.1 200 OK") == server.counters.responses_by_status[200] == 101
 
     asyncio.run(story())
 
@@ -375,27 +380,30 @@ def test_a_fault_of_one_vm_leaves_what_is_remembered_for_others(notice):
 
     def rules(location):
         read.append(location)
-        return Rules()
+        return EndpointRules()
 
     fault = Fault(id="f1", kind=FaultKind.GONE, who="ann", set_at=0.0, name="b", vm="b", scope_id="pair")
 
     async def story():
         telling = Telling(notice, remembers=True, limits=Limits())
         server = MetadataServer(board=telling.board, backend=telling.backend, callers=telling.callers, rules_for=rules)
-        wire, other = (Wire(server.admit(Caller(place=f"at {vm}", vm=vm, is_loopback=True))) for vm in "ab")
-        wire.say(get())
-        other.say(get())
+        wire, other = (
+            InMemoryTransport(server.add_connection(Caller(attachment=f"at {vm}", vm=vm, is_loopback=True)))
+            for vm in "ab"
+        )
+        wire.send(get())
+        other.send(get())
         once = len(read)
         for faults in ([fault], [msgspec.structs.replace(fault, touched=3, touched_at=1.0)], []):
-            server.arm(faults)
-            wire.say(get())
+            server.set_faults(faults)
+            wire.send(get())
         assert len(read) == once > 0
-        assert wire.heard.count(b"HTTP/1.1 200 OK") == 4
+        assert wire.received.count(b"HTTP/1.1 200 OK") == 4
 
-        server.arm([fault])
-        other.say(get())
-        server.arm([])
-        other.say(get())
-        assert re.findall(rb"HTTP/1.1 (\d+)", other.heard) == [b"200", b"410", b"200"]
+        server.set_faults([fault])
+        other.send(get())
+        server.set_faults([])
+        other.send(get())
+        assert re.findall(rb"HTTP/1.1 (\d+)", other.received) == [b"200", b"410", b"200"]
 
     asyncio.run(story())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forewarn.metadata import Limits
-from forewarn.protocol.exchange import Rules
+from forewarn.protocol.exchange import EndpointRules
 
 POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 START = b'{"StartRequests":[{"EventId":"event-1"}]}'
@@ -99,7 +99,7 @@ def test_a_location_serves_only_the_versions_it_is_set_to(play):
     """Spec §3: real regions have lagged behind one another."""
 
     def rules(location):
-        return Rules(versions=("2017-11-01",)) if location == "northeurope" else Rules()
+        return EndpointRules(versions=("2017-11-01",)) if location == "northeurope" else EndpointRules()
 
     async def story(world):
         assert (await world.ask(vm="a")).status == 200
@@ -221,7 +221,7 @@ def test_a_mistake_of_ours_is_a_plain_500_and_the_next_caller_is_served(play, ca
     def rules(location):
         if mistakes:
             raise mistakes.pop()
-        return Rules()
+        return EndpointRules()
 
     async def story(world):
         client = await world.connect()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.handover import Packet, receive, send
-from forewarn.metadata import By, Entrance, Porter
-from forewarn.testing.process import ServiceProcess, eventually, free_port, run_forewarn
+from forewarn.metadata import IdentifyBy, ListenerManager, ListenerSpec
+from forewarn.metadata.socket_passing import SocketPacket, receive_packet, send_packet
+from tests.support.service_process import ServiceProcess, eventually, free_port, run_forewarn
 
 FLEET = '[[hosts]]\nname = "host-{n}"\ncount = 2\n\n[[vms]]\nname = "web-{n}"\ncount = 2\naddress = "127.0.0.21"\n'
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -97,19 +97,19 @@ def test_more_sockets_than_fit_on_the_way_arrive_in_order() -> None:
 
             async def send_all() -> None:
                 for n in range(600):
-                    await send(ours, Packet(f"entrance {n}", listening if n % 2 else None))
+                    await send_packet(ours, SocketPacket(f"entrance {n}", listening if n % 2 else None))
                 ours.shutdown(socket.SHUT_WR)
 
             sending = asyncio.create_task(send_all())
             for n in range(600):
-                packet = await receive(theirs)
+                packet = await receive_packet(theirs)
                 assert packet is not None
-                assert (packet.entrance, packet.sock is not None) == (f"entrance {n}", bool(n % 2))
+                assert (packet.listener_name, packet.sock is not None) == (f"entrance {n}", bool(n % 2))
                 if packet.sock:
                     with closing(packet.sock):
                         assert packet.sock.getsockname() == listening.getsockname()
                         assert not os.get_inheritable(packet.sock.fileno())
-            assert await receive(theirs) is None
+            assert await receive_packet(theirs) is None
             await sending
 
     asyncio.run(story())
@@ -117,18 +117,18 @@ def test_more_sockets_than_fit_on_the_way_arrive_in_order() -> None:
 
 def test_what_is_not_there_yet_is_waited_for_and_what_can_never_be_stops_the_start() -> None:
     port = free_port()
-    here = Entrance(by=By.SOURCE, address="127.0.0.1", port=port)
+    here = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1", port=port)
     # TEST-NET-1 (RFC 5737) is no machine's own.
-    elsewhere = Entrance(by=By.SOURCE, address="192.0.2.1", port=port)
-    tap = Entrance(by=By.DEVICE, address="127.0.0.1", port=port, device="nosuchtap")
-    inside = Entrance(by=By.NAMESPACE, namespace="no-such-namespace")
-    porter = Porter([here, elsewhere, tap, inside])
-    opened = porter.open_first()
-    assert [found.entrance for found in opened] == [here]
-    assert porter.waits == {
+    elsewhere = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="192.0.2.1", port=port)
+    tap = ListenerSpec(identify_by=IdentifyBy.DEVICE, address="127.0.0.1", port=port, device="nosuchtap")
+    inside = ListenerSpec(identify_by=IdentifyBy.NAMESPACE, namespace="no-such-namespace")
+    porter = ListenerManager([here, elsewhere, tap, inside])
+    opened = porter.open_all()
+    assert [found.spec for found in opened] == [here]
+    assert porter.waiting == {
         elsewhere: "the address 192.0.2.1 is not one of this machine's",
         tap: "device 'nosuchtap': No such device",
         inside: "there is no network namespace '/run/netns/no-such-namespace'",
     }
-    assert porter.turn() == []
+    assert porter.refresh() == []
     porter.close()

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from forewarn.assembly.handover import receive
-from forewarn.assembly.sockets import Shelf, receive_visitors
-from forewarn.metadata import Entrance, Found, listener_of
-from forewarn.metadata.entrance import By
+from forewarn.metadata import ListenerChange, ListenerSpec, listener_for_socket
+from forewarn.metadata.listeners import IdentifyBy
+from forewarn.metadata.socket_helper import SocketDistributor, accept_clients
+from forewarn.metadata.socket_passing import receive_packet
 
 
 @contextmanager
@@ -26,21 +26,21 @@ def no_more_files() -> Iterator[None]:
 
 def test_a_helper_that_had_too_many_files_open_hands_over_again(tmp_path: Path) -> None:
     async def story() -> None:
-        entrance = Entrance(by=By.SOURCE, address="127.0.0.1")
-        shelf = Shelf()
+        entrance = ListenerSpec(identify_by=IdentifyBy.SOURCE, address="127.0.0.1")
+        shelf = SocketDistributor()
         with socket.create_server(("127.0.0.1", 0)) as served:
-            shelf.take(Found(entrance, listener_of(entrance, served)))
+            shelf.update(ListenerChange(entrance, listener_for_socket(entrance, served)))
             with _door(tmp_path / "door") as door, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as visitor:
-                receiving = asyncio.create_task(receive_visitors(door, shelf, os.geteuid()))
+                receiving = asyncio.create_task(accept_clients(door, shelf, os.geteuid()))
                 with no_more_files():
                     visitor.connect(str(tmp_path / "door"))
                     for _ in range(10):
                         await asyncio.sleep(0)
                 visitor.setblocking(False)
-                packet = await asyncio.wait_for(receive(visitor), 10)
+                packet = await asyncio.wait_for(receive_packet(visitor), 10)
                 assert packet is not None
                 assert packet.sock is not None
-                assert packet.entrance == entrance.name
+                assert packet.listener_name == entrance.name
                 packet.sock.close()
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)

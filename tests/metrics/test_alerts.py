@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
-from tests.assembly.test_metrics import House, live_a_little
 
-from forewarn.assembly.registry import WorkerMetrics
-from forewarn.metadata.counted import Counted
-from forewarn.testing.process import ServiceProcess, eventually, free_port
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.registry import WorkerMetrics
+from tests.metrics.test_service_metrics import House, live_a_little
+from tests.support.service_process import ServiceProcess, eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "forewarn.rules.yml"
@@ -37,8 +37,8 @@ def scraped() -> str:
     try:
         house.behind = [(0.0, 0.0)]
         live_a_little(house)
-        worker = WorkerMetrics(counted=Counted, silent_s=lambda: 0.0)
-        return house.text() + house.world.do(worker.show()).decode()
+        worker = WorkerMetrics(counted=RequestTotals, silent_s=lambda: 0.0)
+        return house.text() + house.world.do(worker.render()).decode()
     finally:
         house.metrics.close()
         house.world.close()

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from forewarn.assembly import exposition
-from forewarn.assembly.exposition import _MOST_OPEN, Window, open_sockets
-from forewarn.assembly.settings import load
 from forewarn.errors import Rejected
-from forewarn.testing.process import free_port
+from forewarn.metrics import http_server
+from forewarn.metrics.http_server import _MAX_CONNECTIONS, MetricsServer, bind_metrics_sockets
+from forewarn.service.settings import load_settings
+from tests.support.service_process import free_port
 
 PAGE = b"forewarn_vms 7\n"
 Story = Callable[[int], Awaitable[None]]
@@ -26,8 +26,8 @@ async def shown() -> bytes:
 def play(story: Story, show: Callable[[], Awaitable[bytes]] = shown) -> None:
     async def tell() -> None:
         port = free_port()
-        window = Window(show)
-        await window.open(open_sockets("127.0.0.1", port, workers=0)[0])
+        window = MetricsServer(show)
+        await window.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
         try:
             async with asyncio.timeout(20):
                 await story(port)
@@ -109,8 +109,8 @@ def test_whoever_still_waits_when_it_closes_is_hung_up_on() -> None:
 
     async def tell() -> None:
         port = free_port()
-        window = Window(show)
-        await window.open(open_sockets("127.0.0.1", port, workers=0)[0])
+        window = MetricsServer(show)
+        await window.start(bind_metrics_sockets("127.0.0.1", port, workers=0)[0])
         waiting = asyncio.create_task(said(port, head()))
         await asked.wait()
         await window.close()
@@ -121,7 +121,7 @@ def test_whoever_still_waits_when_it_closes_is_hung_up_on() -> None:
 
 def test_only_so_many_are_let_in_who_say_nothing() -> None:
     async def story(port: int) -> None:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MOST_OPEN)]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(_MAX_CONNECTIONS)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
@@ -142,7 +142,7 @@ def test_only_so_many_are_let_in_who_say_nothing() -> None:
 
 
 def test_whoever_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http_server, "_PATIENCE_S", 0.2)
     endless = b"x" * 50_000_000
 
     asked = asyncio.Event()
@@ -170,7 +170,7 @@ def test_whoever_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_worker_has_a_port_after_the_owners() -> None:
     first = free_port(3)
-    sockets = open_sockets("127.0.0.1", first, workers=2)
+    sockets = bind_metrics_sockets("127.0.0.1", first, workers=2)
     assert [sock.getsockname()[1] for sock in sockets] == [first, first + 1, first + 2]
     for sock in sockets:
         sock.close()
@@ -184,7 +184,7 @@ def test_a_port_in_use_stops_the_start_and_keeps_nothing_open() -> None:
         with pytest.raises(
             Rejected, match=rf"metrics cannot be shown on 127\.0\.0\.1:{first + 1}: another program does"
         ):
-            open_sockets("127.0.0.1", first, workers=1)
+            bind_metrics_sockets("127.0.0.1", first, workers=1)
         with socket.socket() as again:
             again.bind(("127.0.0.1", first))
 
@@ -197,12 +197,12 @@ def test_they_are_never_shown_where_vms_call(listen: tuple[str, ...], metrics: s
     with pytest.raises(
         Rejected, match=r"which VMs can call: give an address that they cannot, such as 127\.0\.0\.1:9464"
     ):
-        load({"listen": listen, "metrics": metrics}, lab=False, environ={})
+        load_settings({"listen": listen, "metrics": metrics}, lab=False, environ={})
 
 
 @pytest.mark.parametrize("metrics", ["", "127.0.0.1:9464", "[::1]:9464", "192.168.7.7:9464"])
 def test_another_address_is_the_operators_choice(metrics: str) -> None:
-    assert load({"listen": ("10.0.0.1:80",), "metrics": metrics}, lab=False, environ={}).metrics == metrics
+    assert load_settings({"listen": ("10.0.0.1:80",), "metrics": metrics}, lab=False, environ={}).metrics == metrics
 
 
 @pytest.mark.parametrize("metrics", ["9464", "localhost:9464", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:99999"])
@@ -210,9 +210,9 @@ def test_what_is_no_address_and_port_is_refused(metrics: str) -> None:
     with pytest.raises(
         Rejected, match=r"setting 'metrics' is .*: write ADDRESS:PORT in numbers, such as 127\.0\.0\.1:9464"
     ):
-        load({"metrics": metrics}, lab=True, environ={})
+        load_settings({"metrics": metrics}, lab=True, environ={})
 
 
 def test_there_must_be_ports_for_all_workers() -> None:
     with pytest.raises(Rejected, match="4 workers need the ports after it"):
-        load({"metrics": "127.0.0.1:65533", "workers": 4}, lab=True, environ={})
+        load_settings({"metrics": "127.0.0.1:65533", "workers": 4}, lab=True, environ={})

@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as read
 
-from forewarn.assembly.metrics import OwnerMetrics
-from forewarn.console.directory import Directory
-from forewarn.console.survey import attendance
-from forewarn.core.attention import Asks
 from forewarn.core.event import Event
 from forewarn.core.fleet import Priority
-from forewarn.core.pace import SILENT_S, Pace
-from forewarn.core.request import Ask
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.behaviour import Behaviour
-from forewarn.metadata.counted import Counted
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace, PollingState
+from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Polled
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.web.directory import FleetDirectory
+from forewarn.web.polling_report import polling_report
+from tests.support.world import World, a_host, a_vm
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
-LIVELY, SILENT = Pace(1.0), Pace(SILENT_S + 1)
+LIVELY, SILENT = PollingPace(1.0), PollingPace(SILENCE_LIMIT_S + 1)
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -41,35 +40,35 @@ class House:
             a_vm("spot", priority=Priority.SPOT),
         ]
         self.world = World(hosts=hosts, vms=vms, **options)
-        self.paces: dict[str, Pace] = {}
-        self.counted = Counted()
+        self.paces: dict[str, PollingPace] = {}
+        self.counted = RequestTotals()
         self.behind: list[tuple[float, float]] = []
         self.looks = 0
-        self.names = Directory(self.world.store)
+        self.names = FleetDirectory(self.world.store)
         self.metrics = self.world.do(self._made())
 
-    async def _made(self) -> OwnerMetrics:
-        return OwnerMetrics(
+    async def _made(self) -> ServiceMetrics:
+        return ServiceMetrics(
             self.world.control, counted=lambda: self.counted, behind=lambda: self.behind, attend=self._attend
         )
 
     async def _attend(self, live: Sequence[Event]) -> Any:
         self.looks += 1
-        return await attendance(self.names, self.paces.get, self._by_scope, live)
+        return await polling_report(self.names, self.paces.get, self._by_scope, live)
 
-    def _by_scope(self) -> list[tuple[str, Pace]]:
+    def _by_scope(self) -> list[tuple[str, PollingPace]]:
         asked = [(self.world.store.vm(key), pace) for key, pace in self.paces.items()]
         return [(vm.scope_id, pace) for vm, pace in asked if vm is not None]
 
-    def asks(self, name: str, pace: Pace = LIVELY) -> None:
+    def asks(self, name: str, pace: PollingPace = LIVELY) -> None:
         vm = self.world.vm(name)
-        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version="2020-07-01")
-        self.world.do(self.world.store.observe([polled], []))
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version="2020-07-01")
+        self.world.do(self.world.store.record_observations([polled], []))
         self.paces[vm.key] = pace
 
     def text(self) -> str:
-        self.metrics._looked_at = -1e9  # every look is a fresh one
-        return self.world.do(self.metrics.show()).decode()
+        self.metrics._fleet_counted_at = -1e9  # every look is a fresh one
+        return self.world.do(self.metrics.render_all()).decode()
 
     def samples(self) -> Samples:
         families = read(self.text())
@@ -100,14 +99,14 @@ def house(house_of: Callable[..., House]) -> House:
 
 def live_a_little(house: House) -> None:
     world = house.world
-    [event] = world.ask(Ask.RESTART, "db")
+    [event] = world.ask(RequestedOperation.RESTART, "db")
     house.asks("db")
     world.advance(60)
     world.approve("db", event.id)
     world.advance(60)
-    world.ask(Ask.EVICT, "spot")
+    world.ask(RequestedOperation.EVICT, "spot")
     world.advance(3600)
-    world.ask(Ask.DEALLOCATE, "db")
+    world.ask(RequestedOperation.DEALLOCATE, "db")
     world.advance(600)
 
 
@@ -123,7 +122,7 @@ def test_no_label_tells_a_vm_an_event_or_a_scope(house: House) -> None:
 
 
 def test_the_notice_promised_and_got_and_the_time_until_approval(house: House) -> None:
-    [event] = house.world.ask(Ask.RESTART, "db")
+    [event] = house.world.ask(RequestedOperation.RESTART, "db")
     assert house.value("notice_promised_seconds_sum", kind="Reboot") == 900
     assert house.value("notice_promised_seconds_bucket", kind="Reboot", le="901.0") == 1
     assert house.value("notice_promised_seconds_bucket", kind="Reboot", le="601.0") == 0
@@ -141,7 +140,7 @@ def test_the_notice_promised_and_got_and_the_time_until_approval(house: House) -
 
 
 def test_an_event_that_nobody_approves_is_due(house: House) -> None:
-    house.world.ask(Ask.RESTART, "db")
+    house.world.ask(RequestedOperation.RESTART, "db")
     house.world.advance(1000)
     assert house.value("events_started_total", kind="Reboot", why="due") == 1
     assert house.value("events_started_total", kind="Reboot", why="early") == 0
@@ -150,32 +149,32 @@ def test_an_event_that_nobody_approves_is_due(house: House) -> None:
 
 
 def test_a_host_that_fails_gives_no_notice_and_promises_none(house: House) -> None:
-    house.world.do(house.world.control.requests.fail("h1", who="ann"))
+    house.world.do(house.world.control.requests.fail_host("h1", who="ann"))
     house.world.settle()
     assert house.value("events_started_total", kind="Redeploy", why="without_notice") > 0
     assert house.value("notice_promised_seconds_count", kind="Redeploy") == 0
 
 
 def test_what_is_withdrawn_ended_so_and_never_started(house: House) -> None:
-    [event] = house.world.ask(Ask.RESTART, "db")
+    [event] = house.world.ask(RequestedOperation.RESTART, "db")
     house.world.do(house.world.control.requests.withdraw(event.id, who="ann", reason="changed my mind"))
     assert house.value("events_over_total", kind="Reboot", ending="withdrawn") == 1
     assert house.value("started_seconds_count", kind="Reboot") == 0
 
 
 def test_what_is_carried_out_at_once_is_no_event_but_its_acts_count(house: House) -> None:
-    house.world.ask(Ask.DEALLOCATE, "db")
+    house.world.ask(RequestedOperation.DEALLOCATE, "db")
     house.world.advance(600)
     assert house.value("acts_total", verb="deallocate", outcome="performed") == 1
     assert not any(number for (name, _), number in house.samples().items() if name == "forewarn_events_over_total")
 
 
 def test_events_that_are_not_over_are_a_gauge_with_the_age_of_the_oldest_that_started(house: House) -> None:
-    [event] = house.world.ask(Ask.RESTART, "db")
+    [event] = house.world.ask(RequestedOperation.RESTART, "db")
     assert house.value("events", kind="Reboot", state="scheduled") == 1
     assert house.value("event_started_oldest_seconds") == 0
     house.world.do(house.world.control.guests.approve(house.world.vm("db").key, (event.id,)))
-    house.world.do(house.world.control.reconciler.catch_up())
+    house.world.do(house.world.control.reconciler.run_until_idle())
     assert house.value("events", kind="Reboot", state="scheduled") == 0
     assert house.value("events", kind="Reboot", state="started") == 1
     house.world.advance(10)
@@ -186,8 +185,10 @@ def test_events_that_are_not_over_are_a_gauge_with_the_age_of_the_oldest_that_st
 
 
 def test_acts_that_fail_and_acts_that_are_tried_again(house: House) -> None:
-    house.world.hypervisor.set_behaviour(Behaviour.from_rules([{"then": "unavailable", "times": 99, "verb": "reboot"}]))
-    [event] = house.world.ask(Ask.RESTART, "db")
+    house.world.hypervisor.set_behaviour(
+        SimulatedBehaviour.from_rules([{"then": "unavailable", "times": 99, "verb": "reboot"}])
+    )
+    [event] = house.world.ask(RequestedOperation.RESTART, "db")
     house.world.approve("db", event.id)
     house.world.advance(3600)
     assert house.value("acts_total", verb="reboot", outcome="failed") == 1
@@ -196,10 +197,10 @@ def test_acts_that_fail_and_acts_that_are_tried_again(house: House) -> None:
 
 
 def test_what_is_live_when_the_service_starts_is_known_and_not_counted_again(house: House) -> None:
-    [event] = house.world.ask(Ask.RESTART, "db")
+    [event] = house.world.ask(RequestedOperation.RESTART, "db")
     house.metrics.close()
     house.world.restart()
-    house.names = Directory(house.world.store)
+    house.names = FleetDirectory(house.world.store)
     house.metrics = house.world.do(house._made())
     assert house.value("events", kind="Reboot", state="scheduled") == 1
     assert house.value("notice_promised_seconds_count", kind="Reboot") == 0
@@ -211,17 +212,17 @@ def test_what_is_live_when_the_service_starts_is_known_and_not_counted_again(hou
 def test_who_asks_and_who_does_not(house: House) -> None:
     house.asks("web-0")
     house.asks("db", SILENT)
-    house.world.ask(Ask.DEALLOCATE, "spot")
+    house.world.ask(RequestedOperation.DEALLOCATE, "spot")
     house.world.advance(600)
-    told = {word: house.value("vms", asks=word) for word in Asks}
-    assert told == {Asks.NOW: 1, Asks.STOPPED: 1, Asks.NEVER: 1, Asks.OFF: 1}
+    told = {word: house.value("vms", asks=word) for word in PollingState}
+    assert told == {PollingState.ACTIVE: 1, PollingState.STOPPED: 1, PollingState.NEVER: 1, PollingState.OFF: 1}
     assert (house.value("scopes_enabled"), house.value("scopes_asking")) == (3, 1)
 
 
 def test_vms_that_will_be_hit_unprepared_and_scopes_that_nobody_watches(house: House) -> None:
     house.asks("db")
-    house.world.ask(Ask.RESTART, "db")
-    house.world.ask(Ask.RESTART, "web-0")
+    house.world.ask(RequestedOperation.RESTART, "db")
+    house.world.ask(RequestedOperation.RESTART, "web-0")
     assert house.value("vms_unprepared") == 1
     assert house.value("scopes_unwatched") == 1
     house.world.advance(1000)
@@ -231,7 +232,7 @@ def test_vms_that_will_be_hit_unprepared_and_scopes_that_nobody_watches(house: H
 
 def test_a_removed_vm_is_not_counted(house: House) -> None:
     before = house.value("vms", asks="never")
-    house.world.ask(Ask.DELETE, "db")
+    house.world.ask(RequestedOperation.DELETE, "db")
     house.world.advance(3600)
     assert house.value("vms", asks="never") == before - 1
 
@@ -240,7 +241,7 @@ def test_the_fleet_is_counted_once_in_a_while_however_many_ask(house: House) -> 
     house.text()
     looks = house.looks
     for _ in range(5):
-        house.world.do(house.metrics.show())
+        house.world.do(house.metrics.render_all())
     assert house.looks == looks
 
 
@@ -249,14 +250,16 @@ def test_writes_that_fail_are_counted(house_of: Callable[..., House]) -> None:
     house = house_of(store=store)
     store.fail_next(Unavailable("the disk is full"))
     with pytest.raises(Unavailable):
-        house.world.do(house.world.control.requests.ask_for_vms(Ask.RESTART, [house.world.vm("db")], who="ann"))
+        house.world.do(
+            house.world.control.requests.request_for_vms(RequestedOperation.RESTART, [house.world.vm("db")], who="ann")
+        )
     assert house.value("store_write_failures_total") == 1
 
 
 def test_what_is_due_and_not_done_is_late(house: House) -> None:
-    house.world.ask(Ask.RESTART, "db")
+    house.world.ask(RequestedOperation.RESTART, "db")
     assert house.value("reconciler_lag_seconds") == 0
-    house.world.clock.adopt(house.world.clock.jumped_to(house.world.now + 900 + 42))
+    house.world.clock.apply_setting(house.world.clock.setting_after_jump(house.world.now + 900 + 42))
     assert house.value("reconciler_lag_seconds") == pytest.approx(42, abs=1.1)
     house.world.settle()
     house.world.advance(60)
@@ -272,17 +275,17 @@ def test_workers_are_told_apart_by_number_and_a_missing_one_is_infinitely_late(h
 
 
 def test_the_owner_leaves_to_workers_what_they_answered(house: House) -> None:
-    house.counted = Counted(answered=(("poll", "2020-07-01", 200, 7),))
-    own = house.world.do(house.metrics.show_own()).decode()
+    house.counted = RequestTotals(answered=(("poll", "2020-07-01", 200, 7),))
+    own = house.world.do(house.metrics.render_own()).decode()
     assert 'forewarn_polls_total{outcome="200",version="2020-07-01"} 7.0' in own
     house.behind = [(0.0, 0.0)]
-    assert "forewarn_polls_total" not in house.world.do(house.metrics.show_own()).decode()
+    assert "forewarn_polls_total" not in house.world.do(house.metrics.render_own()).decode()
     assert house.value("polls_total", outcome="200", version="2020-07-01") == 7
 
 
 def test_two_services_in_a_process_count_for_themselves(house_of: Callable[..., House]) -> None:
     one, other = house_of(), house_of()
-    one.world.ask(Ask.RESTART, "db")
+    one.world.ask(RequestedOperation.RESTART, "db")
     assert other.value("notice_promised_seconds_count", kind="Reboot") == 0
 
 

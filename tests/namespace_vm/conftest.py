@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
-from forewarn.testing.namespace import why_not
+from tests.support.fake_supervisor_server import FakeSupervisorServer
+from tests.support.namespaces import why_namespaces_are_unavailable
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("namespaces") and (reason := why_not()):
+    if item.get_closest_marker("namespaces") and (reason := why_namespaces_are_unavailable()):
         pytest.skip(f"this machine forbids namespaces: {reason}")
 
 
@@ -26,8 +26,8 @@ def command(data: Path, *words: str) -> list[str]:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Keeping]:
-    with Keeping(tmp_path) as running:
+def service(tmp_path: Path) -> Iterator[FakeSupervisorServer]:
+    with FakeSupervisorServer(tmp_path) as running:
         yield running
 
 

@@ -3,7 +3,7 @@
 # has as root with apt-get. Packages with a daemon or a boot script are only unpacked there, so that this machine never
 # runs them. Quick when all is there; what cannot be had is left out, and the tests that need it say so.
 #
-#   tests/vm/programs.sh .venv-real python3
+#   tests/namespace_vm/install_programs.sh .venv-real python3
 set -eu
 directory=$1
 python=$2

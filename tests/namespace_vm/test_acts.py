@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -24,7 +24,7 @@ BOOT = (
 
 
 class Lab:
-    def __init__(self, service: Keeping, start: Start, directory: Path) -> None:
+    def __init__(self, service: FakeSupervisorServer, start: Start, directory: Path) -> None:
         self.service = service
         self._directory = directory
         self._start = start
@@ -55,7 +55,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(service: Keeping, start: Start, tmp_path: Path) -> Lab:
+def lab(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> Lab:
     return Lab(service, start, tmp_path)
 
 
@@ -136,7 +136,9 @@ def test_a_thaw_of_an_act_that_nobody_ordered_fails(lab: Lab) -> None:
     assert not lab.service.outcome("web-0", "unheard")["ok"]
 
 
-def test_a_program_that_will_not_end_is_ended_after_the_grace(service: Keeping, start: Start, tmp_path: Path) -> None:
+def test_a_program_that_will_not_end_is_ended_after_the_grace(
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
+) -> None:
     script = f"trap '' TERM; echo boot >> {tmp_path}/boots; while :; do sleep 0.05; done"
     start("web-0", "--grace", "0.3", "--", "sh", "-c", script)
     while not (tmp_path / "boots").exists():
@@ -147,7 +149,7 @@ def test_a_program_that_will_not_end_is_ended_after_the_grace(service: Keeping, 
 
 @pytest.mark.parametrize(("abrupt", "farewells"), [(False, 1), (True, 0)], ids=["as planned", "host failed"])
 def test_only_a_host_that_fails_gives_a_program_no_moment_to_end(
-    service: Keeping, start: Start, tmp_path: Path, abrupt: bool, farewells: int
+    service: FakeSupervisorServer, start: Start, tmp_path: Path, abrupt: bool, farewells: int
 ) -> None:
     """Spec §6.4: a failure comes with no notice, and nobody inside is asked first."""
     code = f"cd {tmp_path}; trap 'echo bye >> farewells; exit' TERM; echo up >> boots; while :; do sleep 0.05; done"
@@ -164,7 +166,7 @@ def test_only_a_host_that_fails_gives_a_program_no_moment_to_end(
 
 
 def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever(
-    service: Keeping, start: Start, tmp_path: Path
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     """As an out-of-memory killer may: there is nothing left to boot, and who asks is told."""
     child = start(
@@ -182,12 +184,12 @@ def test_a_vm_whose_first_process_is_killed_during_a_reboot_is_not_kept_for_ever
         assert time.monotonic() < deadline
         time.sleep(0.01)
     act = service.order("web-0", "reboot")
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
 
     (first,) = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
     os.kill(int(first), signal.SIGKILL)
 
-    assert service.hear("web-0", "exited")["exited"]["signal"] == signal.SIGKILL
+    assert service.wait_for_message("web-0", "exited")["exited"]["signal"] == signal.SIGKILL
     assert child.wait(timeout=30) == 128 + signal.SIGKILL
 
 

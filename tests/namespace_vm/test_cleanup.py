@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -102,7 +102,7 @@ def end_twice(child: "subprocess.Popen[str]") -> None:
 @pytest.mark.parametrize("end", [end_by_kill, end_by_term, end_by_interrupt, end_twice])
 @pytest.mark.parametrize("net", [(), ("--no-vnet",)], ids=["vnet", "no-vnet"])
 def test_a_keeper_leaves_nothing_behind(
-    service: Keeping, start: Start, tmp_path: Path, end: Callable[..., None], net: tuple[str, ...]
+    service: FakeSupervisorServer, start: Start, tmp_path: Path, end: Callable[..., None], net: tuple[str, ...]
 ) -> None:
     before, ours = mounts(), of(os.getpid())
     grace = "600" if end is end_twice else "0.3"
@@ -120,15 +120,15 @@ def test_a_keeper_leaves_nothing_behind(
     until(lambda: not any(lives(*one) for one in family))
     until(lambda: not namespaces() & theirs)
     assert mounts() == before
-    service.hear("web-0", "gone")
+    service.wait_for_message("web-0", "gone")
 
 
-def test_a_frozen_vm_ends_with_its_keeper(service: Keeping, start: Start, tmp_path: Path) -> None:
+def test_a_frozen_vm_ends_with_its_keeper(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> None:
     child = start("web-0", "--", "sh", "-c", f"touch {tmp_path}/ready; sleep 1000")
     until((tmp_path / "ready").exists)
     family = family_of(children_of(child.pid)[0])
     act = service.order("web-0", "freeze", duration_s=3600)
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
 
     os.kill(child.pid, signal.SIGTERM)
     child.communicate(timeout=30)
@@ -138,7 +138,7 @@ def test_a_frozen_vm_ends_with_its_keeper(service: Keeping, start: Start, tmp_pa
 
 
 def test_a_program_may_take_its_time_to_end_and_its_code_is_kept(
-    service: Keeping, start: Start, tmp_path: Path
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     script = f"trap 'sleep 0.2; exit 5' TERM; touch {tmp_path}/ready; while :; do sleep 0.01; done"
     child = start("web-0", "--", "sh", "-c", script)
@@ -150,7 +150,9 @@ def test_a_program_may_take_its_time_to_end_and_its_code_is_kept(
     assert child.returncode == 5
 
 
-def test_what_a_program_leaves_running_ends_with_it(service: Keeping, start: Start, tmp_path: Path) -> None:
+def test_what_a_program_leaves_running_ends_with_it(
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
+) -> None:
     child = start("web-0", "--", "sh", "-c", f"setsid sleep 1000 & touch {tmp_path}/ready; read line; exit 4")
     until((tmp_path / "ready").exists)
     family = family_of(children_of(child.pid)[0])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.vm.dhcp import Lease, options_of, reply_to
+from forewarn.namespace_vm.dhcp_server import DhcpLease, dhcp_reply, parse_options
 
-LEASE = Lease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
+LEASE = DhcpLease(address=IPv4Interface("10.0.0.4/24"), router=IPv4Address("10.0.0.1"))
 XID, MAC = b"\x12\x34\x56\x78", b"\x02\x00\x00\x00\x00\x01"
 COOKIE = bytes((99, 130, 83, 99))
 
@@ -21,10 +21,10 @@ def question(kind: int = 1, *, flags: bytes = b"\0\0") -> bytes:
 
 @pytest.mark.parametrize(("asked", "answered"), [(1, 2), (3, 5), (8, 5)], ids=["discover", "request", "inform"])
 def test_a_question_is_answered_with_the_endpoint_in_option_245(asked: int, answered: int) -> None:
-    reply = reply_to(question(asked), LEASE)
+    reply = dhcp_reply(question(asked), LEASE)
 
     assert reply is not None
-    options = dict(options_of(reply))
+    options = dict(parse_options(reply))
     assert options[53] == bytes((answered,))
     assert options[245] == bytes((168, 63, 129, 16))
     assert options[3] == options[54] == bytes((10, 0, 0, 1))
@@ -36,7 +36,7 @@ def test_an_answer_holds_what_clients_compare(flags: bytes) -> None:
     """Evidence §9, step 5: length, cookie, transaction and hardware address."""
     asked = question(flags=flags)
 
-    reply = reply_to(asked, LEASE)
+    reply = dhcp_reply(asked, LEASE)
 
     assert reply is not None
     assert reply[0] == 2
@@ -62,12 +62,12 @@ def test_an_answer_holds_what_clients_compare(flags: bytes) -> None:
     ids=["empty", "no options", "an answer", "another cookie", "a release", "cut off", "no kind"],
 )
 def test_what_is_no_question_gets_no_answer(packet: bytes) -> None:
-    assert reply_to(packet, LEASE) is None
+    assert dhcp_reply(packet, LEASE) is None
 
 
 @given(st.binary(max_size=600))
 @settings(max_examples=200, deadline=None)
 def test_no_packet_can_upset_the_responder(noise: bytes) -> None:
     for packet in (noise, question()[:0xF0] + noise):
-        reply = reply_to(packet, LEASE)
+        reply = dhcp_reply(packet, LEASE)
         assert reply is None or len(reply) >= 300

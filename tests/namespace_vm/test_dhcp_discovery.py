@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -16,14 +16,16 @@ CLIENT = Path(__file__).parent / "discovering.py"
 
 
 @pytest.mark.parametrize("flag", ["0", "1"], ids=["no broadcast flag", "broadcast flag"])
-def test_a_client_discovers_the_endpoint_and_finds_the_service_there(service: Keeping, run: Run, flag: str) -> None:
+def test_a_client_discovers_the_endpoint_and_finds_the_service_there(
+    service: FakeSupervisorServer, run: Run, flag: str
+) -> None:
     told = run("web-0", "--no-vnet", "--", sys.executable, str(CLIENT), flag)
 
     assert told.stdout == '168.63.129.16\n{"vm": "web-0", "path": "/metadata/scheduledevents"}\n', told.stderr
-    assert service.hear("web-0", "listener")["listener"] == {"address": "168.63.129.16", "port": 80}
+    assert service.wait_for_message("web-0", "listener")["listener"] == {"address": "168.63.129.16", "port": 80}
 
 
-def test_outside_a_virtual_network_there_is_no_169_254_169_254(service: Keeping, run: Run) -> None:
+def test_outside_a_virtual_network_there_is_no_169_254_169_254(service: FakeSupervisorServer, run: Run) -> None:
     connect = "import socket; socket.create_connection(('169.254.169.254', 80), timeout=60)"
 
     told = run("web-0", "--no-vnet", "--", sys.executable, "-c", connect)
@@ -32,7 +34,7 @@ def test_outside_a_virtual_network_there_is_no_169_254_169_254(service: Keeping,
     assert "No route to host" in told.stderr, "a probe is refused, so that discovery goes on without waiting"
 
 
-def test_many_vms_outside_a_network_do_not_hear_each_other(service: Keeping, tmp_path: Path) -> None:
+def test_many_vms_outside_a_network_do_not_hear_each_other(service: FakeSupervisorServer, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "forewarn", "--data", str(tmp_path), "vm", "run"]
     children = [
         subprocess.Popen(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -20,7 +20,7 @@ FREEZE_S = 1.5
 
 
 @pytest.fixture
-def ticking(service: Keeping, start: Start, tmp_path: Path) -> "subprocess.Popen[str]":
+def ticking(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> "subprocess.Popen[str]":
     child = start("web-0", "--", sys.executable, str(TICKING), str(tmp_path))
     wait_for_ticks(tmp_path, 5)
     return child
@@ -47,7 +47,7 @@ def longest_gap(told: list[tuple[int, float]]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("verb", ["freeze", "migrate"])
 def test_no_process_of_the_vm_runs_in_the_gap(
-    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path, verb: str
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path, verb: str
 ) -> None:
     told = service.perform("web-0", verb, duration_s=FREEZE_S)
     wait_for_ticks(tmp_path, 5)
@@ -60,9 +60,9 @@ def test_no_process_of_the_vm_runs_in_the_gap(
 
 
 def test_memory_and_open_files_outlive_a_freeze(
-    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
 ) -> None:
-    boot_id = service.hear("web-0", "hello")["hello"]["boot_id"]
+    boot_id = service.wait_for_message("web-0", "hello")["hello"]["boot_id"]
     told = service.perform("web-0", "freeze", duration_s=0.3)
     wait_for_ticks(tmp_path, 5)
 
@@ -73,20 +73,22 @@ def test_memory_and_open_files_outlive_a_freeze(
 
 
 def test_a_freeze_is_answered_at_once_with_its_length_and_again_when_it_is_over(
-    ticking: "subprocess.Popen[str]", service: Keeping
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=0.3)
 
     service.outcome("web-0", act)
 
-    first, last = (said for said in service.said("web-0") if said.get("act") == act)
+    first, last = (said for said in service.messages_from("web-0") if said.get("act") == act)
     assert first == {"act": act, "until": 0.3}
     assert (last["ok"], last["note"]) == (True, "")
 
 
-def test_a_freeze_ends_when_it_is_thawed(ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path) -> None:
+def test_a_freeze_ends_when_it_is_thawed(
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
+) -> None:
     act = service.order("web-0", "freeze", duration_s=3600)
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
 
     service.thaw("web-0", act)
 
@@ -97,30 +99,34 @@ def test_a_freeze_ends_when_it_is_thawed(ticking: "subprocess.Popen[str]", servi
 
 
 def test_a_freeze_that_is_ordered_again_tells_how_long_it_still_lasts(
-    ticking: "subprocess.Popen[str]", service: Keeping
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=3600)
     service.order("web-0", "freeze", act=act, duration_s=3600)
 
-    both = service.wait(lambda: [s for s in service.said("web-0") if s.get("act") == act and "until" in s][1:])
+    both = service.wait_for(
+        lambda: [s for s in service.messages_from("web-0") if s.get("act") == act and "until" in s][1:]
+    )
 
     assert 0 < both[0]["until"] <= 3600
 
 
 def test_a_freeze_ends_though_the_service_is_gone(
-    ticking: "subprocess.Popen[str]", service: Keeping, tmp_path: Path
+    ticking: "subprocess.Popen[str]", service: FakeSupervisorServer, tmp_path: Path
 ) -> None:
     act = service.order("web-0", "freeze", duration_s=0.5)
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
 
     service.stop()
 
     wait_for_ticks(tmp_path, 5)
     service.start()
-    assert service.hear("web-0", "hello", times=2)["hello"]["known"][act] == {"ok": True, "note": ""}
+    assert service.wait_for_message("web-0", "hello", times=2)["hello"]["known"][act] == {"ok": True, "note": ""}
 
 
-def test_what_was_stopped_before_a_freeze_stays_stopped(service: Keeping, start: Start, tmp_path: Path) -> None:
+def test_what_was_stopped_before_a_freeze_stays_stopped(
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
+) -> None:
     script = (
         "sleep 1000 & kill -STOP $!; touch ready;"
         ' while sleep 0.01; do cut -d" " -f3 /proc/$!/stat > state.new; mv state.new state; done'
@@ -137,9 +143,9 @@ def test_what_was_stopped_before_a_freeze_stays_stopped(service: Keeping, start:
     assert (tmp_path / "state").read_text() == "T\n"
 
 
-def test_a_reboot_ends_a_freeze(ticking: "subprocess.Popen[str]", service: Keeping) -> None:
+def test_a_reboot_ends_a_freeze(ticking: "subprocess.Popen[str]", service: FakeSupervisorServer) -> None:
     freeze = service.order("web-0", "freeze", duration_s=3600)
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == freeze])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == freeze])
 
     rebooted = service.perform("web-0", "reboot")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = [
     pytest.mark.namespaces,
@@ -51,7 +51,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Made]:
 
 
 def test_a_namespace_that_was_joined_has_the_service_and_is_left_as_it_was(
-    service: Keeping, run: Run, made: Made
+    service: FakeSupervisorServer, run: Run, made: Made
 ) -> None:
     before = made.look()
 
@@ -61,7 +61,7 @@ def test_a_namespace_that_was_joined_has_the_service_and_is_left_as_it_was(
     assert made.look() == before
 
 
-def test_a_namespace_where_somebody_else_listens_is_told(service: Keeping, run: Run) -> None:
+def test_a_namespace_where_somebody_else_listens_is_told(service: FakeSupervisorServer, run: Run) -> None:
     serve = "import socket, time; s = socket.create_server(('', 80)); print('ready', flush=True); time.sleep(1000)"
     taken = Made(f"exec {sys.executable} -c {shlex.quote(serve)}")
     try:
@@ -73,7 +73,7 @@ def test_a_namespace_where_somebody_else_listens_is_told(service: Keeping, run: 
     assert "in the network of VM 'web-0' (Address already in use): end what else listens there" in told.stderr
 
 
-def test_a_namespace_that_does_not_exist_is_told(service: Keeping, run: Run) -> None:
+def test_a_namespace_that_does_not_exist_is_told(service: FakeSupervisorServer, run: Run) -> None:
     told = run("web-0", "--netns", "nowhere", "--", "true")
 
     assert told.returncode == 2
@@ -88,7 +88,7 @@ def test_a_network_is_either_joined_or_none(run: Run) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may join what root made")
-def test_root_joins_a_namespace_by_its_name(service: Keeping, run: Run) -> None:
+def test_root_joins_a_namespace_by_its_name(service: FakeSupervisorServer, run: Run) -> None:
     name = f"forewarn-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.vm.journal import Journal, Outcome
+from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome
 
 
 @pytest.fixture
@@ -16,67 +16,67 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_an_outcome_is_known_to_the_next_keeper(path: Path) -> None:
-    journal = Journal(path)
+    journal = VmActJournal(path)
     journal.begin("a", "reboot")
-    journal.finish("a", Outcome(ok=False, note="no"))
+    journal.finish("a", VmActOutcome(ok=False, note="no"))
     journal.close()
 
-    again = Journal(path)
+    again = VmActJournal(path)
 
-    assert again.known == {"a": Outcome(ok=False, note="no")}
+    assert again.outcomes == {"a": VmActOutcome(ok=False, note="no")}
     assert again.unfinished == {}
     again.close()
 
 
 def test_what_was_begun_and_not_finished_is_known_as_that(path: Path) -> None:
-    journal = Journal(path)
+    journal = VmActJournal(path)
     journal.begin("a", "redeploy")
     journal.close()
 
-    again = Journal(path)
+    again = VmActJournal(path)
 
     assert again.unfinished == {"a": "redeploy"}
-    assert again.known == {}
+    assert again.outcomes == {}
     again.close()
 
 
 def test_every_prefix_of_a_journal_can_be_read(path: Path) -> None:
     """A keeper may be killed while it writes."""
-    journal = Journal(path)
+    journal = VmActJournal(path)
     journal.begin("a", "freeze")
-    journal.finish("a", Outcome(ok=True))
+    journal.finish("a", VmActOutcome(ok=True))
     journal.begin("b", "reboot")
     journal.close()
     whole = path.read_bytes()
 
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        again = Journal(path)
+        again = VmActJournal(path)
         lines = whole[:length].count(b"\n")
-        assert list(again.known) == (["a"] if lines >= 2 else [])
+        assert list(again.outcomes) == (["a"] if lines >= 2 else [])
         assert list(again.unfinished) == (["a"] if lines == 1 else [])
         again.close()
 
 
 def test_a_journal_stays_short_and_forgets_nothing_that_is_open(path: Path) -> None:
-    journal = Journal(path)
+    journal = VmActJournal(path)
     journal.begin("open", "reboot")
     for number in range(300):
         journal.begin(f"act-{number}", "freeze")
-        journal.finish(f"act-{number}", Outcome(ok=True))
+        journal.finish(f"act-{number}", VmActOutcome(ok=True))
     journal.close()
 
-    again = Journal(path)
+    again = VmActJournal(path)
 
-    assert len(again.known) == 256
-    assert "act-299" in again.known
+    assert len(again.outcomes) == 256
+    assert "act-299" in again.outcomes
     assert again.unfinished == {"open": "reboot"}
     assert path.read_bytes().count(b"\n") == 257
     again.close()
 
 
 def test_a_journal_belongs_to_its_owner_alone(path: Path) -> None:
-    Journal(path).close()
+    VmActJournal(path).close()
 
     assert path.stat().st_mode & 0o077 == 0
 
@@ -93,23 +93,23 @@ def room_for(path: Path, more: int) -> Iterator[None]:
 
 
 def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(path: Path) -> None:
-    journal = Journal(path)
+    journal = VmActJournal(path)
     with room_for(path, 10), pytest.raises(OSError, match="No space left"):
         journal.begin("a", "reboot")
     journal.begin("b", "reboot")
     journal.close()
 
-    again = Journal(path)
+    again = VmActJournal(path)
 
     assert again.unfinished == {"b": "reboot"}
     again.close()
 
 
 def test_an_outcome_that_cannot_be_written_down_is_known_meanwhile(path: Path) -> None:
-    journal = Journal(path)
+    journal = VmActJournal(path)
     journal.begin("a", "reboot")
     with room_for(path, 0), pytest.raises(OSError, match="File too large"):
-        journal.finish("a", Outcome(ok=True))
+        journal.finish("a", VmActOutcome(ok=True))
 
-    assert journal.known == {"a": Outcome(ok=True)}
+    assert journal.outcomes == {"a": VmActOutcome(ok=True)}
     journal.close()

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from forewarn.vm.act import Acts
-from forewarn.vm.enclosure import Enclosure, Reply
-from forewarn.vm.journal import Journal
-from forewarn.vm.machine import RUNNING, Machine, empty
-from forewarn.vm.message import Order, Vm
+from forewarn.namespace_vm.act_executor import VmActExecutor
+from forewarn.namespace_vm.act_journal import VmActJournal
+from forewarn.namespace_vm.machine import RUNNING, Machine, empty_directory
+from forewarn.namespace_vm.messages import VmActOrder, VmDescription
+from forewarn.namespace_vm.namespaces import InitReply, VmNamespaces
 
 NOBODY = 65534
 
@@ -24,23 +24,23 @@ class HalfFrozen:
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    async def call(self, word: str, argument: Any = None) -> Reply:
+    async def call(self, word: str, argument: Any = None) -> InitReply:
         self.called.append(word)
         if word == "freeze":
             raise OSError(errno.ENFILE, "too many open files")
-        return Reply(None)
+        return InitReply(None)
 
 
 def test_a_freeze_that_fails_halfway_leaves_nothing_stopped(tmp_path: Path) -> None:
     enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
-    vm = Vm(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
+    vm = VmDescription(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
 
     async def story() -> None:
-        machine = Machine(cast(Enclosure, enclosure), vm, grace_s=1.0, boot_id="one")
-        journal = Journal(tmp_path / "journal.jsonl")
-        acts = Acts(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
-        acts.may_begin.set()
-        await acts.obey(Order(act="A", verb="freeze", duration_s=60.0))
+        machine = Machine(cast(VmNamespaces, enclosure), vm, grace_s=1.0, boot_id="one")
+        journal = VmActJournal(tmp_path / "journal.jsonl")
+        acts = VmActExecutor(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        acts.vm_started.set()
+        await acts.execute(VmActOrder(act="A", verb="freeze", duration_s=60.0))
         while "ok" not in (said := await told.get()):
             pass
         journal.close()
@@ -53,15 +53,15 @@ def test_a_freeze_that_fails_halfway_leaves_nothing_stopped(tmp_path: Path) -> N
 def test_an_act_that_cannot_be_written_down_is_not_begun_and_is_told(tmp_path: Path) -> None:
     """It is neither under way for ever nor done a second time."""
     enclosure, told = HalfFrozen(), asyncio.Queue[dict[str, Any]]()
-    vm = Vm(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
+    vm = VmDescription(name="web-0", computer_name="web-0", ephemeral=tmp_path / "e", directory=tmp_path)
 
     async def story() -> None:
-        journal = Journal(tmp_path / "journal.jsonl")
-        machine = Machine(cast(Enclosure, enclosure), vm, grace_s=1.0, boot_id="one")
-        acts = Acts(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
-        acts.may_begin.set()
+        journal = VmActJournal(tmp_path / "journal.jsonl")
+        machine = Machine(cast(VmNamespaces, enclosure), vm, grace_s=1.0, boot_id="one")
+        acts = VmActExecutor(machine=machine, journal=journal, tell=told.put, usual_s=1.0)
+        acts.vm_started.set()
         journal.close()  # as good as a disk that takes nothing
-        await acts.obey(Order(act="A", verb="reboot"))
+        await acts.execute(VmActOrder(act="A", verb="reboot"))
         while "ok" not in (said := await told.get()):
             pass
         assert said["note"] == "reboot was not begun: it cannot be written down (Bad file descriptor)"
@@ -86,7 +86,7 @@ def test_a_disk_is_emptied_of_directories_that_nobody_may_write_to(mode: int) ->
         if user == 0:
             os.seteuid(NOBODY)  # root may do anything
         try:
-            empty(disk)
+            empty_directory(disk)
         finally:
             os.seteuid(user)
         assert list(disk.iterdir()) == []

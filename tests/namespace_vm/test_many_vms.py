@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -20,11 +20,11 @@ POLL = (
 )
 
 
-def test_fifty_vms_run_at_once_and_each_is_itself(service: Keeping, start: Start, tmp_path: Path) -> None:
+def test_fifty_vms_run_at_once_and_each_is_itself(service: FakeSupervisorServer, start: Start, tmp_path: Path) -> None:
     names = [f"vm-{number}" for number in range(MANY)]
     children = {name: start(name, "--", sys.executable, "-c", POLL, str(tmp_path / name)) for name in names}
     for name in names:
-        service.hear(name, "listener")
+        service.wait_for_message(name, "listener")
 
     acts = {name: service.order(name, "freeze", duration_s=0.1) for name in names}
 

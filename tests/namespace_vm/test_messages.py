@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from forewarn.errors import Refused, Rejected, Unavailable
-from forewarn.testing.keeping import Keeping
-from forewarn.vm import message
-from forewarn.vm.journal import Outcome
-from forewarn.vm.link import Link
-from forewarn.vm.message import Exit, Order
+from forewarn.namespace_vm import messages
+from forewarn.namespace_vm.act_journal import VmActOutcome
+from forewarn.namespace_vm.connection import ServiceConnection
+from forewarn.namespace_vm.messages import VmActOrder, VmProgramExit
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 
 def test_a_hello_says_who_keeps_which_vm_and_what_was_done() -> None:
-    said = message.hello(
+    said = messages.hello_message(
         vm="web-0",
         pid=7,
         started="99",
         boot_id="b",
         program=("python3", "x.py"),
         state="frozen",
-        known={"a": Outcome(ok=True, note="n")},
+        known={"a": VmActOutcome(ok=True, note="n")},
     )
 
-    assert json.loads(message.line(said)) == {
+    assert json.loads(messages.encode_message(said)) == {
         "hello": {
             "vm": "web-0",
             "pid": 7,
@@ -40,26 +40,31 @@ def test_a_hello_says_who_keeps_which_vm_and_what_was_done() -> None:
 
 
 def test_an_order_may_leave_out_what_its_verb_does_not_need() -> None:
-    assert Order.from_message({"act": "a", "verb": "reboot"}) == Order(act="a", verb="reboot")
-    assert Order.from_message({"act": "a", "verb": "freeze", "duration_s": 9, "host": None}).duration_s == 9.0
+    assert VmActOrder.from_message({"act": "a", "verb": "reboot"}) == VmActOrder(act="a", verb="reboot")
+    assert VmActOrder.from_message({"act": "a", "verb": "freeze", "duration_s": 9, "host": None}).duration_s == 9.0
 
 
 @pytest.mark.parametrize(
     ("how", "status"),
-    [(Exit(code=0), 0), (Exit(code=3), 3), (Exit(signal=9), 137), (Exit(signal=15), 143)],
+    [
+        (VmProgramExit(code=0), 0),
+        (VmProgramExit(code=3), 3),
+        (VmProgramExit(signal=9), 137),
+        (VmProgramExit(signal=15), 143),
+    ],
 )
-def test_a_program_s_end_is_told_as_shells_tell_it(how: Exit, status: int) -> None:
+def test_a_program_s_end_is_told_as_shells_tell_it(how: VmProgramExit, status: int) -> None:
     assert how.status == status
 
 
-async def _introduced(link: Link) -> message.Vm:
-    hello = message.hello(vm="web-0", pid=1, started="1", boot_id="", program=None, state="running", known={})
-    return await link.introduce(hello)
+async def _introduced(link: ServiceConnection) -> messages.VmDescription:
+    hello = messages.hello_message(vm="web-0", pid=1, started="1", boot_id="", program=None, state="running", known={})
+    return await link.send_hello(hello)
 
 
-def test_a_vm_that_is_not_welcome_is_told_why(service: Keeping) -> None:
+def test_a_vm_that_is_not_welcome_is_told_why(service: FakeSupervisorServer) -> None:
     service.refusals["web-0"] = "VM 'web-0' is kept by process 7: end that one first"
-    link = Link.open(service.data)
+    link = ServiceConnection.open(service.data)
 
     with pytest.raises(Refused, match="kept by process 7"):
         asyncio.run(_introduced(link))
@@ -67,8 +72,8 @@ def test_a_vm_that_is_not_welcome_is_told_why(service: Keeping) -> None:
     link.close()
 
 
-def test_a_welcome_says_where_the_vm_keeps_its_things(service: Keeping) -> None:
-    link = Link.open(service.data)
+def test_a_welcome_says_where_the_vm_keeps_its_things(service: FakeSupervisorServer) -> None:
+    link = ServiceConnection.open(service.data)
 
     vm = asyncio.run(_introduced(link))
 
@@ -79,7 +84,7 @@ def test_a_welcome_says_where_the_vm_keeps_its_things(service: Keeping) -> None:
 
 def test_without_a_service_the_way_on_is_told(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no forewarn service answers in .*: start one with `forewarn up`"):
-        Link.open(tmp_path)
+        ServiceConnection.open(tmp_path)
 
 
 def test_a_service_that_was_killed_is_no_service(tmp_path: Path) -> None:
@@ -87,9 +92,9 @@ def test_a_service_that_was_killed_is_no_service(tmp_path: Path) -> None:
         left_behind.bind(str(tmp_path / "forewarn.vms"))
 
     with pytest.raises(Unavailable, match="no forewarn service answers"):
-        Link.open(tmp_path)
+        ServiceConnection.open(tmp_path)
 
 
 def test_a_path_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="too long for a socket: choose a shorter --data"):
-        Link.open(tmp_path / ("x" * 120))
+        ServiceConnection.open(tmp_path / ("x" * 120))

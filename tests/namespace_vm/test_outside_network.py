@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
-from forewarn.testing.scripted import Reply, Scripted
+from tests.support.fake_supervisor_server import FakeSupervisorServer
+from tests.support.scripted_server import ScriptedReply, ScriptedServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -40,12 +40,12 @@ def run_with(tools: dict[str, str], directory: Path, *words: str) -> "subprocess
 
 @pytest.mark.parametrize(("tool", "host"), [("pasta", "127.0.0.1"), ("slirp4netns", "10.0.2.2")])
 def test_the_host_s_loopback_and_the_service_are_both_reached(
-    service: Keeping, tmp_path: Path, tool: str, host: str
+    service: FakeSupervisorServer, tmp_path: Path, tool: str, host: str
 ) -> None:
     program = shutil.which(tool)
     if program is None:
         pytest.skip(f"{tool} is not installed")
-    with Scripted(Reply(body=b"the host")) as outside:
+    with ScriptedServer(ScriptedReply(body=b"the host")) as outside:
         there = outside.url.replace("127.0.0.1", host)
         here = "http://169.254.169.254/x"
         told = run_with({tool: program}, tmp_path, "--", sys.executable, "-c", ASK, there, here)
@@ -54,7 +54,7 @@ def test_the_host_s_loopback_and_the_service_are_both_reached(
     assert told.stderr == ""
 
 
-def test_without_a_way_out_that_is_told_once(service: Keeping, tmp_path: Path) -> None:
+def test_without_a_way_out_that_is_told_once(service: FakeSupervisorServer, tmp_path: Path) -> None:
     told = run_with({}, tmp_path, "--", "/bin/true")
 
     assert told.returncode == 0
@@ -64,14 +64,14 @@ def test_without_a_way_out_that_is_told_once(service: Keeping, tmp_path: Path) -
     )
 
 
-def test_a_tool_that_fails_is_as_good_as_none(service: Keeping, tmp_path: Path) -> None:
+def test_a_tool_that_fails_is_as_good_as_none(service: FakeSupervisorServer, tmp_path: Path) -> None:
     told = run_with({"pasta": "/bin/false"}, tmp_path, "--", "/bin/true")
 
     assert told.returncode == 0
     assert told.stderr.startswith("this VM reaches nothing but the service: ")
 
 
-def test_a_vm_that_is_isolated_by_wish_says_nothing(service: Keeping, tmp_path: Path) -> None:
+def test_a_vm_that_is_isolated_by_wish_says_nothing(service: FakeSupervisorServer, tmp_path: Path) -> None:
     told = run_with({"pasta": "/bin/false"}, tmp_path, "--isolated", "--", "/bin/cat", "/proc/net/route")
 
     assert len(told.stdout.splitlines()) == 1

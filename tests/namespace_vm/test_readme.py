@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess
+from tests.support.service_process import ServiceProcess
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SHOWN = re.compile(r"^\$ (.*)\n([^$`]*)", re.MULTILINE)

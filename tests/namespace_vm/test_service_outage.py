@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -43,7 +43,7 @@ def wait_for_lines(path: Path, count: int) -> list[str]:
 
 
 def test_while_the_service_is_away_its_clients_are_refused_and_do_not_hang(
-    service: Keeping, start: Start, tmp_path: Path
+    service: FakeSupervisorServer, start: Start, tmp_path: Path
 ) -> None:
     start("web-0", "--", sys.executable, "-c", POLLING, str(tmp_path / "polls"))
     wait_for_lines(tmp_path / "polls", 1)
@@ -55,42 +55,44 @@ def test_while_the_service_is_away_its_clients_are_refused_and_do_not_hang(
     assert wait_for_lines(tmp_path / "polls", 3) == ["answered", "ConnectionRefusedError", "answered"]
 
 
-def test_a_keeper_comes_back_with_the_same_vm(service: Keeping, start: Start) -> None:
+def test_a_keeper_comes_back_with_the_same_vm(service: FakeSupervisorServer, start: Start) -> None:
     start("web-0", "--", "sleep", "1000")
-    service.hear("web-0", "listener")
+    service.wait_for_message("web-0", "listener")
     done = service.order("web-0", "reapply", act="one")
     service.outcome("web-0", done)
 
     for _ in range(3):
         service.stop()
         service.start()
-        service.hear("web-0", "listener", times=1 + sum("hello" in said for said in service.said("web-0")))
+        service.wait_for_message(
+            "web-0", "listener", times=1 + sum("hello" in said for said in service.messages_from("web-0"))
+        )
 
-    first, *later = [said["hello"] for said in service.said("web-0") if "hello" in said]
+    first, *later = [said["hello"] for said in service.messages_from("web-0") if "hello" in said]
     assert len(later) == 3
     for hello in later:
         assert hello == {**first, "known": {"one": {"ok": True, "note": ""}}}
 
 
-def test_what_happened_meanwhile_is_told_with_the_next_hello(service: Keeping, start: Start) -> None:
+def test_what_happened_meanwhile_is_told_with_the_next_hello(service: FakeSupervisorServer, start: Start) -> None:
     start("web-0", "--grace", "0.5", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-    service.hear("web-0", "listener")
+    service.wait_for_message("web-0", "listener")
     act = service.order("web-0", "power-off")
-    service.wait(lambda: [said for said in service.said("web-0") if said.get("act") == act])
+    service.wait_for(lambda: [said for said in service.messages_from("web-0") if said.get("act") == act])
 
     service.stop()
     service.start()
 
-    hello = service.hear("web-0", "hello", times=2)["hello"]
+    hello = service.wait_for_message("web-0", "hello", times=2)["hello"]
     if act not in hello["known"]:  # it was still under way
         service.outcome("web-0", act)
     service.order("web-0", "power-off", act=act)
     assert service.outcome("web-0", act)["state"] == "down"
 
 
-def test_a_vm_that_is_no_longer_welcome_is_ended(service: Keeping, start: Start) -> None:
+def test_a_vm_that_is_no_longer_welcome_is_ended(service: FakeSupervisorServer, start: Start) -> None:
     child = start("web-0", "--", "sleep", "1000")
-    service.hear("web-0", "listener")
+    service.wait_for_message("web-0", "listener")
 
     service.stop()
     service.refusals["web-0"] = "VM 'web-0' was removed from the fleet"
@@ -100,10 +102,10 @@ def test_a_vm_that_is_no_longer_welcome_is_ended(service: Keeping, start: Start)
     assert (child.returncode, said) == (2, "VM 'web-0' was removed from the fleet\n")
 
 
-class Absent(Keeping):
+class Absent(FakeSupervisorServer):
     """Welcomes a VM, and then does nothing about it."""
 
-    def take(self, line: Any, message: dict[str, Any], descriptors: list[int]) -> None:
+    def handle_message(self, line: Any, message: dict[str, Any], descriptors: list[int]) -> None:
         offered = {"offered": True} if "listener" in message else message
         super().take(line, offered, descriptors)
 
@@ -111,6 +113,6 @@ class Absent(Keeping):
 def test_a_vm_that_the_service_does_not_listen_to_yet_can_be_ended(start: Start, tmp_path: Path) -> None:
     with Absent(tmp_path) as service:
         child = start("web-0", "--", "sleep", "1000")
-        service.hear("web-0", "offered")
+        service.wait_for_message("web-0", "offered")
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=30) == 128 + signal.SIGTERM

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.keeping import Keeping
+from tests.support.fake_supervisor_server import FakeSupervisorServer
 
 pytestmark = pytest.mark.namespaces
 
@@ -70,7 +70,7 @@ def forewarn(data: Path, *words: str) -> list[str]:
 
 
 @pytest.fixture
-def shell(service: Keeping, tmp_path: Path, terminals: list[Terminal]) -> Terminal:
+def shell(service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]) -> Terminal:
     words = forewarn(tmp_path, "shell", "web-0", "--isolated", "--grace", "0.3")
     terminals.append(Terminal(*words, SHELL="/bin/bash", HOME=str(tmp_path)))
     terminals[0].type("echo in $(hostname)\n")
@@ -105,7 +105,7 @@ def test_a_shell_inside_a_vm_has_jobs(shell: Terminal) -> None:
     shell.expect("job 42")
 
 
-def test_a_shell_goes_on_after_a_freeze_and_its_jobs_do(shell: Terminal, service: Keeping) -> None:
+def test_a_shell_goes_on_after_a_freeze_and_its_jobs_do(shell: Terminal, service: FakeSupervisorServer) -> None:
     shell.type("sh -c 'echo go; sleep 0.5; echo over $((40 + 2))'\n")
     shell.expect("go\r\n")
 
@@ -115,9 +115,9 @@ def test_a_shell_goes_on_after_a_freeze_and_its_jobs_do(shell: Terminal, service
     assert "Stopped" not in shell.shown
 
 
-def test_a_reboot_gives_the_terminal_to_a_new_shell(shell: Terminal, service: Keeping) -> None:
+def test_a_reboot_gives_the_terminal_to_a_new_shell(shell: Terminal, service: FakeSupervisorServer) -> None:
     shell.type("echo before $FOREWARN_BOOT_ID\n")
-    shell.expect("before " + service.hear("web-0", "hello")["hello"]["boot_id"])
+    shell.expect("before " + service.wait_for_message("web-0", "hello")["hello"]["boot_id"])
 
     boot_id = service.perform("web-0", "reboot")["boot_id"]
     shell.type("echo after $FOREWARN_BOOT_ID\n")
@@ -125,7 +125,7 @@ def test_a_reboot_gives_the_terminal_to_a_new_shell(shell: Terminal, service: Ke
     shell.expect(f"after {boot_id}")
 
 
-def test_ctrl_c_ends_a_program_inside(service: Keeping, tmp_path: Path, terminals: list[Terminal]) -> None:
+def test_ctrl_c_ends_a_program_inside(service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]) -> None:
     words = forewarn(tmp_path, "run", "web-0", "--isolated", "--", "sh", "-c", "echo ready; exec sleep 1000")
     terminals.append(Terminal(*words))
     terminals[0].expect("ready")
@@ -136,7 +136,7 @@ def test_ctrl_c_ends_a_program_inside(service: Keeping, tmp_path: Path, terminal
 
 
 def test_ctrl_z_stops_the_vm_s_program_as_a_job_of_the_user_s_shell(
-    service: Keeping, tmp_path: Path, terminals: list[Terminal]
+    service: FakeSupervisorServer, tmp_path: Path, terminals: list[Terminal]
 ) -> None:
     outer = Terminal("/bin/bash", "--norc", "--noprofile", "-i", HOME=str(tmp_path))
     terminals.append(outer)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess, free_port
+from tests.support.service_process import ServiceProcess, free_port
 
 pytestmark = pytest.mark.namespaces
 

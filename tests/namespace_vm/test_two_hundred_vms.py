@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import ServiceProcess, eventually
+from tests.support.service_process import ServiceProcess, eventually
 
 pytestmark = [
     pytest.mark.namespaces,

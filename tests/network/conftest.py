@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.metadata.namespace import within
-from forewarn.testing.process import START_S, Answer, ServiceProcess, eventually
+from forewarn.metadata.netns import run_in_namespace
+from tests.support.service_process import START_TIMEOUT_S, HttpAnswer, ServiceProcess, eventually
 
 METADATA = "169.254.169.254"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
@@ -95,7 +95,7 @@ class Namespace:
         return run("nsenter", f"--net=/run/netns/{self.name}", "nft", *words)
 
     def inside(self, function: Callable[[], Any]) -> Any:
-        return within(self.name, function)
+        return run_in_namespace(self.name, function)
 
     def call(self, *, source: str = "", port: int = 0, patience_s: float = 15.0) -> Call:
         """Connect to the metadata address from here, perhaps from an address and a port of one's choice."""
@@ -174,7 +174,7 @@ class World:
         program = Program(host, data, "sockets", "--config", str(self.place / "forewarn.toml"))
         self._stack.callback(program.kill)
         program.start()
-        eventually(lambda: "handed over in" in program.output(), START_S)
+        eventually(lambda: "handed over in" in program.output(), START_TIMEOUT_S)
         return program
 
 
@@ -232,9 +232,9 @@ class Service(Program):
 
     def start(self) -> None:
         super().start()
-        eventually(self._answers, START_S)
+        eventually(self._answers, START_TIMEOUT_S)
 
-    def api(self, method: str, path: str, body: Any = None) -> Answer:
+    def api(self, method: str, path: str, body: Any = None) -> HttpAnswer:
         return self._outside.api(method, path, body)
 
     def open_names(self) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
 

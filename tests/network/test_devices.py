@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
 

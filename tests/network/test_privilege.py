@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
 pytestmark = pytest.mark.namespaces
 

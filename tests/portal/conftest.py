@@ -10,12 +10,12 @@ from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
-from tests.console.conftest import Answer, Api, exchange
 
-from forewarn.console.app import build
-from forewarn.console.portal.visit import Visit
-from forewarn.core.access import Grant, Principal, Role, owner
-from forewarn.testing.world import World
+from forewarn.core.access import Grant, Principal, Role, owner_principal
+from forewarn.portal.context import CurrentSession
+from forewarn.service.web_app import build_web_app
+from tests.support.operator_api import Answer, Api, api, api_of, asleep, exchange  # noqa: F401
+from tests.support.world import World
 
 TOKEN = "the-token-of-this-visit"
 _FORM = "application/x-www-form-urlencoded"
@@ -41,10 +41,10 @@ class Visitor:
         self.world: World = api.world
         self.principal = principal
 
-        async def welcome(request: Request) -> Visit:
-            return Visit(principal=self.principal, token=TOKEN, ends_at=float("inf"))
+        async def welcome(request: Request) -> CurrentSession:
+            return CurrentSession(principal=self.principal, csrf_token=TOKEN, ends_at=float("inf"))
 
-        self.app = build(api.house, welcome=welcome)
+        self.app = build_web_app(api.house, welcome=welcome)
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Visitor:
         """Somebody else, with this role over these resources."""
@@ -76,7 +76,7 @@ def portal_of(api_of: Callable[..., Api]) -> Callable[..., Visitor]:
     """Makes the portal of a world with another policy, fleet or store, visited by its owner."""
 
     def make(*given: Any, **options: Any) -> Visitor:
-        return Visitor(api_of(*given, **options), owner("local user ann"))
+        return Visitor(api_of(*given, **options), owner_principal("local user ann"))
 
     return make
 

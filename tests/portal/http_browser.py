@@ -13,23 +13,20 @@ from urllib.parse import unquote, urlencode, urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.applications import Starlette
-from tests.console.conftest import Api
-from tests.console.portal.conftest import Page
 
-from forewarn.access.code_flow import CodeFlow
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.link import Links
-from forewarn.access.session import Sessions
-from forewarn.access.sign_in import SignIn
-from forewarn.access.signing import SigningKey
-from forewarn.access.token import Issuer
+from forewarn.auth.code_flow import AuthorizationCodeFlow
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.sessions import SessionIssuer, SignInLinks
+from forewarn.auth.token_service import TokenService
+from forewarn.auth.tokens import SigningKey, TokenIssuer
 from forewarn.clock import read_real_time
-from forewarn.console.app import build
-from forewarn.console.door import Door
-from forewarn.console.house import House
-from forewarn.console.plain import PlainHttp
-from forewarn.console.portal.session import Lobby
-from forewarn.console.portal.sign_in import ONCE, sign_in_routes
+from forewarn.portal.session import SessionManager
+from forewarn.portal.sign_in import ONE_TIME_LINK_PATH, sign_in_routes
+from forewarn.service.web_app import PlainHttpMiddleware, build_web_app
+from forewarn.web.authentication import BearerAuthenticator
+from forewarn.web.dependencies import Dependencies
+from tests.portal.conftest import Page
+from tests.support.operator_api import Api
 
 TENANT = "c0ffee00-0000-4000-8000-000000000001"
 ORIGIN = "http://localhost:8443"
@@ -51,9 +48,9 @@ class Doors:
         self.ahead_s = 0.0
         self.tenant_id = tenant_id
         external = ExternalIssuer(issuer_url, ["api://forewarn"]) if issuer_url else None
-        self.code_flow = CodeFlow(external, client_id) if external and client_id else None
-        own = Issuer("https://localhost:8443/adfs", signing_key())
-        self.sign_in = SignIn(issuer=own, tenant_id=tenant_id, external=external)
+        self.code_flow = AuthorizationCodeFlow(external, client_id) if external and client_id else None
+        own = TokenIssuer("https://localhost:8443/adfs", signing_key())
+        self.sign_in = TokenService(issuer=own, tenant_id=tenant_id, external=external)
         self.restart()
 
     def now(self) -> float:
@@ -61,15 +58,19 @@ class Doors:
 
     def restart(self) -> None:
         """Another process, on what the store has."""
-        self.links = Links(f"{ORIGIN}{ONCE}/", self.now)
-        self.house: House = replace(self.api.house, real_time=self.now, links=self.links, sign_in=self.sign_in)
-        lobby = Lobby(
-            house=self.house, sign_in=self.sign_in, sessions=Sessions(key=signing_key(), tenant_id=self.tenant_id)
+        self.links = SignInLinks(f"{ORIGIN}{ONE_TIME_LINK_PATH}/", self.now)
+        self.house: Dependencies = replace(
+            self.api.house, real_time=self.now, sign_in_links=self.links, sign_in=self.sign_in
         )
-        door = Door(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
+        lobby = SessionManager(
+            dependencies=self.house,
+            sign_in=self.sign_in,
+            sessions=SessionIssuer(key=signing_key(), tenant_id=self.tenant_id),
+        )
+        door = BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
         routes = sign_in_routes(lobby, self.links, self.code_flow)
-        self.app: Starlette = build(self.house, door.admit, welcome=lobby.welcome, doors=routes)
-        self.app.add_middleware(PlainHttp)
+        self.app: Starlette = build_web_app(self.house, door.authenticate, welcome=lobby.authenticate, doors=routes)
+        self.app.add_middleware(PlainHttpMiddleware)
 
     def add_client(self, client_id: str = "ann", role: str = "Reader") -> str:
         """The secret of a new client with this role over everything."""
@@ -79,7 +80,7 @@ class Doors:
 
     def owner(self) -> Api:
         """Calls the API as over the unix socket, where links can be had."""
-        owner = self.api._with(build(self.house))
+        owner = self.api._with(build_web_app(self.house))
         owner.house = self.house
         return owner
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.browser import Browser, Doors
-from tests.console.portal.conftest import TOKEN
 
-from forewarn.console.portal.guard import must_be_ours, must_repeat
-from forewarn.console.portal.visit import Visit
-from forewarn.core.access import owner
+from forewarn.core.access import owner_principal
 from forewarn.errors import Forbidden
+from forewarn.portal.browser_security import require_csrf_token, require_same_origin
+from forewarn.portal.context import CurrentSession
+from tests.portal.conftest import TOKEN
+from tests.portal.http_browser import Browser, Doors
+from tests.support.operator_api import Api
 
-VISIT = Visit(principal=owner("ann"), token=TOKEN, ends_at=0)
+VISIT = CurrentSession(principal=owner_principal("ann"), csrf_token=TOKEN, ends_at=0)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -82,7 +82,7 @@ def test_nothing_but_what_is_static_is_sent_as_static(ann: Browser, path: str) -
     ],
 )
 def test_a_write_with_the_token_from_a_page_of_ours_counts(headers: dict[str, str], fields: dict[str, str]) -> None:
-    must_repeat(VISIT, headers, fields)
+    require_csrf_token(VISIT, headers, fields)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_write_with_the_token_from_a_page_of_ours_counts(headers: dict[str, st
 )
 def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="nothing was done: load the page again"):
-        must_repeat(VISIT, {}, fields)
+        require_csrf_token(VISIT, {}, fields)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,6 @@ def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> Non
 )
 def test_a_write_from_elsewhere_does_not_count_even_with_the_token(headers: dict[str, str]) -> None:
     with pytest.raises(Forbidden, match="open the portal and ask there"):
-        must_repeat(VISIT, headers, {"token": TOKEN})
+        require_csrf_token(VISIT, headers, {"token": TOKEN})
     with pytest.raises(Forbidden):
-        must_be_ours(headers)
+        require_same_origin(headers)

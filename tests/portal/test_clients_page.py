@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.conftest import Page, Visitor
 
-from forewarn.core.access import owner
-from forewarn.core.history import Sighting
-from forewarn.core.pace import SILENT_S, Pace
-from forewarn.core.request import Ask
+from forewarn.core.access import owner_principal
+from forewarn.core.history import EventDelivery
+from forewarn.core.request import RequestedOperation
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
+from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Polled
-from forewarn.testing.world import World, a_vm
+from tests.portal.conftest import Page, Visitor
+from tests.support.operator_api import Api
+from tests.support.world import World, a_vm
 
-LIVELY, SILENT = Pace(1.0, 2.04), Pace(SILENT_S + 30, 1.0)
+LIVELY, SILENT = PollingPace(1.0, 2.04), PollingPace(SILENCE_LIMIT_S + 30, 1.0)
 
 
 class Fleet:
@@ -28,22 +28,22 @@ class Fleet:
 
     def __init__(self, api: Api) -> None:
         self.world: World = api.world
-        self.paces: dict[str, Pace] = {}
-        api.house = replace(api.house, pace=self.paces.get)
-        self.visitor = Visitor(api, owner("local user ann"))
+        self.paces: dict[str, PollingPace] = {}
+        api.house = replace(api.house, pace_of=self.paces.get)
+        self.visitor = Visitor(api, owner_principal("local user ann"))
 
-    def asks(self, name: str, pace: Pace = LIVELY, **facts: Any) -> None:
+    def asks(self, name: str, pace: PollingPace = LIVELY, **facts: Any) -> None:
         vm = self.world.vm(name)
-        polled = Polled(
+        polled = LastPoll(
             **{"vm": vm.key, "scope_id": vm.scope_id, "at": self.world.now, "version": "2020-07-01", **facts}
         )
-        self.world.do(self.world.store.observe([polled], []))
+        self.world.do(self.world.store.record_observations([polled], []))
         self.paces[vm.key] = pace
 
     def given(self, name: str, event_id: str, *, after_s: float = 0.0, status: str = "scheduled") -> None:
         vm, event = self.world.vm(name), self.world.store.event(event_id)
         assert event is not None
-        sighting = Sighting(
+        sighting = EventDelivery(
             event_id=event_id,
             scope_id=vm.scope_id,
             vm=vm.key,
@@ -52,10 +52,10 @@ class Fleet:
             incarnation=2,
             at=event.published_at + after_s,
         )
-        self.world.do(self.world.store.observe([], [sighting]))
+        self.world.do(self.world.store.record_observations([], [sighting]))
 
     def restart(self, name: str) -> str:
-        [event] = self.world.ask(Ask.RESTART, name)
+        [event] = self.world.ask(RequestedOperation.RESTART, name)
         return event.id
 
     def get(self, query: str = "") -> Page:
@@ -115,7 +115,7 @@ def test_a_vm_that_asks_is_about_to_be_told(fleet: Fleet) -> None:
 def test_a_version_that_does_not_show_the_kind_leaves_a_vm_unprepared(fleet: Fleet) -> None:
     """Spec §3: 2017-08-01 knows no Preempt."""
     fleet.asks("spot", version="2017-08-01")
-    fleet.world.ask(Ask.EVICT, "spot")
+    fleet.world.ask(RequestedOperation.EVICT, "spot")
     assert "1 VM will be hit unprepared: spot" in fleet.get().text
     assert fleet.of("spot")["why"] == "it asks with 2017-08-01, which does not show a Preempt"
 
@@ -136,7 +136,7 @@ def test_a_vm_that_asked_since_and_was_not_given_it_is_unprepared(fleet: Fleet) 
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
     event_id = fleet.restart("db")
     fleet.world.do(fleet.world.control.guests.approve(fleet.world.vm("db").key, (event_id,)))
-    fleet.world.do(fleet.world.control.reconciler.catch_up())
+    fleet.world.do(fleet.world.control.reconciler.run_until_idle())
     assert fleet.json()["unprepared"] == 0
 
 
@@ -156,17 +156,17 @@ def test_those_who_will_be_hit_unprepared_come_first_then_who_stopped_then_who_n
 
 def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) -> None:
     fleet.restart("db")
-    fleet.world.ask(Ask.EVICT, "spot")  # in 30 s
+    fleet.world.ask(RequestedOperation.EVICT, "spot")  # in 30 s
     assert fleet.names("?only=unprepared") == ["spot", "db"]
     assert "2 VMs will be hit unprepared: spot, db. The first at 12:00:30 ." in fleet.get().text
 
 
 def test_of_several_events_that_await_a_vm_the_one_that_nobody_was_given_counts(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
-    [first] = fleet.world.ask(Ask.RESTART, "db")
+    [first] = fleet.world.ask(RequestedOperation.RESTART, "db")
     fleet.given("db", first.id)
     assert fleet.json()["unprepared"] == 0
-    fleet.world.do(fleet.world.control.requests.degrade("h1", who="ann", notice_s=86400))
+    fleet.world.do(fleet.world.control.requests.degrade_host("h1", who="ann", notice_s=86400))
     fleet.world.settle()
     told = fleet.of("db")["pending"]
     assert (told["kind"], told["told"]) == ("Redeploy", "nobody")
@@ -185,7 +185,7 @@ def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alo
 
 
 def test_a_vm_that_does_not_run_is_not_expected_to_ask(fleet: Fleet) -> None:
-    fleet.world.ask(Ask.DEALLOCATE, "db")
+    fleet.world.ask(RequestedOperation.DEALLOCATE, "db")
     fleet.world.advance(600)
     assert fleet.of("db")["asks"] == "off"
     assert "db" not in fleet.names("?only=never")
@@ -287,12 +287,12 @@ def test_an_empty_fleet_says_what_to_do_next(api_of: Callable[..., Api]) -> None
 def test_what_was_asked_until_now_is_read_first(fleet: Fleet) -> None:
     async def observe() -> None:
         vm = fleet.world.vm("db")
-        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=fleet.world.now, version="2020-07-01", agent="late")
-        await fleet.world.store.observe([polled], [])
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=fleet.world.now, version="2020-07-01", agent="late")
+        await fleet.world.store.record_observations([polled], [])
         fleet.paces[vm.key] = LIVELY
 
-    fleet.visitor.api.house = replace(fleet.visitor.api.house, observe=observe)
-    visitor = Visitor(fleet.visitor.api, owner("local user ann"))
+    fleet.visitor.api.house = replace(fleet.visitor.api.house, flush_observations=observe)
+    visitor = Visitor(fleet.visitor.api, owner_principal("local user ann"))
     assert "late" in visitor.get("/portal/clients").text
 
 

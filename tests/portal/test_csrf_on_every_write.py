@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from starlette.routing import Route
-from tests.console.conftest import Api
-from tests.console.portal.browser import Browser, Doors
 
-from forewarn.console.portal.forms import FORMS
+from forewarn.portal.form_catalog import FORMS
+from tests.portal.http_browser import Browser, Doors
+from tests.support.operator_api import Api
 
 WRITES = ["/portal/sign-out", *(f"/portal/forms/{name}" for name in FORMS)]
 

@@ -13,30 +13,33 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.console.portal.conftest import Visitor
 
-from forewarn.core.history import Sighting
-from forewarn.core.policy import Policy
+from forewarn.core.decision import Policy
+from forewarn.core.history import EventDelivery
 from forewarn.core.projection import document_for
-from forewarn.core.resource import resource_of
-from forewarn.hypervisor.behaviour import Behaviour, Fail
-from forewarn.protocol.exchange import Poll, Request, Rules, answer_poll, read
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
+from forewarn.protocol.exchange import EndpointRules, PollRequest, poll_response, read_request
+from forewarn.protocol.http_message import HttpRequest
 from forewarn.protocol.versions import VERSIONS
-from forewarn.testing.world import LAB, a_host, a_vm
+from tests.portal.conftest import Visitor
+from tests.support.world import LAB_POLICY, a_host, a_vm
 
 
-def polled(portal: Visitor, vm: str, version: str, rules: Rules = Rules()) -> str:  # noqa: B008
+def polled(portal: Visitor, vm: str, version: str, rules: EndpointRules = EndpointRules()) -> str:  # noqa: B008
     """What the VM is given over the wire now, in this version."""
     target = f"/metadata/scheduledevents?api-version={version}"
-    poll = read(Request(method="GET", target=target, headers=(("metadata", "true"),)), known=True, rules=rules)
-    assert isinstance(poll, Poll)
+    poll = read_request(
+        HttpRequest(method="GET", target=target, headers=(("metadata", "true"),)), known=True, rules=rules
+    )
+    assert isinstance(poll, PollRequest)
     scope = portal.world.scope(vm)
-    return answer_poll(poll, tag="", document=document_for(scope), rules=rules).body.decode()
+    return poll_response(poll, tag="", document=document_for(scope), rules=rules).body.decode()
 
 
 def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled", version: str = "2020-07-01") -> None:
     vm = portal.world.vm(vm_name)
-    sighting = Sighting(
+    sighting = EventDelivery(
         event_id=event_id,
         scope_id=vm.scope_id,
         vm=vm.key,
@@ -45,7 +48,7 @@ def seen(portal: Visitor, vm_name: str, event_id: str, status: str = "scheduled"
         incarnation=2,
         at=portal.world.now,
     )
-    portal.world.do(portal.world.store.observe([], [sighting]))
+    portal.world.do(portal.world.store.record_observations([], [sighting]))
 
 
 def versions(portal: Visitor, event_id: str) -> dict[str, dict[str, Any]]:
@@ -113,9 +116,9 @@ def test_versions_that_do_not_know_the_kind_say_so(portal: Visitor) -> None:
 
 def test_what_is_shown_follows_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
     portal = portal_of()
-    rules = Rules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
+    rules = EndpointRules(versions=("2017-08-01", "2020-07-01"), iso_dates=True)
     portal.api.house = replace(
-        portal.api.house, rules_for=lambda location: rules if location == "westeurope" else Rules()
+        portal.api.house, rules_for=lambda location: rules if location == "westeurope" else EndpointRules()
     )
     portal = Visitor(portal.api, portal.principal)
     event_id = restarted(portal, "db")
@@ -133,7 +136,7 @@ def test_where_nobody_asks_it_is_what_the_first_who_does_will_be_given(portal_of
     page = portal.get(f"/portal/events/{event.id}")
     assert "Nobody of the scope asks for events, so nobody is told." in page.text
     foretold = versions(portal, event.id)["2020-07-01"]["text"]
-    portal.world.do(portal.world.control.guests.enable(portal.world.vm("db").key))
+    portal.world.do(portal.world.control.guests.enable_scope_of(portal.world.vm("db").key))
     assert polled(portal, "db", "2020-07-01") == foretold
 
 
@@ -172,7 +175,7 @@ def test_each_vm_says_when_it_was_given_it_and_how_its_act_ended(portal: Visitor
     portal.world.advance(5)
     seen(portal, "web-0", event_id, version="2019-08-01")
     seen(portal, "web-2", event_id)
-    portal.world.hypervisor.set_behaviour(Behaviour((Fail(note="no <power>"),)))
+    portal.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(note="no <power>"),)))
     portal.world.advance(55)
     portal.world.approve("web-0", event_id)
     page = portal.get(f"/portal/events/{event_id}")
@@ -203,7 +206,7 @@ def test_an_event_that_took_the_place_of_others_links_them(portal: Visitor) -> N
 def test_buttons_are_for_those_who_may(portal: Visitor) -> None:
     event_id = restarted(portal, "db")
     approve, withdraw = (f'href="/portal/forms/{name}?event={event_id}"' for name in ("approve", "withdraw"))
-    db = resource_of(portal.world.vm("db"))
+    db = vm_resource_id(portal.world.vm("db"))
 
     def offered(visitor: Visitor) -> tuple[bool, bool]:
         page = visitor.get(f"/portal/events/{event_id}").html
@@ -219,7 +222,7 @@ def test_buttons_are_for_those_who_may(portal: Visitor) -> None:
 
 def test_to_those_who_may_not_see_the_scope_it_does_not_exist(portal: Visitor) -> None:
     event_id = restarted(portal, "web-0")
-    other = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    other = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
     page = other.visit("GET", f"/portal/events/{event_id}")
     assert page.status == 404
     assert "web-0" not in page.html
@@ -229,7 +232,7 @@ def test_who_sees_only_some_of_the_scope_sees_the_event_but_not_the_others_reque
     """Spec §7.2: each member of a scope sees all its events."""
     event_id = restarted(portal, "web-0")
     seen(portal, "web-1", event_id)
-    mine = portal.holding("Reader", resource_of(portal.world.vm("web-1")))
+    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("web-1")))
     page = mine.get(f"/portal/events/{event_id}")
     assert "/portal/requests/" not in page.html
     assert 'href="/portal/vms/sub/lab/web-1"' in page.html
@@ -238,8 +241,8 @@ def test_who_sees_only_some_of_the_scope_sees_the_event_but_not_the_others_reque
 
 def test_names_are_escaped(portal_of: Callable[..., Visitor]) -> None:
     name = "<script>alert(1)"
-    portal = portal_of(LAB, vms=[a_vm(name)], hosts=[a_host("h1")])
-    portal.world.do(portal.world.control.requests.ask_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
+    portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
+    portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann"))
     portal.world.settle()
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.console.portal.conftest import Visitor
 
-from forewarn.console.portal import clients, fleet, history, host
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
-from forewarn.core.resource import resource_of
-from forewarn.testing.world import a_host, a_vm
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.portal import clients_page, fleet_page, history_page, host_pages
+from tests.portal.conftest import Visitor
+from tests.support.world import a_host, a_vm
 
 SETS, OF_A_SET, ALONE, HOSTS = 20, 12, 450, 30
 TOTAL = SETS * OF_A_SET + ALONE
-PAGES = {"fleet": fleet, "hosts": host, "clients": clients, "history": history}
+PAGES = {"fleet": fleet_page, "hosts": host_pages, "clients": clients_page, "history": history_page}
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def rows(portal: Visitor, target: str) -> list[dict[str, str]]:
 
 
 def written(portal: Visitor, count: int, **about: Any) -> None:
-    entries = tuple(Entry(at=portal.world.now, what=What.UPKEEP, text=f"entry {n}", **about) for n in range(count))
+    entries = tuple(
+        HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
+    )
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
@@ -85,7 +87,7 @@ def test_every_client_is_in_a_file_in_the_order_of_the_pages(portal: Visitor) ->
     assert set(told) == everyone(portal)
     assert [row["key"] for row in rows(portal, "/portal/clients?as=csv")] == told
     first = [client["key"] for client in portal.get("/portal/clients?page=1&as=json").json["clients"]]
-    assert told[: clients.PER_PAGE] == first
+    assert told[: clients_page.CLIENTS_PER_PAGE] == first
     assert told[0].endswith("/alone-400")
 
 
@@ -94,7 +96,7 @@ def test_the_history_is_whole_in_a_file_newest_first(portal: Visitor, whole: boo
     vm = portal.world.vm("alone-7")
     written(portal, 1500)
     written(portal, 1200, scope_id=vm.scope_id)
-    visitor = portal if whole else portal.holding("Reader", resource_of(vm))
+    visitor = portal if whole else portal.holding("Reader", vm_resource_id(vm))
     every = [e.seq for e in portal.world.store.history() if whole or e.scope_id == vm.scope_id][::-1]
     told = visitor.get("/portal/history?as=json").json
     assert [entry["seq"] for entry in told["entries"]] == every
@@ -109,7 +111,7 @@ def test_the_history_is_whole_in_a_file_newest_first(portal: Visitor, whole: boo
     [
         ("/portal/?page=2&as=csv", 200),
         ("/portal/hosts?page=2&as=csv", HOSTS - 20),
-        ("/portal/clients?page=1&as=csv", clients.PER_PAGE),
+        ("/portal/clients?page=1&as=csv", clients_page.CLIENTS_PER_PAGE),
         ("/portal/history?limit=3&as=csv", 3),
     ],
 )

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.conftest import Page, Visitor
 
-from forewarn.core.access import owner
+from forewarn.core.access import owner_principal
+from forewarn.core.decision import Policy
 from forewarn.core.fleet import Vm
-from forewarn.core.pace import Pace
-from forewarn.core.policy import Policy
-from forewarn.core.request import Ask
+from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
+from forewarn.explain.polling import PollingPace
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import NOON, a_host, a_vm
+from tests.portal.conftest import Page, Visitor
+from tests.support.operator_api import Api
+from tests.support.world import NOON, a_host, a_vm
 
 LAB = "/subscriptions/sub/resourceGroups/lab"
 ONLY_POOL = f"{LAB}/providers/Microsoft.Compute/virtualMachineScaleSets/pool"
@@ -39,7 +39,7 @@ def block(visitor: Visitor, scope: str, target: str = "/portal/") -> dict[str, A
 
 
 def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-1")
+    portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/")
     assert sorted(cells(page)) == [
         "db, running",
@@ -70,7 +70,7 @@ def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable
 
 
 def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-2")
+    portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(15 * 60)
     assert "update domain 2 being worked on" in portal.get("/portal/").text
     assert block(portal, "set:sub/lab/web")["at_work"] == [2]
@@ -79,9 +79,9 @@ def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) ->
 
 
 def test_a_block_says_what_is_pending_and_the_next_not_before(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-2")
+    portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(60)
-    portal.world.ask(Ask.RESTART, "web-0")
+    portal.world.ask(RequestedOperation.RESTART, "web-0")
     assert "2 pending events, the next not before 12:15:00" in portal.get("/portal/").text
     assert block(portal, "set:sub/lab/web")["next_not_before"] == NOON + 15 * 60
 
@@ -94,9 +94,9 @@ def listening(api: Api) -> Listening:
     """The portal of a service where these VMs have last asked so many seconds ago."""
 
     def make(silent_s: dict[str, float]) -> Visitor:
-        paces = {f"sub/lab/{name}": Pace(silent) for name, silent in silent_s.items()}
-        api.house = dataclasses.replace(api.house, pace=paces.get)
-        return Visitor(api, owner("local user ann"))
+        paces = {f"sub/lab/{name}": PollingPace(silent) for name, silent in silent_s.items()}
+        api.house = dataclasses.replace(api.house, pace_of=paces.get)
+        return Visitor(api, owner_principal("local user ann"))
 
     return make
 
@@ -125,8 +125,8 @@ def test_a_scope_that_nobody_enabled_is_told_so(portal_of: Callable[..., Visitor
 
 
 def test_counts_are_links_that_filter(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-1")
-    portal.world.ask(Ask.POWER_OFF, "db")
+    portal.world.ask(RequestedOperation.RESTART, "web-1")
+    portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(20)
     page = portal.get("/portal/")
     assert 'data-count="running">5<' in page.html
@@ -140,7 +140,7 @@ def test_counts_are_links_that_filter(portal: Visitor) -> None:
 
 def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
     for name in ("spot", "web-2", "db", "web-0"):
-        portal.world.ask(Ask.POWER_OFF, name)
+        portal.world.ask(RequestedOperation.POWER_OFF, name)
     portal.world.advance(20)
     stopped = [cell.partition(",")[0] for cell in cells(portal.get("/portal/?state=stopped"))]
     assert stopped == ["web-0", "web-2", "db", "spot"]
@@ -281,7 +281,7 @@ def test_who_has_no_role_is_told_so(portal: Visitor) -> None:
 
 
 def test_it_can_be_taken_away_as_csv_and_json(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-1")
+    portal.world.ask(RequestedOperation.RESTART, "web-1")
     rows = list(csv.DictReader(io.StringIO(portal.get("/portal/?as=csv&q=web-").content.decode())))
     assert [(row["name"], row["state"], row["update domain"], row["host"]) for row in rows] == [
         ("web-0", "running", "0", "h1"),

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.conftest import TOKEN, Page, Visitor
 
-import forewarn.console.portal
+import forewarn.portal
+from forewarn.api.routes import ROUTES
 from forewarn.clock import SystemClock
-from forewarn.console.portal.forms import FORMS
-from forewarn.console.portal.slip import Slips
-from forewarn.console.routes import ROUTES
-from forewarn.control.control import Control, Outside
-from forewarn.core.access import owner
-from forewarn.core.event import Status
-from forewarn.core.fleet import Health, Power
-from forewarn.core.policy import Policy
-from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.control.control_plane import ControlInputs, ControlPlane
+from forewarn.core.access import owner_principal
+from forewarn.core.decision import Policy
+from forewarn.core.event import EventState
+from forewarn.core.fleet import HostHealth, PowerState
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.portal.confirmation import IdempotencyKeys
+from forewarn.portal.form_catalog import FORMS
+from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Polled
-from forewarn.testing.world import NOON, World, a_host, a_vm
+from tests.portal.conftest import TOKEN, Page, Visitor
+from tests.support.operator_api import Api
+from tests.support.world import NOON, World, a_host, a_vm
 
 Fields = Mapping[str, str | list[str]]
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
@@ -66,19 +66,19 @@ def do(portal: Visitor, name: str, fields: Fields) -> Page:
     return portal.get(answer.headers["location"])
 
 
-def asked(portal: Visitor) -> list[Ask]:
+def asked(portal: Visitor) -> list[RequestedOperation]:
     return [request.ask for request in portal.world.store.requests()]
 
 
 def started_rollout(portal: Visitor) -> str:
-    rollout = Rollout(impact=Impact.REBOOT, scope_id="set:sub/lab/web")
+    rollout = Rollout(impact=RolloutImpact.REBOOT, scope_id="set:sub/lab/web")
     request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
     portal.world.settle()
     return request.id
 
 
 def a_restart(portal: Visitor, vm: str = "db") -> str:
-    return portal.world.ask(Ask.RESTART, vm)[0].id
+    return portal.world.ask(RequestedOperation.RESTART, vm)[0].id
 
 
 @pytest.mark.parametrize(
@@ -97,20 +97,20 @@ def a_restart(portal: Visitor, vm: str = "db") -> str:
 )
 def test_what_is_asked_of_a_vm_is_asked(portal: Visitor, name: str, vm: str, kind: str | None) -> None:
     page = do(portal, name, {"vm": vm})
-    assert asked(portal) == [Ask(name)]
+    assert asked(portal) == [RequestedOperation(name)]
     (event,) = portal.world.store.events()
-    assert (event.vms, event.row.kind if event.listed else None) == ((vm,), kind)
+    assert (event.vms, event.rules.kind if event.listed else None) == ((vm,), kind)
     assert f"{name.capitalize()} of {vm}" in page.text
-    assert FORMS[name].done in page.text
+    assert FORMS[name].done_message in page.text
 
 
 def test_a_vm_that_is_off_can_be_started(portal: Visitor) -> None:
-    portal.world.ask(Ask.POWER_OFF, "db")
+    portal.world.ask(RequestedOperation.POWER_OFF, "db")
     portal.world.advance(60)
     assert "db" in portal.get(form("start")).text
     do(portal, "start", {"vm": "db"})
     portal.world.advance(60)
-    assert portal.world.vm("db").power is Power.RUNNING
+    assert portal.world.vm("db").power is PowerState.RUNNING
 
 
 def test_several_vms_are_asked_for_together(portal: Visitor) -> None:
@@ -139,7 +139,7 @@ def test_an_event_is_approved(portal: Visitor) -> None:
 
 def test_an_approval_says_what_the_event_waits_for_then(portal: Visitor) -> None:
     """Spec §6.2: everything on a host starts together."""
-    rollout = Rollout(impact=Impact.REBOOT, hosts=("h1",))
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
     portal.world.settle()
     event = portal.world.store.events()[0]
@@ -158,7 +158,7 @@ def test_an_event_is_withdrawn_with_a_reason(portal: Visitor) -> None:
 def test_pending_maintenance_is_performed_now(portal: Visitor) -> None:
     started_rollout(portal)
     do(portal, "perform-maintenance", {"vm": "web-0"})
-    assert portal.world.store.events()[0].status is Status.STARTED
+    assert portal.world.store.events()[0].status is EventState.STARTED
 
 
 def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> None:
@@ -175,12 +175,16 @@ def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> Non
 
 def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
     rollout = started_rollout(portal)
-    for name, progress in (("pause", Progress.PAUSED), ("resume", Progress.RUNNING), ("abort", Progress.ABORTED)):
+    for name, progress in (
+        ("pause", RolloutState.PAUSED),
+        ("resume", RolloutState.RUNNING),
+        ("abort", RolloutState.ABORTED),
+    ):
         foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
         assert "(reboot over availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
-        assert FORMS[f"rollout-{name}"].about in foreseen
+        assert FORMS[f"rollout-{name}"].description in foreseen
         page = do(portal, f"rollout-{name}", {"rollout": rollout})
-        assert FORMS[f"rollout-{name}"].done in page.text
+        assert FORMS[f"rollout-{name}"].done_message in page.text
         assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
 
 
@@ -196,7 +200,7 @@ def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> N
     do(portal, "fail", {"host": "h1"})
     portal.world.advance(600)
     do(portal, "repair", {"host": "h1"})
-    assert {host.health for host in portal.world.store.hosts()} == {Health.HEALTHY}
+    assert {host.health for host in portal.world.store.hosts()} == {HostHealth.HEALTHY}
 
 
 def test_a_fault_is_set_and_cleared(portal: Visitor) -> None:
@@ -204,18 +208,18 @@ def test_a_fault_is_set_and_cleared(portal: Visitor) -> None:
     assert "Throttled for VM db. Clients see: 429 as text" in page.text
     assert "It lasts for the next 3 requests." in page.text
     do(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
-    (fault,) = portal.world.control.faults.book.faults
+    (fault,) = portal.world.control.faults.active.faults
     assert (fault.count, fault.parameters) == (3, {"retry_after_s": 5})
     do(portal, "fault-clear", {"fault": fault.id})
-    assert portal.world.control.faults.book.faults == ()
+    assert portal.world.control.faults.active.faults == ()
 
 
 def test_a_storm_is_played_and_all_is_cleared(portal: Visitor) -> None:
     do(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
-    (storm,) = portal.world.control.faults.book.storms
+    (storm,) = portal.world.control.faults.active.storms
     assert (storm.seed, storm.for_s) == (3, 300)
     do(portal, "fault-clear", {"all": "yes"})
-    assert portal.world.control.faults.book.storms == ()
+    assert portal.world.control.faults.active.storms == ()
 
 
 def test_a_replay_is_shown_in_the_lab_and_stopped(portal: Visitor) -> None:
@@ -413,7 +417,7 @@ def test_a_button_pressed_twice_asks_once(portal: Visitor) -> None:
 
 def test_a_slip_that_two_use_at_once_is_good_once() -> None:
     async def both() -> tuple[list[str], int]:
-        slips, done = Slips(), 0
+        slips, done = IdempotencyKeys(), 0
 
         async def deed() -> str:
             nonlocal done
@@ -421,46 +425,46 @@ def test_a_slip_that_two_use_at_once_is_good_once() -> None:
             await asyncio.sleep(0)
             return "there"
 
-        slip = slips.new("ann")
-        return await asyncio.gather(*(slips.once("ann", slip, deed) for _ in range(5))), done
+        slip = slips.issue("ann")
+        return await asyncio.gather(*(slips.run_once("ann", slip, deed) for _ in range(5))), done
 
     assert asyncio.run(both()) == (["there"] * 5, 1)
 
 
 def test_slips_are_one_s_own_and_not_kept_without_end() -> None:
-    slips = Slips()
-    first = slips.new("ann")
-    assert slips.knows("ann", first)
-    assert not slips.knows("bob", first)
+    slips = IdempotencyKeys()
+    first = slips.issue("ann")
+    assert slips.is_known("ann", first)
+    assert not slips.is_known("bob", first)
     for _ in range(1000):
-        slips.new("ann")
-    assert not slips.knows("ann", first)
+        slips.issue("ann")
+    assert not slips.is_known("ann", first)
 
 
 def test_what_was_refused_can_be_tried_again_with_the_same_slip() -> None:
     async def twice() -> str:
-        slips = Slips()
-        slip = slips.new("ann")
+        slips = IdempotencyKeys()
+        slip = slips.issue("ann")
 
         async def failing() -> str:
             raise ValueError
 
         with pytest.raises(ValueError):
-            await slips.once("ann", slip, failing)
-        assert not slips.knows("ann", slip)
+            await slips.run_once("ann", slip, failing)
+        assert not slips.is_known("ann", slip)
         return "told"
 
     assert asyncio.run(twice()) == "told"
 
 
 def test_nobody_crowds_out_the_slips_of_others() -> None:
-    slips = Slips()
-    anns = slips.new("ann")
-    bobs = [slips.new("bob") for _ in range(2000)]
-    assert slips.knows("ann", anns)
-    assert slips.knows("bob", bobs[-1])
-    assert not slips.knows("bob", bobs[0])
-    assert not slips.knows("ann", bobs[-1])
+    slips = IdempotencyKeys()
+    anns = slips.issue("ann")
+    bobs = [slips.issue("bob") for _ in range(2000)]
+    assert slips.is_known("ann", anns)
+    assert slips.is_known("bob", bobs[-1])
+    assert not slips.is_known("bob", bobs[0])
+    assert not slips.is_known("ann", bobs[-1])
 
 
 def test_a_confirmation_that_is_not_known_any_more_is_asked_for_again(portal: Visitor) -> None:
@@ -514,16 +518,16 @@ def test_whoever_polls_is_not_called_unprepared(portal: Visitor) -> None:
     vm = portal.world.vm("db")
 
     def poll(at: float) -> None:
-        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01")
-        portal.world.do(portal.world.store.observe([polled], []))
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01")
+        portal.world.do(portal.world.store.record_observations([polled], []))
 
     poll(portal.world.now - 10)
     assert "unprepared" not in confirm(portal, "restart", {"vm": "db"}).text
     portal.world.advance(3600)
     page = confirm(portal, "restart", {"vm": "db"})
     assert "unprepared" not in page.text  # who polled when time was skipped counts as polling throughout
-    portal.world.do(portal.world.control.labtime.set_speed(0))
-    portal.world.clock.adopt(portal.world.clock.jumped_to(portal.world.now + 7200))
+    portal.world.do(portal.world.control.lab_clock.set_speed(0))
+    portal.world.clock.apply_setting(portal.world.clock.setting_after_jump(portal.world.now + 7200))
     page = confirm(portal, "restart", {"vm": "db"})
     assert "Nobody polls VM db (the last poll was 2 h ago): it will be hit unprepared." in page.text
 
@@ -588,7 +592,7 @@ def test_a_large_fleet_is_typed_rather_than_ticked(portal_of: Callable[..., Visi
 
 
 def test_every_link_to_a_form_leads_to_one() -> None:
-    folder = Path(forewarn.console.portal.__file__).parent
+    folder = Path(forewarn.portal.__file__).parent
     texts = [path.read_text() for path in (*folder.glob("template/*.html"), *folder.glob("*.py"))]
     linked = {name for text in texts for name in re.findall(r"/portal/forms/([a-z-]+)", text)}
     assert linked
@@ -598,7 +602,7 @@ def test_every_link_to_a_form_leads_to_one() -> None:
 def test_every_form_that_a_page_links_to_opens(portal: Visitor) -> None:
     rollout = started_rollout(portal)
     event = portal.world.store.events()[0].id
-    portal.world.do(portal.world.control.requests.degrade("h3", who="bob", notice_s=7 * 86400))
+    portal.world.do(portal.world.control.requests.degrade_host("h3", who="bob", notice_s=7 * 86400))
     portal.world.settle()
     pages = (
         "vms/web-0",
@@ -623,14 +627,14 @@ def test_every_form_that_a_page_links_to_opens(portal: Visitor) -> None:
 def on_real_time() -> Any:
     world = World(vms=[a_vm("db")], hosts=[a_host("h1")])
 
-    async def build() -> Control:
-        outside = Outside(new_id=lambda: next(world.ids), real_time=lambda: 0.0)
-        return Control(store=MemoryStore(), clock=SystemClock(), hypervisor=world.hypervisor, outside=outside)
+    async def build() -> ControlPlane:
+        outside = ControlInputs(new_id=lambda: next(world.ids), real_time=lambda: 0.0)
+        return ControlPlane(store=MemoryStore(), clock=SystemClock(), hypervisor=world.hypervisor, outside=outside)
 
     world.do(world.control.close())
     world.control = world.do(build())
     world.store = world.control.store
-    yield Visitor(Api(world), owner("local user ann"))
+    yield Visitor(Api(world), owner_principal("local user ann"))
     world.close()
 
 

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.console.portal.conftest import Visitor
 
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
-from forewarn.core.resource import resource_of
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.resource_ids import vm_resource_id
+from tests.portal.conftest import Visitor
 
 
 def written(portal: Visitor, count: int, **about: Any) -> None:
-    entries = tuple(Entry(at=portal.world.now, what=What.UPKEEP, text=f"entry {n}", **about) for n in range(count))
+    entries = tuple(
+        HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text=f"entry {n}", **about) for n in range(count)
+    )
     portal.world.do(portal.world.store.commit(Commit(entries=entries)))
 
 
@@ -50,7 +52,7 @@ def test_pages_lead_back_to_the_oldest_and_forth_again_and_miss_nothing(
     written(portal, 12, scope_id=scope_id)
     written(portal, others, scope_id=portal.world.vm("web-0").scope_id)
     written(portal, 13, scope_id=scope_id)
-    visitor = portal if whole else portal.holding("Reader", resource_of(portal.world.vm("db")))
+    visitor = portal if whole else portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
     every = [entry.seq for entry in portal.world.store.history() if whole or entry.scope_id == scope_id][::-1]
 
     back: list[int] = []
@@ -115,7 +117,7 @@ def test_scopes_are_called_as_people_call_them(portal: Visitor, scope_id: str, t
 def test_one_sees_only_what_one_may(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
-    mine = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
     page = mine.get("/portal/history")
     assert "Reboot of db scheduled" in page.text
     assert "web-0" not in page.html
@@ -134,7 +136,7 @@ def test_what_is_taken_away_is_what_the_page_shows(portal: Visitor) -> None:
 
 
 def test_texts_are_escaped_and_no_cell_is_a_formula(portal: Visitor) -> None:
-    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
+    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="=1+1 <script>alert(1)</script>", who='"><b>')
     portal.world.do(portal.world.store.commit(Commit(entries=(entry,))))
     page = portal.get("/portal/history")
     assert "=1+1 &lt;script&gt;" in page.html

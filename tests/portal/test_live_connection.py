@@ -9,13 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.console.portal.conftest import Visitor
-
-from forewarn.console.portal import live
-from forewarn.console.server import serve_unix
-from forewarn.console.visitor import READING_S, REQUEST_S
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.portal import live_stream
+from forewarn.web.server import REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S, serve_unix
+from tests.portal.conftest import Visitor
 
 WITHIN_S = 10.0
 HEAD = b"GET /portal/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -47,15 +45,15 @@ def put_forward(seconds: float) -> None:
 
 
 async def note(portal: Visitor) -> None:
-    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="something")
+    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="something")
     await portal.world.store.commit(Commit(entries=(entry,)))
 
 
 def test_a_stream_lasts_longer_than_a_request_may_take(portal: Visitor, tmp_path: Path) -> None:
     async def story() -> None:
         async with serve_unix(portal.app, tmp_path / "s"), streaming(tmp_path / "s") as reader:
-            for _ in range(round(max(REQUEST_S, READING_S) / live.KEEP_ALIVE_S) + 2):
-                put_forward(live.KEEP_ALIVE_S)
+            for _ in range(round(max(REQUEST_TIMEOUT_S, WRITE_TIMEOUT_S) / live_stream.KEEP_ALIVE_INTERVAL_S) + 2):
+                put_forward(live_stream.KEEP_ALIVE_INTERVAL_S)
                 await until(reader, b"event: alive")
             await note(portal)
             await until(reader, b"event: change")

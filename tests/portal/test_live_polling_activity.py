@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.conftest import Visitor
-from tests.console.portal.test_live import GROUP, looking, note, play, put_forward
 
-from forewarn.console.house import Ear
-from forewarn.console.portal import channel, vigil
-from forewarn.core.access import owner
-from forewarn.core.pace import SILENT_S, Pace
+from forewarn.core.access import owner_principal
+from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
+from forewarn.portal import live_updates, polling_monitor
+from forewarn.web.dependencies import PollingListener
+from tests.portal.conftest import Visitor
+from tests.portal.test_live_updates import GROUP, looking, note, play, put_forward
+from tests.support.operator_api import Api
 
 DB = f"{GROUP}/providers/Microsoft.Compute/virtualMachines/db"
 
@@ -24,17 +24,17 @@ class Fleet:
     """A world whose VMs ask as a test says."""
 
     def __init__(self, api: Api) -> None:
-        self.paces: dict[str, Pace] = {}
+        self.paces: dict[str, PollingPace] = {}
         self.looked_at: list[str] = []
-        self.ears: list[Ear] = []
-        api.house = replace(api.house, pace=self._pace, follow_asking=self._follow)
-        self.portal = Visitor(api, owner("local user ann"))
+        self.ears: list[PollingListener] = []
+        api.house = replace(api.house, pace_of=self._pace, subscribe_polling=self._follow)
+        self.portal = Visitor(api, owner_principal("local user ann"))
 
-    def _pace(self, key: str) -> Pace | None:
+    def _pace(self, key: str) -> PollingPace | None:
         self.looked_at.append(key)
         return self.paces.get(key)
 
-    def _follow(self, ear: Ear) -> Any:
+    def _follow(self, ear: PollingListener) -> Any:
         self.ears.append(ear)
         return lambda: self.ears.remove(ear)
 
@@ -53,7 +53,7 @@ class Fleet:
             ear(keys)
 
     def ask(self, *names: str, silent_s: float = 0.0) -> None:
-        self.paces.update({self.key(name): Pace(silent_s) for name in names})
+        self.paces.update({self.key(name): PollingPace(silent_s) for name in names})
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_a_page_is_told_where_somebody_falls_silent(fleet: Fleet) -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
             await asyncio.sleep(0)
-            fleet.ask("db", silent_s=SILENT_S + 1)
-            await put_forward(SILENT_S + vigil.LOOK_S)
+            fleet.ask("db", silent_s=SILENCE_LIMIT_S + 1)
+            await put_forward(SILENCE_LIMIT_S + polling_monitor.CHECK_INTERVAL_S)
             _, told, _ = await page.next("asking")
             assert told["scopes"] == [fleet.scope("db")]
 
@@ -89,14 +89,14 @@ def test_a_page_is_told_where_somebody_falls_silent(fleet: Fleet) -> None:
 
 
 def test_who_is_about_to_fall_silent_is_looked_at_in_time(fleet: Fleet) -> None:
-    fleet.ask("db", silent_s=SILENT_S - 10)
+    fleet.ask("db", silent_s=SILENCE_LIMIT_S - 10)
 
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
             await asyncio.sleep(0)
-            fleet.ask("db", silent_s=SILENT_S + 1)
-            await put_forward(10 + 2 * vigil.LOOK_S)
+            fleet.ask("db", silent_s=SILENCE_LIMIT_S + 1)
+            await put_forward(10 + 2 * polling_monitor.CHECK_INTERVAL_S)
             _, told, _ = await page.next("asking")
             assert told["scopes"] == [fleet.scope("db")]
 
@@ -112,13 +112,13 @@ def test_whoever_goes_on_asking_is_looked_at_once_in_a_silence_and_not_told(flee
             await asyncio.sleep(0)
             fleet.looked_at.clear()
             for _ in range(12):
-                await put_forward(SILENT_S / 4)
+                await put_forward(SILENCE_LIMIT_S / 4)
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
             assert set(fleet.looked_at) == {fleet.key("db")}
             assert 1 <= len(fleet.looked_at) <= 4
             await note(fleet.portal.world)
-            await put_forward(channel.ASKING_S)
+            await put_forward(live_updates.POLLING_INTERVAL_S)
             assert (await page.next("asking", "change"))[0] == "change"
 
     play(fleet.portal, story)
@@ -132,10 +132,10 @@ def test_changes_in_who_asks_are_told_together_and_not_often(fleet: Fleet) -> No
             await page.next("asking")
             fleet.begins("web-0")
             await note(fleet.portal.world)
-            await put_forward(channel.ASKING_S / 2)
+            await put_forward(live_updates.POLLING_INTERVAL_S / 2)
             assert (await page.next("asking", "change"))[0] == "change"
             fleet.begins("spot")
-            await put_forward(channel.ASKING_S / 2)
+            await put_forward(live_updates.POLLING_INTERVAL_S / 2)
             _, told, _ = await page.next("asking")
             assert told["scopes"] == sorted([fleet.scope("web-0"), fleet.scope("spot")])
 
@@ -149,7 +149,7 @@ def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> Non
         async with looking(reader) as page:
             await page.next("counts")
             fleet.begins("web-0")
-            await put_forward(channel.ASKING_S)
+            await put_forward(live_updates.POLLING_INTERVAL_S)
             fleet.begins("web-0", "db")
             _, told, _ = await page.next("asking")
             assert told["scopes"] == [fleet.scope("db")]
@@ -158,14 +158,14 @@ def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> Non
 
 
 def test_where_very_many_change_pages_look_at_all_who_ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "MOST_SCOPES", 1)
+    monkeypatch.setattr(polling_monitor, "MOST_SCOPES", 1)
 
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
             fleet.begins("db", "web-0", "spot")
             assert (await page.next("asking"))[1]["scopes"] is None
-            await put_forward(2 * vigil.LATE_S)
+            await put_forward(2 * polling_monitor.PAGE_LAG_S)
             fleet.begins("db")
             assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
         async with looking(fleet.portal, "age=7") as page:  # of which some is forgotten
@@ -186,10 +186,10 @@ def test_whoever_goes_from_page_to_page_is_told_what_changed_in_between(fleet: F
     async def story() -> None:
         async with looking(fleet.portal) as page:
             await page.next("counts")
-            await put_forward(2 * vigil.LATE_S)
+            await put_forward(2 * polling_monitor.PAGE_LAG_S)
         fleet.begins("db")
-        await put_forward(vigil.LINGER_S / 2)
-        async with looking(fleet.portal, f"age={vigil.LINGER_S // 2:.0f}") as page:
+        await put_forward(polling_monitor.IDLE_GRACE_S / 2)
+        async with looking(fleet.portal, f"age={polling_monitor.IDLE_GRACE_S // 2:.0f}") as page:
             assert (await page.next("asking", "counts"))[1]["scopes"] == [fleet.scope("db")]
         async with looking(fleet.portal, "age=1") as page:
             assert (await page.next("asking", "counts"))[0] == "counts"
@@ -204,9 +204,9 @@ def test_who_fell_silent_while_nobody_looked_for_a_moment_is_told(fleet: Fleet) 
         async with looking(fleet.portal) as page:
             await page.next("counts")
             await asyncio.sleep(0)
-            await put_forward(vigil.LINGER_S - 1)
-        fleet.ask("db", silent_s=SILENT_S + 1)
-        await put_forward(3 * vigil.LOOK_S)
+            await put_forward(polling_monitor.IDLE_GRACE_S - 1)
+        fleet.ask("db", silent_s=SILENCE_LIMIT_S + 1)
+        await put_forward(3 * polling_monitor.CHECK_INTERVAL_S)
         async with looking(fleet.portal, "age=3") as page:
             assert (await page.next("asking"))[1]["scopes"] == [fleet.scope("db")]
 
@@ -221,7 +221,7 @@ def test_nobody_is_listened_to_once_nobody_looks(fleet: Fleet) -> None:
             assert len(fleet.ears) == 1
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == tasks
-        await put_forward(vigil.LINGER_S)
+        await put_forward(polling_monitor.IDLE_GRACE_S)
         await asyncio.sleep(0)
         assert fleet.ears == []
 

@@ -6,20 +6,26 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.console.conftest import Api, make_world
-from tests.console.portal.conftest import Visitor
-from tests.console.portal.test_live import Stream, looking, note
 
-from forewarn.console.portal import channel
-from forewarn.core.access import owner
-from forewarn.core.event import Status
-from forewarn.core.request import Ask
-from forewarn.core.vmstate import vm_state
+from forewarn.core.access import owner_principal
+from forewarn.core.event import EventState
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
-from forewarn.testing.world import World
+from forewarn.explain.vm_state import vm_state
+from forewarn.portal import live_updates
+from tests.portal.conftest import Visitor
+from tests.portal.test_live_updates import Stream, looking, note
+from tests.support.operator_api import Api, make_world
+from tests.support.world import World
 
 NAMES = ("web-0", "web-1", "web-2", "db", "spot", "pool_0", "pool_1")
-ASKS = (Ask.RESTART, Ask.REDEPLOY, Ask.DELETE, Ask.POWER_OFF, Ask.START)
+ASKS = (
+    RequestedOperation.RESTART,
+    RequestedOperation.REDEPLOY,
+    RequestedOperation.DELETE,
+    RequestedOperation.POWER_OFF,
+    RequestedOperation.START,
+)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(ASKS), st.sampled_from(NAMES)),
@@ -71,15 +77,15 @@ async def do(world: World, what: Any, whom: Any) -> None:
     control = world.control
     try:
         if what == "advance":
-            await control.labtime.advance(whom)
+            await control.lab_clock.advance(whom)
         elif what == "much":
-            await note(world, channel.MOST_ENTRIES + 1)
+            await note(world, live_updates.MAX_MISSED_ENTRIES + 1)
         elif what == "approve":
-            events = world.store.events(scope_id=world.vm(whom).scope_id, statuses=[Status.SCHEDULED])
+            events = world.store.events(scope_id=world.vm(whom).scope_id, statuses=[EventState.SCHEDULED])
             await control.guests.approve(world.vm(whom).key, [event.id for event in events])
         else:
-            await control.requests.ask_for_vms(what, [world.vm(whom)], who="ann")
-        await control.reconciler.catch_up()
+            await control.requests.request_for_vms(what, [world.vm(whom)], who="ann")
+        await control.reconciler.run_until_idle()
     except Rejected:
         pass  # such as a start of what runs: it changes nothing
 
@@ -88,7 +94,7 @@ async def do(world: World, what: Any, whom: Any) -> None:
 @given(steps=STEPS)
 def test_a_page_that_follows_shows_at_last_what_is_there(steps: list[tuple[Any, Any]]) -> None:
     world = make_world()
-    portal = Visitor(Api(world), owner("local user ann"))
+    portal = Visitor(Api(world), owner_principal("local user ann"))
 
     async def story() -> None:
         page = Page(world)

@@ -12,19 +12,19 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.console.portal.conftest import Visitor
 
-from forewarn.console.app import build
-from forewarn.console.portal import channel, health, listener, live
-from forewarn.console.portal.visit import Visit
 from forewarn.core.access import Principal
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, Sighting, What
-from forewarn.core.request import Ask
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, EventDelivery, HistoryEntry
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Unauthenticated, Unavailable
-from forewarn.metadata import Observations
+from forewarn.metadata import GuestObservations
+from forewarn.portal import live_stream, live_updates, store_monitor
+from forewarn.portal.context import CurrentSession
+from forewarn.service.web_app import build_web_app
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import World
+from tests.portal.conftest import Visitor
+from tests.support.world import World
 
 WITHIN_S = 10.0
 GROUP = "/subscriptions/sub/resourceGroups/lab"
@@ -125,8 +125,8 @@ def play(portal: Visitor, story: Callable[[], Coroutine[Any, Any, None]]) -> Non
 async def restart(world: World, *names: str) -> str:
     """Somebody asks; the id of the event that follows."""
     vms = [world.vm(name) for name in names]
-    receipt = await world.control.requests.ask_for_vms(Ask.RESTART, vms, who="ann")
-    await world.control.reconciler.settle()
+    receipt = await world.control.requests.request_for_vms(RequestedOperation.RESTART, vms, who="ann")
+    await world.control.reconciler.run_until_settled()
     return world.store.events(request_id=receipt.request.id)[0].id
 
 
@@ -140,13 +140,13 @@ async def put_forward(seconds: float) -> None:
 
 def subscribers(world: World) -> int:
     assert isinstance(world.store, MemoryStore)
-    return len(world.store._subscribers._hears)
+    return len(world.store._subscribers._listeners)
 
 
 async def note(world: World, times: int = 1) -> None:
     """Something happens that is about no VM."""
     for number in range(times):
-        entry = Entry(at=world.now, what=What.UPKEEP, text=f"number {number}")
+        entry = HistoryEntry(at=world.now, what=EntryKind.UPKEEP, text=f"number {number}")
         await world.store.commit(Commit(entries=(entry,)))
 
 
@@ -223,32 +223,32 @@ def test_commits_close_to_each_other_are_one_change(portal: Visitor) -> None:
 
 
 def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
-    observations = Observations()
-    house = replace(portal.api.house, follow_sightings=observations.follow)
+    observations = GuestObservations()
+    house = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
     other = Visitor(portal.api, portal.principal)
-    other.app = build(house, welcome=welcoming(portal.principal))
+    other.app = build_web_app(house, welcome=welcoming(portal.principal))
 
     async def story() -> None:
         event_id = await restart(portal.world, "web-0")
         scope_id = portal.world.vm("web-0").scope_id
         async with looking(other) as page:
             await page.next("counts")
-            seen = Sighting(
+            seen = EventDelivery(
                 event_id=event_id, scope_id=scope_id, vm="web-0", status="scheduled", version="", incarnation=1, at=0
             )
-            observations.written([seen])
+            observations.notify_written([seen])
             _, told, number = await page.next("change")
             assert (told["events"], told["scopes"]) == ([event_id], [scope_id])
             assert number == portal.world.store.last_seq()
         await asyncio.sleep(0)
-        assert observations._hears == []
+        assert observations._delivery_subscribers == []
 
     play(portal, story)
 
 
 def welcoming(principal: Principal) -> Any:
-    async def welcome(request: Any) -> Visit:
-        return Visit(principal=principal, token="", ends_at=0)
+    async def welcome(request: Any) -> CurrentSession:
+        return CurrentSession(principal=principal, csrf_token="", ends_at=0)
 
     return welcome
 
@@ -258,7 +258,7 @@ def test_commits_that_concern_no_page_are_not_told(portal: Visitor) -> None:
         async with looking(portal) as page:
             await page.next("counts")
             await portal.world.store.commit(Commit(unplanned=("none",)))
-            await put_forward(channel.GATHER_S)
+            await put_forward(live_updates.BATCH_WINDOW_S)
             await note(portal.world)
             _, told, _ = await page.next("change")
             assert told["what"] == ["upkeep"]
@@ -271,7 +271,7 @@ def test_the_clock_is_told_when_it_is_moved(portal: Visitor) -> None:
         async with looking(portal) as page:
             await page.next("counts")
             before = portal.world.now
-            await portal.world.control.labtime.advance(600)
+            await portal.world.control.lab_clock.advance(600)
             _, told, _ = await page.next("clock")
             assert told == {"now": before + 600, "speed": 0.0, "lab": True}
 
@@ -308,8 +308,8 @@ def test_a_vm_that_went_meanwhile_is_told_as_gone(portal: Visitor) -> None:
     async def story() -> None:
         known, key = portal.world.store.last_seq(), portal.world.vm("db").key
         vms = [portal.world.vm("db")]
-        await portal.world.control.requests.ask_for_vms(Ask.DELETE, vms, who="ann")
-        await portal.world.control.labtime.advance(3600)
+        await portal.world.control.requests.request_for_vms(RequestedOperation.DELETE, vms, who="ann")
+        await portal.world.control.lab_clock.advance(3600)
         async with looking(portal, f"after={known}") as page:
             _, told, _ = await page.next("change")
             assert [key, "gone"] in told["vms"]
@@ -320,9 +320,9 @@ def test_a_vm_that_went_meanwhile_is_told_as_gone(portal: Visitor) -> None:
 @pytest.mark.parametrize("after", ["more than there are", "so few that the gap is too wide"])
 def test_a_gap_that_is_too_wide_has_everything_read_again(portal: Visitor, after: str) -> None:
     async def story() -> None:
-        await note(portal.world, channel.MOST_ENTRIES + 1)
+        await note(portal.world, live_updates.MAX_MISSED_ENTRIES + 1)
         last = portal.world.store.last_seq()
-        known = last + 1 if after == "more than there are" else last - channel.MOST_ENTRIES - 1
+        known = last + 1 if after == "more than there are" else last - live_updates.MAX_MISSED_ENTRIES - 1
         async with looking(portal, f"after={known}") as page:
             assert await page.next("change", "reset") == ("reset", {}, last)
 
@@ -331,8 +331,8 @@ def test_a_gap_that_is_too_wide_has_everything_read_again(portal: Visitor, after
 
 def test_a_gap_that_is_just_not_too_wide_is_told(portal: Visitor) -> None:
     async def story() -> None:
-        await note(portal.world, channel.MOST_ENTRIES)
-        async with looking(portal, f"after={portal.world.store.last_seq() - channel.MOST_ENTRIES}") as page:
+        await note(portal.world, live_updates.MAX_MISSED_ENTRIES)
+        async with looking(portal, f"after={portal.world.store.last_seq() - live_updates.MAX_MISSED_ENTRIES}") as page:
             kind, told, _ = await page.next("change", "reset")
             assert (kind, told["what"]) == ("change", ["upkeep"])
 
@@ -343,7 +343,7 @@ def test_what_was_pruned_has_everything_read_again(portal: Visitor) -> None:
     async def story() -> None:
         known = portal.world.store.last_seq()
         await note(portal.world)
-        await portal.world.control.labtime.advance(3 * 86400)
+        await portal.world.control.lab_clock.advance(3 * 86400)
         await portal.world.store.prune(portal.world.now - 86400)
         await note(portal.world)
         async with looking(portal, f"after={known}") as page:
@@ -361,7 +361,7 @@ def test_what_is_no_number_of_the_history_is_refused(portal: Visitor, after: str
 
 
 def test_whoever_is_not_signed_in_is_told_nothing(portal: Visitor) -> None:
-    async def nobody(request: Any) -> Visit:
+    async def nobody(request: Any) -> CurrentSession:
         raise Unauthenticated("nobody is signed in: sign in")
 
     page = visited_by(portal, nobody).visit("GET", "/portal/live")
@@ -371,7 +371,7 @@ def test_whoever_is_not_signed_in_is_told_nothing(portal: Visitor) -> None:
 def visited_by(portal: Visitor, welcome: Any) -> Visitor:
     """The same portal, where somebody else says who is looking."""
     other = Visitor(portal.api, portal.principal)
-    other.app = build(portal.api.house, welcome=welcome)
+    other.app = build_web_app(portal.api.house, welcome=welcome)
     return other
 
 
@@ -384,7 +384,7 @@ def test_who_sees_a_part_is_told_of_that_part_only(portal: Visitor) -> None:
             assert sum(counts.values()) == 1
             await restart(portal.world, "web-0")  # on the same host
             await note(portal.world)
-            await put_forward(channel.GATHER_S)
+            await put_forward(live_updates.BATCH_WINDOW_S)
             event_id = await restart(portal.world, "db")
             _, told, _ = await page.next("change")
             assert told["events"] == [event_id]
@@ -430,7 +430,7 @@ def test_a_service_that_stops_ends_its_streams(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
-            portal.api.house.closing.set()
+            portal.api.house.shutting_down.set()
             assert await page.end() == []
 
     play(portal, story)
@@ -438,7 +438,7 @@ def test_a_service_that_stops_ends_its_streams(portal: Visitor) -> None:
 
 def test_a_stream_begun_while_the_service_stops_ends_at_once(portal: Visitor) -> None:
     async def story() -> None:
-        portal.api.house.closing.set()
+        portal.api.house.shutting_down.set()
         async with looking(portal) as page:
             await page.end()
 
@@ -449,7 +449,7 @@ def test_a_page_is_told_that_the_stream_is_alive(portal: Visitor) -> None:
     async def story() -> None:
         async with looking(portal) as page:
             await page.next("counts")
-            await put_forward(live.KEEP_ALIVE_S)
+            await put_forward(live_stream.KEEP_ALIVE_INTERVAL_S)
             assert await page.next("alive") == ("alive", {}, None)
 
     play(portal, story)
@@ -462,10 +462,10 @@ class Ending:
         self._principal = principal
         self.is_over = False
 
-    async def welcome(self, request: Any) -> Visit:
+    async def welcome(self, request: Any) -> CurrentSession:
         if self.is_over:
             raise Unauthenticated("the visit is over: sign in")
-        return Visit(principal=self._principal, token="", ends_at=0)
+        return CurrentSession(principal=self._principal, csrf_token="", ends_at=0)
 
 
 def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
@@ -475,7 +475,7 @@ def test_who_is_signed_out_is_told_so_and_nothing_more(portal: Visitor) -> None:
         async with looking(visited_by(portal, visit.welcome)) as page:
             await page.next("counts")
             visit.is_over = True
-            await put_forward(live.LOOK_AGAIN_S)
+            await put_forward(live_stream.MAX_WAIT_S)
             assert await page.end() == [("over", {"text": "You are signed out."}, None)]
 
     play(portal, story)
@@ -488,7 +488,7 @@ def test_what_happens_after_a_sign_out_is_not_told(portal: Visitor) -> None:
         async with looking(visited_by(portal, visit.welcome)) as page:
             await page.next("counts")
             visit.is_over = True
-            await put_forward(live.FRESH_S)
+            await put_forward(live_stream.REAUTHENTICATE_INTERVAL_S)
             await restart(portal.world, "web-0")
             assert [kind for kind, _, _ in await page.end()] == ["over"]
 
@@ -498,15 +498,15 @@ def test_what_happens_after_a_sign_out_is_not_told(portal: Visitor) -> None:
 def test_whose_grants_change_has_everything_read_again(portal: Visitor) -> None:
     who = portal.principal
 
-    async def welcome(request: Any) -> Visit:
-        return Visit(principal=who, token="", ends_at=0)
+    async def welcome(request: Any) -> CurrentSession:
+        return CurrentSession(principal=who, csrf_token="", ends_at=0)
 
     async def story() -> None:
         nonlocal who
         async with looking(visited_by(portal, welcome)) as page:
             await page.next("counts")
             who = Principal(id="client:ci", name="client ci", grants=())
-            await put_forward(live.LOOK_AGAIN_S)
+            await put_forward(live_stream.MAX_WAIT_S)
             await page.next("reset")
             await restart(portal.world, "web-0")
             _, counts, _ = await page.next("counts", "change")
@@ -520,9 +520,9 @@ def test_a_page_that_reads_too_slowly_reads_everything_again(portal: Visitor) ->
         async with looking(portal) as page:
             await page.next("counts")
             page.reads.clear()
-            for _ in range(listener.MOST_WAITING + 3):
+            for _ in range(live_updates.MAX_PENDING_BATCHES + 3):
                 await note(portal.world)
-                await put_forward(channel.GATHER_S)
+                await put_forward(live_updates.BATCH_WINDOW_S)
                 await asyncio.sleep(0)
             page.reads.set()
             kinds = [kind for kind, _, _ in await page.all_until("reset")]
@@ -541,11 +541,11 @@ def test_trouble_with_the_store_is_told_and_so_is_its_end(portal: Visitor) -> No
         async with looking(portal) as page:
             await page.next("counts")
             store.fail_next(Unavailable("disk full"))
-            await put_forward(health.LOOK_S)
-            assert await page.next("health") == ("health", {"ok": False, "text": health.AWAY.text}, None)
+            await put_forward(store_monitor.CHECK_INTERVAL_S)
+            assert await page.next("health") == ("health", {"ok": False, "text": store_monitor.NOT_WRITABLE.text}, None)
             async with looking(portal) as other:
                 assert (await other.next("health"))[1]["ok"] is False
-            await put_forward(health.LOOK_SOONER_S)
+            await put_forward(store_monitor.FAILING_CHECK_INTERVAL_S)
             assert (await page.next("health"))[1] == {"ok": True, "text": ""}
 
     play(portal, story)
@@ -559,7 +559,7 @@ def test_a_store_that_commits_is_well_without_being_asked(portal: Visitor) -> No
         async with looking(portal) as page:
             await page.next("counts")
             store.fail_next(Unavailable("disk full"))
-            await put_forward(health.LOOK_S)
+            await put_forward(store_monitor.CHECK_INTERVAL_S)
             assert (await page.next("health"))[1]["ok"] is False
             await note(portal.world)
             assert (await page.next("health"))[1]["ok"] is True
@@ -577,7 +577,7 @@ def test_a_store_that_commits_is_well_without_being_asked(portal: Visitor) -> No
 def test_only_so_many_pages_can_be_open(
     portal: Visitor, monkeypatch: pytest.MonkeyPatch, bound: str, sentence: str
 ) -> None:
-    monkeypatch.setattr(channel, bound, 1)
+    monkeypatch.setattr(live_updates, bound, 1)
 
     async def story() -> None:
         async with looking(portal) as page:
@@ -591,11 +591,11 @@ def test_only_so_many_pages_can_be_open(
 def test_the_pages_of_one_visitor_keep_no_other_from_following(
     portal: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(live_updates, "MOST_OF_ONE", 1)
     who = portal.principal
 
-    async def welcome(request: Any) -> Visit:
-        return Visit(principal=who, token="", ends_at=0)
+    async def welcome(request: Any) -> CurrentSession:
+        return CurrentSession(principal=who, csrf_token="", ends_at=0)
 
     async def story() -> None:
         nonlocal who
@@ -610,7 +610,7 @@ def test_the_pages_of_one_visitor_keep_no_other_from_following(
 
 
 def test_a_change_of_very_many_vms_has_everything_read_again(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "MOST_VMS", 1)
+    monkeypatch.setattr(live_updates, "MOST_VMS", 1)
 
     async def story() -> None:
         async with looking(portal) as page:

@@ -13,16 +13,15 @@ from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from tests.console.conftest import Api
-from tests.console.portal.browser import ORIGIN, Browser, Doors
-from tests.console.portal.conftest import Page
 
-from forewarn.access.code_flow import CodeFlow, Flow
-from forewarn.access.issuer import ExternalIssuer
+from forewarn.auth.code_flow import AuthorizationCodeFlow, AuthorizationFlow
+from forewarn.auth.external_issuer import ExternalIssuer
 from forewarn.clock import read_real_time
 from forewarn.errors import Unauthenticated, Unavailable
-from forewarn.testing.oidc import AUTHORIZE, DISCOVERY, TOKEN, OidcIssuer
-from forewarn.testing.oidc_desk import SignInDesk
+from tests.portal.conftest import Page
+from tests.portal.http_browser import ORIGIN, Browser, Doors
+from tests.support.oidc_issuer import AUTHORIZE_PATH, DISCOVERY_PATH, TOKEN_PATH, AuthorizationCodes, OidcIssuer
+from tests.support.operator_api import Api
 
 BEGIN = "/portal/sign-in/issuer?to=/portal/timeline"
 BACK = "/portal/sign-in/callback"
@@ -37,7 +36,7 @@ def issuer() -> Iterator[OidcIssuer]:
 
 @pytest.fixture
 def doors(api_of: Callable[..., Api], issuer: OidcIssuer) -> Doors:
-    return Doors(api_of(), issuer_url=issuer.url, client_id=issuer.desk.client_id)
+    return Doors(api_of(), issuer_url=issuer.url, client_id=issuer.authorization.client_id)
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_somebody_signs_in_at_the_issuer_and_is_back_where_they_wanted_to_be(
 def test_the_issuer_is_asked_as_the_standard_says(browser: Browser, issuer: OidcIssuer) -> None:
     address = urlsplit(browser.get(BEGIN).headers["location"])
     asked = {name: text for name, (text,) in parse_qs(address.query).items()}
-    assert f"{address.scheme}://{address.netloc}{address.path}" == issuer.url + AUTHORIZE
+    assert f"{address.scheme}://{address.netloc}{address.path}" == issuer.url + AUTHORIZE_PATH
     assert asked.pop("redirect_uri") == ORIGIN + BACK
     assert len({asked.pop(name) for name in ("state", "nonce", "code_challenge")}) == 3
     assert asked == {
@@ -118,7 +117,7 @@ def test_the_issuer_is_asked_as_the_standard_says(browser: Browser, issuer: Oidc
 def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
     doors: Doors, browser: Browser, issuer: OidcIssuer, person: dict[str, Any], principal: str
 ) -> None:
-    issuer.desk.person = person
+    issuer.authorization.claims = person
     came_back(browser, at_issuer(browser.get(BEGIN)))
     page = browser.get("/portal/")
     asking = f"ask an administrator for one (`forewarn access grant ROLE --to-external {principal[5:]}`)"
@@ -134,7 +133,7 @@ def test_what_is_granted_to_somebody_counts_in_the_portal_as_in_the_api(
 
 
 def test_who_says_no_there_is_told_so_here(browser: Browser, issuer: OidcIssuer) -> None:
-    issuer.desk.denies = "access_denied"
+    issuer.authorization.denial = "access_denied"
     page = came_back(browser, at_issuer(browser.get(BEGIN)))
     refused(browser, page, f"issuer {issuer.url!r} did not sign you in ('the person said no'): try again")
 
@@ -187,7 +186,7 @@ WRONG = [
 def test_a_token_that_is_not_for_this_sign_in_leads_nowhere(
     browser: Browser, issuer: OidcIssuer, said: dict[str, Any], sentence: str
 ) -> None:
-    issuer.desk.says_instead = said
+    issuer.authorization.claim_overrides = said
     refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), sentence)
 
 
@@ -199,19 +198,19 @@ def test_a_token_that_somebody_else_signed_leads_nowhere(browser: Browser, issue
 def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later(
     doors: Doors, browser: Browser, issuer: OidcIssuer
 ) -> None:
-    issuer.down = True
+    issuer.is_down = True
     page = browser.get(BEGIN)
     assert (page.status, f"nobody can sign in at issuer {issuer.url!r} now" in page.text) == (503, True)
-    issuer.down = False
+    issuer.is_down = False
     assert browser.get(BEGIN).status == 503  # whoever clicks often does not flood it
-    assert issuer.asked == [DISCOVERY]
+    assert issuer.requested_paths == [DISCOVERY_PATH]
     doors.ahead_s += 6
     assert browser.get(BEGIN).status == 303
 
 
 def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser, issuer: OidcIssuer) -> None:
     left = browser.get(BEGIN)
-    issuer.answers[TOKEN] = 500, b"oops"
+    issuer.answers[TOKEN_PATH] = 500, b"oops"
     page = came_back(browser, at_issuer(left))
     assert (page.status, "answers 500 and redeems no code now: try again" in page.text) == (503, True)
 
@@ -220,8 +219,8 @@ def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser,
 def test_an_issuer_that_would_send_people_anywhere_but_over_https_sends_nobody(
     browser: Browser, issuer: OidcIssuer, endpoint: str
 ) -> None:
-    known = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys", "token_endpoint": issuer.url + TOKEN}
-    issuer.answers[DISCOVERY] = 200, json.dumps({**known, "authorization_endpoint": endpoint}).encode()
+    known = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/keys", "token_endpoint": issuer.url + TOKEN_PATH}
+    issuer.answers[DISCOVERY_PATH] = 200, json.dumps({**known, "authorization_endpoint": endpoint}).encode()
     page = browser.get(BEGIN)
     assert (page.status, "neither https nor on loopback" in page.text) == (503, True)
 
@@ -256,14 +255,14 @@ def test_sessions_of_clients_end_when_people_sign_in_at_an_issuer(doors: Doors) 
 
 @pytest.mark.parametrize("secret", ["s3cret/+&é", ""])
 def test_a_client_with_a_secret_proves_itself_when_it_redeems_a_code(issuer: OidcIssuer, secret: str) -> None:
-    issuer.desk.secret = "s3cret/+&é"
-    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
-    flow, now = Flow.begun(), read_real_time()
+    issuer.authorization.secret = "s3cret/+&é"
+    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal", secret)
+    flow, now = AuthorizationFlow.start(), read_real_time()
 
     async def story() -> str:
-        address = await code_flow.address(flow, "http://localhost/back", now)
-        told = dict(parse_qsl(urlsplit(issuer.desk.send_back(urlsplit(address).query)).query))
-        return (await code_flow.redeem(told["code"], flow, "http://localhost/back", now)).who
+        address = await code_flow.authorization_url(flow, "http://localhost/back", now)
+        told = dict(parse_qsl(urlsplit(issuer.authorization.authorize(urlsplit(address).query)).query))
+        return (await code_flow.redeem_code(told["code"], flow, "http://localhost/back", now)).primary_id
 
     if secret:
         assert asyncio.run(story()) == "oidc:ann"
@@ -273,40 +272,40 @@ def test_a_client_with_a_secret_proves_itself_when_it_redeems_a_code(issuer: Oid
 
 
 def test_an_issuer_that_was_reached_once_is_known_while_it_is_away(issuer: OidcIssuer) -> None:
-    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
 
     async def story() -> None:
-        await code_flow.address(Flow.begun(), "http://localhost/back", 0.0)
-        issuer.down = True
-        assert await code_flow.address(Flow.begun(), "http://localhost/back", 7200.0)
+        await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
+        issuer.is_down = True
+        assert await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 7200.0)
         with pytest.raises(Unavailable):
-            await code_flow.redeem("code", Flow.begun(), "http://localhost/back", 7201.0)
+            await code_flow.redeem_code("code", AuthorizationFlow.start(), "http://localhost/back", 7201.0)
 
     asyncio.run(story())
 
 
 def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(issuer: OidcIssuer) -> None:
-    code_flow = CodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
+    code_flow = AuthorizationCodeFlow(ExternalIssuer(issuer.url, ["x"]), "forewarn-portal")
     may_answer = threading.Event()
 
-    class Slow(SignInDesk):
+    class Slow(AuthorizationCodes):
         def redeem(self, body: bytes, authorization: str) -> Any:
             assert may_answer.wait(20)
             return super().redeem(body, authorization)
 
-    issuer.desk = Slow()
+    issuer.authorization = Slow()
 
     async def bring() -> None:
         with pytest.raises(Unauthenticated):
-            await code_flow.redeem("no code of theirs", Flow.begun(), "http://localhost/back", 0.0)
+            await code_flow.redeem_code("no code of theirs", AuthorizationFlow.start(), "http://localhost/back", 0.0)
 
     async def story() -> str:
-        await code_flow.address(Flow.begun(), "http://localhost/back", 0.0)
+        await code_flow.authorization_url(AuthorizationFlow.start(), "http://localhost/back", 0.0)
         strangers = [asyncio.create_task(bring()) for _ in range(100)]
-        while issuer.asked.count(TOKEN) < 3:
+        while issuer.requested_paths.count(TOKEN_PATH) < 3:
             await asyncio.sleep(0)
         done = await asyncio.to_thread(lambda: "other work has its thread")
-        assert issuer.asked.count(TOKEN) == 3
+        assert issuer.requested_paths.count(TOKEN_PATH) == 3
         may_answer.set()
         await asyncio.gather(*strangers)
         return done
@@ -317,4 +316,4 @@ def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(is
 def test_whoever_comes_back_without_a_code_is_not_asked_about(browser: Browser, issuer: OidcIssuer) -> None:
     state = parse_qs(urlsplit(browser.get(BEGIN).headers["location"]).query)["state"][0]
     refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in once more")
-    assert TOKEN not in issuer.asked
+    assert TOKEN_PATH not in issuer.requested_paths

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.console.portal.conftest import Page, Visitor
-
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from tests.portal.conftest import Page, Visitor
 
 
 def test_the_root_leads_to_the_portal(portal: Visitor) -> None:
@@ -26,7 +25,7 @@ def test_a_page_does_not_claim_to_show_what_happened_while_it_was_made(portal: V
     """Whoever follows from its number on would never hear of that."""
     portal.get("/portal/clients")
     store = portal.world.store
-    entry = Entry(at=portal.world.now, what=What.UPKEEP, text="meanwhile")
+    entry = HistoryEntry(at=portal.world.now, what=EntryKind.UPKEEP, text="meanwhile")
 
     async def both() -> tuple[int, Page]:
         before = store.last_seq()

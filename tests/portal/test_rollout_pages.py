@@ -7,18 +7,17 @@ import io
 import re
 from collections.abc import Callable
 
-from tests.console.portal.conftest import Visitor
-
-from forewarn.control.faults import Target, Wish
-from forewarn.core.fault import FaultKind
-from forewarn.core.request import Ask, Impact, Progress, Rollout
-from forewarn.testing.world import a_host, a_vm
+from forewarn.control.faults import FaultSpec, FaultTarget
+from forewarn.core.faults import FaultKind
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from tests.portal.conftest import Visitor
+from tests.support.world import a_host, a_vm
 
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/db"
 
 
 def start(portal: Visitor, **facts: object) -> str:
-    rollout = Rollout(**{"impact": Impact.REBOOT, "scope_id": "set:sub/lab/web", **facts})  # type: ignore[arg-type]
+    rollout = Rollout(**{"impact": RolloutImpact.REBOOT, "scope_id": "set:sub/lab/web", **facts})  # type: ignore[arg-type]
     request = portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
     portal.world.settle()
     return request.id
@@ -76,12 +75,12 @@ def test_a_rollout_can_be_steered_from_its_page_while_it_goes_on(portal: Visitor
         "pause",
         "abort",
     ]
-    portal.world.do(portal.world.control.requests.steer_rollout(rollout, Progress.PAUSED, who="bob"))
+    portal.world.do(portal.world.control.requests.change_rollout_state(rollout, RolloutState.PAUSED, who="bob"))
     assert re.findall(r"/portal/forms/rollout-(\w+)", portal.get(f"/portal/rollouts/{rollout}").html) == [
         "resume",
         "abort",
     ]
-    portal.world.do(portal.world.control.requests.steer_rollout(rollout, Progress.ABORTED, who="bob"))
+    portal.world.do(portal.world.control.requests.change_rollout_state(rollout, RolloutState.ABORTED, who="bob"))
     portal.world.settle()
     page = portal.get(f"/portal/rollouts/{rollout}")
     assert "/portal/forms/rollout-" not in page.html
@@ -105,7 +104,7 @@ def test_a_rollout_is_nobody_s_who_sees_only_a_part(portal: Visitor) -> None:
 
 
 def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "db")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
     assert "Restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
@@ -122,14 +121,14 @@ def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> 
 
 
 def test_a_page_says_what_was_just_done_and_nothing_that_a_link_makes_up(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "db")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
     assert "Restart VMs: asked for." in portal.get(f"{target}?done=restart").text
     assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
 
 
 def test_an_event_is_approved_from_its_request_by_those_who_may(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "db")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target, link = f"/portal/requests/{event.request_id}", f"/portal/forms/approve?event={event.id}"
     assert link in portal.get(target).html
     assert link in portal.holding("ScheduledEventContributor", DB).get(target).html
@@ -137,13 +136,13 @@ def test_an_event_is_approved_from_its_request_by_those_who_may(portal: Visitor)
 
 
 def test_a_request_for_somebody_else_s_vm_does_not_exist(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "web-0")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
     assert portal.holding("Reader", DB).visit("GET", f"/portal/requests/{event.request_id}").status == 404
 
 
 def test_the_lab_tells_what_is_due_next(portal: Visitor) -> None:
     assert "No notice is running." in portal.get("/portal/lab").text
-    portal.world.ask(Ask.RESTART, "db")
+    portal.world.ask(RequestedOperation.RESTART, "db")
     assert "12:15:00 in 15 min : the notice of Reboot of db ends" in portal.get("/portal/lab").text
 
 
@@ -156,9 +155,9 @@ def test_the_lab_shows_the_clock_and_offers_to_move_it(portal: Visitor) -> None:
 
 def test_the_lab_lists_the_faults_with_what_they_touched(portal: Visitor) -> None:
     vm = portal.world.vm("db")
-    wish = Wish(kind=FaultKind.SHORT_NOTICE, target=Target(name="db", vm=vm), count=2)
+    wish = FaultSpec(kind=FaultKind.SHORT_NOTICE, target=FaultTarget(name="db", vm=vm), count=2)
     portal.world.do(portal.world.control.faults.set(wish, who="ann"))
-    (event,) = portal.world.ask(Ask.RESTART, "db")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     page = portal.get("/portal/lab")
     assert "short-notice f1 db an event whose NotBefore is only notice ahead notice 5 s" in page.text
     assert "1 of 2 1 events" in page.text
@@ -169,7 +168,7 @@ def test_the_lab_lists_the_faults_with_what_they_touched(portal: Visitor) -> Non
 
 
 def test_who_sees_a_part_is_shown_the_clock_and_no_faults(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-0")
+    portal.world.ask(RequestedOperation.RESTART, "web-0")
     page = portal.holding("Reader", DB).get("/portal/lab")
     assert "Clock" in page.text
     assert "Faults" not in page.text

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable
 
 import pytest
-from tests.console.conftest import a_fleet
-from tests.console.portal.conftest import Page, Visitor
 
-from forewarn.core.request import Ask
-from forewarn.store.seam import Polled
-from forewarn.testing.world import a_host, a_vm
+from forewarn.core.request import RequestedOperation
+from forewarn.store.interface import LastPoll
+from tests.portal.conftest import Page, Visitor
+from tests.support.operator_api import a_fleet
+from tests.support.world import a_host, a_vm
 
 LAB = "/subscriptions/sub/resourceGroups/lab"
 VMS = f"{LAB}/providers/Microsoft.Compute/virtualMachines"
@@ -31,9 +31,9 @@ def rows(page: Page) -> list[dict[str, str]]:
 
 def test_a_scope_shows_its_vms_and_how_they_ask(portal: Visitor) -> None:
     vm = portal.world.vm("web-0")
-    polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=portal.world.now, version="2019-08-01", count=7)
-    portal.world.do(portal.world.store.observe([polled], []))
-    portal.world.ask(Ask.RESTART, "web-1")
+    polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=portal.world.now, version="2019-08-01", count=7)
+    portal.world.do(portal.world.store.record_observations([polled], []))
+    portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/scopes/set:sub/lab/web")
     assert "availability set web" in page.text
     assert "web-0 running 0 0 h1 12:00:00 not in the last minute 2019-08-01 7" in page.text
@@ -52,16 +52,16 @@ def test_a_scope_is_found_by_any_of_its_names(portal: Visitor, name: str) -> Non
 
 
 def test_a_scope_shows_the_document_that_its_vms_are_given(portal: Visitor) -> None:
-    portal.world.ask(Ask.RESTART, "web-1")
+    portal.world.ask(RequestedOperation.RESTART, "web-1")
     told = portal.get("/portal/scopes/web?as=json").json
     assert json.loads(told["document"]) == json.loads(portal.world.document("web-0", told["api_version"]))
     assert "&#34;EventType&#34;: &#34;Reboot&#34;" in portal.get("/portal/scopes/web").html
 
 
 def test_a_scope_shows_its_events_those_that_are_over_too(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "web-1")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     portal.world.advance(3600)
-    (pending,) = portal.world.ask(Ask.RESTART, "web-0")
+    (pending,) = portal.world.ask(RequestedOperation.RESTART, "web-0")
     told = portal.get("/portal/scopes/web?as=json").json
     assert [one["id"] for one in told["events"]] == [pending.id]
     assert [one["id"] for one in told["over"]] == [event.id]
@@ -80,7 +80,7 @@ def test_a_scope_shows_only_the_members_that_one_may_read(portal: Visitor) -> No
 
 
 def test_a_scope_tells_of_vms_that_are_gone(portal: Visitor) -> None:
-    portal.world.ask(Ask.DELETE, "web-1")
+    portal.world.ask(RequestedOperation.DELETE, "web-1")
     portal.world.advance(60)
     page = portal.get("/portal/scopes/web")
     assert "Gone web-1 , at 12:00:10" in page.text
@@ -101,7 +101,7 @@ def test_a_vm_is_found_by_any_of_its_names(portal: Visitor, name: str) -> None:
 
 
 def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
-    (event,) = portal.world.ask(Ask.RESTART, "web-1")
+    (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/vms/web-1")
     assert '<span class="state noticed"' in page.html
     assert "Reboot, asked for by ann (user restart): scheduled" in page.text
@@ -112,7 +112,7 @@ def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
 
 
 def test_a_vm_that_is_gone_is_still_told_of(portal: Visitor) -> None:
-    portal.world.ask(Ask.DELETE, "db")
+    portal.world.ask(RequestedOperation.DELETE, "db")
     portal.world.advance(60)
     page = portal.get("/portal/vms/db")
     assert '<span class="state gone"' in page.html
@@ -125,7 +125,7 @@ def test_a_vm_offers_what_makes_sense_now(portal: Visitor) -> None:
     assert forms(portal.get("/portal/vms/db")) == usual
     assert "evict" in forms(portal.get("/portal/vms/spot")), "it is a Spot VM"
     assert "scale-in" in forms(portal.get("/portal/vms/pool_0")), "it is an instance of a scale set"
-    portal.world.ask(Ask.DEALLOCATE, "db")
+    portal.world.ask(RequestedOperation.DEALLOCATE, "db")
     portal.world.advance(60)
     assert forms(portal.get("/portal/vms/db")) == ["start", "deallocate", "reapply", "delete", "fault"]
 
@@ -212,7 +212,7 @@ def test_a_host_shows_its_vms_events_and_what_may_be_done(portal: Visitor) -> No
 
 def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
-    visitor.world.ask(Ask.REDEPLOY, "db")
+    visitor.world.ask(RequestedOperation.REDEPLOY, "db")
     visitor.world.advance(10 * 60)
     assert "db on its way here moving" in visitor.get("/portal/hosts/h2").text
     visitor.world.advance(10 * 60)

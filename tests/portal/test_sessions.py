@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.browser import ORIGIN, TENANT, Browser, Doors, signing_key
 
-from forewarn.access.claims import BadToken, Claims
-from forewarn.access.session import LASTS_S, Ended, Session, Sessions
-from forewarn.access.token import MANAGEMENT
+from forewarn.auth.claims import Claims, InvalidToken
+from forewarn.auth.sessions import SESSION_LIFETIME_S, EndedSessions, PortalSession, SessionIssuer
+from forewarn.auth.tokens import MANAGEMENT_AUDIENCES
 from forewarn.errors import Unavailable
 from forewarn.store.memory import MemoryStore
+from tests.portal.http_browser import ORIGIN, TENANT, Browser, Doors, signing_key
+from tests.support.operator_api import Api
 
 TLS = "https://localhost:8443"
 
@@ -35,9 +35,9 @@ def test_a_session_goes_on_after_a_restart_of_the_service_and_so_do_open_forms(d
 
 
 def test_a_session_is_over_after_twelve_hours(doors: Doors, ann: Browser) -> None:
-    doors.ahead_s = LASTS_S - 60
+    doors.ahead_s = SESSION_LIFETIME_S - 60
     assert ann.who() == "client ann"
-    doors.ahead_s = LASTS_S + 1
+    doors.ahead_s = SESSION_LIFETIME_S + 1
     assert ann.who() == ""
 
 
@@ -155,11 +155,11 @@ def test_over_tls_the_cookie_is_for_tls_and_this_host_alone(doors: Doors) -> Non
     page = Browser(doors, TLS).post("/portal/sign-in", {"client_id": "ann", "secret": secret})
     name, *facts = [part.strip() for part in page.headers["set-cookie"].split(";")]
     assert name.startswith(f"__Host-forewarn-{TENANT[:8]}=")
-    assert set(facts) == {"HttpOnly", "Secure", "SameSite=strict", "Path=/", f"Max-Age={LASTS_S}"}
+    assert set(facts) == {"HttpOnly", "Secure", "SameSite=strict", "Path=/", f"Max-Age={SESSION_LIFETIME_S}"}
     page = Browser(doors, ORIGIN).post("/portal/sign-in", {"client_id": "ann", "secret": secret})
     name, *facts = [part.strip() for part in page.headers["set-cookie"].split(";")]
     assert name.startswith(f"forewarn-{TENANT[:8]}=")
-    assert set(facts) == {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={LASTS_S}"}
+    assert set(facts) == {"HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={SESSION_LIFETIME_S}"}
 
 
 def test_two_services_on_one_machine_do_not_sign_each_other_out(api_of: Callable[..., Api]) -> None:
@@ -191,46 +191,46 @@ def test_nonsense_in_the_cookie_is_nobody(doors: Doors, text: str) -> None:
 
 
 def test_a_session_that_was_changed_is_none() -> None:
-    sessions = Sessions(key=signing_key(), tenant_id=TENANT)
-    text = sessions.begin(Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0), 1000.0)
+    sessions = SessionIssuer(key=signing_key(), tenant_id=TENANT)
+    text = sessions.issue(Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0), 1000.0)
     head, payload, signature = text.split(".")
-    assert sessions.read(text, 1000.0).claims.who == "client:ann"
+    assert sessions.verify(text, 1000.0).claims.primary_id == "client:ann"
     for changed in (f"{payload[:-2]}AA.{signature}", f"{payload}.", f"{payload}.{signature[:-4]}AAAA"):
-        with pytest.raises(BadToken):
-            sessions.read(f"{head}.{changed}", 1000.0)
+        with pytest.raises(InvalidToken):
+            sessions.verify(f"{head}.{changed}", 1000.0)
 
 
-def ending(number: int, who: str = "client:ann") -> Session:
+def ending(number: int, who: str = "client:ann") -> PortalSession:
     claims = Claims(ids=(who,), name="somebody", tenant="", expires_at=0)
-    return Session(id=f"s{number}", ends_at=1000.0 + number, claims=claims)
+    return PortalSession(id=f"s{number}", ends_at=1000.0 + number, claims=claims)
 
 
 def test_sessions_that_are_over_are_forgotten_among_those_that_were_ended() -> None:
-    ended = Ended().with_one(ending(1), now=0).with_one(ending(2), now=1001.5)
+    ended = EndedSessions().with_session(ending(1), now=0).with_session(ending(2), now=1001.5)
     assert {who: set(ids) for who, ids in ended.ids.items()} == {"client:ann": {"s2"}}
 
 
 def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None:
-    ended = Ended()
+    ended = EndedSessions()
     for number in (5, 1, 2, 3, 4):
-        ended = ended.with_one(ending(number), now=0, most=3)
-        assert ended.has(ending(number))
+        ended = ended.with_session(ending(number), now=0, most=3)
+        assert ended.contains(ending(number))
     assert len(ended.ids["client:ann"]) == 3
-    assert all(ended.has(ending(number)) for number in range(1, 6))
-    assert not ended.has(ending(6))
+    assert all(ended.contains(ending(number)) for number in range(1, 6))
+    assert not ended.contains(ending(6))
 
 
 def test_nobody_ends_the_sessions_of_others_by_signing_out_often() -> None:
-    ended = Ended()
+    ended = EndedSessions()
     for number in range(1, 1100):
-        ended = ended.with_one(ending(number), now=0)
-    assert ended.has(ending(1))
-    assert not ended.has(ending(0, who="client:bob"))
-    ended = ended.with_one(ending(0, who="client:bob"), now=0)
-    assert ended.has(ending(0, who="client:bob"))
-    assert not ended.with_one(ending(2000), now=2500.0).until  # nothing is kept for longer than it counts
+        ended = ended.with_session(ending(number), now=0)
+    assert ended.contains(ending(1))
+    assert not ended.contains(ending(0, who="client:bob"))
+    ended = ended.with_session(ending(0, who="client:bob"), now=0)
+    assert ended.contains(ending(0, who="client:bob"))
+    assert not ended.with_session(ending(2000), now=2500.0).until  # nothing is kept for longer than it counts
 
 
 def test_the_audience_of_sessions_is_none_of_the_api(doors: Doors) -> None:
-    assert all(doors.sign_in.issuer.accepts(audience) for audience in MANAGEMENT)
+    assert all(doors.sign_in.issuer.accepts(audience) for audience in MANAGEMENT_AUDIENCES)
     assert not doors.sign_in.issuer.accepts("forewarn portal")

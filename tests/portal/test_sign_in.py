@@ -6,8 +6,9 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.browser import Browser, Doors
+
+from tests.portal.http_browser import Browser, Doors
+from tests.support.operator_api import Api
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.console.conftest import Api
-from tests.console.portal.browser import ORIGIN, Browser, Doors
 
-from forewarn.access.claims import Claims
-from forewarn.access.link import LASTS_S, Links, Pass
-from forewarn.core.access import ADMIN
+from forewarn.auth.claims import Claims
+from forewarn.auth.sessions import LINK_LIFETIME_S, SignInIdentity, SignInLinks
+from forewarn.core.access import ADMIN_CLIENT_ID
 from forewarn.errors import Unauthenticated
+from tests.portal.http_browser import ORIGIN, Browser, Doors
+from tests.support.operator_api import Api
 
 SPENT = "this link signs nobody in: it was used already, or its 15 minutes are over"
 
@@ -23,7 +23,7 @@ def doors(api_of: Callable[..., Api]) -> Doors:
 
 @pytest.fixture
 def administered(doors: Doors) -> Doors:
-    doors.add_client(ADMIN, "Administrator")
+    doors.add_client(ADMIN_CLIENT_ID, "Administrator")
     return doors
 
 
@@ -53,10 +53,10 @@ def test_a_link_is_good_once(administered: Doors) -> None:
 
 def test_a_link_is_good_for_fifteen_minutes_of_real_time(administered: Doors) -> None:
     link, other = new_link(administered), new_link(administered)
-    administered.world.advance(LASTS_S * 10)  # of lab time, which does not count
-    administered.ahead_s = LASTS_S - 5
+    administered.world.advance(LINK_LIFETIME_S * 10)  # of lab time, which does not count
+    administered.ahead_s = LINK_LIFETIME_S - 5
     assert Browser(administered).get(link).status == 200
-    administered.ahead_s = LASTS_S + 5
+    administered.ahead_s = LINK_LIFETIME_S + 5
     assert Browser(administered).get(other).status == 401
 
 
@@ -121,7 +121,7 @@ def test_an_administrator_who_may_not_do_everything_any_more_is_not_the_one(admi
 
 def test_with_an_issuer_outside_the_owner_signs_in_as_themselves(api_of: Callable[..., Api]) -> None:
     doors = Doors(api_of(), issuer_url="https://login.example")
-    doors.add_client(ADMIN, "Administrator")
+    doors.add_client(ADMIN_CLIENT_ID, "Administrator")
     assert doors.owner().post("/access/links")["signs_in"] == "local user ann"
     browser = Browser(doors)
     browser.get(new_link(doors))
@@ -169,12 +169,12 @@ def test_a_service_without_a_console_has_no_portal_to_link_to(doors: Doors) -> N
 
 
 def test_as_many_links_wait_as_there_is_room_for_and_none_shows_its_code() -> None:
-    links = Links("", lambda: 0.0)
-    whom = Pass(claims=Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0))
-    made = [links.make(whom) for _ in range(257)]
-    assert links.spend(made[-1].url) == links.spend(made[1].url) == whom
+    links = SignInLinks("", lambda: 0.0)
+    whom = SignInIdentity(claims=Claims(ids=("client:ann",), name="ann", tenant="", expires_at=0))
+    made = [links.create(whom) for _ in range(257)]
+    assert links.redeem(made[-1].url) == links.redeem(made[1].url) == whom
     with pytest.raises(Unauthenticated):
-        links.spend(made[0].url)
+        links.redeem(made[0].url)
     assert made[1].url not in repr(made[1])
     assert len(made[1].url) == 43
     assert made[1].url not in repr(vars(links))

@@ -8,18 +8,32 @@ from typing import Any
 
 import pytest
 
-from forewarn.console.portal.axis import SPANS, Window, iso, read_instant, read_span, ticks_of, window_around
-from forewarn.console.portal.drawing import BAND_H, LANE_H, LEGEND, Bar, chart_of
-from forewarn.console.portal.lane import SIGNS, Lane, lane_of
 from forewarn.core.cause import Cause
-from forewarn.core.event import Ending, Event, Status
+from forewarn.core.event import Ending, Event, EventState
 from forewarn.errors import Rejected
-from forewarn.testing.world import NOON
+from forewarn.portal.timeline_chart import (
+    BAND_HEIGHT,
+    LEGEND,
+    OFFERED_SPANS,
+    ROW_HEIGHT,
+    STATE_SYMBOLS,
+    EventBar,
+    EventRow,
+    TimeWindow,
+    axis_ticks,
+    build_chart,
+    event_row,
+    format_iso,
+    parse_instant,
+    parse_span,
+    window_around,
+)
+from tests.support.world import NOON
 
-HOUR = Window(since=NOON, until=NOON + 3600)
+HOUR = TimeWindow(since=NOON, until=NOON + 3600)
 
 
-def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> Lane:
+def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts: Any) -> EventRow:
     given: dict[str, Any] = {
         "scope_id": "set:sub/lab/web",
         "request_id": "r1",
@@ -29,25 +43,25 @@ def a_lane(event_id: str = "E1", *, title: str = "availability set web", **facts
         "published_at": NOON + 600,
         "not_before": NOON + 1500,
     }
-    return lane_of(Event(id=event_id, **{**given, **facts}), title_of_scope=title)
+    return event_row(Event(id=event_id, **{**given, **facts}), title_of_scope=title)
 
 
-def the_bar(lane: Lane, *, window: Window = HOUR, now: float = NOON + 900) -> Bar:
-    (band,) = chart_of([lane], window, now).bands
+def the_bar(lane: EventRow, *, window: TimeWindow = HOUR, now: float = NOON + 900) -> EventBar:
+    (band,) = build_chart([lane], window, now).bands
     (bar,) = band.bars
     return bar
 
 
-def parts(bar: Bar) -> dict[str, tuple[float, float]]:
+def parts(bar: EventBar) -> dict[str, tuple[float, float]]:
     """Where each part begins and ends, in percent."""
     return {part.what: (round(part.x, 2), round(part.x + part.width, 2)) for part in bar.parts}
 
 
-def marks(bar: Bar) -> dict[str, float]:
+def marks(bar: EventBar) -> dict[str, float]:
     return {mark.what: round(mark.x, 2) for mark in bar.marks}
 
 
-FINISHED: dict[str, Any] = {"status": Status.OVER, "ending": Ending.FINISHED}
+FINISHED: dict[str, Any] = {"status": EventState.OVER, "ending": Ending.FINISHED}
 
 
 def test_a_scheduled_event_is_a_bar_of_notice_from_publication_to_not_before() -> None:
@@ -77,7 +91,7 @@ def test_what_waits_after_its_notice_and_what_is_performed_grow_until_now() -> N
     assert parts(waiting)["waiting"] == (41.67, 50.0)
     assert [part.what for part in waiting.parts if part.grows] == ["waiting"]
 
-    started = the_bar(a_lane(status=Status.STARTED, started_at=NOON + 1800), now=NOON + 2160)
+    started = the_bar(a_lane(status=EventState.STARTED, started_at=NOON + 1800), now=NOON + 2160)
     assert parts(started) == {
         "promised": (16.67, 41.67),
         "notice": (16.67, 41.67),
@@ -88,10 +102,10 @@ def test_what_waits_after_its_notice_and_what_is_performed_grow_until_now() -> N
 
 
 def test_a_withdrawn_event_ends_where_it_was_withdrawn() -> None:
-    bar = the_bar(a_lane(status=Status.OVER, ending=Ending.WITHDRAWN, over_at=NOON + 780))
+    bar = the_bar(a_lane(status=EventState.OVER, ending=Ending.WITHDRAWN, over_at=NOON + 780))
     assert parts(bar) == {"promised": (16.67, 41.67), "notice": (16.67, 21.67)}
     assert marks(bar)["withdrawn"] == 21.67
-    assert bar.lane.notice == "15 min of notice promised, withdrawn after 3 min"
+    assert bar.row.notice == "15 min of notice promised, withdrawn after 3 min"
 
 
 def test_an_event_without_notice_has_no_bar_of_it() -> None:
@@ -113,12 +127,12 @@ def test_bars_far_longer_than_the_window_are_cut_a_little_outside_of_it() -> Non
     week = a_lane(published_at=NOON - 3 * 86400, not_before=NOON + 4 * 86400)
     bar = the_bar(week)
     assert parts(bar)["notice"] == (-10.0, 110.0)
-    assert (bar.words_x, bar.words_end) == (0.0, False)
+    assert (bar.label_x, bar.label_ends_at_x) == (0.0, False)
 
 
 def test_words_stay_within_the_drawing() -> None:
     late = the_bar(a_lane(published_at=NOON + 3000, not_before=NOON + 3900))
-    assert (late.words_x, late.words_end) == (100.0, True)
+    assert (late.label_x, late.label_ends_at_x) == (100.0, True)
 
 
 def test_lanes_stand_below_each_other_grouped_by_scope_in_a_steady_order() -> None:
@@ -128,18 +142,18 @@ def test_lanes_stand_below_each_other_grouped_by_scope_in_a_steady_order() -> No
         a_lane("E2", title="VM db-9", scope_id="vm:sub/lab/db-9"),
         a_lane("E4", published_at=NOON + 20),
     ]
-    chart = chart_of(lanes, HOUR, NOON)
-    assert [(band.title, band.y, [(bar.lane.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
-        ("availability set web", 0, [("E4", BAND_H), ("E3", BAND_H + LANE_H)]),
-        ("VM db-9", BAND_H + 2 * LANE_H, [("E2", 2 * BAND_H + 2 * LANE_H)]),
-        ("VM db-10", 2 * BAND_H + 3 * LANE_H, [("E1", 3 * BAND_H + 3 * LANE_H)]),
+    chart = build_chart(lanes, HOUR, NOON)
+    assert [(band.title, band.y, [(bar.row.id, bar.y) for bar in band.bars]) for band in chart.bands] == [
+        ("availability set web", 0, [("E4", BAND_HEIGHT), ("E3", BAND_HEIGHT + ROW_HEIGHT)]),
+        ("VM db-9", BAND_HEIGHT + 2 * ROW_HEIGHT, [("E2", 2 * BAND_HEIGHT + 2 * ROW_HEIGHT)]),
+        ("VM db-10", 2 * BAND_HEIGHT + 3 * ROW_HEIGHT, [("E1", 3 * BAND_HEIGHT + 3 * ROW_HEIGHT)]),
     ]
-    assert chart.height == 3 * BAND_H + 4 * LANE_H
-    assert chart == chart_of(reversed(lanes), HOUR, NOON)
+    assert chart.height == 3 * BAND_HEIGHT + 4 * ROW_HEIGHT
+    assert chart == build_chart(reversed(lanes), HOUR, NOON)
 
 
 def test_now_is_where_it_is() -> None:
-    assert chart_of([], HOUR, NOON + 900).now_x == 25.0
+    assert build_chart([], HOUR, NOON + 900).now_x == 25.0
 
 
 @pytest.mark.parametrize(
@@ -155,14 +169,14 @@ def test_now_is_where_it_is() -> None:
     ],
 )
 def test_every_span_has_a_handful_of_ticks_at_whole_times(span: str, texts: list[str]) -> None:
-    ticks = ticks_of(window_around(NOON, SPANS[span]))
+    ticks = axis_ticks(window_around(NOON, OFFERED_SPANS[span]))
     assert [tick.text for tick in ticks] == texts
     assert ticks[0].day
     assert all(0 <= tick.x <= 100 for tick in ticks)
 
 
 def test_the_day_is_told_where_it_changes() -> None:
-    ticks = ticks_of(Window(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
+    ticks = axis_ticks(TimeWindow(since=NOON + 9 * 3600, until=NOON + 15 * 3600))
     days = [(tick.text, tick.day) for tick in ticks if tick.day]
     assert days == [("21:00", "Mon 05 Jan"), ("00:00", "Tue 06 Jan")]
 
@@ -171,27 +185,27 @@ def test_the_day_is_told_where_it_changes() -> None:
     "text", ["2026-01-05T12:00:00Z", "2026-01-05T12:00:00", "2026-01-05T13:00:00+01:00", str(NOON)]
 )
 def test_links_name_instants_in_iso_or_seconds(text: str) -> None:
-    assert read_instant(text) == NOON
-    assert iso(NOON) == "2026-01-05T12:00:00Z"
+    assert parse_instant(text) == NOON
+    assert format_iso(NOON) == "2026-01-05T12:00:00Z"
 
 
 @pytest.mark.parametrize("text", ["yesterday", "-1", "nan", "inf", "1e30", "9999-12-31T23:59:59Z"])
 def test_what_is_no_instant_is_refused(text: str) -> None:
     with pytest.raises(Rejected, match="write it like 2026-01-05T12:00:00Z"):
-        read_instant(text)
+        parse_instant(text)
 
 
 @pytest.mark.parametrize("text", ["59s", "32d", "0"])
 def test_a_span_out_of_bounds_is_refused(text: str) -> None:
     with pytest.raises(Rejected, match="give 1m or more, and 31d at most"):
-        read_span(text)
+        parse_span(text)
 
 
 def test_every_state_and_part_of_a_bar_has_its_sign_and_its_looks() -> None:
     """Colour is never the only sign."""
     legend = {what for what, _ in LEGEND}
-    assert set(SIGNS) - {"scheduled"} < legend
-    template, looks = _text("template", "drawing.html"), _text("static", "drawing.css")
+    assert set(STATE_SYMBOLS) - {"scheduled"} < legend
+    template, looks = _text("templates", "timeline-chart.html"), _text("static", "timeline-chart.css")
     for what in legend - {"notice", "waiting", "performing", "now"}:
         assert f'id="mark-{what}"' in template
     for what in ("notice", "waiting", "performing", "promised", "now"):
@@ -201,8 +215,8 @@ def test_every_state_and_part_of_a_bar_has_its_sign_and_its_looks() -> None:
 def test_labels_are_as_high_as_their_lanes() -> None:
     looks = _text("static", "timeline.css")
     heights = dict(re.findall(r"\.labels \.(band|lane) { height: (\d+)px", looks))
-    assert heights == {"band": str(BAND_H), "lane": str(LANE_H)}
+    assert heights == {"band": str(BAND_HEIGHT), "lane": str(ROW_HEIGHT)}
 
 
 def _text(folder: str, name: str) -> str:
-    return files("forewarn.console.portal").joinpath(folder, name).read_text("utf-8")
+    return files("forewarn.portal").joinpath(folder, name).read_text("utf-8")

@@ -10,15 +10,14 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.etree import ElementTree
 
-from tests.console.portal.conftest import Visitor
-
 from forewarn.core.cause import Cause
-from forewarn.core.change import Commit
-from forewarn.core.event import Ending, Event, Status
-from forewarn.core.resource import resource_of
-from forewarn.hypervisor.behaviour import Behaviour, Fail
+from forewarn.core.commit import Commit
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.hypervisor.simulated import FailRule, SimulatedBehaviour
 from forewarn.store.memory import MemoryStore
-from forewarn.testing.world import LAB, a_host, a_vm
+from tests.portal.conftest import Visitor
+from tests.support.world import LAB_POLICY, a_host, a_vm
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -68,7 +67,7 @@ def test_an_event_is_a_bar_with_its_marks_and_its_notice_in_words(portal: Visito
 
 def test_failed_and_withdrawn_are_told_apart_by_sign_and_pattern(portal: Visitor) -> None:
     gone = withdrawn(portal, "web-0")
-    portal.world.hypervisor.set_behaviour(Behaviour((Fail(),)))
+    portal.world.hypervisor.set_behaviour(SimulatedBehaviour((FailRule(),)))
     bad = approved(portal, "db")
     html = portal.get("/portal/timeline").html
     bars = {event_id: re.search(rf'data-event="{event_id}">.*?</g>', html, re.S) for event_id in (gone, bad)}
@@ -163,7 +162,7 @@ def test_filters_and_times_that_make_no_sense_are_refused_in_a_sentence(portal: 
 def test_one_sees_only_events_of_scopes_one_may_read(portal: Visitor) -> None:
     portal.api.restart_of("web-0")
     portal.api.restart_of("db")
-    mine = portal.holding("Reader", resource_of(portal.world.vm("db")))
+    mine = portal.holding("Reader", vm_resource_id(portal.world.vm("db")))
     page = mine.get("/portal/timeline")
     assert "Reboot of db" in page.text
     assert "web-0" not in page.html
@@ -178,8 +177,8 @@ def test_one_sees_only_events_of_scopes_one_may_read(portal: Visitor) -> None:
 
 def test_names_are_escaped_wherever_they_stand(portal_of: Callable[..., Visitor]) -> None:
     name = '<script>alert("1")&'
-    portal = portal_of(LAB, vms=[a_vm(name)], hosts=[a_host("h1")])
-    portal.world.do(portal.world.control.requests.ask_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
+    portal = portal_of(LAB_POLICY, vms=[a_vm(name)], hosts=[a_host("h1")])
+    portal.world.do(portal.world.control.requests.request_for_vms("restart", [portal.world.vm(name)], who="<b>ann</b>"))
     portal.world.settle()
     page = portal.get("/portal/timeline")
     assert "Reboot of &lt;script&gt;alert(" in page.html
@@ -240,7 +239,7 @@ class Reckoned(MemoryStore):
             self.asked.append(limit)
         return super().events(limit=limit, **wanted)
 
-    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+    def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
         self.asked.append(limit)
         return super().events_over(since, until, limit=limit, newest=newest)
 
@@ -248,7 +247,7 @@ class Reckoned(MemoryStore):
 def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal_of: Callable[..., Visitor]) -> None:
     store = Reckoned()
     vms = [a_vm(f"vm-{n}") for n in range(230)]
-    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")], store=store)
+    portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")], store=store)
     portal.api.post("/requests", {"ask": "restart", "vms": [vm.name for vm in vms]})
     portal.get("/portal/timeline")
     store.asked.clear()
@@ -261,11 +260,11 @@ def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal
 
 def test_what_is_under_way_is_not_crowded_out_by_what_is_over(portal_of: Callable[..., Visitor]) -> None:
     vms = [a_vm("first"), *(a_vm(f"vm-{n}") for n in range(210))]
-    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")])
+    portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     portal.api.restart_of("first")
     portal.api.post("/requests", {"ask": "reapply", "vms": [vm.name for vm in vms[1:]]})
     portal.world.advance(120)
-    assert all(event.status is Status.OVER for event in portal.world.events() if event.vms != ("first",))
+    assert all(event.status is EventState.OVER for event in portal.world.events() if event.vms != ("first",))
     assert "Reboot of first" in shown(portal)
 
 
@@ -280,7 +279,7 @@ def test_one_that_is_approved_but_waits_for_others_is_told_apart(portal: Visitor
 
 def test_a_crowd_of_events_is_looked_through_only_so_far_and_says_so(portal_of: Callable[..., Visitor]) -> None:
     vms = [a_vm(f"vm-{n}") for n in range(20)]
-    portal = portal_of(LAB, vms=vms, hosts=[a_host("h1")])
+    portal = portal_of(LAB_POLICY, vms=vms, hosts=[a_host("h1")])
     events = tuple(
         Event(
             id=f"{number:08X}-0000-4000-8000-000000000000",
@@ -293,7 +292,7 @@ def test_a_crowd_of_events_is_looked_through_only_so_far_and_says_so(portal_of: 
             not_before=portal.world.now,
             started_at=portal.world.now,
             over_at=portal.world.now,
-            status=Status.OVER,
+            status=EventState.OVER,
             ending=Ending.FINISHED,
         )
         for number in range(2001)

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 
-from forewarn.core.agenda import PLATFORM
-from forewarn.core.cause import CAUSES, Cause
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Power
-from forewarn.core.history import Entry, What
-from forewarn.core.policy import Policy
+from forewarn.core.cause import CAUSE_RULES, Cause
+from forewarn.core.decision import Policy
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import PowerState
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.projection import document_for
+from forewarn.core.reconcile import PLATFORM_ACTOR
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
-from forewarn.store.seam import Committed, Store
+from forewarn.store.interface import AppliedCommit, Store
 
-_STEPS = {What.PUBLISHED, What.STARTED, What.FINISHED, What.WITHDRAWN}
-_USER_OPERATIONS = {Cause.SCALE_IN, *(cause for cause, row in CAUSES.items() if row.by_user)}
+_STEPS = {EntryKind.PUBLISHED, EntryKind.STARTED, EntryKind.FINISHED, EntryKind.WITHDRAWN}
+_USER_OPERATIONS = {Cause.SCALE_IN, *(cause for cause, row in CAUSE_RULES.items() if row.by_user)}
 _NEXT = {
-    None: set(Status),
-    Status.SCHEDULED: set(Status),
-    Status.STARTED: {Status.STARTED, Status.OVER},
-    Status.OVER: set(),
+    None: set(EventState),
+    EventState.SCHEDULED: set(EventState),
+    EventState.STARTED: {EventState.STARTED, EventState.OVER},
+    EventState.OVER: set(),
 }
 
 
@@ -46,7 +46,7 @@ class Watch:
         self.hosts = {host.name for host in store.hosts()}
         store.subscribe(self._hear)
 
-    def _hear(self, committed: Committed) -> None:
+    def _hear(self, committed: AppliedCommit) -> None:
         commit = committed.commit
         self.hosts = (self.hosts | {host.name for host in commit.hosts}) - set(commit.removed_hosts)
         for scope in commit.scopes:
@@ -62,7 +62,7 @@ class Watch:
     def _say(self, sentence: str, *things: object) -> None:
         self.wrongs.append(f"{sentence}: {things!r}")
 
-    def _judge_document(self, old: Scope | None, new: Scope, entries: list[Entry]) -> None:
+    def _judge_document(self, old: Scope | None, new: Scope, entries: list[HistoryEntry]) -> None:
         """Spec §4.2, DocumentIncarnation."""
         steps = sum(1 for entry in entries if entry.what in _STEPS and self.events[entry.event_id].listed)
         if old is not None and old.epoch == new.epoch:
@@ -77,17 +77,17 @@ class Watch:
             self._say("§4.2 same number, same content", new.id, new.epoch, document)
 
     def _judge_scope(self, scope: Scope) -> None:
-        domains = {e.update_domain for e in scope.live(Status.STARTED) if e.row.planned}
+        domains = {e.update_domain for e in scope.live_events(EventState.STARTED) if e.rules.planned}
         if len(domains) > 1:
             self._say("§6.2 one update domain at a time", scope.id, domains)
-        busy = Counter(name for e in scope.live() if e.cause in _USER_OPERATIONS for name in e.vms)
+        busy = Counter(name for e in scope.live_events() if e.cause in _USER_OPERATIONS for name in e.vms)
         if any(count > 1 for count in busy.values()):
             self._say("§8.4 one user operation per VM", busy)
-        pending = [e for e in scope.live(Status.SCHEDULED) if e.row.limited and e.listed]
+        pending = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
         if len(pending) > self.policy.max_user_operations:
             self._say("§8.4 the limit of user operations", len(pending))
-        for vm in scope.present:
-            if (vm.power is Power.DEALLOCATED) != (vm.host == ""):
+        for vm in scope.present_vms:
+            if (vm.power is PowerState.DEALLOCATED) != (vm.host == ""):
                 self._say("a VM is on a host unless it is deallocated", vm.name, vm.power, vm.host)
             if vm.host and vm.host not in self.hosts:
                 self._say("a VM is on a host that exists", vm.name, vm.host)
@@ -99,10 +99,10 @@ class Watch:
             self._judge_new(scope, new)
         else:
             self._judge_facts(old, new)
-        started_before = old is not None and old.status is not Status.SCHEDULED
+        started_before = old is not None and old.status is not EventState.SCHEDULED
         if new.started_at is not None and not started_before:
             self._judge_start(scope, old, new)
-        if new.status is Status.OVER:
+        if new.status is EventState.OVER:
             self._judge_end(new)
 
     def _judge_new(self, scope: Scope, event: Event) -> None:
@@ -128,7 +128,7 @@ class Watch:
     def _judge_start(self, scope: Scope, old: Event | None, event: Event) -> None:
         """Spec §6.2: when an event starts."""
         assert event.started_at is not None
-        if old is None and event.status is not Status.OVER and event.cause is not Cause.HOST_FAILED:
+        if old is None and event.status is not EventState.OVER and event.cause is not Cause.HOST_FAILED:
             if event.listed and event.approved_by != "policy":
                 self._say("§6.1 only failures and policy start with no notice", event)
             return
@@ -142,8 +142,8 @@ class Watch:
             self._say("§6.2 events start together, through a released gate", event, gate)
         if not approved and gate is None:
             self._judge_grace(event)
-        if event.row.kind is Kind.TERMINATE and scope.is_placement_group and event.started_at < event.not_before:
-            left = [e for e in scope.live(Status.SCHEDULED) if e.row.kind is Kind.TERMINATE]
+        if event.rules.kind is Kind.TERMINATE and scope.is_placement_group and event.started_at < event.not_before:
+            left = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.kind is Kind.TERMINATE]
             if left:
                 self._say("§6.2 Terminates of a placement group start together", event, left)
 
@@ -155,11 +155,11 @@ class Watch:
             self._say("what came due while nobody could poll waits a moment", event, back)
 
     def _judge_end(self, event: Event) -> None:
-        if event.owed:
+        if event.unfinished_acts:
             self._say("§6.5 an event stays until every outcome is known", event)
         known = [act.outcome.at for act in event.acts if act.outcome is not None]
         settle_s = self.policy.settle_s if event.listed else 0
         if known and event.over_at is not None and event.over_at < max(known) + settle_s:
             self._say("§6.5 the settling time", event)
         if event.started_at is None and event.ending is None:
-            self._say(f"an event that {PLATFORM} ended says how", event)
+            self._say(f"an event that {PLATFORM_ACTOR} ended says how", event)

@@ -10,40 +10,58 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from fate import Died, Fate, MortalMemory, MortalStore, MortalWorld
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
-from rest import LIVE, must_be_at_rest, must_be_over
-from small_fleet import SmallFleet, small_fleets
-from watch import Watch
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
 from forewarn.core.cause import Verb
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Health, Host, Power, Vm
-from forewarn.core.history import What
-from forewarn.core.policy import Enablement, Policy
-from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.core.decision import EnablementMode, Policy
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import Host, HostHealth, PowerState, Vm
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Conflict, ForewarnError, Rejected, Unavailable
-from forewarn.hypervisor.behaviour import Behaviour, Fail, Rule, Slow, Take, Unreachable
-from forewarn.protocol.versions import NEWEST
-from forewarn.store.seam import Polled
-from forewarn.testing.world import a_host
+from forewarn.hypervisor.simulated import (
+    BehaviourRule,
+    DurationRule,
+    FailRule,
+    SimulatedBehaviour,
+    SlowRule,
+    UnreachableRule,
+)
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.store.interface import LastPoll
+from tests.properties.commit_checks import Watch
+from tests.properties.crashing_stores import Died, Fate, MortalMemory, MortalStore, MortalWorld
+from tests.properties.random_fleets import SmallFleet, small_fleets
+from tests.properties.resting_state_checks import LIVE, must_be_at_rest, must_be_over
+from tests.support.world import a_host
 
 T = TypeVar("T")
 Doing = Coroutine[Any, Any, object]
 DAY = 24 * 3600.0
 
-ASKS = st.sampled_from(sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}))
+ASKS = st.sampled_from(
+    sorted(
+        set(RequestedOperation)
+        - {
+            RequestedOperation.ROLLOUT,
+            RequestedOperation.DEGRADE,
+            RequestedOperation.FAIL,
+            RequestedOperation.REPLAY,
+            RequestedOperation.PERFORM_MAINTENANCE,
+        }
+    )
+)
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
 SPANS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
-RULES: st.SearchStrategy[Rule] = st.one_of(
-    st.builds(Fail, vm=st.sampled_from(["*", "a_*", "*_0"]), verb=st.sampled_from([None, *Verb])),
-    st.builds(Unreachable, vm=st.sampled_from(["*", "a_*", "*_0"]), times=st.integers(1, 6)),
-    st.builds(Slow, factor=st.sampled_from([0.0, 3.0, 50.0])),
-    st.builds(Take, seconds=st.sampled_from([0.0, 1.0, 400.0])),
+RULES: st.SearchStrategy[BehaviourRule] = st.one_of(
+    st.builds(FailRule, vm=st.sampled_from(["*", "a_*", "*_0"]), verb=st.sampled_from([None, *Verb])),
+    st.builds(UnreachableRule, vm=st.sampled_from(["*", "a_*", "*_0"]), times=st.integers(1, 6)),
+    st.builds(SlowRule, factor=st.sampled_from([0.0, 3.0, 50.0])),
+    st.builds(DurationRule, seconds=st.sampled_from([0.0, 1.0, 400.0])),
 )
 
 
@@ -52,7 +70,7 @@ def chosen(things: Sequence[T], pick: int) -> T:
 
 
 class ControlMachine(RuleBasedStateMachine):
-    enablement: ClassVar[Enablement] = Enablement.ALWAYS
+    enablement: ClassVar[EnablementMode] = EnablementMode.ALWAYS
 
     def new_store(self) -> MortalStore:
         return MortalMemory()
@@ -121,21 +139,21 @@ class ControlMachine(RuleBasedStateMachine):
 
     # --- what can be done --------------------------------------------------------------------------------------
 
-    async def _ask(self, ask: Ask, vms: Sequence[Vm], notice: tuple[float, bool]) -> None:
+    async def _ask(self, ask: RequestedOperation, vms: Sequence[Vm], notice: tuple[float, bool]) -> None:
         requests = self.world.control.requests
-        receipt = await requests.ask_for_vms(ask, vms, who="ann", notice_s=notice[0], short_notice=notice[1])
+        receipt = await requests.request_for_vms(ask, vms, who="ann", notice_s=notice[0], short_notice=notice[1])
         self.accepted[receipt.request.id] = tuple(vm.name for vm in vms)
 
     async def _change(self, change: FleetChange) -> None:
-        await self.world.control.fleets.change(change, who="test")
+        await self.world.control.fleet.apply_change(change, who="test")
 
-    async def _strike_host(self, ask: Ask, host: Host, notice: tuple[float, bool]) -> None:
+    async def _strike_host(self, ask: RequestedOperation, host: Host, notice: tuple[float, bool]) -> None:
         requests = self.world.control.requests
         names = tuple(vm.name for vm in self.world.store.vms(host=host.name))
-        if ask is Ask.FAIL:
-            receipt = await requests.fail(host.name, who="op")
+        if ask is RequestedOperation.FAIL:
+            receipt = await requests.fail_host(host.name, who="op")
         else:
-            receipt = await requests.degrade(host.name, who="op", notice_s=notice[0], short_notice=notice[1])
+            receipt = await requests.degrade_host(host.name, who="op", notice_s=notice[0], short_notice=notice[1])
         self.accepted[receipt.request.id] = names
 
     async def _roll_out(self, rollout: Rollout, notice: tuple[float, bool]) -> None:
@@ -156,49 +174,51 @@ class ControlMachine(RuleBasedStateMachine):
         """What a metadata server does for a request: enable the scope, and note who asked."""
         scope = self.world.store.scope(vm.scope_id)
         if scope is not None and not scope.is_enabled:
-            await self.world.control.guests.enable(vm.key)
-        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST)
-        await self.world.store.observe([polled], [])
+            await self.world.control.guests.enable_scope_of(vm.key)
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST_VERSION)
+        await self.world.store.record_observations([polled], [])
 
     # --- rules -------------------------------------------------------------------------------------------------
 
     @rule(ask=ASKS, picks=st.lists(PICKS, min_size=1, max_size=3), notice=NOTICES)
-    def ask(self, ask: Ask, picks: list[int], notice: tuple[float, bool]) -> None:
+    def ask(self, ask: RequestedOperation, picks: list[int], notice: tuple[float, bool]) -> None:
         vms = [vm for vm in map(self.vm, picks) if vm.removed_at is None]
         self.attempt(self._ask(ask, vms, notice))
 
-    @rule(ask=st.sampled_from([Ask.DEGRADE, Ask.FAIL]), pick=PICKS, notice=NOTICES)
-    def strike_host(self, ask: Ask, pick: int, notice: tuple[float, bool]) -> None:
+    @rule(ask=st.sampled_from([RequestedOperation.DEGRADE, RequestedOperation.FAIL]), pick=PICKS, notice=NOTICES)
+    def strike_host(self, ask: RequestedOperation, pick: int, notice: tuple[float, bool]) -> None:
         self.attempt(self._strike_host(ask, self.host(pick), notice))
 
     @rule(pick=PICKS)
     def repair(self, pick: int) -> None:
-        self.attempt(self.world.control.requests.repair(self.host(pick).name, who="op"))
+        self.attempt(self.world.control.requests.repair_host(self.host(pick).name, who="op"))
 
     @rule(
-        impact=st.sampled_from(Impact),
+        impact=st.sampled_from(RolloutImpact),
         picks=st.lists(PICKS, min_size=1, max_size=3),
         loud=st.booleans(),
         max_failures=st.integers(0, 2),
         notice=NOTICES,
     )
     def roll_out_over_hosts(
-        self, impact: Impact, picks: list[int], loud: bool, max_failures: int, notice: tuple[float, bool]
+        self, impact: RolloutImpact, picks: list[int], loud: bool, max_failures: int, notice: tuple[float, bool]
     ) -> None:
         names = [self.host(pick).name for pick in picks]
         hosts = tuple(name.upper() if loud else name for name in names)
         self.attempt(self._roll_out(Rollout(impact=impact, hosts=hosts, max_failures=max_failures), notice))
 
     @precondition(lambda self: self.vms())
-    @rule(impact=st.sampled_from(Impact), pick=PICKS, max_failures=st.integers(0, 2), notice=NOTICES)
-    def roll_out_over_scope(self, impact: Impact, pick: int, max_failures: int, notice: tuple[float, bool]) -> None:
+    @rule(impact=st.sampled_from(RolloutImpact), pick=PICKS, max_failures=st.integers(0, 2), notice=NOTICES)
+    def roll_out_over_scope(
+        self, impact: RolloutImpact, pick: int, max_failures: int, notice: tuple[float, bool]
+    ) -> None:
         rollout = Rollout(impact=impact, scope_id=chosen(self.vms(), pick).scope_id, max_failures=max_failures)
         self.attempt(self._roll_out(rollout, notice))
 
     @precondition(lambda self: self.rollouts)
-    @rule(pick=PICKS, progress=st.sampled_from([Progress.PAUSED, Progress.RUNNING, Progress.ABORTED]))
-    def steer(self, pick: int, progress: Progress) -> None:
-        self.attempt(self.world.control.requests.steer_rollout(chosen(self.rollouts, pick), progress, who="op"))
+    @rule(pick=PICKS, progress=st.sampled_from([RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED]))
+    def steer(self, pick: int, progress: RolloutState) -> None:
+        self.attempt(self.world.control.requests.change_rollout_state(chosen(self.rollouts, pick), progress, who="op"))
 
     @precondition(lambda self: self.vms() and self.world.store.events())
     @rule(pick=PICKS, picks=st.lists(PICKS, max_size=3), unknown=st.sampled_from([False, False, False, True]))
@@ -214,9 +234,9 @@ class ControlMachine(RuleBasedStateMachine):
     def approve_what_is_pending(self, pick: int, everything: bool, also_turn: bool) -> None:
         event = chosen(self.live(), pick)
         scope = self.world.store.scope(event.scope_id)
-        if scope is not None and scope.present and event.listed:
-            wanted = [e.id for e in scope.live() if e.listed and (everything or e.id == event.id)]
-            self.attempt(self._approve(chosen(scope.present, pick), tuple(wanted)))
+        if scope is not None and scope.present_vms and event.listed:
+            wanted = [e.id for e in scope.live_events() if e.listed and (everything or e.id == event.id)]
+            self.attempt(self._approve(chosen(scope.present_vms, pick), tuple(wanted)))
         if also_turn:
             self.settle()
 
@@ -245,17 +265,17 @@ class ControlMachine(RuleBasedStateMachine):
         self.attempt(self._poll(chosen(self.vms(), pick)))
 
     @rule(rules=st.lists(RULES, max_size=2))
-    def change_behaviour(self, rules: list[Rule]) -> None:
-        self.world.hypervisor.set_behaviour(Behaviour(rules=tuple(rules)))
+    def change_behaviour(self, rules: list[BehaviourRule]) -> None:
+        self.world.hypervisor.set_behaviour(SimulatedBehaviour(rules=tuple(rules)))
 
     @rule(pick=PICKS, number=st.integers(0, 6), domain=st.integers(0, 3), at=PICKS)
     def add_vm(self, pick: int, number: int, domain: int, at: int) -> None:
         like = self.vm(pick)
-        healthy = [host for host in self.world.store.hosts() if host.health is Health.HEALTHY]
+        healthy = [host for host in self.world.store.hosts() if host.health is HostHealth.HEALTHY]
         name = f"{like.name.partition('_')[0]}_{number}"
         if not healthy or any(vm.name == name for vm in self.vms()):
             return
-        facts = {"vm_id": "", "removed_at": None, "power": Power.RUNNING, "host": chosen(healthy, at).name}
+        facts = {"vm_id": "", "removed_at": None, "power": PowerState.RUNNING, "host": chosen(healthy, at).name}
         self.attempt(self._change(FleetChange(vms=(replace(like, name=name, update_domain=domain, **facts),))))
 
     @precondition(lambda self: self.vms())
@@ -279,7 +299,9 @@ class ControlMachine(RuleBasedStateMachine):
         naps=st.integers(1, 3),
         turn=st.booleans(),
     )
-    def ask_together(self, asks: list[tuple[Ask, int, int, tuple[float, bool]]], naps: int, turn: bool) -> None:
+    def ask_together(
+        self, asks: list[tuple[RequestedOperation, int, int, tuple[float, bool]]], naps: int, turn: bool
+    ) -> None:
         """Several callers and the reconciler at once, on a store whose writes take a moment."""
         vms = self.vms()
         doings: list[Doing] = [
@@ -287,33 +309,33 @@ class ControlMachine(RuleBasedStateMachine):
             for ask, one, other, notice in asks
         ]
         if turn:
-            doings.insert(len(doings) // 2, self.world.control.reconciler.settle())
+            doings.insert(len(doings) // 2, self.world.control.reconciler.run_until_settled())
         self.fate.naps = naps
         self.attempt(*doings)
         self.fate.naps = 0
 
     @rule()
     def settle(self) -> None:
-        if self.attempt(self.world.control.reconciler.settle()):
+        if self.attempt(self.world.control.reconciler.run_until_settled()):
             must_be_at_rest(self.world)
 
     @rule(by_s=SPANS)
     def advance(self, by_s: float) -> None:
-        if self.attempt(self.world.control.labtime.advance(by_s)):
+        if self.attempt(self.world.control.lab_clock.advance(by_s)):
             must_be_at_rest(self.world)
 
     @rule(by_s=st.sampled_from([61.0, 900.0, 25 * 3600.0]))
     def let_time_pass(self, by_s: float) -> None:
         """Nobody steps from wake-up to wake-up, and nobody counts as polling meanwhile."""
-        if self.attempt(self.world.control.reconciler.settle()):
-            self.world.clock.adopt(self.world.clock.jumped_to(self.world.now + by_s))
+        if self.attempt(self.world.control.reconciler.run_until_settled()):
+            self.world.clock.apply_setting(self.world.clock.setting_after_jump(self.world.now + by_s))
             self.settle()
 
-    @precondition(lambda self: self.world.store.events(statuses=[Status.SCHEDULED]))
+    @precondition(lambda self: self.world.store.events(statuses=[EventState.SCHEDULED]))
     @rule(pick=PICKS, writes=st.integers(1, 6), late=st.booleans())
     def die_when_due(self, pick: int, writes: int, late: bool) -> None:
         """The process dies in the very turn in which an event falls due."""
-        event = chosen(self.world.store.events(statuses=[Status.SCHEDULED]), pick)
+        event = chosen(self.world.store.events(statuses=[EventState.SCHEDULED]), pick)
         if (left_s := event.not_before - 0.5 - self.world.now) > 0:
             self.advance(left_s)
         self.die_soon(writes, late)
@@ -321,11 +343,11 @@ class ControlMachine(RuleBasedStateMachine):
         self.fate.dies_in = None
         self.settle()
 
-    @rule(impact=st.sampled_from(Impact), at=PICKS, pick=PICKS, writes=st.integers(1, 8), late=st.booleans())
-    def die_while_rolling_out(self, impact: Impact, at: int, pick: int, writes: int, late: bool) -> None:
+    @rule(impact=st.sampled_from(RolloutImpact), at=PICKS, pick=PICKS, writes=st.integers(1, 8), late=st.booleans())
+    def die_while_rolling_out(self, impact: RolloutImpact, at: int, pick: int, writes: int, late: bool) -> None:
         self.attempt(self._roll_out(Rollout(impact=impact, hosts=(self.host(at).name,)), (5.0, True)))
         self.settle()
-        if self.world.store.events(statuses=[Status.SCHEDULED]):
+        if self.world.store.events(statuses=[EventState.SCHEDULED]):
             self.die_when_due(pick, writes, late)
 
     @precondition(lambda self: self._gated())
@@ -341,15 +363,15 @@ class ControlMachine(RuleBasedStateMachine):
         self.settle()
 
     def _gated(self) -> list[Event]:
-        return [event for event in self.world.store.events(statuses=[Status.SCHEDULED]) if event.gate_id]
+        return [event for event in self.world.store.events(statuses=[EventState.SCHEDULED]) if event.gate_id]
 
     @precondition(lambda self: self.vms())
-    @rule(ask=st.sampled_from([Ask.DELETE, Ask.SCALE_IN]), pick=PICKS, first=PICKS)
-    def shrink_a_scope(self, ask: Ask, pick: int, first: int) -> None:
+    @rule(ask=st.sampled_from([RequestedOperation.DELETE, RequestedOperation.SCALE_IN]), pick=PICKS, first=PICKS)
+    def shrink_a_scope(self, ask: RequestedOperation, pick: int, first: int) -> None:
         """Two VMs of a scope are to be deleted, and one of the two is approved."""
         scope_id = chosen(self.vms(), pick).scope_id
         self.attempt(self._ask(ask, self.world.store.vms(scope_id=scope_id)[:2], (0.0, False)))
-        if pending := self.world.store.events(scope_id=scope_id, statuses=[Status.SCHEDULED]):
+        if pending := self.world.store.events(scope_id=scope_id, statuses=[EventState.SCHEDULED]):
             self.attempt(self.world.control.requests.approve(chosen(pending, first).id, who="op"))
         self.settle()
 
@@ -379,7 +401,7 @@ class ControlMachine(RuleBasedStateMachine):
         for event_id in self.approved:
             event = self.world.store.event(event_id)
             assert event is not None
-            assert event.approved_at is not None or event.status is not Status.SCHEDULED
+            assert event.approved_at is not None or event.status is not EventState.SCHEDULED
 
     def _accounted_for(self, request_id: str) -> set[str]:
         """The VMs for which there is an event, or will be, or the history says why not."""
@@ -387,7 +409,7 @@ class ControlMachine(RuleBasedStateMachine):
         events = store.events(request_id=request_id)
         listed = {name for event in events for name in event.vms}
         listed |= {name for planned in store.planned(request_id=request_id) for name in planned.vms}
-        skipped = {e.vm for e in store.history(request_id=request_id) if e.what is What.SKIPPED}
+        skipped = {e.vm for e in store.history(request_id=request_id) if e.what is EntryKind.SKIPPED}
         return listed | skipped
 
     def teardown(self) -> None:
@@ -401,7 +423,7 @@ class ControlMachine(RuleBasedStateMachine):
     def _end_well(self) -> None:
         """With a hypervisor that works and nobody interfering, everything comes to its end."""
         self.fate.dies_in = self.fate.fails_in = None
-        self.world.hypervisor.set_behaviour(Behaviour())
+        self.world.hypervisor.set_behaviour(SimulatedBehaviour())
         self.fate.turns = 0
         self.world.settle()
         self.no_commit_was_wrong()

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forewarn.control.labtime import stored_setting
-from forewarn.core.change import Commit
-from forewarn.core.history import Sighting
+from forewarn.control.lab_clock import load_clock_setting
+from forewarn.core.commit import Commit
+from forewarn.core.history import EventDelivery
 from forewarn.errors import Unavailable
+from forewarn.store.interface import LastPoll
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Polled
 from forewarn.store.sqlite import SqliteStore
-from forewarn.testing.world import World
+from tests.support.world import World
 
 T = TypeVar("T")
 MOST_TURNS = 5000  # between two steps of a test; more is a reconciler that never comes to rest
@@ -96,8 +96,8 @@ class MortalMemory(MemoryStore):
     async def commit(self, commit: Commit) -> int:
         return await self.fate.meet(lambda: MemoryStore.commit(self, commit))
 
-    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        await self.fate.meet(lambda: MemoryStore.observe(self, polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+        await self.fate.meet(lambda: MemoryStore.record_observations(self, polls, sightings))
 
     async def save(self, name: str, value: bytes) -> None:
         await self.fate.meet(lambda: MemoryStore.save(self, name, value))
@@ -124,8 +124,8 @@ class MortalSqlite(SqliteStore):
     async def commit(self, commit: Commit) -> int:
         return await self.fate.meet(lambda: SqliteStore.commit(self, commit))
 
-    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        await self.fate.meet(lambda: SqliteStore.observe(self, polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+        await self.fate.meet(lambda: SqliteStore.record_observations(self, polls, sightings))
 
     async def save(self, name: str, value: bytes) -> None:
         await self.fate.meet(lambda: SqliteStore.save(self, name, value))
@@ -151,6 +151,6 @@ class MortalWorld(World):
         self.do(self.control.close())
         self.do(self.store.close())
         self.store = self.mortal = self.mortal.reopened()
-        if (setting := stored_setting(self.store)) is not None and setting.lab_at > self.now:
-            self.clock.adopt(setting)
+        if (setting := load_clock_setting(self.store)) is not None and setting.lab_at > self.now:
+            self.clock.apply_setting(setting)
         self.control = self.do(self._build())

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from forewarn.core.fleet import AutoApproval, EvictionPolicy, Host, Priority, Vm
-from forewarn.testing.world import a_host, a_vm
+from tests.support.world import a_host, a_vm
 
 LETTERS = "abcd"
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from fate import Died, MortalMemory, MortalWorld
 
-from forewarn.control.fleets import FleetChange
-from forewarn.core.event import Status
+from forewarn.control.fleet import FleetChange
+from forewarn.core.decision import EnablementMode, Policy
+from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
-from forewarn.core.policy import Enablement, Policy
-from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Unavailable
-from forewarn.testing.world import a_host, a_vm
+from tests.properties.crashing_stores import Died, MortalMemory, MortalWorld
+from tests.support.world import a_host, a_vm
 
-POLICY = Policy(enablement=Enablement.ALWAYS)
+POLICY = Policy(enablement=EnablementMode.ALWAYS)
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def world(make_world: Callable[[list[Vm]], MortalWorld]) -> MortalWorld:
     return make_world([a_vm("web", host="h1"), a_vm("db", host="h1")])
 
 
-def roll_out(world: MortalWorld, *hosts: str, impact: Impact = Impact.UPDATE) -> str:
+def roll_out(world: MortalWorld, *hosts: str, impact: RolloutImpact = RolloutImpact.UPDATE) -> str:
     rollout = Rollout(impact=impact, hosts=hosts)
     return world.do(world.control.requests.start_rollout(rollout, who="op")).id
 
 
 def die_when_due(world: MortalWorld, writes: int, late: bool) -> None:
     """Let the notice end in a process that dies after so many writes of its last turn."""
-    world.clock.adopt(world.clock.jumped_to(world.now + 900))
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 900))
     world.fate.dies_in, world.fate.dies_late = writes, late
     with pytest.raises(Died):
         world.settle()
@@ -66,7 +66,7 @@ def test_events_behind_a_gate_start_together_wherever_the_process_dies(
     instants = {event.started_at for event in world.events()}
     assert len(instants) == 1
     assert None not in instants
-    assert not world.events(Status.SCHEDULED, Status.STARTED)
+    assert not world.events(EventState.SCHEDULED, EventState.STARTED)
 
 
 def test_rollouts_behind_one_that_met_a_failing_store_go_on(make_world: Callable[[list[Vm]], MortalWorld]) -> None:
@@ -87,17 +87,17 @@ def test_outcomes_of_many_scopes_survive_a_store_that_fails_for_a_moment(
     world = make_world([a_vm(f"vm-{number}", host="h1") for number in range(300)])
     roll_out(world, "h1")
     world.advance(900)
-    world.clock.adopt(world.clock.jumped_to(world.now + 9))
-    world.do(world.control.reconciler.turn())
-    while world.control.executor.at_work:
-        world.do(world.control.executor.wait())
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 9))
+    world.do(world.control.reconciler.reconcile())
+    while world.control.executor.running_acts:
+        world.do(world.control.executor.wait_for_any())
     world.fate.fails_in = 0
     with pytest.raises(Unavailable):
         world.settle()
-    performs = {effect.act_id: effect.performs for effect in world.ledger.entries()}
+    performs = {effect.act_id: effect.performs for effect in world.ledger.effects()}
     world.advance(60)
 
-    assert not world.events(Status.SCHEDULED, Status.STARTED)
+    assert not world.events(EventState.SCHEDULED, EventState.STARTED)
     assert max(performs.values()) <= 2
 
 
@@ -112,24 +112,24 @@ def test_a_rollout_takes_each_host_once_in_whatever_case_it_is_named(
     assert sorted(listed) == ["db", "web"]
     rollout = world.control.requests.rollout(request_id).rollout
     assert rollout is not None
-    assert rollout.progress is Progress.RUNNING
+    assert rollout.progress is RolloutState.RUNNING
 
 
 def test_a_vm_that_goes_before_its_event_is_published_keeps_nobody_waiting(world: MortalWorld) -> None:
     """Spec §6.2: the others on its host start without it, and the rollout comes to its end."""
     request_id = roll_out(world, "h1")
-    world.do(world.control.reconciler.turn())
+    world.do(world.control.reconciler.reconcile())
     world.fate.fails_in = 1
     with pytest.raises(Unavailable):
         world.settle()
     assert [planned.vms for planned in world.store.planned()] == [("db",)]
-    world.do(world.control.fleets.change(FleetChange(removed=(world.vm("db"),)), who="op"))
+    world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("db"),)), who="op"))
     world.settle()
     for event in world.events():
         world.do(world.control.requests.approve(event.id, who="op"))
     world.settle()
 
-    assert [event.status for event in world.events()] == [Status.STARTED]
+    assert [event.status for event in world.events()] == [EventState.STARTED]
     world.advance(60)
     assert not world.control.requests.rollout(request_id).is_open
 
@@ -139,11 +139,11 @@ def test_a_rollout_whose_last_vm_goes_before_its_event_is_published_ends(
 ) -> None:
     world = make_world([a_vm("web", host="h1")])
     request_id = roll_out(world, "h1")
-    world.do(world.control.reconciler.turn())
+    world.do(world.control.reconciler.reconcile())
     world.fate.fails_in = 0
     with pytest.raises(Unavailable):
         world.settle()
-    world.do(world.control.fleets.change(FleetChange(removed=(world.vm("web"),)), who="op"))
+    world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web"),)), who="op"))
     world.settle()
 
     assert not world.control.requests.rollout(request_id).is_open
@@ -155,22 +155,22 @@ def test_terminates_wait_for_one_that_is_in_the_grace_after_a_restart(
     """Spec §6.2: Terminates of one placement group start together when each pending one is ready."""
     facts = {"scale_set": "web", "placement_group": "pg", "terminate_notice_min": 5}
     world = make_world([a_vm("web_0", **facts), a_vm("web_1", **facts)])
-    world.ask(Ask.DELETE, "web_0")
-    [late] = world.ask(Ask.DELETE, "web_1", notice_s=3600)
-    world.clock.adopt(world.clock.jumped_to(world.now + 300))
+    world.ask(RequestedOperation.DELETE, "web_0")
+    [late] = world.ask(RequestedOperation.DELETE, "web_1", notice_s=3600)
+    world.clock.apply_setting(world.clock.setting_after_jump(world.now + 300))
     world.reborn()
     world.approve("web_0", late.id)
-    assert {event.status for event in world.events()} == {Status.SCHEDULED}
+    assert {event.status for event in world.events()} == {EventState.SCHEDULED}
     world.advance(60)
 
     assert len({event.started_at for event in world.events()}) == 1
 
 
 def test_a_move_that_was_never_committed_leaves_no_trace_in_who_is_where(world: MortalWorld) -> None:
-    world.ask(Ask.DEALLOCATE, "web")
+    world.ask(RequestedOperation.DEALLOCATE, "web")
     world.advance(60)
     world.fate.fails_in = 0
     with pytest.raises(Unavailable):
-        world.do(world.control.requests.ask_for_vms(Ask.START, [world.vm("web")], who="ann"))
+        world.do(world.control.requests.request_for_vms(RequestedOperation.START, [world.vm("web")], who="ann"))
 
-    assert [world.control.placement.crowd(host) for host in ("h1", "h2")] == [1, 0]
+    assert [world.control.placement.vm_count(host) for host in ("h1", "h2")] == [1, 0]

@@ -6,31 +6,31 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 import pytest
-from fate import MortalMemory, MortalWorld
 from msgspec.structs import replace
 
-from forewarn.control.fleets import FleetChange
-from forewarn.core.event import Status
-from forewarn.core.fleet import Power, Priority
-from forewarn.core.history import What
-from forewarn.core.policy import Enablement, Policy
-from forewarn.core.request import Ask
+from forewarn.control.fleet import FleetChange
+from forewarn.core.decision import EnablementMode, Policy
+from forewarn.core.event import EventState
+from forewarn.core.fleet import PowerState, Priority
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
-from forewarn.testing.world import a_host, a_vm
+from tests.properties.crashing_stores import MortalMemory, MortalWorld
+from tests.support.world import a_host, a_vm
 
 
 @pytest.fixture
 def world() -> Iterator[MortalWorld]:
     vms = [a_vm("web"), a_vm("db"), a_vm("mail"), a_vm("spot", priority=Priority.SPOT)]
     hosts = [a_host("h1"), a_host("h2"), a_host("h3")]
-    world = MortalWorld(MortalMemory(), vms=vms, hosts=hosts, policy=Policy(enablement=Enablement.ALWAYS))
+    world = MortalWorld(MortalMemory(), vms=vms, hosts=hosts, policy=Policy(enablement=EnablementMode.ALWAYS))
     yield world
     world.close()
 
 
 def test_of_two_withdrawals_at_once_one_is_told_that_it_is_over(world: MortalWorld) -> None:
     """Spec §6.1: over is over, and the incarnation counts the removal once."""
-    [event] = world.ask(Ask.RESTART, "web")
+    [event] = world.ask(RequestedOperation.RESTART, "web")
     world.fate.naps = 1
     withdraw = world.control.requests.withdraw
 
@@ -42,19 +42,19 @@ def test_of_two_withdrawals_at_once_one_is_told_that_it_is_over(world: MortalWor
     results = world.do(both())
 
     assert [type(result) for result in results].count(Refused) == 1
-    assert len([entry for entry in world.store.history() if entry.what is What.WITHDRAWN]) == 1
+    assert len([entry for entry in world.store.history() if entry.what is EntryKind.WITHDRAWN]) == 1
     assert world.scope("web").incarnation == 3
 
 
 def test_what_is_accepted_while_the_reconciler_writes_is_published_too(world: MortalWorld) -> None:
     """Spec §9: a request over several scopes is accepted first, and its events follow."""
-    ask, turn = world.control.requests.ask_for_vms, world.control.reconciler.turn
+    ask, turn = world.control.requests.request_for_vms, world.control.reconciler.reconcile
     world.fate.naps = 3
 
     async def ask_while_turning() -> None:
-        await ask(Ask.RESTART, [world.vm("web"), world.vm("db")], who="ann")
+        await ask(RequestedOperation.RESTART, [world.vm("web"), world.vm("db")], who="ann")
         turning = asyncio.create_task(turn())
-        await ask(Ask.RESTART, [world.vm("spot"), world.vm("mail")], who="ann")
+        await ask(RequestedOperation.RESTART, [world.vm("spot"), world.vm("mail")], who="ann")
         await turning
 
     world.do(ask_while_turning())
@@ -62,39 +62,41 @@ def test_what_is_accepted_while_the_reconciler_writes_is_published_too(world: Mo
     assert {event.vms[0] for event in world.events()} == {"web", "db", "spot", "mail"}
 
 
-@pytest.mark.parametrize("late", [Ask.REDEPLOY, Ask.POWER_OFF])
-def test_an_act_that_comes_after_a_deallocation_leaves_the_vm_on_no_host(world: MortalWorld, late: Ask) -> None:
-    world.ask(Ask.EVICT, "spot", short_notice=True)
-    [event] = world.ask(late, "spot", short_notice=late is Ask.REDEPLOY)
-    assert event.status is Status.STARTED
+@pytest.mark.parametrize("late", [RequestedOperation.REDEPLOY, RequestedOperation.POWER_OFF])
+def test_an_act_that_comes_after_a_deallocation_leaves_the_vm_on_no_host(
+    world: MortalWorld, late: RequestedOperation
+) -> None:
+    world.ask(RequestedOperation.EVICT, "spot", short_notice=True)
+    [event] = world.ask(late, "spot", short_notice=late is RequestedOperation.REDEPLOY)
+    assert event.status is EventState.STARTED
     world.advance(600)
 
-    assert (world.vm("spot").power, world.vm("spot").host) == (Power.DEALLOCATED, "")
+    assert (world.vm("spot").power, world.vm("spot").host) == (PowerState.DEALLOCATED, "")
 
 
 def test_a_host_that_fails_sends_on_the_vms_that_are_moving_to_it(world: MortalWorld) -> None:
     """Spec §6.4: a VM does not stay where nothing runs."""
-    [event] = world.ask(Ask.REDEPLOY, "web", short_notice=True)
+    [event] = world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
     [act] = event.acts
-    world.do(world.control.requests.fail(act.to_host, who="op"))
+    world.do(world.control.requests.fail_host(act.to_host, who="op"))
     world.advance(600)
 
     assert world.vm("web").host not in ("h1", act.to_host)
 
 
 def test_a_host_stays_while_a_vm_is_moving_to_it(world: MortalWorld) -> None:
-    [event] = world.ask(Ask.REDEPLOY, "web", short_notice=True)
+    [event] = world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
     [act] = event.acts
     with pytest.raises(Refused, match="is moving to it"):
-        world.do(world.control.fleets.change(FleetChange(removed_hosts=(act.to_host,)), who="op"))
+        world.do(world.control.fleet.apply_change(FleetChange(removed_hosts=(act.to_host,)), who="op"))
 
 
 def test_a_vm_that_came_back_in_another_update_domain_is_hit_there(world: MortalWorld) -> None:
     """Spec §7.3: Resources stay within one update domain, also of what was planned before."""
-    requests, fleets, web = world.control.requests, world.control.fleets, world.vm("web")
-    world.do(requests.ask_for_vms(Ask.RESTART, [web, world.vm("db")], who="ann"))
-    world.do(fleets.change(FleetChange(removed=(web,)), who="op"))
-    world.do(fleets.change(FleetChange(vms=(replace(web, update_domain=2),)), who="op"))
+    requests, fleets, web = world.control.requests, world.control.fleet, world.vm("web")
+    world.do(requests.request_for_vms(RequestedOperation.RESTART, [web, world.vm("db")], who="ann"))
+    world.do(fleets.apply_change(FleetChange(removed=(web,)), who="op"))
+    world.do(fleets.apply_change(FleetChange(vms=(replace(web, update_domain=2),)), who="op"))
     world.settle()
 
     assert {event.vms: event.update_domain for event in world.events()} == {("web",): 2, ("db",): 0}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from control_machine import ControlMachine
-from extent import searching
-from fate import MortalSqlite, MortalStore
 from hypothesis.stateful import run_state_machine_as_test
 
-from forewarn.core.policy import Enablement
+from forewarn.core.decision import EnablementMode
+from tests.properties.control_machine import ControlMachine
+from tests.properties.crashing_stores import MortalSqlite, MortalStore
+from tests.properties.search_profile import searching
 
 
 class OnRequest(ControlMachine):
-    enablement = Enablement.ON_REQUEST
+    enablement = EnablementMode.ON_REQUEST
 
 
 class OnSqlite(ControlMachine):

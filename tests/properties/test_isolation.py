@@ -9,43 +9,44 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from extent import searching
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from small_fleet import SmallFleet, small_fleets
 
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.projection import document_for, facts_for
-from forewarn.core.request import Ask, Impact, Rollout
+from forewarn.core.projection import document_for, instance_facts
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import decode
-from forewarn.protocol.exchange import (
-    Approve,
-    Poll,
-    Request,
-    Response,
-    Rules,
-    answer_poll,
-    approved,
-    read,
-    unknown_event,
-)
-from forewarn.protocol.instance import answer_instance
+from forewarn.protocol.codec import decode_document
+from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest, poll_response, read_request
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.instance import instance_response
+from forewarn.protocol.responses import approval_accepted, unknown_event
 from forewarn.protocol.versions import VERSIONS
-from forewarn.testing.world import World
+from tests.properties.random_fleets import SmallFleet, small_fleets
+from tests.properties.search_profile import searching
+from tests.support.world import World
 
 METADATA = (("metadata", "true"),)
 PICKS = st.integers(0, 19)
-ASKS = st.sampled_from([Ask.RESTART, Ask.REDEPLOY, Ask.EVICT, Ask.DELETE, Ask.SCALE_IN, Ask.DEALLOCATE])
+ASKS = st.sampled_from(
+    [
+        RequestedOperation.RESTART,
+        RequestedOperation.REDEPLOY,
+        RequestedOperation.EVICT,
+        RequestedOperation.DELETE,
+        RequestedOperation.SCALE_IN,
+        RequestedOperation.DEALLOCATE,
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One thing that somebody does, and the VM that then approves everything it can think of."""
 
-    ask: Ask | Impact | None
+    ask: RequestedOperation | RolloutImpact | None
     pick: int
     approver: int
     by_s: float
@@ -54,7 +55,7 @@ class Step:
 STEPS = st.lists(
     st.builds(
         Step,
-        ask=st.one_of(ASKS, st.sampled_from(Impact), st.none()),
+        ask=st.one_of(ASKS, st.sampled_from(RolloutImpact), st.none()),
         pick=PICKS,
         approver=PICKS,
         by_s=st.sampled_from([1.0, 31.0, 301.0, 901.0]),
@@ -69,42 +70,42 @@ def doubled(fleet: SmallFleet) -> World:
     return World(vms=(*fleet.vms, *twins), hosts=fleet.hosts)
 
 
-def answer(world: World, vm: Vm, request: Request) -> Response:
+def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
     """A metadata server for one VM, without sockets."""
-    asked = read(request, known=True, rules=Rules())
+    asked = read_request(request, known=True, rules=EndpointRules())
     scope = world.store.scope(vm.scope_id)
     assert scope is not None
     match asked:
-        case Poll():
-            return answer_poll(asked, tag="", document=document_for(scope), rules=Rules())
-        case Approve():
+        case PollRequest():
+            return poll_response(asked, tag="", document=document_for(scope), rules=EndpointRules())
+        case ApprovalRequest():
             unknown = world.do(world.control.guests.approve(vm.key, asked.event_ids))
-            return approved() if unknown is None else unknown_event(unknown)
-        case Response():
+            return approval_accepted() if unknown is None else unknown_event(unknown)
+        case HttpResponse():
             return asked
         case _:
-            return answer_instance(asked, facts_for(vm))
+            return instance_response(asked, instance_facts(vm))
 
 
-def polled(world: World, vm: Vm, version: str) -> Response:
+def polled(world: World, vm: Vm, version: str) -> HttpResponse:
     target = f"/metadata/scheduledevents?api-version={version}"
-    return answer(world, vm, Request(method="GET", target=target, headers=METADATA))
+    return answer(world, vm, HttpRequest(method="GET", target=target, headers=METADATA))
 
 
-def posted(world: World, vm: Vm, event_ids: Sequence[str]) -> Response:
+def posted(world: World, vm: Vm, event_ids: Sequence[str]) -> HttpResponse:
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
     target = f"/metadata/scheduledevents?api-version={VERSIONS[-1]}"
-    return answer(world, vm, Request(method="POST", target=target, headers=METADATA, body=body))
+    return answer(world, vm, HttpRequest(method="POST", target=target, headers=METADATA, body=body))
 
 
 def do(world: World, step: Step) -> None:
     vms, hosts = world.store.vms(), world.store.hosts()
     try:
-        if isinstance(step.ask, Impact):
+        if isinstance(step.ask, RolloutImpact):
             rollout = Rollout(impact=step.ask, hosts=(hosts[step.pick % len(hosts)].name,))
             world.do(world.control.requests.start_rollout(rollout, who="op"))
         elif step.ask is not None and vms:
-            world.do(world.control.requests.ask_for_vms(step.ask, [vms[step.pick % len(vms)]], who="ann"))
+            world.do(world.control.requests.request_for_vms(step.ask, [vms[step.pick % len(vms)]], who="ann"))
     except Rejected:
         pass
     world.settle()
@@ -115,7 +116,7 @@ def must_see_its_own_only(world: World, vm: Vm, events: dict[str, Event]) -> Non
     foreign = [event_id for event_id, event in events.items() if event.scope_id != vm.scope_id]
     for version in VERSIONS:
         body = polled(world, vm, version).body
-        for seen in decode(body).events:
+        for seen in decode_document(body).events:
             assert events[seen.id].scope_id == vm.scope_id
             assert {name.removeprefix("_") for name in seen.resources} <= own
         assert not any(event_id.encode() in body for event_id in foreign)

@@ -6,24 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.exchange import MAX_BODY, Approve, Ask, Request, Response, Rules, approved, read
+from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, MetadataRequest, read_request
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.responses import MAX_BODY_BYTES, approval_accepted
 
 ONE = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 TWO = "4CAEA225-0000-4000-8000-000000000002"
 
 
-def post(body: bytes, *headers: tuple[str, str], version: str = "2020-07-01") -> Ask | Response:
-    request = Request(
+def post(body: bytes, *headers: tuple[str, str], version: str = "2020-07-01") -> MetadataRequest | HttpResponse:
+    request = HttpRequest(
         method="POST",
         target=f"/metadata/scheduledevents?api-version={version}",
         headers=(("metadata", "true"), *headers),
         body=body,
     )
-    return read(request, known=True, rules=Rules())
+    return read_request(request, known=True, rules=EndpointRules())
 
 
-def approves(*event_ids: str) -> Approve:
-    return Approve(version="2020-07-01", event_ids=event_ids)
+def approves(*event_ids: str) -> ApprovalRequest:
+    return ApprovalRequest(version="2020-07-01", event_ids=event_ids)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_the_usual_body_is_read_as_any_other_json(event_id: str, blank: str) -> 
         return blank.join(("", *tokens, "")).encode()
 
     usual, other = post(body()), post(body(",", '"x"', ":", "1"))
-    assert usual == other or (isinstance(usual, Response) and isinstance(other, Response))
+    assert usual == other or (isinstance(usual, HttpResponse) and isinstance(other, HttpResponse))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_the_body_is_json_under_any_content_type_or_none(headers: tuple[tuple[st
 def test_any_version_may_approve() -> None:
     """Spec §3: GET and POST may use different versions for the same event."""
     body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode()
-    assert post(body, version="2019-08-01") == Approve(version="2019-08-01", event_ids=(ONE,))
+    assert post(body, version="2019-08-01") == ApprovalRequest(version="2019-08-01", event_ids=(ONE,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_any_version_may_approve() -> None:
         (b'{"x":-Infinity}', "The body is not JSON: it may not contain -Infinity"),
         (b'{"StartRequests":"\xff"}', "The body is not UTF-8 at byte 18"),
         ('{"StartRequests":[]}'.encode("utf-16"), "The body is not UTF-8 at byte 0"),
-        (b"[" * MAX_BODY, "The body is nested too deeply"),
+        (b"[" * MAX_BODY_BYTES, "The body is nested too deeply"),
         (b'{"a":' * 10_000, "The body is nested too deeply"),
         (b"[]", "The body must be a JSON object"),
         (b'"x"', "The body must be a JSON object"),
@@ -120,7 +122,7 @@ def test_any_version_may_approve() -> None:
 )
 def test_a_bad_body_is_told_what_is_wrong_and_where(body: bytes, reason: str) -> None:
     answer = post(body)
-    assert answer == Response(
+    assert answer == HttpResponse(
         status=400,
         headers=(("Content-Type", "application/json; charset=utf-8"),),
         body=f'{{ "error": "Bad request. {reason}" }}'.encode(),
@@ -131,12 +133,12 @@ def test_a_body_of_64_kib_is_read_and_one_byte_more_is_not() -> None:
     body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode().ljust(64 * 1024)
     assert post(body) == approves(ONE)
     too_much = post(body + b" ")
-    assert isinstance(too_much, Response)
+    assert isinstance(too_much, HttpResponse)
     assert too_much.status == 413
 
 
 def test_an_approval_is_answered_200_with_an_empty_body() -> None:
-    assert approved() == Response(status=200, headers=(), body=b"")
+    assert approval_accepted() == HttpResponse(status=200, headers=(), body=b"")
 
 
 @given(
@@ -145,4 +147,4 @@ def test_an_approval_is_answered_200_with_an_empty_body() -> None:
 @settings(max_examples=300, deadline=None)
 def test_any_body_approves_or_is_a_bad_request(body: bytes) -> None:
     answer = post(body)
-    assert isinstance(answer, Approve) or (isinstance(answer, Response) and answer.status == 400)
+    assert isinstance(answer, ApprovalRequest) or (isinstance(answer, HttpResponse) and answer.status == 400)

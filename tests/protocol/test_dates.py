@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.codec import http_date, read_date
-from forewarn.protocol.date import iso_date
+from forewarn.protocol.dates import http_date, iso_date, parse_date
 
 SEP_2016 = 1474309787.0
 INSTANTS = st.integers(-62_135_596_800, 253_402_300_799)  # the years 1 to 9999
@@ -50,7 +49,7 @@ def test_the_iso_form_is_the_one_of_the_2017_pages() -> None:
     ],
 )
 def test_every_form_that_clients_have_met_is_read(text: str) -> None:
-    assert read_date(text) == SEP_2016
+    assert parse_date(text) == SEP_2016
 
 
 @pytest.mark.parametrize(
@@ -70,14 +69,14 @@ def test_every_form_that_clients_have_met_is_read(text: str) -> None:
     ],
 )
 def test_what_is_no_date_is_none(text: str) -> None:
-    assert read_date(text) is None
+    assert parse_date(text) is None
 
 
 @given(INSTANTS)
 @settings(max_examples=200, deadline=None)
 def test_what_is_written_is_read_back(at: int) -> None:
-    assert read_date(http_date(at)) == at
-    assert read_date(iso_date(at)) == at
+    assert parse_date(http_date(at)) == at
+    assert parse_date(iso_date(at)) == at
     assert len(http_date(at)) == 29
 
 
@@ -90,4 +89,4 @@ def test_dates_agree_with_the_standard_librarys_mail_format(at: int) -> None:
 @given(st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_no_text_is_too_strange_to_be_read_as_a_date(text: str) -> None:
-    assert read_date(text) is None or isinstance(read_date(text), float)
+    assert parse_date(text) is None or isinstance(parse_date(text), float)

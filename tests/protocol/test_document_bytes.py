@@ -4,50 +4,51 @@ import json
 
 import pytest
 
-from forewarn.protocol.codec import encode, read_date
-from forewarn.protocol.document import Document, Kind, Notice, Source, Status
-from forewarn.protocol.versions import VERSIONS, fields
+from forewarn.protocol.codec import encode_document
+from forewarn.protocol.dates import parse_date
+from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
+from forewarn.protocol.versions import VERSIONS, event_fields
 
 
 def at(text: str) -> float:
-    instant = read_date(text)
+    instant = parse_date(text)
     assert instant is not None
     return instant
 
 
-def notice(kind: Kind = Kind.REBOOT, **changed: object) -> Notice:
+def notice(kind: Kind = Kind.REBOOT, **changed: object) -> EventNotice:
     given: dict[str, object] = {
         "id": "FA298C74-0000-4000-8000-000000000001",
-        "status": Status.SCHEDULED,
+        "status": NoticeStatus.SCHEDULED,
         "kind": kind,
         "resources": ("web_1",),
         "not_before": at("Mon, 19 Sep 2016 18:29:47 GMT"),
     }
-    return Notice(**{**given, **changed})  # type: ignore[arg-type]
+    return EventNotice(**{**given, **changed})  # type: ignore[arg-type]
 
 
 def events_of(document: Document, version: str) -> list[dict[str, object]]:
-    events = json.loads(encode(document, version))["Events"]
+    events = json.loads(encode_document(document, version))["Events"]
     assert isinstance(events, list)
     return events
 
 
 def test_an_empty_document_is_39_bytes_at_incarnation_190() -> None:
-    raw = encode(Document(incarnation=190), "2017-08-01")
+    raw = encode_document(Document(incarnation=190), "2017-08-01")
     assert raw == b'{"DocumentIncarnation":190,"Events":[]}'
     assert len(raw) == 39
 
 
 def test_a_recorded_eviction_is_reproduced_byte_for_byte() -> None:
     """Spec §4.1; recorded at 2019-08-01."""
-    preempt = Notice(
+    preempt = EventNotice(
         id="A123BC45-1234-5678-AB90-ABCDEF123456",
-        status=Status.SCHEDULED,
+        status=NoticeStatus.SCHEDULED,
         kind=Kind.PREEMPT,
         resources=("myspotvm",),
         not_before=at("Tue, 16 Mar 2021 00:58:46 GMT"),
     )
-    assert encode(Document(incarnation=1, notices=(preempt,)), "2019-08-01") == (
+    assert encode_document(Document(incarnation=1, notices=(preempt,)), "2019-08-01") == (
         b'{"DocumentIncarnation":1,"Events":[{"EventId":"A123BC45-1234-5678-AB90-ABCDEF123456",'
         b'"EventStatus":"Scheduled","EventType":"Preempt","ResourceType":"VirtualMachine",'
         b'"Resources":["myspotvm"],"NotBefore":"Tue, 16 Mar 2021 00:58:46 GMT",'
@@ -57,16 +58,16 @@ def test_a_recorded_eviction_is_reproduced_byte_for_byte() -> None:
 
 def test_a_started_freeze_of_two_vms_is_reproduced_byte_for_byte() -> None:
     """Spec §4.1, §4.2; recorded at 2020-07-01. NotBefore is empty once started."""
-    freeze = Notice(
+    freeze = EventNotice(
         id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        status=Status.STARTED,
+        status=NoticeStatus.STARTED,
         kind=Kind.FREEZE,
         resources=("WestNO_0", "WestNO_1"),
         not_before=None,
         description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
         duration_s=5,
     )
-    assert encode(Document(incarnation=3, notices=(freeze,)), "2020-07-01") == (
+    assert encode_document(Document(incarnation=3, notices=(freeze,)), "2020-07-01") == (
         b'{"DocumentIncarnation":3,"Events":[{"EventId":"C7061BAC-AFDC-4513-B24B-AA5F13A16123",'
         b'"EventStatus":"Started","EventType":"Freeze","ResourceType":"VirtualMachine",'
         b'"Resources":["WestNO_0","WestNO_1"],"NotBefore":"",'
@@ -81,7 +82,7 @@ def test_the_preview_of_2017_shows_the_underscore_of_the_recorded_redeploy() -> 
         Kind.REDEPLOY,
         resources=("mysrv",),
         not_before=at("Mon, 17 Apr 2017 18:40:06 GMT"),
-        source=Source.USER,
+        source=EventSource.USER,
     )
     [event] = events_of(Document(incarnation=1, notices=(redeploy,)), "2017-03-01")
     assert event["Resources"] == ["_mysrv"]
@@ -100,7 +101,7 @@ def test_only_vms_and_only_in_the_preview_carry_an_underscore(version: str, role
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_event_has_exactly_the_keys_of_its_version_in_the_order_of_the_wire(version: str) -> None:
     [event] = events_of(Document(incarnation=1, notices=(notice(),)), version)
-    assert tuple(event) == fields(version)
+    assert tuple(event) == event_fields(version)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_an_event_has_exactly_the_keys_of_its_version_in_the_order_of_the_wire(v
 def test_hidden_kinds_are_absent_and_the_incarnation_is_the_same(version: str, shown: list[str]) -> None:
     """Spec §3: the incarnation is the scope's, whatever the version."""
     document = Document(incarnation=6, notices=tuple(notice(kind) for kind in Kind))
-    whole = json.loads(encode(document, version))
+    whole = json.loads(encode_document(document, version))
     assert [event["EventType"] for event in whole["Events"]] == shown
     assert whole["DocumentIncarnation"] == 6
 
@@ -125,14 +126,14 @@ def test_hidden_kinds_are_absent_and_the_incarnation_is_the_same(version: str, s
 @pytest.mark.parametrize("iso_dates", [False, True])
 def test_iso_dates_are_served_on_demand_up_to_2017_08_01_only(version: str, iso_dates: bool) -> None:
     """Spec §4.2, NotBefore."""
-    raw = encode(Document(incarnation=1, notices=(notice(),)), version, iso_dates=iso_dates)
+    raw = encode_document(Document(incarnation=1, notices=(notice(),)), version, iso_dates=iso_dates)
     iso = iso_dates and version in ("2017-03-01", "2017-08-01")
     expected = "2016-09-19T18:29:47Z" if iso else "Mon, 19 Sep 2016 18:29:47 GMT"
     assert json.loads(raw)["Events"][0]["NotBefore"] == expected
 
 
 def test_a_started_event_shows_no_time_even_if_it_still_knows_one() -> None:
-    [event] = events_of(Document(incarnation=1, notices=(notice(status=Status.STARTED),)), "2020-07-01")
+    [event] = events_of(Document(incarnation=1, notices=(notice(status=NoticeStatus.STARTED),)), "2020-07-01")
     assert event["NotBefore"] == ""
 
 
@@ -144,6 +145,6 @@ def test_events_stand_in_the_order_they_were_published() -> None:
 
 
 def test_text_beyond_ascii_is_escaped_so_that_no_charset_can_spoil_it() -> None:
-    raw = encode(Document(incarnation=1, notices=(notice(resources=("bär", "\ud800")),)), "2020-07-01")
+    raw = encode_document(Document(incarnation=1, notices=(notice(resources=("bär", "\ud800")),)), "2020-07-01")
     assert raw.isascii()
     assert b'"Resources":["b\\u00e4r","\\ud800"]' in raw

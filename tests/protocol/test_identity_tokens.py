@@ -7,25 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.exchange import Ask, GetToken, Request, Response, Rules, read
-from forewarn.protocol.identity import (
+from forewarn.protocol.exchange import EndpointRules, MetadataRequest, read_request
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.managed_identity import (
     ManagedIdentity,
-    Token,
+    ManagedIdentityToken,
+    TokenRequest,
     WrongResource,
-    answer_token,
     identity_not_found,
+    token_response,
 )
 
 PATH = "/metadata/identity/oauth2/token"
 ARM = "https://management.azure.com/"
 QUERY = "api-version=2018-02-01&resource=https%3A%2F%2Fmanagement.azure.com%2F"
 HEADER = (("metadata", "true"),)
-RULES = Rules(gives_tokens=True)
+RULES = EndpointRules(gives_tokens=True)
 RESOURCE_ID = "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/web-0"
 IDENTITY = ManagedIdentity(
     vm="s/rg/web-0", vm_id="5c4bebd0-1f67-4c47-a006-50affae50bbf", name="web-0", resource_id=RESOURCE_ID
 )
-TOKEN = Token(text="head.body.sign", not_before=1_700_000_000.7, expires_at=1_700_003_600.7)
+TOKEN = ManagedIdentityToken(text="head.body.sign", not_before=1_700_000_000.7, expires_at=1_700_003_600.7)
 
 
 def ask(
@@ -34,15 +36,15 @@ def ask(
     path: str = PATH,
     headers: tuple[tuple[str, str], ...] = HEADER,
     method: str = "GET",
-    rules: Rules = RULES,
-) -> Ask | Response:
+    rules: EndpointRules = RULES,
+) -> MetadataRequest | HttpResponse:
     target = f"{path}?{query}" if query else path
-    return read(Request(method=method, target=target, headers=headers), known=True, rules=rules)
+    return read_request(HttpRequest(method=method, target=target, headers=headers), known=True, rules=rules)
 
 
-def told(answer: Ask | Response) -> tuple[int, str, str]:
+def told(answer: MetadataRequest | HttpResponse) -> tuple[int, str, str]:
     """Status, error and description of a refusal in the shape of OAuth."""
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert ("Content-Type", "application/json; charset=utf-8") in answer.headers
     body = json.loads(answer.body)
     assert list(body) == ["error", "error_description"]
@@ -52,20 +54,20 @@ def told(answer: Ask | Response) -> tuple[int, str, str]:
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/", "/Metadata/Identity/OAuth2/Token", f"http://169.254.169.254{PATH}"])
 def test_a_token_is_asked_for_by_its_resource(path: str) -> None:
     """With a slash at the end too: the vendor's JavaScript client sends one."""
-    assert ask(path=path) == GetToken(resource=ARM)
+    assert ask(path=path) == TokenRequest(resource=ARM)
 
 
 @pytest.mark.parametrize("version", ["2018-02-01", "2019-08-01", "2025-04-07", "1999-01-01"])
 def test_any_date_will_do_as_api_version(version: str) -> None:
-    assert ask(f"api-version={version}&resource=r") == GetToken(resource="r")
+    assert ask(f"api-version={version}&resource=r") == TokenRequest(resource="r")
 
 
 def test_an_identity_may_be_named_in_three_ways() -> None:
-    assert ask(f"{QUERY}&client_id=c") == GetToken(resource=ARM, client_id="c")
-    assert ask(f"{QUERY}&object_id=o") == GetToken(resource=ARM, object_id="o")
-    assert ask(f"{QUERY}&msi_res_id=%2Fr") == GetToken(resource=ARM, resource_id="/r")
-    assert ask(f"{QUERY}&mi_res_id=%2Fr") == GetToken(resource=ARM, resource_id="/r")
-    assert ask(f"{QUERY}&client_id=&object_id=&msi_res_id=") == GetToken(resource=ARM)
+    assert ask(f"{QUERY}&client_id=c") == TokenRequest(resource=ARM, client_id="c")
+    assert ask(f"{QUERY}&object_id=o") == TokenRequest(resource=ARM, object_id="o")
+    assert ask(f"{QUERY}&msi_res_id=%2Fr") == TokenRequest(resource=ARM, resource_id="/r")
+    assert ask(f"{QUERY}&mi_res_id=%2Fr") == TokenRequest(resource=ARM, resource_id="/r")
+    assert ask(f"{QUERY}&client_id=&object_id=&msi_res_id=") == TokenRequest(resource=ARM)
 
 
 @pytest.mark.parametrize("headers", [(), (("metadata", "false"),), (("metadata", "true"), ("metadata", ""))])
@@ -73,7 +75,7 @@ def test_an_identity_may_be_named_in_three_ways() -> None:
 def test_without_the_header_the_refusal_is_the_vendors(headers: tuple[tuple[str, str], ...], query: str) -> None:
     """A client that looks whether there is an identity endpoint sends no header, perhaps no query either."""
     answer = ask(query, headers=headers)
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert answer.status == 400
     assert answer.body == b'{"error":"invalid_request","error_description":"Required metadata header not specified"}'
 
@@ -95,7 +97,7 @@ def test_without_a_resource_there_is_no_token(resource: str) -> None:
 
 
 def test_where_anybody_could_pose_as_the_vm_there_is_no_token_unless_a_setting_says_so() -> None:
-    status, error, reason = told(ask(rules=Rules()))
+    status, error, reason = told(ask(rules=EndpointRules()))
     assert (status, error) == (403, "access_denied")
     assert "any program of this machine can pose as the VM" in reason
     assert "identity_on_loopback = true" in reason
@@ -114,14 +116,14 @@ def test_what_no_program_in_a_vm_sends_is_refused_as_anywhere(
 ) -> None:
     """Spec §2.2, §2.3."""
     answer = ask(query, headers=headers)
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert (answer.status, json.loads(answer.body)) == (400, {"error": f"Bad request. {words}"})
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "HEAD", "DELETE"])
 def test_a_token_can_only_be_read(method: str) -> None:
     answer = ask(method=method)
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert (answer.status, b"InvalidHttpVerb" in answer.body) == (400, True)
 
 
@@ -134,18 +136,18 @@ def test_of_several_defects_the_first_in_order_is_told() -> None:
         answer = ask(
             "&".join(f"{name}={value}" for name, value in sound.items() if name not in wrong),
             headers=() if "header" in wrong else HEADER,
-            rules=Rules(gives_tokens="loopback" not in wrong),
+            rules=EndpointRules(gives_tokens="loopback" not in wrong),
         )
         first = next((name for name in defects if name in wrong), None)
         if first is None:
-            assert answer == GetToken(resource="r")
+            assert answer == TokenRequest(resource="r")
         else:
             assert first in told(answer)[2]
 
 
 def test_the_answer_is_what_the_vendors_clients_read() -> None:
     """All values are strings, and times are real ones (spec §12)."""
-    answer = answer_token(TOKEN, ask=GetToken(resource=ARM), identity=IDENTITY, now=1_700_000_001)
+    answer = token_response(TOKEN, ask=TokenRequest(resource=ARM), identity=IDENTITY, now=1_700_000_001)
     assert answer.status == 200
     assert answer.headers == (
         ("Content-Type", "application/json; charset=utf-8"),
@@ -164,7 +166,7 @@ def test_the_answer_is_what_the_vendors_clients_read() -> None:
 
 
 def test_a_token_that_has_ended_is_not_said_to_last_less_than_no_time() -> None:
-    answer = answer_token(TOKEN, ask=GetToken(resource=ARM), identity=IDENTITY, now=1_800_000_000)
+    answer = token_response(TOKEN, ask=TokenRequest(resource=ARM), identity=IDENTITY, now=1_800_000_000)
     assert json.loads(answer.body)["expires_in"] == "0"
 
 
@@ -174,7 +176,7 @@ def test_a_token_is_not_shown_by_accident() -> None:
 
 def test_a_resource_that_nobody_here_serves_is_refused_with_those_that_are() -> None:
     refusal = WrongResource(accepted=("https://management.azure.com", "https://localhost:8443"))
-    answer = answer_token(refusal, ask=GetToken(resource="https://vault.azure.net"), identity=IDENTITY, now=0)
+    answer = token_response(refusal, ask=TokenRequest(resource="https://vault.azure.net"), identity=IDENTITY, now=0)
     assert told(answer) == (
         400,
         "invalid_resource",
@@ -184,7 +186,9 @@ def test_a_resource_that_nobody_here_serves_is_refused_with_those_that_are() -> 
 
 
 def test_where_nobody_takes_tokens_there_is_nothing_to_ask_for() -> None:
-    answer = answer_token(WrongResource(accepted=()), ask=GetToken(resource=f"{'x' * 200}"), identity=IDENTITY, now=0)
+    answer = token_response(
+        WrongResource(accepted=()), ask=TokenRequest(resource=f"{'x' * 200}"), identity=IDENTITY, now=0
+    )
     status, error, reason = told(answer)
     assert (status, error) == (400, "invalid_resource")
     assert reason == f"Nobody here takes a token for '{'x' * 100}…': the service has no console for VMs"
@@ -199,7 +203,7 @@ def test_an_identity_is_known_by_each_of_its_names_and_all_that_are_given_must_f
     for names in product([None, "own", "shouted", "foreign"], repeat=3):
         spelling = {"own": str, "shouted": str.upper, "foreign": lambda text: f"{text}0"}
         chosen = {name: spelling[how](own[name]) for name, how in zip(own, names, strict=True) if how}
-        assert IDENTITY.is_meant(GetToken(resource=ARM, **chosen)) is ("foreign" not in names), chosen
+        assert IDENTITY.matches(TokenRequest(resource=ARM, **chosen)) is ("foreign" not in names), chosen
 
 
 def test_a_vm_that_comes_back_under_its_name_is_another_identity() -> None:
@@ -220,6 +224,6 @@ def test_the_ids_of_an_identity_stay_what_they_are() -> None:
 @given(st.text(max_size=300), st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_whatever_resource_is_named_the_answer_is_json(resource: str, text: str) -> None:
-    asked = GetToken(resource=resource, client_id=text)
+    asked = TokenRequest(resource=resource, client_id=text)
     for given_ in (TOKEN, WrongResource(accepted=(text,))):
-        json.loads(answer_token(given_, ask=asked, identity=IDENTITY, now=0).body)
+        json.loads(token_response(given_, ask=asked, identity=IDENTITY, now=0).body)

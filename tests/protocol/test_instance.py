@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from forewarn.protocol.exchange import ReadInstance, Request, Response, Rules, read
-from forewarn.protocol.instance import Element, InstanceFacts, answer_instance, tree
+from forewarn.protocol.exchange import EndpointRules, InstanceRequest, read_request
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.instance import InstanceFacts, MetadataElement, instance_response, metadata_tree
 from forewarn.protocol.versions import INSTANCE_VERSIONS
 
 FACTS = InstanceFacts(
@@ -39,13 +40,13 @@ TEXT = (("Content-Type", "text/plain; charset=utf-8"),)
 JSON = (("Content-Type", "application/json; charset=utf-8"),)
 
 
-def get(path: str = "", query: str = "api-version=2021-08-01", facts: InstanceFacts = FACTS) -> Response:
-    request = Request(method="GET", target=f"/metadata/instance{path}?{query}", headers=(("metadata", "true"),))
-    asked = read(request, known=True, rules=Rules())
-    if isinstance(asked, Response):
+def get(path: str = "", query: str = "api-version=2021-08-01", facts: InstanceFacts = FACTS) -> HttpResponse:
+    request = HttpRequest(method="GET", target=f"/metadata/instance{path}?{query}", headers=(("metadata", "true"),))
+    asked = read_request(request, known=True, rules=EndpointRules())
+    if isinstance(asked, HttpResponse):
         return asked
-    assert isinstance(asked, ReadInstance)
-    return answer_instance(asked, facts)
+    assert isinstance(asked, InstanceRequest)
+    return instance_response(asked, facts)
 
 
 def text(path: str, facts: InstanceFacts = FACTS) -> str:
@@ -54,7 +55,7 @@ def text(path: str, facts: InstanceFacts = FACTS) -> str:
     return answer.body.decode()
 
 
-def leaves(element: Element, path: str = "") -> list[tuple[str, str]]:
+def leaves(element: MetadataElement, path: str = "") -> list[tuple[str, str]]:
     if isinstance(element, str):
         return [(path, element)]
     parts = element.items() if isinstance(element, dict) else enumerate(element)
@@ -105,7 +106,7 @@ def test_a_leaf_is_read_as_text(path: str, value: str) -> None:
 def test_a_leaf_is_refused_without_format_text(query: str) -> None:
     """Spec §2.6."""
     answer = get("/compute/name", "api-version=2021-08-01" + query)
-    assert answer == Response(
+    assert answer == HttpResponse(
         status=400,
         headers=JSON,
         body=b'{ "error": "Bad request. compute/name is a single value, ask for it with format=text" }',
@@ -122,13 +123,13 @@ def test_another_format_is_refused(form: str) -> None:
 def test_the_whole_tree_is_json(query: str) -> None:
     answer = get("", "api-version=2021-08-01" + query)
     assert (answer.status, answer.headers) == (200, JSON)
-    assert json.loads(answer.body) == tree(FACTS)
+    assert json.loads(answer.body) == metadata_tree(FACTS)
     assert b": " not in answer.body
 
 
 @pytest.mark.parametrize("path", ["/compute", "/compute/osProfile", "/compute/tagsList", "/network/interface/0"])
 def test_a_part_of_the_tree_is_json(path: str) -> None:
-    element: Element = tree(FACTS)
+    element: MetadataElement = metadata_tree(FACTS)
     for step in path.split("/")[1:]:
         element = element[int(step)] if isinstance(element, list) else element[step]  # type: ignore[index]
     assert json.loads(get(path).body) == element
@@ -161,20 +162,20 @@ def test_an_unknown_element_is_not_found(path: str, form: str) -> None:
 
 @pytest.mark.parametrize("facts", [FACTS, BARE], ids=["full", "bare"])
 def test_every_leaf_is_a_string_and_can_be_read_alone(facts: InstanceFacts) -> None:
-    for path, value in leaves(tree(facts)):
+    for path, value in leaves(metadata_tree(facts)):
         assert text(path, facts) == value
 
 
 @pytest.mark.parametrize("facts", [FACTS, BARE], ids=["full", "bare"])
 def test_keys_are_alphabetical_everywhere(facts: InstanceFacts) -> None:
-    def check(element: Element) -> None:
+    def check(element: MetadataElement) -> None:
         if isinstance(element, dict):
             assert list(element) == sorted(element, key=str.lower)
         if not isinstance(element, str):
             for part in element.values() if isinstance(element, dict) else element:
                 check(part)
 
-    check(tree(facts))
+    check(metadata_tree(facts))
 
 
 def test_a_vm_of_which_only_the_name_is_known_has_empty_strings_and_no_address() -> None:

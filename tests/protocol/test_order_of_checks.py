@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from forewarn.protocol.exchange import Approve, Poll, Request, Response, Rules, read
+from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest, read_request
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 # In the order of the checks: what is wrong, and what its answer says.
 DEFECTS = {
@@ -28,11 +29,11 @@ HEADERS = [
 ]
 
 
-def flawed(defects: frozenset[str], *, version: str) -> Request:
+def flawed(defects: frozenset[str], *, version: str) -> HttpRequest:
     path = "/metadata/nothing" if "path" in defects else "/metadata/scheduledevents"
     query = f"api-version={'1999-01-01' if 'api-version' in defects else version}"
     headers = [header for name, header in HEADERS if name in defects]
-    return Request(
+    return HttpRequest(
         method="PUT" if "verb" in defects else "POST",
         target=f"{path}?{query}{'&a=1&a=2' if 'repeated parameter' in defects else ''}",
         headers=(*headers, ("metadata", "false" if "Metadata" in defects else "true")),
@@ -45,13 +46,13 @@ def test_every_subset_of_defects_gets_the_answer_of_the_first(version: str) -> N
     assert len(SUBSETS) == 512
     for defects in SUBSETS:
         request = flawed(defects, version=version)
-        answer = read(request, known="unknown caller" not in defects, rules=Rules())
+        answer = read_request(request, known="unknown caller" not in defects, rules=EndpointRules())
         first = next((name for name in DEFECTS if name in defects), None)
         if first is None:
-            assert answer == Approve(version=version, event_ids=())
+            assert answer == ApprovalRequest(version=version, event_ids=())
             continue
         status, text = DEFECTS[first]
-        assert isinstance(answer, Response), sorted(defects)
+        assert isinstance(answer, HttpResponse), sorted(defects)
         assert answer.status == status, sorted(defects)
         assert text in answer.body, sorted(defects)
 
@@ -62,26 +63,30 @@ def test_in_the_preview_a_missing_header_is_no_defect() -> None:
         if "api-version" in defects:
             continue
         known = "unknown caller" not in defects
-        spared = read(flawed(defects, version="2017-03-01"), known=known, rules=Rules())
-        assert spared == read(flawed(defects - {"Metadata"}, version="2017-03-01"), known=known, rules=Rules())
+        spared = read_request(flawed(defects, version="2017-03-01"), known=known, rules=EndpointRules())
+        assert spared == read_request(
+            flawed(defects - {"Metadata"}, version="2017-03-01"), known=known, rules=EndpointRules()
+        )
 
 
 def test_the_setting_gives_the_header_its_place_in_the_preview_too() -> None:
     for defects in SUBSETS:
         known = "unknown caller" not in defects
-        preview = read(flawed(defects, version="2017-03-01"), known=known, rules=Rules(header_always=True))
-        later = read(flawed(defects, version="2017-08-01"), known=known, rules=Rules())
-        if isinstance(later, Response):
+        preview = read_request(
+            flawed(defects, version="2017-03-01"), known=known, rules=EndpointRules(header_always=True)
+        )
+        later = read_request(flawed(defects, version="2017-08-01"), known=known, rules=EndpointRules())
+        if isinstance(later, HttpResponse):
             assert preview == later
         else:
-            assert preview == Approve(version="2017-03-01", event_ids=())
+            assert preview == ApprovalRequest(version="2017-03-01", event_ids=())
 
 
 def test_a_get_has_no_body_to_be_wrong() -> None:
-    request = Request(
+    request = HttpRequest(
         method="GET",
         target="/metadata/scheduledevents?api-version=2020-07-01",
         headers=(("metadata", "true"),),
         body=b"junk",
     )
-    assert read(request, known=True, rules=Rules()) == Poll(version="2020-07-01")
+    assert read_request(request, known=True, rules=EndpointRules()) == PollRequest(version="2020-07-01")

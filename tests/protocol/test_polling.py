@@ -4,18 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.condition import etag
-from forewarn.protocol.document import Document, Kind, Notice, Status
+from forewarn.protocol.document import Document, EventNotice, Kind, NoticeStatus
 from forewarn.protocol.exchange import (
-    Poll,
-    Request,
-    Response,
-    Rules,
-    answer_poll,
-    applied_wait,
-    has_document,
-    read,
+    EndpointRules,
+    PollRequest,
+    client_has_document,
+    etag,
+    poll_response,
+    read_request,
+    with_preference_applied,
 )
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 DOCUMENT = Document(incarnation=7)
 SCOPE = "vm:sub/lab/web"
@@ -23,28 +22,28 @@ CURRENT = etag(SCOPE, 3, 7)
 JSON = ("Content-Type", "application/json; charset=utf-8")
 
 
-def polled(*headers: tuple[str, str], rules: Rules | None = None) -> Poll:
-    request = Request(
+def polled(*headers: tuple[str, str], rules: EndpointRules | None = None) -> PollRequest:
+    request = HttpRequest(
         method="GET",
         target="/metadata/scheduledevents?api-version=2020-07-01",
         headers=(("metadata", "true"), *headers),
     )
-    asked = read(request, known=True, rules=rules or Rules())
-    assert isinstance(asked, Poll)
+    asked = read_request(request, known=True, rules=rules or EndpointRules())
+    assert isinstance(asked, PollRequest)
     return asked
 
 
-def answered(*headers: tuple[str, str]) -> Response:
-    return answer_poll(polled(*headers), tag=CURRENT, document=DOCUMENT, rules=Rules())
+def answered(*headers: tuple[str, str]) -> HttpResponse:
+    return poll_response(polled(*headers), tag=CURRENT, document=DOCUMENT, rules=EndpointRules())
 
 
-def waits(*preferences: str, tagged: bool = True, rules: Rules | None = None) -> int | None:
+def waits(*preferences: str, tagged: bool = True, rules: EndpointRules | None = None) -> int | None:
     tag = [("if-none-match", CURRENT)] if tagged else []
     return polled(*tag, *(("prefer", preference) for preference in preferences), rules=rules).wait_s
 
 
 def test_every_200_carries_a_tag() -> None:
-    assert answered() == Response(
+    assert answered() == HttpResponse(
         status=200,
         headers=(JSON, ("ETag", CURRENT)),
         body=b'{"DocumentIncarnation":7,"Events":[]}',
@@ -71,7 +70,7 @@ def test_the_tag_is_quoted_and_tells_scopes_epochs_and_incarnations_apart() -> N
 )
 def test_whoever_has_the_document_is_told_304_without_a_body(condition: str) -> None:
     answer = answered(("if-none-match", condition))
-    assert answer == Response(status=304, headers=(("ETag", CURRENT),), body=b"")
+    assert answer == HttpResponse(status=304, headers=(("ETag", CURRENT),), body=b"")
 
 
 def test_tags_may_be_spread_over_several_headers() -> None:
@@ -103,30 +102,30 @@ def test_junk_an_old_tag_or_a_star_gets_the_document(condition: str) -> None:
 
 def test_an_epoch_later_the_same_incarnation_is_another_document() -> None:
     poll = polled(("if-none-match", CURRENT))
-    assert has_document(poll, CURRENT)
-    assert not has_document(poll, etag(SCOPE, 4, 7))
-    assert answer_poll(poll, tag=etag(SCOPE, 4, 7), document=DOCUMENT, rules=Rules()).status == 200
+    assert client_has_document(poll, CURRENT)
+    assert not client_has_document(poll, etag(SCOPE, 4, 7))
+    assert poll_response(poll, tag=etag(SCOPE, 4, 7), document=DOCUMENT, rules=EndpointRules()).status == 200
 
 
 def test_in_another_scope_the_same_numbers_are_another_document() -> None:
-    assert not has_document(polled(("if-none-match", CURRENT)), etag("other", 3, 7))
+    assert not client_has_document(polled(("if-none-match", CURRENT)), etag("other", 3, 7))
 
 
 def test_a_poll_without_a_tag_is_never_current() -> None:
-    assert not has_document(polled(), CURRENT)
+    assert not client_has_document(polled(), CURRENT)
 
 
 def test_bytes_that_were_rendered_before_are_sent_as_they_are() -> None:
-    answer = answer_poll(polled(), tag=CURRENT, document=DOCUMENT, rules=Rules(), body=b"rendered")
+    answer = poll_response(polled(), tag=CURRENT, document=DOCUMENT, rules=EndpointRules(), body=b"rendered")
     assert answer.body == b"rendered"
     assert ("ETag", CURRENT) in answer.headers
 
 
 def test_the_setting_for_iso_dates_reaches_the_document() -> None:
-    notice = Notice(id="A", status=Status.SCHEDULED, kind=Kind.REBOOT, resources=(), not_before=0.0)
+    notice = EventNotice(id="A", status=NoticeStatus.SCHEDULED, kind=Kind.REBOOT, resources=(), not_before=0.0)
     document = Document(incarnation=2, notices=(notice,))
-    poll = Poll(version="2017-08-01")
-    answer = answer_poll(poll, tag=CURRENT, document=document, rules=Rules(iso_dates=True))
+    poll = PollRequest(version="2017-08-01")
+    answer = poll_response(poll, tag=CURRENT, document=document, rules=EndpointRules(iso_dates=True))
     assert b"1970-01-01T00:00:00Z" in answer.body
 
 
@@ -176,12 +175,12 @@ def test_without_a_tag_nothing_is_held() -> None:
 
 @pytest.mark.parametrize(("most_s", "wait_s"), [(20, 20), (60, 60), (0, None)])
 def test_the_longest_wait_is_a_setting(most_s: int, wait_s: int | None) -> None:
-    assert waits("wait=60", rules=Rules(max_wait_s=most_s)) == wait_s
+    assert waits("wait=60", rules=EndpointRules(max_wait_s=most_s)) == wait_s
 
 
 def test_a_held_answer_says_so() -> None:
-    held = applied_wait(answered(("if-none-match", CURRENT)), 60)
-    assert held == Response(status=304, headers=(("ETag", CURRENT), ("Preference-Applied", "wait=60")))
+    held = with_preference_applied(answered(("if-none-match", CURRENT)), 60)
+    assert held == HttpResponse(status=304, headers=(("ETag", CURRENT), ("Preference-Applied", "wait=60")))
 
 
 @given(st.lists(st.text(alphabet='wait=0123456789",;\\ x', max_size=30), max_size=3))

@@ -7,20 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.protocol.codec import Received, ReceivedEvent, Unreadable, decode, encode, read_date
-from forewarn.protocol.document import Document, Kind, Notice, Source, Status
-from forewarn.protocol.versions import VERSIONS, fields, shows_kind
+from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document, encode_document
+from forewarn.protocol.dates import parse_date
+from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
+from forewarn.protocol.versions import VERSIONS, event_fields, version_lists_kind
 
 
 def decoded(**event: object) -> ReceivedEvent:
-    [read] = decode(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
+    [read] = decode_document(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
     return read
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 190, 279, 2**40])
 def test_an_empty_document_is_read(incarnation: int) -> None:
     raw = b'{"DocumentIncarnation":%d, "Events":[]}' % incarnation
-    assert decode(raw) == Received(incarnation=incarnation)
+    assert decode_document(raw) == Received(incarnation=incarnation)
 
 
 def test_a_recorded_2019_document_is_read_without_a_duration() -> None:
@@ -83,7 +84,7 @@ def test_half_a_character_is_replaced_because_nobody_could_write_it_down(field: 
 
 def test_a_number_that_nobody_can_hold_is_none() -> None:
     assert decoded(DurationInSeconds=10**400).duration_s is None
-    assert decode(b'{"DocumentIncarnation": 1%s, "Events": []}' % (b"0" * 400)).incarnation == -1
+    assert decode_document(b'{"DocumentIncarnation": 1%s, "Events": []}' % (b"0" * 400)).incarnation == -1
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_resources_are_the_names_among_what_was_sent(given_value: object, read: 
     ],
 )
 def test_a_document_of_the_wrong_types_is_read_as_far_as_it_goes(raw: bytes, incarnation: int) -> None:
-    assert decode(raw) == Received(incarnation=incarnation)
+    assert decode_document(raw) == Received(incarnation=incarnation)
 
 
 @pytest.mark.parametrize(
@@ -132,23 +133,23 @@ def test_a_document_of_the_wrong_types_is_read_as_far_as_it_goes(raw: bytes, inc
 )
 def test_what_is_no_document_is_unreadable_and_says_so(raw: bytes, message: str) -> None:
     """Spec §11: 200 with an empty body happens."""
-    with pytest.raises(Unreadable) as error:
-        decode(raw)
+    with pytest.raises(InvalidDocument) as error:
+        decode_document(raw)
     assert message in str(error.value)
     assert isinstance(error.value, ValueError)
 
 
 NOTICES = st.builds(
-    Notice,
+    EventNotice,
     id=st.uuids().map(lambda value: str(value).upper()),
-    status=st.just(Status.SCHEDULED),
+    status=st.just(NoticeStatus.SCHEDULED),
     kind=st.sampled_from(Kind),
     resources=st.lists(st.text(max_size=12), max_size=4).map(tuple),
     not_before=st.integers(0, 4_102_444_800).map(float),
     description=st.text(max_size=40),
-    source=st.sampled_from(Source),
+    source=st.sampled_from(EventSource),
     duration_s=st.integers(-1, 10_000),
-).flatmap(lambda one: st.sampled_from([one, replace(one, status=Status.STARTED, not_before=None)]))
+).flatmap(lambda one: st.sampled_from([one, replace(one, status=NoticeStatus.STARTED, not_before=None)]))
 DOCUMENTS = st.builds(
     Document,
     incarnation=st.integers(0, 2**63 - 1),
@@ -157,8 +158,8 @@ DOCUMENTS = st.builds(
 )
 
 
-def as_received(notice: Notice, version: str, prefix: str) -> ReceivedEvent:
-    shown = fields(version)
+def as_received(notice: EventNotice, version: str, prefix: str) -> ReceivedEvent:
+    shown = event_fields(version)
     return ReceivedEvent(
         id=notice.id,
         status=notice.status,
@@ -175,15 +176,15 @@ def as_received(notice: Notice, version: str, prefix: str) -> ReceivedEvent:
 @given(DOCUMENTS, st.sampled_from(VERSIONS), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_what_the_host_writes_the_guest_reads(document: Document, version: str, iso_dates: bool) -> None:
-    received = decode(encode(document, version, iso_dates=iso_dates))
+    received = decode_document(encode_document(document, version, iso_dates=iso_dates))
     prefix = "_" if version == "2017-03-01" and not document.roles else ""
 
     assert received.incarnation == document.incarnation
     assert [replace(event, not_before_text="") for event in received.events] == [
-        as_received(notice, version, prefix) for notice in document.notices if shows_kind(version, notice.kind)
+        as_received(notice, version, prefix) for notice in document.notices if version_lists_kind(version, notice.kind)
     ]
     for event in received.events:
-        assert read_date(event.not_before_text) == event.not_before
+        assert parse_date(event.not_before_text) == event.not_before
 
 
 JSON_VALUES = st.recursive(
@@ -193,7 +194,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(fields("2020-07-01")), JSON_VALUES))
+@given(st.dictionaries(st.sampled_from(event_fields("2020-07-01")), JSON_VALUES))
 @settings(max_examples=150, deadline=None)
 def test_no_event_is_too_strange_to_be_read(event: dict[str, object]) -> None:
     assert isinstance(decoded(**event), ReceivedEvent)
@@ -203,6 +204,6 @@ def test_no_event_is_too_strange_to_be_read(event: dict[str, object]) -> None:
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_a_document_or_unreadable(raw: bytes) -> None:
     try:
-        assert isinstance(decode(raw), Received)
-    except Unreadable:
+        assert isinstance(decode_document(raw), Received)
+    except InvalidDocument:
         pass

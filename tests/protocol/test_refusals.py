@@ -2,18 +2,10 @@
 
 import pytest
 
-from forewarn.protocol import exchange
-from forewarn.protocol.exchange import (
-    Approve,
-    Ask,
-    Poll,
-    ReadInstance,
-    Request,
-    Response,
-    Rules,
-    UnknownVersion,
-)
-from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS
+from forewarn.protocol import exchange, responses
+from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, InstanceRequest, MetadataRequest, PollRequest
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS, UnknownVersionPolicy
 
 JSON = (("Content-Type", "application/json; charset=utf-8"),)
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -43,14 +35,14 @@ def ask(
     known: bool = True,
     headers: tuple[tuple[str, str], ...] = METADATA,
     body: bytes = b"",
-    rules: Rules | None = None,
-) -> Ask | Response:
-    request = Request(method=method, target=target, headers=(*headers, *more), body=body)
-    return exchange.read(request, known=known, rules=rules or Rules())
+    rules: EndpointRules | None = None,
+) -> MetadataRequest | HttpResponse:
+    request = HttpRequest(method=method, target=target, headers=(*headers, *more), body=body)
+    return exchange.read_request(request, known=known, rules=rules or EndpointRules())
 
 
-def refused(answer: Ask | Response, status: int, body: bytes) -> None:
-    assert answer == Response(status=status, headers=JSON, body=body)
+def refused(answer: MetadataRequest | HttpResponse, status: int, body: bytes) -> None:
+    assert answer == HttpResponse(status=status, headers=JSON, body=body)
 
 
 def test_an_unknown_caller_is_told_nothing() -> None:
@@ -61,7 +53,7 @@ def test_an_unknown_caller_is_told_nothing() -> None:
 
 def test_an_unknown_callers_head_gets_no_body() -> None:
     answer = ask(known=False, method="HEAD")
-    assert answer == Response(status=404, headers=JSON, body=NOT_FOUND, head_only=True)
+    assert answer == HttpResponse(status=404, headers=JSON, body=NOT_FOUND, head_only=True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +64,7 @@ def test_an_unknown_callers_head_gets_no_body() -> None:
 def test_a_verb_other_than_get_and_post_meets_the_front_ends_xml(method: str, length: int, target: str) -> None:
     """Spec §10: 322 bytes for PUT, 323 for HEAD, which gets its headers only."""
     answer = ask(target, method=method, headers=())
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert answer.status == 400
     assert answer.headers == (("Content-Type", "text/xml; charset=utf-8"),)
     assert answer.body == WRONG_VERB % method.encode()
@@ -82,7 +74,7 @@ def test_a_verb_other_than_get_and_post_meets_the_front_ends_xml(method: str, le
 
 def test_a_verb_cannot_write_xml_of_its_own() -> None:
     answer = ask(method="<b>&\ud800")
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert b"'&lt;b&gt;&amp;?' is not" in answer.body
 
 
@@ -134,13 +126,13 @@ def test_an_unknown_path_is_not_found(target: str, method: str) -> None:
 )
 def test_the_path_is_matched_without_case_however_it_is_written(path: str) -> None:
     """Spec §2.1; the whole address is what a client behind a proxy sends."""
-    assert ask(path + "?api-version=2020-07-01") == Poll(version="2020-07-01")
+    assert ask(path + "?api-version=2020-07-01") == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("path", ["versions", "instance", "instance/compute/name"])
 def test_a_post_to_what_can_only_be_read_is_a_wrong_verb(path: str) -> None:
     answer = ask(f"/metadata/{path}?api-version=2021-02-01", method="POST", headers=())
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert (answer.status, answer.body) == (400, WRONG_VERB % b"POST")
 
 
@@ -177,13 +169,13 @@ def test_a_repeated_parameter_is_refused_by_name_compared_without_case(query: st
 
 
 def test_empty_pieces_of_a_query_are_no_parameters() -> None:
-    assert ask("/metadata/scheduledevents?&&api-version=2020-07-01&&") == Poll(version="2020-07-01")
+    assert ask("/metadata/scheduledevents?&&api-version=2020-07-01&&") == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("value", ["true", "True", "TRUE", " true "])
 def test_the_header_says_true_in_any_case(value: str) -> None:
     """Spec §2.2."""
-    assert ask(headers=(("metadata", value),)) == Poll(version="2020-07-01")
+    assert ask(headers=(("metadata", value),)) == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("values", [(), ("false",), ("",), ("1",), ("true, true",), ("true", "false")])
@@ -196,15 +188,15 @@ def test_without_the_header_the_answer_is_400_from_2017_08_01_on(values: tuple[s
 
 
 def test_the_header_may_be_sent_twice_if_it_says_true_twice() -> None:
-    assert ask(headers=METADATA * 2) == Poll(version="2020-07-01")
+    assert ask(headers=METADATA * 2) == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_the_preview_does_not_ask_for_the_header_unless_it_is_set_to(method: str) -> None:
     """Spec §2.2."""
     target, body = "/metadata/scheduledevents?api-version=2017-03-01", b'{"StartRequests":[]}'
-    assert isinstance(ask(target, method=method, headers=(), body=body), Poll | Approve)
-    strict = Rules(header_always=True)
+    assert isinstance(ask(target, method=method, headers=(), body=body), PollRequest | ApprovalRequest)
+    strict = EndpointRules(header_always=True)
     refused(ask(target, method=method, headers=(), body=body, rules=strict), 400, NO_HEADER)
 
 
@@ -241,7 +233,7 @@ def test_a_missing_or_unknown_version_is_told_the_three_newest(target: str, meth
 def test_a_location_that_lags_behind_tells_its_own_newest() -> None:
     """Spec §3: a setting narrows the versions that a location serves."""
     body = NO_VERSION.replace(b'"2020-07-01","2019-08-01","2019-04-01"', b'"2017-08-01","2017-03-01"')
-    refused(ask(rules=Rules(versions=VERSIONS[:2])), 400, body)
+    refused(ask(rules=EndpointRules(versions=VERSIONS[:2])), 400, body)
 
 
 @pytest.mark.parametrize("target", ["/metadata/instance", "/metadata/instance/compute?api-version=2020-07-01"])
@@ -250,23 +242,23 @@ def test_the_instance_tells_instance_versions(target: str) -> None:
 
 
 def test_unknown_versions_can_be_served_leniently() -> None:
-    lenient = Rules(unknown_version=UnknownVersion.LENIENT)
-    assert ask("/metadata/scheduledevents?api-version=2019-12-31", rules=lenient) == Poll(version="2019-08-01")
+    lenient = EndpointRules(unknown_version=UnknownVersionPolicy.LENIENT)
+    assert ask("/metadata/scheduledevents?api-version=2019-12-31", rules=lenient) == PollRequest(version="2019-08-01")
     instance = ask("/metadata/instance?api-version=2025-11-11", rules=lenient)
-    assert instance == ReadInstance(version="2025-04-07")
+    assert instance == InstanceRequest(version="2025-04-07")
     refused(ask("/metadata/scheduledevents?api-version=2016-01-01", rules=lenient), 400, NO_VERSION)
 
 
 @pytest.mark.parametrize("target", ["scheduledevents", "scheduledevents?api-version=latest", "latest/scheduledevents"])
-@pytest.mark.parametrize("unknown", UnknownVersion)
-def test_no_setting_brings_latest_or_no_version_back(target: str, unknown: UnknownVersion) -> None:
+@pytest.mark.parametrize("unknown", UnknownVersionPolicy)
+def test_no_setting_brings_latest_or_no_version_back(target: str, unknown: UnknownVersionPolicy) -> None:
     """Spec §2.4."""
-    refused(ask(f"/metadata/{target}", rules=Rules(unknown_version=unknown)), 400, NO_VERSION)
+    refused(ask(f"/metadata/{target}", rules=EndpointRules(unknown_version=unknown)), 400, NO_VERSION)
 
 
 def test_unknown_versions_can_be_not_found() -> None:
     body = b'{ "error": "Not found. Invalid version requested" }'
-    rules = Rules(unknown_version=UnknownVersion.NOT_FOUND)
+    rules = EndpointRules(unknown_version=UnknownVersionPolicy.NOT_FOUND)
     refused(ask("/metadata/scheduledevents?api-version=2018-01-01", rules=rules), 404, body)
     assert len(body) == 51
 
@@ -274,7 +266,7 @@ def test_unknown_versions_can_be_not_found() -> None:
 def test_the_versions_are_listed_without_a_version() -> None:
     """Spec §2.6."""
     answer = ask("/metadata/versions")
-    assert isinstance(answer, Response)
+    assert isinstance(answer, HttpResponse)
     assert (answer.status, answer.headers) == (200, JSON)
     listed = ",".join(f'"{version}"' for version in INSTANCE_VERSIONS)
     assert answer.body == f'{{"apiVersions":[{listed}]}}'.encode()
@@ -283,37 +275,37 @@ def test_the_versions_are_listed_without_a_version() -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "body"),
     [
-        (exchange.unknown_event("ABC"), 400, b'{ "error": "Bad request. Unknown EventId: ABC" }'),
-        (exchange.malformed(), 400, b'{ "error": "Bad request. The request is not HTTP" }'),
+        (responses.unknown_event("ABC"), 400, b'{ "error": "Bad request. Unknown EventId: ABC" }'),
+        (responses.malformed_request(), 400, b'{ "error": "Bad request. The request is not HTTP" }'),
         (
-            exchange.timed_out(),
+            responses.request_timeout(),
             408,
             b'{ "error": "Request timeout. The request was not whole in time" }',
         ),
         (
-            exchange.too_large(),
+            responses.body_too_large(),
             413,
             b'{ "error": "Content too large. A body may have at most 65536 bytes" }',
         ),
         (
-            exchange.header_too_large(),
+            responses.header_too_large(),
             431,
             b'{ "error": "Request header fields too large. They may have at most 16384 bytes" }',
         ),
     ],
 )
-def test_ready_answers(answer: Response, status: int, body: bytes) -> None:
+def test_ready_answers(answer: HttpResponse, status: int, body: bytes) -> None:
     refused(answer, status, body)
 
 
 def test_an_unknown_id_cannot_break_out_of_the_error() -> None:
     body = b'{ "error": "Bad request. Unknown EventId: \\"}\\ud800\\u0000" }'
-    refused(exchange.unknown_event('"}\ud800\0'), 400, body)
+    refused(responses.unknown_event('"}\ud800\0'), 400, body)
 
 
 def test_a_throttled_caller_gets_34_bytes_of_text() -> None:
     """Spec §8.5, §10."""
-    answer = exchange.throttled()
+    answer = responses.too_many_requests()
     assert (answer.status, answer.body) == (429, b"Throttle Result: Too Many Requests")
     assert answer.headers == (("Content-Type", "text/plain; charset=utf-8"),)
     assert len(answer.body) == 34
@@ -321,7 +313,7 @@ def test_a_throttled_caller_gets_34_bytes_of_text() -> None:
 
 @pytest.mark.parametrize("retry_after_s", [5, 60])
 def test_a_store_out_of_reach_says_when_to_retry(retry_after_s: int) -> None:
-    answer = exchange.unavailable(retry_after_s)
+    answer = responses.service_unavailable(retry_after_s)
     assert answer.status == 503
     assert answer.headers == (*JSON, ("Retry-After", str(retry_after_s)))
     assert str(retry_after_s).encode() in answer.body

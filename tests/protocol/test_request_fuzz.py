@@ -5,20 +5,23 @@ from hypothesis import strategies as st
 
 from forewarn.protocol.document import Document
 from forewarn.protocol.exchange import (
-    Approve,
-    GetToken,
-    Poll,
-    ReadInstance,
-    Request,
-    Response,
-    Rules,
-    UnknownVersion,
-    answer_poll,
-    read,
+    ApprovalRequest,
+    EndpointRules,
+    InstanceRequest,
+    PollRequest,
+    poll_response,
+    read_request,
 )
-from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource, answer_token
-from forewarn.protocol.instance import InstanceFacts, answer_instance
-from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.instance import InstanceFacts, instance_response
+from forewarn.protocol.managed_identity import (
+    ManagedIdentity,
+    ManagedIdentityToken,
+    TokenRequest,
+    WrongResource,
+    token_response,
+)
+from forewarn.protocol.versions import INSTANCE_VERSIONS, VERSIONS, UnknownVersionPolicy
 
 ANY_TEXT = st.text(max_size=30) | st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010), max_size=5)
 METHODS = st.sampled_from(["GET", "POST", "HEAD", "PUT"]) | ANY_TEXT
@@ -52,48 +55,48 @@ HEADERS = st.lists(
     | st.tuples(NAMES | ANY_TEXT, ANY_TEXT | st.sampled_from(["true", '"1-1"', "wait=5"])),
     max_size=5,
 ).map(tuple)
-REQUESTS = st.builds(Request, method=METHODS, target=TARGETS, headers=HEADERS, body=st.binary(max_size=40))
+REQUESTS = st.builds(HttpRequest, method=METHODS, target=TARGETS, headers=HEADERS, body=st.binary(max_size=40))
 RULES = st.builds(
-    Rules,
+    EndpointRules,
     versions=st.lists(st.sampled_from(VERSIONS), unique=True).map(tuple),
     header_always=st.booleans(),
-    unknown_version=st.sampled_from(UnknownVersion),
+    unknown_version=st.sampled_from(UnknownVersionPolicy),
     iso_dates=st.booleans(),
     max_wait_s=st.integers(0, 300),
     gives_tokens=st.booleans(),
 )
 
-TOKEN = Token(text="a.b.c", not_before=0, expires_at=3600)
+TOKEN = ManagedIdentityToken(text="a.b.c", not_before=0, expires_at=3600)
 IDENTITY = ManagedIdentity(vm="vm", vm_id="id", name="vm", resource_id="/vm")
 
 
 @given(REQUESTS, st.booleans(), RULES)
 @settings(max_examples=800, deadline=None)
-def test_any_request_is_answered_or_understood(request: Request, known: bool, rules: Rules) -> None:
-    answer = read(request, known=known, rules=rules)
+def test_any_request_is_answered_or_understood(request: HttpRequest, known: bool, rules: EndpointRules) -> None:
+    answer = read_request(request, known=known, rules=rules)
     match answer:
-        case Response():
+        case HttpResponse():
             assert answer.status in {200, 400, 404} | (set() if rules.gives_tokens else {403})
             assert answer.head_only is (request.method == "HEAD")
-        case Poll():
+        case PollRequest():
             assert answer.version in rules.versions
-            answered = answer_poll(answer, tag='"1-1"', document=Document(incarnation=1), rules=rules)
+            answered = poll_response(answer, tag='"1-1"', document=Document(incarnation=1), rules=rules)
             assert answered.status in {200, 304}
-        case Approve():
+        case ApprovalRequest():
             assert answer.version in rules.versions
-        case ReadInstance():
+        case InstanceRequest():
             assert answer.version in INSTANCE_VERSIONS
-            assert answer_instance(answer, InstanceFacts(name="vm")).status in {200, 400, 404}
-        case GetToken():
+            assert instance_response(answer, InstanceFacts(name="vm")).status in {200, 400, 404}
+        case TokenRequest():
             assert rules.gives_tokens
             for given, status in ((TOKEN, 200), (WrongResource(accepted=()), 400)):
-                assert answer_token(given, ask=answer, identity=IDENTITY, now=0).status == status
+                assert token_response(given, ask=answer, identity=IDENTITY, now=0).status == status
 
 
 @given(REQUESTS, RULES)
 @settings(max_examples=100, deadline=None)
-def test_an_unknown_caller_gets_the_same_answer_whatever_it_asks(request: Request, rules: Rules) -> None:
+def test_an_unknown_caller_gets_the_same_answer_whatever_it_asks(request: HttpRequest, rules: EndpointRules) -> None:
     """Spec §7.4, §10: it learns nothing."""
-    answer = read(request, known=False, rules=rules)
-    assert isinstance(answer, Response)
+    answer = read_request(request, known=False, rules=rules)
+    assert isinstance(answer, HttpResponse)
     assert (answer.status, answer.body) == (404, b'{ "error": "Not found" }')

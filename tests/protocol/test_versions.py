@@ -5,18 +5,18 @@ import pytest
 from forewarn.protocol.document import Kind
 from forewarn.protocol.versions import (
     INSTANCE_VERSIONS,
-    NEWEST,
+    NEWEST_VERSION,
     VERSIONS,
-    UnknownVersion,
-    enforces_header,
-    fields,
-    newest_three,
-    settle,
-    shows,
-    shows_kind,
+    UnknownVersionPolicy,
+    event_fields,
+    newest_three_versions,
+    requires_metadata_header,
+    resolve_version,
+    version_features,
+    version_lists_kind,
 )
 
-REFUSE, LENIENT, NOT_FOUND = UnknownVersion.REFUSE, UnknownVersion.LENIENT, UnknownVersion.NOT_FOUND
+REFUSE, LENIENT, NOT_FOUND = UnknownVersionPolicy.REFUSE, UnknownVersionPolicy.LENIENT, UnknownVersionPolicy.NOT_FOUND
 FIRST_SIX = ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
 
 
@@ -30,7 +30,7 @@ def test_the_seven_versions_of_the_specification_are_served_in_ascending_order()
         "2019-08-01",
         "2020-07-01",
     )
-    assert NEWEST == "2020-07-01"
+    assert NEWEST_VERSION == "2020-07-01"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -45,7 +45,7 @@ def test_the_seven_versions_of_the_specification_are_served_in_ascending_order()
     ],
 )
 def test_a_kind_is_shown_from_the_version_that_brought_it(version: str, kind: Kind, since: str) -> None:
-    assert shows_kind(version, kind) is (version >= since)
+    assert version_lists_kind(version, kind) is (version >= since)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -54,20 +54,20 @@ def test_a_kind_is_shown_from_the_version_that_brought_it(version: str, kind: Ki
     [("Description", "2019-04-01"), ("EventSource", "2019-08-01"), ("DurationInSeconds", "2020-07-01")],
 )
 def test_a_field_is_shown_from_the_version_that_brought_it(version: str, field: str, since: str) -> None:
-    assert fields(version)[:6] == FIRST_SIX
-    assert (field in fields(version)) is (version >= since)
+    assert event_fields(version)[:6] == FIRST_SIX
+    assert (field in event_fields(version)) is (version >= since)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_only_the_preview_has_the_underscore_and_spares_callers_the_header(version: str) -> None:
     preview = version == "2017-03-01"
-    assert shows(version).underscore is preview
-    assert enforces_header(version) is not preview
+    assert version_features(version).underscore is preview
+    assert requires_metadata_header(version) is not preview
 
 
 @pytest.mark.parametrize("version", [None, "", "2016-01-01", "latest"])
 def test_a_version_that_does_not_exist_spares_nobody_the_header(version: str | None) -> None:
-    assert enforces_header(version)
+    assert requires_metadata_header(version)
 
 
 @pytest.mark.parametrize(
@@ -91,23 +91,23 @@ def test_a_version_that_does_not_exist_spares_nobody_the_header(version: str | N
     ],
 )
 def test_the_version_that_serves_a_request(
-    asked: str, served: tuple[str, ...], unknown: UnknownVersion, settled: str | None
+    asked: str, served: tuple[str, ...], unknown: UnknownVersionPolicy, settled: str | None
 ) -> None:
     """Spec §10: lenient is the newest one not newer than what was asked."""
-    assert settle(asked, served, unknown) == settled
+    assert resolve_version(asked, served, unknown) == settled
 
 
 def test_the_instance_has_versions_of_its_own() -> None:
     """Spec §2.6."""
     assert list(INSTANCE_VERSIONS) == sorted(set(INSTANCE_VERSIONS))
     assert len(INSTANCE_VERSIONS) == 35
-    assert newest_three(INSTANCE_VERSIONS) == ("2025-04-07", "2024-07-17", "2024-03-15")
+    assert newest_three_versions(INSTANCE_VERSIONS) == ("2025-04-07", "2024-07-17", "2024-03-15")
 
 
 def test_the_newest_three_are_told_newest_first_however_they_were_configured() -> None:
-    assert newest_three(("2019-01-01", "2020-07-01", "2017-03-01", "2017-08-01")) == (
+    assert newest_three_versions(("2019-01-01", "2020-07-01", "2017-03-01", "2017-08-01")) == (
         "2020-07-01",
         "2019-01-01",
         "2017-08-01",
     )
-    assert newest_three(("2017-03-01",)) == ("2017-03-01",)
+    assert newest_three_versions(("2017-03-01",)) == ("2017-03-01",)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from forewarn.core.fleet import Priority
-from forewarn.core.replay import Shown
-from forewarn.core.request import Request
-from forewarn.core.script import Recording, Taken
-from forewarn.protocol.codec import encode
-from forewarn.protocol.date import http_date
-from forewarn.protocol.versions import NEWEST
-from forewarn.store.seam import Committed
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.core.replay import ReplayedAnswer
+from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
+from forewarn.core.request import MaintenanceRequest
+from forewarn.protocol.codec import encode_document
+from forewarn.protocol.dates import http_date
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.store.interface import AppliedCommit
+from tests.support.world import World, a_host, a_vm
 
 THEN = 1_600_000_000.0  # when the stories were recorded
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
@@ -39,15 +39,15 @@ def event(event_id: str = ID, **facts: Any) -> dict[str, Any]:
     return whole | started | facts
 
 
-def taken(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> Taken:
+def taken(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> RecordedAnswer:
     """A document as it was recorded."""
     body = json.dumps({"DocumentIncarnation": incarnation, "Events": events}).encode()
-    return Taken(**{"at_s": at_s, "date": THEN + int(at_s), "status": 200, "body": body} | facts)
+    return RecordedAnswer(**{"at_s": at_s, "date": THEN + int(at_s), "status": 200, "body": body} | facts)
 
 
-def recording(*answers: Taken, **facts: Any) -> Recording:
-    given = {"vm": "theirs", "api_version": NEWEST, "started_at": THEN, "answers": answers}
-    return Recording(**given | facts)
+def recording(*answers: RecordedAnswer, **facts: Any) -> UploadedRecording:
+    given = {"vm": "theirs", "api_version": NEWEST_VERSION, "started_at": THEN, "answers": answers}
+    return UploadedRecording(**given | facts)
 
 
 @dataclass(kw_only=True)
@@ -60,22 +60,22 @@ class Lab:
     def listen(self) -> None:
         self.world.store.subscribe(self._hear)
 
-    def _hear(self, committed: Committed) -> None:
+    def _hear(self, committed: AppliedCommit) -> None:
         now = (self.world.now, self.shows())
         if not self.seen or self.seen[-1][1] != now[1]:
             self.seen.append(now)
 
-    def shown(self, vm: str = "web-0") -> Shown | None:
-        return self.world.control.replays.shown(self.world.scope(vm))
+    def shown(self, vm: str = "web-0") -> ReplayedAnswer | None:
+        return self.world.control.replays.current_answer(self.world.scope(vm))
 
-    def shows(self, vm: str = "web-0", version: str = NEWEST) -> Any:
+    def shows(self, vm: str = "web-0", version: str = NEWEST_VERSION) -> Any:
         """The document that this VM would be given, or the status in its place."""
         shown = self.shown(vm)
         if shown is None:
             return json.loads(self.world.document(vm, version))
-        return json.loads(encode(shown.document, version)) if shown.instead is None else shown.instead.status
+        return json.loads(encode_document(shown.document, version)) if shown.instead is None else shown.instead.status
 
-    def start(self, recorded: Recording, vm: str = "web-0", **options: Any) -> Request:
+    def start(self, recorded: UploadedRecording, vm: str = "web-0", **options: Any) -> MaintenanceRequest:
         world = self.world
         request = world.do(world.control.replays.start(world.vm(vm), recorded, who="ann", **options))
         world.settle()
@@ -96,8 +96,8 @@ def lab() -> Iterator[Lab]:
 @dataclass(frozen=True)
 class Maker:
     event: Callable[..., dict[str, Any]]
-    taken: Callable[..., Taken]
-    recording: Callable[..., Recording]
+    taken: Callable[..., RecordedAnswer]
+    recording: Callable[..., UploadedRecording]
     then: float = THEN
     id: str = ID
 
@@ -109,7 +109,7 @@ def make() -> Maker:
 
 
 @pytest.fixture
-def restart_story(make: Maker) -> Recording:
+def restart_story(make: Maker) -> UploadedRecording:
     """A Reboot that was approved after a minute and took ten seconds."""
     return make.recording(
         make.taken(0.0, incarnation=4),

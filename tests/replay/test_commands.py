@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from forewarn.client.recording import read_recording
-from forewarn.testing.process import ServiceProcess, eventually, run_forewarn
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.client.recording import decode_recording
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
+from tests.support.service_process import ServiceProcess, eventually, run_forewarn
 
 PAGE = (Path(__file__).parents[2] / "docs" / "record-replay.md").read_text(encoding="utf-8")
-NAME = Reply(body=b"web-0")
-EMPTY = says({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
+NAME = ScriptedReply(body=b"web-0")
+EMPTY = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("Date", "Mon, 19 Sep 2016 18:14:47 GMT"),))
 EVENT = {"EventId": "X", "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["web-0"]}
-BUSY = says({"DocumentIncarnation": 2, "Events": [EVENT]})
+BUSY = json_reply({"DocumentIncarnation": 2, "Events": [EVENT]})
 NORMAL = [
     (r"\b[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}\b", "ID"),
     (r"\b\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}|\b\d{2}:\d{2}:\d{2}\b", "TIME"),
@@ -42,30 +42,30 @@ def run(data: Path, *words: str, code: int = 0) -> str:
 def test_recording_tells_each_answer_and_keeps_all_in_the_file(tmp_path: Path) -> None:
     """Spec §11."""
     path = tmp_path / "r.jsonl"
-    script = (NAME, EMPTY, EMPTY, Reply(status=429), Reply(), Reply(resets=True), BUSY)
-    with Scripted(*script) as server:
+    script = (NAME, EMPTY, EMPTY, ScriptedReply(status=429), ScriptedReply(), ScriptedReply(resets=True), BUSY)
+    with ScriptedServer(*script) as server:
         said = run(tmp_path, "record", "--endpoint", server.url, "--out", str(path), "--every", "0.01s", "--for", "2s")
     told = [line.strip().split("  ", 1)[1] for line in said.splitlines()[:5]]
     assert told[:3] == ["incarnation 1: no events", "status 429", "the answer has an empty body, not a document"]
     assert told[3].startswith("no answer: http://127.0.0.1:")
     assert told[4] == "incarnation 2: Freeze of web-0 scheduled"
     assert f"{path} holds 5 different answers to " in said
-    recording = read_recording(path.read_bytes(), "r")
-    assert recording.beginning.vm == "web-0"
+    recording = decode_recording(path.read_bytes(), "r")
+    assert recording.header.vm == "web-0"
     assert [answer.status for answer in recording.answers] == [200, 429, 200, None, 200]
     assert recording.end is not None
     assert recording.end.polls == len(server.requests) - 1
 
 
 def test_of_the_vm_itself_only_its_name_is_asked_for(tmp_path: Path) -> None:
-    with Scripted(NAME, EMPTY) as server:
+    with ScriptedServer(NAME, EMPTY) as server:
         run(tmp_path, "record", "--endpoint", server.url, "--out", str(tmp_path / "r"), "--for", "0.1s")
     targets = {request.target.partition("?")[0] for request in server.requests}
     assert targets == {"/metadata/instance/compute/name", "/metadata/scheduledevents"}
 
 
 def test_programs_are_given_one_document_with_the_summary(tmp_path: Path) -> None:
-    with Scripted(NAME, EMPTY) as server:
+    with ScriptedServer(NAME, EMPTY) as server:
         words = ("--endpoint", server.url, "--out", str(tmp_path / "r"), "--for", "0.1s", "--json")
         view = json.loads(run(tmp_path, "record", *words))
     assert (view["file"], view["vm"], view["answers"]) == (str(tmp_path / "r"), "web-0", 1)
@@ -73,7 +73,7 @@ def test_programs_are_given_one_document_with_the_summary(tmp_path: Path) -> Non
 
 def test_an_interrupt_ends_a_recording_well(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    with Scripted(NAME, EMPTY) as server:
+    with ScriptedServer(NAME, EMPTY) as server:
         line = [sys.executable, "-m", "forewarn", "record", "--endpoint", server.url, "--out", str(path)]
         child = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
@@ -85,20 +85,20 @@ def test_an_interrupt_ends_a_recording_well(tmp_path: Path) -> None:
             child.wait()
     assert (child.returncode, err) == (0, "")
     assert f"{path} holds 1 different answer to " in out
-    assert read_recording(path.read_bytes(), "r").end is not None
+    assert decode_recording(path.read_bytes(), "r").end is not None
 
 
 def test_an_existing_file_is_neither_overwritten_nor_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text("precious")
-    with Scripted(NAME, EMPTY) as server:
+    with ScriptedServer(NAME, EMPTY) as server:
         said = run(tmp_path, "record", "--endpoint", server.url, "--out", str(path), code=2)
     assert said == f"{str(path)!r} exists already and is not overwritten: give another --out"
     assert path.read_text() == "precious"
 
 
 def test_an_endpoint_where_nobody_listens_leaves_no_file(tmp_path: Path) -> None:
-    with Scripted(EMPTY) as server:
+    with ScriptedServer(EMPTY) as server:
         pass
     said = run(tmp_path, "record", "--endpoint", server.url, "--out", str(tmp_path / "r"), code=3)
     assert said.startswith(f"nothing answers at {server.url} (")
@@ -184,5 +184,5 @@ def test_the_page_about_it_runs_as_it_stands(tmp_path: Path) -> None:
 
 def test_the_file_on_the_page_is_a_recording() -> None:
     (example,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    recording = read_recording(example.encode(), "page")
+    recording = decode_recording(example.encode(), "page")
     assert [answer.status for answer in recording.answers] == [200, 429, None]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from forewarn.client.endpoint import read_endpoint
-from forewarn.client.recorder import Recorder
-from forewarn.client.recording import Answer, Beginning, Recording, write_recording
-from forewarn.testing.process import ServiceProcess
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.client.endpoint import parse_endpoint
+from forewarn.client.recorder import EndpointRecorder
+from forewarn.client.recording import EndpointRecording, RecordedResponse, RecordingHeader, encode_recording
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
+from tests.support.service_process import ServiceProcess
 
 FLEET = """
 [defaults]
@@ -45,13 +45,13 @@ class Tape:
     def __init__(self, service: ServiceProcess, vm: str) -> None:
         at = service.endpoint(vm)
         self.vm = vm
-        self.answers: list[Answer] = []
-        self.recorder = Recorder(
-            read_endpoint(f"{at.address}:{at.port}"), clock=lambda: 10.0 * len(self.answers), sleep=lambda _: None
+        self.answers: list[RecordedResponse] = []
+        self.recorder = EndpointRecorder(
+            parse_endpoint(f"{at.address}:{at.port}"), clock=lambda: 10.0 * len(self.answers), sleep=lambda _: None
         )
         self._coming = self.recorder.answers()
 
-    def hear(self) -> Answer:
+    def hear(self) -> RecordedResponse:
         self.answers.append(next(self._coming))
         return self.answers[-1]
 
@@ -59,9 +59,9 @@ class Tape:
         return json.loads(self.hear().body)
 
     def write(self, path: Path) -> Path:
-        beginning = Beginning(vm=self.vm, api_version="2020-07-01", started_at=1.0)
-        recording = Recording(beginning=beginning, answers=tuple(self.answers), end=self.recorder.end())
-        path.write_bytes(write_recording(recording))
+        beginning = RecordingHeader(vm=self.vm, api_version="2020-07-01", started_at=1.0)
+        recording = EndpointRecording(header=beginning, answers=tuple(self.answers), end=self.recorder.end())
+        path.write_bytes(encode_recording(recording))
         return path
 
 
@@ -158,9 +158,16 @@ def test_an_eviction_is_told_to_a_vm_that_is_no_spot_vm_and_nothing_is_done_to_i
 
 def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProcess, tmp_path: Path) -> None:
     """Spec §11: 410, 429, an empty body, 500, a reset, each for as long as it lasted; approvals go on meanwhile."""
-    document = says({"DocumentIncarnation": 7, "Events": []})
-    throttled = Reply(status=429, body=b"Throttle Result: Too Many Requests", headers=(("Retry-After", "3"),))
-    script = [document, Reply(status=410, body=b"gone"), throttled, Reply(), Reply(status=500), Reply(resets=True)]
+    document = json_reply({"DocumentIncarnation": 7, "Events": []})
+    throttled = ScriptedReply(status=429, body=b"Throttle Result: Too Many Requests", headers=(("Retry-After", "3"),))
+    script = [
+        document,
+        ScriptedReply(status=410, body=b"gone"),
+        throttled,
+        ScriptedReply(),
+        ScriptedReply(status=500),
+        ScriptedReply(resets=True),
+    ]
     path = _recorded(tmp_path, *script, document)
 
     replay(service, path, "web-0")
@@ -179,26 +186,28 @@ def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProces
     assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
 
 
-def _recorded(tmp_path: Path, *script: Reply) -> Path:
+def _recorded(tmp_path: Path, *script: ScriptedReply) -> Path:
     """A recording of these replies, one a second."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    with Scripted(*script) as server:
-        recorder = Recorder(read_endpoint(server.url), for_s=len(script) - 0.5, clock=lambda: now[0], sleep=sleep)
+    with ScriptedServer(*script) as server:
+        recorder = EndpointRecorder(
+            parse_endpoint(server.url), for_s=len(script) - 0.5, clock=lambda: now[0], sleep=sleep
+        )
         answers = tuple(recorder.answers())
-    beginning = Beginning(vm="theirs", api_version="2020-07-01", started_at=1.0)
+    beginning = RecordingHeader(vm="theirs", api_version="2020-07-01", started_at=1.0)
     path = tmp_path / "bad-day.jsonl"
-    path.write_bytes(write_recording(Recording(beginning=beginning, answers=answers, end=recorder.end())))
+    path.write_bytes(encode_recording(EndpointRecording(header=beginning, answers=answers, end=recorder.end())))
     return path
 
 
 def test_a_held_poll_is_answered_by_the_next_step(service: ServiceProcess, tmp_path: Path) -> None:
     """Spec §4.4: by a document, and by what comes in its place."""
-    document = says({"DocumentIncarnation": 7, "Events": []})
-    replay(service, _recorded(tmp_path, document, Reply(status=410)), "web-0")
+    document = json_reply({"DocumentIncarnation": 7, "Events": []})
+    replay(service, _recorded(tmp_path, document, ScriptedReply(status=410)), "web-0")
     tape = Tape(service, "web-0")
     tape.next()
     service.advance(1)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from forewarn.client import Unreachable
-from forewarn.client.endpoint import read_endpoint
-from forewarn.client.recorder import Recorder
-from forewarn.client.recording import Answer
-from forewarn.testing.scripted import Reply, Scripted, says
+from forewarn.client.endpoint import parse_endpoint
+from forewarn.client.recorder import EndpointRecorder
+from forewarn.client.recording import RecordedResponse
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 DATE = ("Date", "Mon, 19 Sep 2016 18:14:47 GMT")
-EMPTY = says({"DocumentIncarnation": 1, "Events": []}, headers=(DATE,))
-BUSY = says({"DocumentIncarnation": 2, "Events": [{"EventId": "X"}]}, headers=(DATE,))
+EMPTY = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(DATE,))
+BUSY = json_reply({"DocumentIncarnation": 2, "Events": [{"EventId": "X"}]}, headers=(DATE,))
 
 
 class Time:
@@ -27,14 +27,14 @@ class Time:
         self.now += seconds
 
 
-def recorder_of(server: Scripted, **options: Any) -> Recorder:
+def recorder_of(server: ScriptedServer, **options: Any) -> EndpointRecorder:
     time = Time()
-    return Recorder(read_endpoint(server.url), clock=lambda: time.now, sleep=time.sleep, **options)
+    return EndpointRecorder(parse_endpoint(server.url), clock=lambda: time.now, sleep=time.sleep, **options)
 
 
-def record(*replies: Reply, polls: int) -> list[Answer]:
+def record(*replies: ScriptedReply, polls: int) -> list[RecordedResponse]:
     """What is kept of so many polls, one a second."""
-    with Scripted(*replies) as server:
+    with ScriptedServer(*replies) as server:
         return list(recorder_of(server, for_s=polls - 0.5).answers())
 
 
@@ -51,8 +51,16 @@ def test_answers_that_come_again_after_others_are_kept_again() -> None:
 
 def test_every_fault_is_kept_with_what_it_said() -> None:
     """Spec §11: empty bodies, 410, 429, 500, resets."""
-    throttled = Reply(status=429, body=b"Throttle Result", headers=(("Retry-After", "2"), ("Content-Type", "text/x")))
-    faults = (Reply(status=410), throttled, Reply(), Reply(status=500, body=b"\xff"), Reply(resets=True))
+    throttled = ScriptedReply(
+        status=429, body=b"Throttle Result", headers=(("Retry-After", "2"), ("Content-Type", "text/x"))
+    )
+    faults = (
+        ScriptedReply(status=410),
+        throttled,
+        ScriptedReply(),
+        ScriptedReply(status=500, body=b"\xff"),
+        ScriptedReply(resets=True),
+    )
     kept = record(*faults, EMPTY, polls=6)
     assert [answer.status for answer in kept] == [410, 429, 200, 500, None, 200]
     assert (kept[1].retry_after, kept[1].content_type, kept[1].body) == ("2", "text/x", b"Throttle Result")
@@ -61,33 +69,33 @@ def test_every_fault_is_kept_with_what_it_said() -> None:
 
 
 def test_a_fault_that_stays_is_kept_once() -> None:
-    assert [answer.status for answer in record(EMPTY, Reply(resets=True), polls=5)] == [200, None]
-    assert [answer.status for answer in record(EMPTY, Reply(status=410), polls=5)] == [200, 410]
+    assert [answer.status for answer in record(EMPTY, ScriptedReply(resets=True), polls=5)] == [200, None]
+    assert [answer.status for answer in record(EMPTY, ScriptedReply(status=410), polls=5)] == [200, 410]
 
 
 def test_an_endpoint_that_holds_polls_is_asked_to_hold_them() -> None:
     """Spec §4.4; the last one not past the end."""
-    held = Reply(status=304, headers=(("Preference-Applied", "wait=9"),))
-    tagged = says({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'), DATE))
-    with Scripted(tagged, held, BUSY, EMPTY) as server:
+    held = ScriptedReply(status=304, headers=(("Preference-Applied", "wait=9"),))
+    tagged = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'), DATE))
+    with ScriptedServer(tagged, held, BUSY, EMPTY) as server:
         recorder = recorder_of(server, for_s=2.5)
         kept = list(recorder.answers())
     assert [answer.body for answer in kept] == [tagged.body, BUSY.body, EMPTY.body]
-    assert server.requests[0].values("prefer") == ()
-    assert [request.values("prefer") for request in server.requests[1:3]] == [("wait=3",), ("wait=3",)]
-    assert server.requests[1].values("if-none-match") == ('"1-1"',)
+    assert server.requests[0].header_values("prefer") == ()
+    assert [request.header_values("prefer") for request in server.requests[1:3]] == [("wait=3",), ("wait=3",)]
+    assert server.requests[1].header_values("if-none-match") == ('"1-1"',)
     assert recorder.end().polls == len(server.requests)
 
 
 def test_after_a_fault_the_whole_document_is_asked_for_again() -> None:
-    tagged = says({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'),))
-    with Scripted(tagged, Reply(status=500), tagged) as server:
+    tagged = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'),))
+    with ScriptedServer(tagged, ScriptedReply(status=500), tagged) as server:
         list(recorder_of(server, for_s=2.5).answers())
-    assert [request.values("if-none-match") for request in server.requests[:3]] == [(), ('"1-1"',), ()]
+    assert [request.header_values("if-none-match") for request in server.requests[:3]] == [(), ('"1-1"',), ()]
 
 
 def test_the_end_says_how_long_and_how_often() -> None:
-    with Scripted(EMPTY) as server:
+    with ScriptedServer(EMPTY) as server:
         recorder = recorder_of(server, for_s=10.0, every_s=2.0)
         list(recorder.answers())
     end = recorder.end()
@@ -95,14 +103,14 @@ def test_the_end_says_how_long_and_how_often() -> None:
 
 
 def test_an_endpoint_where_nobody_listens_is_told_and_not_recorded() -> None:
-    with Scripted(EMPTY) as server:
+    with ScriptedServer(EMPTY) as server:
         pass
     with pytest.raises(Unreachable, match="nothing answers"):
         list(recorder_of(server, for_s=1.0).answers())
 
 
 def test_an_endpoint_that_goes_away_meanwhile_is_recorded() -> None:
-    with Scripted(EMPTY) as server:
+    with ScriptedServer(EMPTY) as server:
         answers = recorder_of(server, for_s=3.0).answers()
         next(answers)
     assert [answer.status for answer in answers] == [None]

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forewarn.client.recording import (
-    Answer,
     BadRecording,
-    Beginning,
-    End,
-    Recording,
-    read_recording,
-    write_line,
-    write_recording,
+    EndpointRecording,
+    RecordedResponse,
+    RecordingEnd,
+    RecordingHeader,
+    decode_recording,
+    encode_line,
+    encode_recording,
 )
 
 SECONDS = st.floats(min_value=0, max_value=1e9, allow_nan=False)
@@ -23,15 +23,15 @@ DATES = st.none() | SECONDS
 
 
 @st.composite
-def recordings(draw: st.DrawFn) -> Recording:
+def recordings(draw: st.DrawFn) -> EndpointRecording:
     offsets = sorted(draw(st.lists(SECONDS, min_size=1, max_size=6)))
     answers = []
     for at_s in offsets:
         if draw(st.booleans()):
-            answers.append(Answer(at_s=at_s, status=None, date=None, broke=draw(st.text())))
+            answers.append(RecordedResponse(at_s=at_s, status=None, date=None, broke=draw(st.text())))
             continue
         answers.append(
-            Answer(
+            RecordedResponse(
                 at_s=at_s,
                 status=draw(STATUSES),
                 date=draw(DATES),
@@ -40,23 +40,25 @@ def recordings(draw: st.DrawFn) -> Recording:
                 body=draw(st.binary() | st.text().map(lambda text: text.encode("utf-8", "replace"))),
             )
         )
-    end = draw(st.none() | st.builds(End, at_s=st.just(offsets[-1]), date=DATES, polls=st.integers(0, 10**9)))
-    beginning = draw(st.builds(Beginning, vm=st.text(), api_version=st.text(), started_at=SECONDS))
-    return Recording(beginning=beginning, answers=tuple(answers), end=end)
+    end = draw(st.none() | st.builds(RecordingEnd, at_s=st.just(offsets[-1]), date=DATES, polls=st.integers(0, 10**9)))
+    beginning = draw(st.builds(RecordingHeader, vm=st.text(), api_version=st.text(), started_at=SECONDS))
+    return EndpointRecording(header=beginning, answers=tuple(answers), end=end)
 
 
 @given(recordings())
 @settings(max_examples=150, deadline=None)
-def test_any_recording_is_read_as_it_was_written(recording: Recording) -> None:
-    assert read_recording(write_recording(recording), "f") == recording
+def test_any_recording_is_read_as_it_was_written(recording: EndpointRecording) -> None:
+    assert decode_recording(encode_recording(recording), "f") == recording
 
 
 @given(recordings(), st.integers(min_value=0, max_value=10_000))
 @settings(max_examples=100, deadline=None)
-def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence(recording: Recording, at: int) -> None:
-    raw = write_recording(recording)[:at]
+def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence(
+    recording: EndpointRecording, at: int
+) -> None:
+    raw = encode_recording(recording)[:at]
     try:
-        read = read_recording(raw, "f")
+        read = decode_recording(raw, "f")
     except BadRecording:
         assert raw.count(b"\n") <= 1
     else:
@@ -67,10 +69,10 @@ def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence
 @settings(max_examples=100, deadline=None)
 def test_any_other_file_is_refused_with_a_sentence(raw: bytes) -> None:
     with pytest.raises(BadRecording):
-        read_recording(raw, "f")
+        decode_recording(raw, "f")
 
 
-BEGIN = write_line(Beginning(vm="a", api_version="2020-07-01", started_at=1.0)).decode()
+BEGIN = encode_line(RecordingHeader(vm="a", api_version="2020-07-01", started_at=1.0)).decode()
 GOOD = '{"at_s":1,"status":200,"body":""}\n'
 BAD = {
     "empty": ("", "f:1: the file is empty"),
@@ -95,12 +97,12 @@ BAD = {
 @pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
 def test_a_bad_file_is_refused_with_its_line_and_a_remedy(text: str, sentence: str) -> None:
     with pytest.raises(BadRecording) as refusal:
-        read_recording(text.encode(), "f")
+        decode_recording(text.encode(), "f")
     assert str(refusal.value).startswith(sentence)
     assert ";" in str(refusal.value)
 
 
 def test_a_line_is_plain_json_that_people_can_read() -> None:
-    line = write_line(Answer(at_s=1.5, date=7.0, status=200, content_type="text/plain", body=b"caf\xc3\xa9"))
+    line = encode_line(RecordedResponse(at_s=1.5, date=7.0, status=200, content_type="text/plain", body=b"caf\xc3\xa9"))
     assert json.loads(line) == {"at_s": 1.5, "date": 7.0, "status": 200, "content_type": "text/plain", "body": "café"}
     assert line.endswith(b"\n")

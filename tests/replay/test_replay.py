@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forewarn.clock import SystemClock
-from forewarn.core.request import Ask
-from forewarn.core.script import Recording, Taken
+from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import NotFound, Refused, Rejected
-from forewarn.protocol.codec import read_date
-from forewarn.testing.world import NOON, World, a_vm
+from forewarn.protocol.dates import parse_date
+from tests.support.world import NOON, World, a_vm
 
 
 def listed(document: Any) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -54,7 +54,7 @@ def test_the_notice_is_as_long_as_it_was(lab: Any, restart_story: Any) -> None:
     lab.start(restart_story)
     lab.world.advance(30)
     (event,) = lab.shows()["Events"]
-    assert read_date(event["NotBefore"]) == NOON + 5 + 900
+    assert parse_date(event["NotBefore"]) == NOON + 5 + 900
 
 
 def test_a_story_told_faster_has_shorter_notices(lab: Any, restart_story: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_story_told_faster_has_shorter_notices(lab: Any, restart_story: Any) -
     lab.start(restart_story, speed=10)
     lab.world.advance(1)
     (event,) = lab.shows()["Events"]
-    assert read_date(event["NotBefore"]) == NOON + 91  # (5 + 900) / 10, in whole seconds, never less
+    assert parse_date(event["NotBefore"]) == NOON + 91  # (5 + 900) / 10, in whole seconds, never less
     lab.world.advance(7)
     assert [at - NOON for at, _ in lab.seen] == [0, 0.5, 6.5, 7.5]
 
@@ -102,8 +102,8 @@ def test_each_version_shows_what_it_knows_of_the_story(lab: Any, make: Any) -> N
 def test_what_the_wire_gave_in_place_of_documents_is_given_again(lab: Any, make: Any) -> None:
     """Spec §11."""
     statuses = (410, 429, 500)
-    faults = [Taken(at_s=5.0 + n, status=status, body=b"x") for n, status in enumerate(statuses)]
-    lab.start(make.recording(make.taken(0.0), *faults, Taken(at_s=8.0), make.taken(9.0), ended_s=20.0))
+    faults = [RecordedAnswer(at_s=5.0 + n, status=status, body=b"x") for n, status in enumerate(statuses)]
+    lab.start(make.recording(make.taken(0.0), *faults, RecordedAnswer(at_s=8.0), make.taken(9.0), ended_s=20.0))
     lab.world.advance(30)
     assert [(at - NOON, shown) for at, shown in lab.seen if not isinstance(shown, dict)] == [
         (5, 410),
@@ -189,7 +189,7 @@ def test_two_replays_on_one_scope_are_refused(lab: Any, restart_story: Any) -> N
 
 
 def test_a_scope_with_an_event_under_way_is_told_no_story(lab: Any, restart_story: Any) -> None:
-    (event,) = lab.world.ask(Ask.RESTART, "web-0")
+    (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     with pytest.raises(Refused, match=f"has event {event.id} .* under way: replay when it is over, or withdraw it"):
         lab.start(restart_story)
     assert lab.world.control.replays.all() == []
@@ -199,7 +199,7 @@ def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: An
     """Spec §4.2: what really happens comes first; the number grows, and the old list is gone."""
     request = lab.start(restart_story)
     lab.world.advance(10)
-    (event,) = lab.world.ask(Ask.RESTART, "web-0")
+    (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     assert [shown["EventId"] for shown in lab.shows()["Events"]] == [event.id]
     ended = lab.world.control.replays.find(request.id).replay
     assert (ended.ended, ended.reason) == ("interrupted", f"the scope has an event of its own, {event.id}")
@@ -211,14 +211,14 @@ def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: An
 def test_what_no_document_shows_does_not_end_a_replay(lab: Any, restart_story: Any) -> None:
     """Spec §6.4: power operations have no event."""
     lab.start(restart_story)
-    lab.world.ask(Ask.POWER_OFF, "web-0")
+    lab.world.ask(RequestedOperation.POWER_OFF, "web-0")
     lab.world.advance(10)
     assert len(lab.shows()["Events"]) == 1
 
 
 def test_a_replay_ends_when_its_vm_goes(lab: Any, restart_story: Any) -> None:
     request = lab.start(restart_story)
-    lab.world.ask(Ask.DELETE, "web-0")
+    lab.world.ask(RequestedOperation.DELETE, "web-0")
     lab.world.advance(10)
     assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 is gone"
 
@@ -270,7 +270,7 @@ def test_bad_wishes_are_refused(lab: Any, restart_story: Any, options: dict[str,
 def test_only_a_lab_tells_stories(restart_story: Any) -> None:
     world = World(vms=[a_vm("web-0")])
     try:
-        world.control.desk.clock = SystemClock()
+        world.control.transactions.clock = SystemClock()
         with pytest.raises(Rejected, match="this service is no lab, and its VMs are told only what is true"):
             world.do(world.control.replays.start(world.vm("web-0"), restart_story, who="ann"))
     finally:
@@ -290,10 +290,10 @@ def test_whatever_was_recorded_the_number_never_goes_back_and_same_number_is_sam
     make: Any, answers: list[Any], loops: int, data: st.DataObject
 ) -> None:
     """Spec §4.2, with restarts anywhere."""
-    told: list[Taken] = []
+    told: list[RecordedAnswer] = []
     for n, answer in enumerate(answers):
         if not isinstance(answer, tuple):
-            told.append(Taken(at_s=float(n), status=answer))
+            told.append(RecordedAnswer(at_s=float(n), status=answer))
             continue
         events = [make.event(name, EventStatus=status) for name, status in answer[1]]
         told.append(make.taken(float(n), *events, incarnation=answer[0]))
@@ -304,13 +304,13 @@ def test_whatever_was_recorded_the_number_never_goes_back_and_same_number_is_sam
         world.close()
 
 
-def _tell(world: World, recording: Recording, loops: int, data: st.DataObject) -> None:
+def _tell(world: World, recording: UploadedRecording, loops: int, data: st.DataObject) -> None:
     content: dict[int, Any] = {}
     latest = 0
 
     def look(_: Any) -> None:
         nonlocal latest
-        shown = world.control.replays.shown(world.scope("web-0"))
+        shown = world.control.replays.current_answer(world.scope("web-0"))
         document = shown.document if shown else None
         number = world.scope("web-0").incarnation
         notices = document.notices if document else ()
@@ -327,5 +327,5 @@ def _tell(world: World, recording: Recording, loops: int, data: st.DataObject) -
             world.store.subscribe(look)
         world.advance(data.draw(st.floats(0.5, 20)))
     world.advance(100)
-    assert world.control.replays.all()[0].replay.ended == "finished"
+    assert world.control.replays.list_replays()[0].replay.ended == "finished"
     assert json.loads(world.document("web-0"))["Events"] == []

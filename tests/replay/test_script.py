@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.script import Recording, Script, Taken, script_of
+from forewarn.core.replay_script import RecordedAnswer, ReplayScript, UploadedRecording, build_replay_script
 from forewarn.errors import Rejected
-from forewarn.protocol.date import http_date, iso_date
-from forewarn.protocol.document import Kind, Notice, Source, Status
+from forewarn.protocol.dates import http_date, iso_date
+from forewarn.protocol.document import EventNotice, EventSource, Kind, NoticeStatus
 
 
-def read(recording: Recording, **names: str) -> Script:
-    return script_of(recording, name="mine", names=names)
+def read(recording: UploadedRecording, **names: str) -> ReplayScript:
+    return build_replay_script(recording, name="mine", names=names)
 
 
-def instants(script: Script) -> list[float]:
+def instants(script: ReplayScript) -> list[float]:
     return [step.at_s for step in script.steps]
 
 
-def only(script: Script, step: int = 0) -> Notice:
+def only(script: ReplayScript, step: int = 0) -> EventNotice:
     (notice,) = script.steps[step].notices
     return notice
 
@@ -57,14 +57,14 @@ def test_an_event_is_read_with_all_its_fields(make: Any) -> None:
     """Spec §4.2."""
     event = make.event(EventType="Freeze", Description="Host", EventSource="Platform", DurationInSeconds=9)
     notice = only(read(make.recording(make.taken(5.0, event))))
-    assert notice == Notice(
+    assert notice == EventNotice(
         id=make.id,
-        status=Status.SCHEDULED,
+        status=NoticeStatus.SCHEDULED,
         kind=Kind.FREEZE,
         resources=("mine",),
         not_before=895.0,
         description="Host",
-        source=Source.PLATFORM,
+        source=EventSource.PLATFORM,
         duration_s=9,
     )
 
@@ -123,9 +123,9 @@ def test_a_story_that_begins_or_ends_amid_events_counts_them(make: Any) -> None:
 
 def test_what_is_no_document_stands_in_its_place_and_changes_no_list(make: Any) -> None:
     """Spec §11."""
-    gone = Taken(at_s=1.0, status=410, content_type="text/plain", retry_after="7", body=b"gone")
-    empty = Taken(at_s=2.0, status=200)
-    broken = Taken(at_s=3.0)
+    gone = RecordedAnswer(at_s=1.0, status=410, content_type="text/plain", retry_after="7", body=b"gone")
+    empty = RecordedAnswer(at_s=2.0, status=200)
+    broken = RecordedAnswer(at_s=3.0)
     again = make.taken(4.0, make.event(), incarnation=2)
     steps = read(make.recording(make.taken(0.0, make.event(), incarnation=2), gone, empty, broken, again)).steps
     assert [step.instead and step.instead.status for step in steps] == [None, 410, 200, None, None, None]
@@ -141,6 +141,6 @@ def test_what_no_version_knows_is_refused_with_its_answer(make: Any) -> None:
     with pytest.raises(Rejected, match=r"^answer 2 of the recording lists event .* a 'Teleport' that is 'Scheduled'"):
         read(odd)
     with pytest.raises(Rejected, match=r"^answer 1 of the recording has status 777, which HTTP does not know"):
-        read(make.recording(Taken(at_s=0.0, status=777)))
+        read(make.recording(RecordedAnswer(at_s=0.0, status=777)))
     with pytest.raises(Rejected, match="made with api-version '2031-01-01': record with one of 2017-03-01, "):
         read(make.recording(make.taken(0.0), api_version="2031-01-01"))

@@ -26,24 +26,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from forewarn.control.fleets import FleetChange
+from forewarn.control.fleet import FleetChange
+from forewarn.core.decision import Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.policy import Policy
 from forewarn.core.projection import document_for
-from forewarn.core.release import waits_for
-from forewarn.core.request import Ask, Progress, Request, Rollout
+from forewarn.core.release import start_wait
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
 from forewarn.errors import ForewarnError
-from forewarn.hypervisor.behaviour import Behaviour, Rule
-from forewarn.protocol.document import Notice
-from forewarn.protocol.versions import NEWEST
-from forewarn.store.seam import Polled
-from forewarn.testing.world import LAB, World, a_host, a_vm
+from forewarn.hypervisor.simulated import BehaviourRule, SimulatedBehaviour
+from forewarn.protocol.document import EventNotice
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.store.interface import LastPoll
+from tests.support.world import LAB_POLICY, World, a_host, a_vm
 
 NOTHING = "(nothing)"
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
-STEERING = {"pause": Progress.PAUSED, "resume": Progress.RUNNING, "abort": Progress.ABORTED}
-FOR_VMS = set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE}
+STEERING = {"pause": RolloutState.PAUSED, "resume": RolloutState.RUNNING, "abort": RolloutState.ABORTED}
+FOR_VMS = set(RequestedOperation) - {
+    RequestedOperation.ROLLOUT,
+    RequestedOperation.DEGRADE,
+    RequestedOperation.FAIL,
+    RequestedOperation.REPLAY,
+    RequestedOperation.PERFORM_MAINTENANCE,
+}
 GUID = re.compile(r"[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}")
 Facts = dict[str, str]
 
@@ -71,18 +77,18 @@ class Stage:
         if word in STEERING:
             return lambda names, facts: self._steer(names[0], STEERING[word], facts)
         if word in FOR_VMS:
-            return lambda names, facts: self._ask(Ask(word), names, facts)
+            return lambda names, facts: self._ask(RequestedOperation(word), names, facts)
         found: Callable[[list[str], Facts], list[str]] = getattr(self, f"do_{word.replace('-', '_')}")
         return found
 
-    def _ask(self, ask: Ask, names: list[str], facts: Facts) -> list[str]:
+    def _ask(self, ask: RequestedOperation, names: list[str], facts: Facts) -> list[str]:
         vms = [self.world.vm(name) for name in names]
-        self.world.do(self.world.control.requests.ask_for_vms(ask, vms, **_asking(facts)))
+        self.world.do(self.world.control.requests.request_for_vms(ask, vms, **_asking(facts)))
         return []
 
-    def _steer(self, name: str, progress: Progress, facts: Facts) -> list[str]:
+    def _steer(self, name: str, progress: RolloutState, facts: Facts) -> list[str]:
         who = facts.get("who", "ops")
-        self.world.do(self.world.control.requests.steer_rollout(self._request(name).id, progress, who=who))
+        self.world.do(self.world.control.requests.change_rollout_state(self._request(name).id, progress, who=who))
         return []
 
     def do_advance(self, names: list[str], _facts: Facts) -> list[str]:
@@ -93,16 +99,16 @@ class Stage:
         """Time passes by itself: nobody advances the clock, so nobody counts as polling who does not poll."""
         clock, reconciler = self.world.clock, self.world.control.reconciler
         target = clock.now() + _seconds(names[0])
-        while (wake := reconciler.next_wake()) is not None and wake < target:
-            clock.adopt(clock.jumped_to(max(wake, clock.now())))
+        while (wake := reconciler.next_wake_at()) is not None and wake < target:
+            clock.apply_setting(clock.setting_after_jump(max(wake, clock.now())))
             self.world.settle()
-        clock.adopt(clock.jumped_to(target))
+        clock.apply_setting(clock.setting_after_jump(target))
         return []
 
     def do_away(self, names: list[str], _facts: Facts) -> list[str]:
         """The service dies, and another process takes over after that time."""
         clock = self.world.clock
-        clock.adopt(clock.jumped_to(clock.now() + _seconds(names[0])))
+        clock.apply_setting(clock.setting_after_jump(clock.now() + _seconds(names[0])))
         self.world.restart()
         return []
 
@@ -129,15 +135,15 @@ class Stage:
 
     def do_degrade(self, names: list[str], facts: Facts) -> list[str]:
         notice_s = _seconds(facts.get("notice", "7d"))
-        self.world.do(self.world.control.requests.degrade(names[0], who="ops", notice_s=notice_s))
+        self.world.do(self.world.control.requests.degrade_host(names[0], who="ops", notice_s=notice_s))
         return []
 
     def do_fail(self, names: list[str], _facts: Facts) -> list[str]:
-        self.world.do(self.world.control.requests.fail(names[0], who="ops"))
+        self.world.do(self.world.control.requests.fail_host(names[0], who="ops"))
         return []
 
     def do_repair(self, names: list[str], _facts: Facts) -> list[str]:
-        self.world.do(self.world.control.requests.repair(names[0], who="ops"))
+        self.world.do(self.world.control.requests.repair_host(names[0], who="ops"))
         return []
 
     def do_rollout(self, names: list[str], facts: Facts) -> list[str]:
@@ -150,21 +156,21 @@ class Stage:
 
     def do_remove(self, names: list[str], _facts: Facts) -> list[str]:
         gone = tuple(self.world.vm(name) for name in names)
-        self.world.do(self.world.control.fleets.change(FleetChange(removed=gone), who="ops"))
+        self.world.do(self.world.control.fleet.apply_change(FleetChange(removed=gone), who="ops"))
         return []
 
     def do_hypervisor(self, _names: list[str], facts: Facts) -> list[str]:
         """One rule for acts that begin from now on; none: it behaves."""
-        rules: tuple[Rule, ...] = (msgspec.convert(facts, Rule, strict=False),) if facts else ()
-        self.world.hypervisor.set_behaviour(Behaviour(rules))
+        rules: tuple[BehaviourRule, ...] = (msgspec.convert(facts, BehaviourRule, strict=False),) if facts else ()
+        self.world.hypervisor.set_behaviour(SimulatedBehaviour(rules))
         return []
 
     def do_poll(self, names: list[str], facts: Facts) -> list[str]:
         """A VM asks for its document, as it would over the wire."""
         vm = self.world.vm(names[0])
-        self.world.do(self.world.control.guests.enable(vm.key))
-        polled = Polled(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST)
-        self.world.do(self.world.store.observe([polled], []))
+        self.world.do(self.world.control.guests.enable_scope_of(vm.key))
+        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST_VERSION)
+        self.world.do(self.world.store.record_observations([polled], []))
         return self.do_see(names, facts)
 
     def do_see(self, names: list[str], _facts: Facts) -> list[str]:
@@ -181,7 +187,7 @@ class Stage:
         event = self._event(names[0])
         scope = self.world.store.scope(event.scope_id)
         assert scope is not None
-        wait = waits_for(scope, event, self.world.control.desk.around())
+        wait = start_wait(scope, event, self.world.control.transactions.decision_context())
         return [f"{names[0]} waits for {wait.text}" if wait else f"{names[0]} starts now"]
 
     def _news(self) -> Iterator[str]:
@@ -192,7 +198,7 @@ class Stage:
     def _event(self, name: str) -> Event:
         return self.world.events()[int(name.removeprefix("E")) - 1]
 
-    def _request(self, name: str) -> Request:
+    def _request(self, name: str) -> MaintenanceRequest:
         return self.world.store.requests()[int(name.removeprefix("R")) - 1]
 
     def _plain(self, text: str) -> str:
@@ -215,7 +221,7 @@ def _clock(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%d %H:%M:%S}"
 
 
-def _shown(notice: Notice) -> str:
+def _shown(notice: EventNotice) -> str:
     when = f", not before {_clock(notice.not_before)}" if notice.not_before is not None else ""
     return f"  {notice.id} {notice.kind} {notice.status} of {', '.join(notice.resources)} by {notice.source}{when}"
 
@@ -235,7 +241,7 @@ def _with(value: Any, facts: Facts) -> Any:
 
 
 def _world(setup: list[str]) -> World:
-    policy: Policy = LAB
+    policy: Policy = LAB_POLICY
     hosts: list[Host] = []
     vms: list[Vm] = []
     for line in setup:

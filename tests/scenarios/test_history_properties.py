@@ -9,20 +9,29 @@ from contextlib import closing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forewarn.control.fleets import FleetChange
-from forewarn.core.event import Event, Status
+from forewarn.control.fleet import FleetChange
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Priority, Vm
 from forewarn.core.projection import document_for
-from forewarn.core.request import Ask, Impact, Progress, Rollout
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Rejected
-from forewarn.hypervisor.behaviour import Behaviour, Fail, Rule, Slow, Unreachable
+from forewarn.hypervisor.simulated import BehaviourRule, FailRule, SimulatedBehaviour, SlowRule, UnreachableRule
 from forewarn.protocol.document import Document
-from forewarn.testing.world import World, a_host, a_vm
+from tests.support.world import World, a_host, a_vm
 
 HOSTS = ("h1", "h2", "h3")
 DAY = 24 * 3600.0
-FOR_VMS = sorted(set(Ask) - {Ask.ROLLOUT, Ask.DEGRADE, Ask.FAIL, Ask.REPLAY, Ask.PERFORM_MAINTENANCE})
-ORDER = list(Status)
+FOR_VMS = sorted(
+    set(RequestedOperation)
+    - {
+        RequestedOperation.ROLLOUT,
+        RequestedOperation.DEGRADE,
+        RequestedOperation.FAIL,
+        RequestedOperation.REPLAY,
+        RequestedOperation.PERFORM_MAINTENANCE,
+    }
+)
+ORDER = list(EventState)
 
 
 def fleet() -> list[Vm]:
@@ -67,7 +76,7 @@ class Chaos:
     def __init__(self, world: World) -> None:
         self.world = world
         self._documents: dict[tuple[str, int, int], Document] = {}
-        self._statuses: dict[str, Status] = {}
+        self._statuses: dict[str, EventState] = {}
 
     def take(self, step: Step) -> None:
         word, first, second = step
@@ -85,17 +94,17 @@ class Chaos:
             self.world.ask(FOR_VMS[first % len(FOR_VMS)], vms[second % len(vms)].name)
 
     def do_approve(self, first: int, _second: int) -> None:
-        live = self.world.events(Status.SCHEDULED)
+        live = self.world.events(EventState.SCHEDULED)
         if live:
             self.world.do(self.world.control.requests.approve(live[first % len(live)].id, who="ann"))
 
     def do_withdraw(self, first: int, _second: int) -> None:
-        live = self.world.events(Status.SCHEDULED, Status.STARTED)
+        live = self.world.events(EventState.SCHEDULED, EventState.STARTED)
         if live:
             self.world.do(self.world.control.requests.withdraw(live[first % len(live)].id, who="ann"))
 
     def do_rollout(self, first: int, second: int) -> None:
-        impact = list(Impact)[first % 3]
+        impact = list(RolloutImpact)[first % 3]
         scope_id, hosts = ("set:sub/lab/web", ()) if second % 4 == 3 else ("", HOSTS[: second % 4 + 1])
         rollout = Rollout(impact=impact, max_failures=first % 3, scope_id=scope_id, hosts=hosts)
         self.world.do(self.world.control.requests.start_rollout(rollout, who="ops"))
@@ -103,24 +112,24 @@ class Chaos:
     def do_steer(self, first: int, second: int) -> None:
         rollouts = self.world.store.requests(open_only=True)
         if rollouts:
-            progress = [Progress.PAUSED, Progress.RUNNING, Progress.ABORTED][second % 3]
+            progress = [RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED][second % 3]
             request = rollouts[first % len(rollouts)]
-            self.world.do(self.world.control.requests.steer_rollout(request.id, progress, who="ops"))
+            self.world.do(self.world.control.requests.change_rollout_state(request.id, progress, who="ops"))
 
     def do_degrade(self, first: int, _second: int) -> None:
-        self.world.do(self.world.control.requests.degrade(HOSTS[first % 3], who="ops", notice_s=2 * DAY))
+        self.world.do(self.world.control.requests.degrade_host(HOSTS[first % 3], who="ops", notice_s=2 * DAY))
 
     def do_fail(self, first: int, _second: int) -> None:
-        self.world.do(self.world.control.requests.fail(HOSTS[first % 3], who="ops"))
+        self.world.do(self.world.control.requests.fail_host(HOSTS[first % 3], who="ops"))
 
     def do_repair(self, first: int, _second: int) -> None:
-        self.world.do(self.world.control.requests.repair(HOSTS[first % 3], who="ops"))
+        self.world.do(self.world.control.requests.repair_host(HOSTS[first % 3], who="ops"))
 
     def do_remove(self, first: int, second: int) -> None:
         vms = self.world.store.vms()
         if vms and second % 3 == 0:
             gone = (vms[first % len(vms)],)
-            self.world.do(self.world.control.fleets.change(FleetChange(removed=gone), who="ops"))
+            self.world.do(self.world.control.fleet.apply_change(FleetChange(removed=gone), who="ops"))
 
     def do_advance(self, first: int, second: int) -> None:
         self.world.advance([1, 7, 30, 300, 900][second % 5] * (first % 3 + 1))
@@ -128,12 +137,16 @@ class Chaos:
     def do_hands(self, first: int, second: int) -> None:
         """The hypervisor behaves otherwise from now on, for some VMs."""
         pattern = ["*", "web-*", "*_0", "none"][first % 4]
-        rules: list[Rule] = [Fail(vm=pattern), Unreachable(vm=pattern, times=first % 7 + 1), Slow(vm=pattern)]
-        self.world.hypervisor.set_behaviour(Behaviour((rules[second % 3],)))
+        rules: list[BehaviourRule] = [
+            FailRule(vm=pattern),
+            UnreachableRule(vm=pattern, times=first % 7 + 1),
+            SlowRule(vm=pattern),
+        ]
+        self.world.hypervisor.set_behaviour(SimulatedBehaviour((rules[second % 3],)))
 
     def do_crash(self, first: int, _second: int) -> None:
         clock = self.world.clock
-        clock.adopt(clock.jumped_to(clock.now() + 20 * first))
+        clock.apply_setting(clock.setting_after_jump(clock.now() + 20 * first))
         self.world.restart()
 
     def look(self) -> None:
@@ -146,9 +159,9 @@ class Chaos:
             if event.gate_id and event.started_at is not None:
                 gates[event.gate_id].add(event.started_at)
         assert all(len(instants) == 1 for instants in gates.values()), "a shared host did not start together"
-        wake = self.world.control.reconciler.next_wake()
+        wake = self.world.control.reconciler.next_wake_at()
         assert wake is None or wake > self.world.now, "something is due and nobody does it"
-        assert self.world.ledger.repeats == 0, "an act took effect twice"
+        assert self.world.ledger.repeated_effects == 0, "an act took effect twice"
 
     def _look_at_scope(self, scope_id: str) -> None:
         scope = self.world.store.scope(scope_id)
@@ -156,11 +169,11 @@ class Chaos:
         document = document_for(scope)
         key = (scope.id, scope.epoch, scope.incarnation)
         assert self._documents.setdefault(key, document) == document, "same number, other content"
-        started = {event.update_domain for event in scope.live(Status.STARTED) if event.row.planned}
+        started = {event.update_domain for event in scope.live_events(EventState.STARTED) if event.rules.planned}
         assert len(started) <= 1, "two update domains at once"
 
     def _look_at_event(self, event: Event) -> None:
-        before = self._statuses.get(event.id, Status.SCHEDULED)
+        before = self._statuses.get(event.id, EventState.SCHEDULED)
         assert ORDER.index(event.status) >= ORDER.index(before), "an event went back"
         self._statuses[event.id] = event.status
         if event.started_at is not None and event.published_at < event.started_at:
@@ -169,11 +182,13 @@ class Chaos:
     def wind_up(self) -> None:
         """Given time, everything comes to an end."""
         for request in self.world.store.requests(open_only=True):
-            if request.rollout is not None and request.rollout.progress is Progress.PAUSED:
-                self.world.do(self.world.control.requests.steer_rollout(request.id, Progress.RUNNING, who="ops"))
+            if request.rollout is not None and request.rollout.progress is RolloutState.PAUSED:
+                self.world.do(
+                    self.world.control.requests.change_rollout_state(request.id, RolloutState.RUNNING, who="ops")
+                )
         self.world.advance(4 * DAY)
         self.look()
-        assert not self.world.events(Status.SCHEDULED, Status.STARTED), "an event never ended"
+        assert not self.world.events(EventState.SCHEDULED, EventState.STARTED), "an event never ended"
         assert not self.world.store.requests(open_only=True), "a rollout never ended"
         assert not self.world.store.planned(), "what was planned was never published"
 

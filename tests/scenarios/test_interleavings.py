@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from forewarn.control.fleets import FleetChange
-from forewarn.core.event import Status
-from forewarn.core.request import Impact, Progress, Request, Rollout
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.control.fleet import FleetChange
+from forewarn.core.event import EventState
+from forewarn.core.request import MaintenanceRequest, Rollout, RolloutImpact, RolloutState
+from tests.support.world import World, a_host, a_vm
 
 
 @pytest.fixture
@@ -23,16 +23,16 @@ def world() -> Iterator[World]:
         yield world
 
 
-def begun(world: World) -> Request:
+def begun(world: World) -> MaintenanceRequest:
     """A rollout that has planned its first events and published none of them."""
-    rollout = Rollout(impact=Impact.UPDATE, hosts=("h1", "h2"))
+    rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
     request = world.do(world.control.requests.start_rollout(rollout, who="ops"))
-    assert world.do(world.control.rollouts.turn())
+    assert world.do(world.control.rollouts.reconcile())
     assert [planned.vms for planned in world.store.planned()] == [("web-0",)]
     return request
 
 
-def progress_of(world: World, request: Request) -> Progress:
+def progress_of(world: World, request: MaintenanceRequest) -> RolloutState:
     rollout = world.control.requests.rollout(request.id).rollout
     assert rollout is not None
     return rollout.progress
@@ -41,26 +41,26 @@ def progress_of(world: World, request: Request) -> Progress:
 def test_a_rollout_goes_on_when_a_vm_went_before_its_event_was_published(world: World) -> None:
     """Spec §4.2, §6.2: the VM is skipped, and the next update domain takes its turn."""
     request = begun(world)
-    world.do(world.control.fleets.change(FleetChange(removed=(world.vm("web-0"),)), who="ops"))
+    world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web-0"),)), who="ops"))
     world.settle()
-    assert [event.vms for event in world.events(Status.SCHEDULED)] == [("web-1",)]
+    assert [event.vms for event in world.events(EventState.SCHEDULED)] == [("web-1",)]
     world.advance(3600)
-    assert progress_of(world, request) is Progress.COMPLETED
+    assert progress_of(world, request) is RolloutState.COMPLETED
 
 
 def test_an_abort_drops_what_was_planned_but_not_published(world: World) -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
     request = begun(world)
-    world.do(world.control.requests.steer_rollout(request.id, Progress.ABORTED, who="ops"))
+    world.do(world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="ops"))
     world.settle()
     world.advance(3600)
-    assert {event.status for event in world.events()} <= {Status.OVER}
+    assert {event.status for event in world.events()} <= {EventState.OVER}
     assert not [act for event in world.events() for act in event.acts]
-    assert progress_of(world, request) is Progress.ABORTED
+    assert progress_of(world, request) is RolloutState.ABORTED
 
 
 def test_a_process_that_dies_before_publishing_leaves_it_to_the_next(world: World) -> None:
     """What a request plans is durable before it is answered (spec §6.1)."""
     begun(world)
     world.restart()
-    assert [event.vms for event in world.events(Status.SCHEDULED)] == [("web-0",)]
+    assert [event.vms for event in world.events(EventState.SCHEDULED)] == [("web-0",)]

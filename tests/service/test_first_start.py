@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.fleet import apply_first_fleet
-from forewarn.assembly.settings import Settings
-from forewarn.testing.world import World
+from forewarn.service.first_start import apply_initial_fleet
+from forewarn.service.settings import Settings
+from tests.support.world import World
 
 HOST = '[[hosts]]\nname = "h1"\n'
 WEB = '[[vms]]\nname = "web-0"\n'
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 def start(world: World, path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    world.do(apply_first_fleet(world.control, Settings(data=str(path.parent), fleet=str(path))))
+    world.do(apply_initial_fleet(world.control, Settings(data=str(path.parent), fleet=str(path))))
 
 
 @pytest.mark.parametrize("again", [HOST + WEB, f"# in other words\n{HOST}{WEB}"], ids=["same text", "same VMs"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.settings import Settings, Sockets, load
 from forewarn.errors import Rejected
-from forewarn.metadata import By
+from forewarn.metadata import IdentifyBy
+from forewarn.service.settings import Settings, SocketOwner, load_settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 NETWORK = DOCS.with_name("network.md")
@@ -19,14 +19,14 @@ HOME = {"HOME": "/home/ann"}
 def told(tmp_path: Path, text: str) -> Settings:
     config = tmp_path / "f.toml"
     config.write_text(text, encoding="utf-8")
-    return load({}, lab=False, config=config, environ=HOME)
+    return load_settings({}, lab=False, config=config, environ=HOME)
 
 
 def test_the_example_in_the_documentation_has_one_of_each(tmp_path: Path) -> None:
     text = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
-    entrances = told(tmp_path, text).entrances
-    assert [entrance.by for entrance in entrances] == list(By)
-    assert [entrance.residents for entrance in entrances] == [
+    entrances = told(tmp_path, text).metadata_listeners
+    assert [entrance.identify_by for entrance in entrances] == list(IdentifyBy)
+    assert [entrance.assignments for entrance in entrances] == [
         (("device:/tap-web0", "web-0"),),
         (("within:tenant-a", "web-1"),),
         (("mark:/br0/1", "db-0"), ("mark:/br0/2", "db-1")),
@@ -40,8 +40,8 @@ def test_the_example_in_the_documentation_has_one_of_each(tmp_path: Path) -> Non
 
 def test_every_listener_in_the_page_about_networks_is_accepted(tmp_path: Path) -> None:
     texts = re.findall(r"```toml\n(.*?)```", NETWORK.read_text(encoding="utf-8"), re.DOTALL)
-    told_by = [told(tmp_path, text).entrances[0].by for text in texts if "[[listeners]]" in text]
-    assert told_by == [By.DEVICE, By.MARK, By.NAMESPACE, By.SOURCE]
+    told_by = [told(tmp_path, text).metadata_listeners[0].identify_by for text in texts if "[[listeners]]" in text]
+    assert told_by == [IdentifyBy.DEVICE, IdentifyBy.MARK, IdentifyBy.NAMESPACE, IdentifyBy.SOURCE]
 
 
 def test_the_page_about_networks_names_only_rules_that_are_there() -> None:
@@ -50,12 +50,17 @@ def test_the_page_about_networks_names_only_rules_that_are_there() -> None:
 
 
 def test_addresses_of_listen_are_known_by_source_as_ever(tmp_path: Path) -> None:
-    (entrance,) = told(tmp_path, 'listen = ["[::1]:8080"]').entrances
-    assert (entrance.by, entrance.address, entrance.port, entrance.name) == (By.SOURCE, "::1", 8080, "[::1]:8080")
+    (entrance,) = told(tmp_path, 'listen = ["[::1]:8080"]').metadata_listeners
+    assert (entrance.identify_by, entrance.address, entrance.port, entrance.name) == (
+        IdentifyBy.SOURCE,
+        "::1",
+        8080,
+        "[::1]:8080",
+    )
 
 
 def test_sockets_may_be_opened_by_a_helper(tmp_path: Path) -> None:
-    assert told(tmp_path, 'listen = ["10.0.0.1:80"]\nsockets = "helper"').sockets is Sockets.HELPER
+    assert told(tmp_path, 'listen = ["10.0.0.1:80"]\nsockets = "helper"').sockets is SocketOwner.HELPER
     with pytest.raises(Rejected, match="setting 'sockets': invalid enum value 'systemd'"):
         told(tmp_path, 'listen = ["10.0.0.1:80"]\nsockets = "systemd"')
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.assembly.settings import Hands, Settings, load
-from forewarn.core.policy import Enablement
+from forewarn.core.decision import EnablementMode
 from forewarn.errors import Rejected
-from forewarn.hypervisor.behaviour import Behaviour
+from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.service.settings import HypervisorKind, Settings, load_settings
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 HOME = {"HOME": "/home/ann"}
@@ -22,31 +22,31 @@ def file_with(path: Path, text: str) -> Path:
 
 
 def test_a_lab_needs_no_settings_at_all() -> None:
-    settings = load({}, lab=True, environ=HOME)
+    settings = load_settings({}, lab=True, environ=HOME)
     assert settings.data == "/home/ann/.local/state/forewarn"
-    assert settings.enablement is Enablement.ALWAYS  # spec §8.3
+    assert settings.enablement is EnablementMode.ALWAYS  # spec §8.3
 
 
 def test_flags_win_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
     config = file_with(tmp_path / "f.toml", "port = 1001\ngrace_s = 1\nsettle_s = 1\n")
     environ = {**HOME, "FOREWARN_PORT": "1002", "FOREWARN_GRACE_S": "2"}
-    settings = load({"port": 1003, "fleet": None}, lab=True, config=config, environ=environ)
+    settings = load_settings({"port": 1003, "fleet": None}, lab=True, config=config, environ=environ)
     assert (settings.port, settings.grace_s, settings.settle_s) == (1003, 2, 1)
 
 
 def test_addresses_in_the_environment_are_separated_by_commas() -> None:
-    settings = load({}, lab=False, environ={**HOME, "FOREWARN_LISTEN": "10.0.0.1:80, 10.0.1.1:80"})
+    settings = load_settings({}, lab=False, environ={**HOME, "FOREWARN_LISTEN": "10.0.0.1:80, 10.0.1.1:80"})
     assert settings.listen == ("10.0.0.1:80", "10.0.1.1:80")
 
 
 def test_a_lab_hits_programs_and_a_service_for_real_vms_only_simulates() -> None:
-    assert load({}, lab=True, environ=HOME).hypervisor is Hands.PROCESS
-    assert load({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME).hypervisor is Hands.SIMULATED
+    assert load_settings({}, lab=True, environ=HOME).hypervisor is HypervisorKind.PROCESS
+    assert load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME).hypervisor is HypervisorKind.SIMULATED
 
 
 def test_a_service_for_real_vms_is_on_request() -> None:
-    settings = load({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
-    assert settings.enablement is Enablement.ON_REQUEST  # spec §8.3
+    settings = load_settings({"listen": ("10.0.0.1:80",)}, lab=False, environ=HOME)
+    assert settings.enablement is EnablementMode.ON_REQUEST  # spec §8.3
 
 
 @pytest.mark.parametrize(
@@ -79,22 +79,22 @@ def test_a_service_for_real_vms_is_on_request() -> None:
 )
 def test_a_mistake_in_the_file_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(Rejected, match=re.escape(sentence)):
-        load({}, lab=True, config=file_with(tmp_path / "f.toml", text), environ=HOME)
+        load_settings({}, lab=True, config=file_with(tmp_path / "f.toml", text), environ=HOME)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="cannot be read: No such file"):
-        load({}, lab=True, config=tmp_path / "none.toml", environ=HOME)
+        load_settings({}, lab=True, config=tmp_path / "none.toml", environ=HOME)
 
 
 def test_a_mistake_in_the_environment_names_the_setting() -> None:
     with pytest.raises(Rejected, match="setting 'port'"):
-        load({}, lab=True, environ={**HOME, "FOREWARN_PORT": "many"})
+        load_settings({}, lab=True, environ={**HOME, "FOREWARN_PORT": "many"})
 
 
 def test_serving_real_vms_needs_an_address() -> None:
     with pytest.raises(Rejected, match="give --listen ADDRESS:PORT"):
-        load({}, lab=False, environ=HOME)
+        load_settings({}, lab=False, environ=HOME)
 
 
 def test_the_documentation_lists_every_setting() -> None:
@@ -105,9 +105,9 @@ def test_the_documentation_lists_every_setting() -> None:
 def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
     found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert found is not None
-    settings = load({}, lab=True, config=file_with(tmp_path / "f.toml", found[1]), environ=HOME)
+    settings = load_settings({}, lab=True, config=file_with(tmp_path / "f.toml", found[1]), environ=HOME)
     assert settings.port == 9000
-    assert len(Behaviour.from_rules(list(settings.simulate)).rules) == 2
+    assert len(SimulatedBehaviour.from_rules(list(settings.simulate)).rules) == 2
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_the_example_in_the_documentation_is_accepted(tmp_path: Path) -> None:
 )
 def test_how_people_sign_in_outside_is_said_whole_or_not_at_all(given: dict[str, str], missing: str) -> None:
     with pytest.raises(Rejected, match=missing):
-        load(given, lab=True, environ=HOME)
+        load_settings(given, lab=True, environ=HOME)

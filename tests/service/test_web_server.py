@@ -13,26 +13,28 @@ from typing import Any, NoReturn
 
 import pytest
 
-from forewarn.access.secret import fits
-from forewarn.assembly.directory import DataDirectory
-from forewarn.assembly.front import ADMIN, Front, open_front
-from forewarn.assembly.settings import Settings
-from forewarn.core.access import Role
-from forewarn.core.change import Commit
+from forewarn.auth.client_secrets import secret_matches
+from forewarn.core.access import ADMIN_CLIENT_ID, Role
+from forewarn.core.commit import Commit
 from forewarn.errors import ForewarnError, Rejected, Unavailable
+from forewarn.service.data_directory import DataDirectory
+from forewarn.service.settings import Settings
+from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.store.memory import MemoryStore
 
 NOW = 5000.0
 
 
-def opened(data: Path, store: MemoryStore, look: Callable[[Front], Any] = lambda front: None, **settings: Any) -> Any:
+def opened(
+    data: Path, store: MemoryStore, look: Callable[[OperatorServer], Any] = lambda front: None, **settings: Any
+) -> Any:
     """What `look` finds at the front of a service with these settings, which is closed again then."""
 
     async def story() -> Any:
-        directory = DataDirectory.take(data)
+        directory = DataDirectory.acquire(data)
         try:
             told = Settings(data=str(data), **{"console": "127.0.0.1:0", **settings})
-            front = await open_front(told, directory, store, NOW)
+            front = await open_operator_server(told, directory, store, NOW)
             assert front is not None
             try:
                 found = look(front)
@@ -49,9 +51,9 @@ def test_the_first_start_makes_one_client_whose_secret_only_its_owner_can_read(t
     store = MemoryStore()
     opened(tmp_path, store)
     secret = tmp_path / "admin.secret"
-    client = store.client(ADMIN)
+    client = store.client(ADMIN_CLIENT_ID)
     assert client is not None
-    assert fits(secret.read_text().strip(), client.secret_hash)
+    assert secret_matches(secret.read_text().strip(), client.secret_hash)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (grant,) = store.grants()
     assert (grant.role, grant.over, grant.to) == (Role.ADMINISTRATOR, "/", "client:admin")
@@ -63,8 +65,8 @@ def test_the_first_start_makes_one_client_whose_secret_only_its_owner_can_read(t
 def test_a_second_start_keeps_client_tenant_and_certificate(tmp_path: Path) -> None:
     store = MemoryStore()
 
-    def look(front: Front) -> tuple[str, str]:
-        return front.sign_in.tenant_id, front.pair.facts.fingerprint
+    def look(front: OperatorServer) -> tuple[str, str]:
+        return front.sign_in.tenant_id, front.certificate_files.facts.fingerprint
 
     before = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
     again = opened(tmp_path, store, look), (tmp_path / "admin.secret").read_text(), store.clients()
@@ -76,15 +78,15 @@ def test_a_crash_between_the_secret_and_its_client_is_made_good(tmp_path: Path) 
     secret = (tmp_path / "admin.secret").read_text().strip()
     store = MemoryStore()
     opened(tmp_path, store)
-    client = store.client(ADMIN)
+    client = store.client(ADMIN_CLIENT_ID)
     assert client is not None
-    assert fits(secret, client.secret_hash)
+    assert secret_matches(secret, client.secret_hash)
 
 
 def test_an_administrator_who_was_removed_stays_removed(tmp_path: Path) -> None:
     store = MemoryStore()
     opened(tmp_path, store)
-    asyncio.run(store.commit(Commit(removed_clients=(ADMIN,), removed_grants=("admin",))))
+    asyncio.run(store.commit(Commit(removed_clients=(ADMIN_CLIENT_ID,), removed_grants=("admin",))))
     opened(tmp_path, store)
     assert store.clients() == []
 
@@ -92,7 +94,7 @@ def test_an_administrator_who_was_removed_stays_removed(tmp_path: Path) -> None:
 def test_an_external_issuer_means_no_client_of_our_own(tmp_path: Path) -> None:
     store = MemoryStore()
     issuer = {"oidc_issuer": "https://login.example", "oidc_audience": ("api://forewarn",)}
-    shown = opened(tmp_path, store, Front.shown, **issuer)
+    shown = opened(tmp_path, store, OperatorServer.describe, **issuer)
     assert store.clients() == []
     assert shown["issuer"] == "https://login.example"
 
@@ -108,7 +110,7 @@ def test_names_that_are_asked_for_are_in_the_certificate_and_the_url_is_one_it_h
     names, url = opened(
         tmp_path,
         MemoryStore(),
-        lambda front: (front.pair.facts.names, front.url),
+        lambda front: (front.certificate_files.facts.names, front.url),
         console_names=("forewarn.example",),
     )
     assert {"forewarn.example", "localhost", "127.0.0.1"} <= set(names)
@@ -119,8 +121,13 @@ def test_a_certificate_of_ones_own_is_shown_and_read_again_when_it_was_renewed(t
     opened(tmp_path, MemoryStore())
     certificate, key = tmp_path / "tls" / "server.pem", tmp_path / "tls" / "server.key"
 
-    def look(front: Front) -> tuple[Path, Path | None, str, str]:
-        return front.pair.certificate, front.ca, front.pair.facts.fingerprint, front.certify().facts.fingerprint
+    def look(front: OperatorServer) -> tuple[Path, Path | None, str, str]:
+        return (
+            front.certificate_files.certificate,
+            front.ca_path,
+            front.certificate_files.facts.fingerprint,
+            front.ensure_certificate().facts.fingerprint,
+        )
 
     own = {"console_certificate": str(certificate), "console_key": str(key)}
     shown, ca, one, other = opened(tmp_path, MemoryStore(), look, **own)
@@ -139,10 +146,10 @@ def test_trouble_with_a_new_certificate_does_not_end_the_looking_for_one(
     def fail() -> NoReturn:
         raise trouble
 
-    async def renewed(front: Front) -> int:
+    async def renewed(front: OperatorServer) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        await replace(front, certify=fail).renew(context)
-        await front.renew(context)
+        await replace(front, ensure_certificate=fail).renew_certificate(context)
+        await front.renew_certificate(context)
         return len(caplog.records)
 
     assert opened(tmp_path, MemoryStore(), renewed) == 1
@@ -174,6 +181,6 @@ def test_a_secret_of_the_portal_that_others_may_read_is_refused(tmp_path: Path) 
 def test_people_of_this_machine_are_sent_to_the_portal_over_plain_http(
     tmp_path: Path, console: str, portal: str
 ) -> None:
-    shown = opened(tmp_path, MemoryStore(), Front.shown, console=console)
+    shown = opened(tmp_path, MemoryStore(), OperatorServer.describe, console=console)
     assert shown["portal"].startswith(portal)
     assert shown["portal"].endswith("/portal/")

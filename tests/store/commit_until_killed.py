@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
 from forewarn.store import SqliteStore
 
@@ -19,7 +19,7 @@ async def commit_for_ever(store: SqliteStore, scope_id: str) -> None:
     while True:
         scope = store.scope(scope_id) or Scope(id=scope_id)
         text = f"{scope_id}:{scope.version + 1}"
-        entry = Entry(at=0.0, what=What.SERVICE, text=text, scope_id=scope_id)
+        entry = HistoryEntry(at=0.0, what=EntryKind.SERVICE, text=text, scope_id=scope_id)
         await store.commit(Commit(scopes=(scope,), entries=(entry,)))
         os.write(1, f"{text}\n".encode())
 

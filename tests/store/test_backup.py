@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.change import Commit
+from forewarn.conformance.store_rows import replace_fields, sample_event, sample_history_entry, sample_vm
+from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected, Unavailable
-from forewarn.store import MemoryStore, SqliteStore, Store, restore
-from forewarn.store.backup import back_up
-from forewarn.testing.rows import a_vm, an_entry, an_event, changed
+from forewarn.store import MemoryStore, SqliteStore, Store, restore_backup
+from forewarn.store.backup import write_backup
 
 NOW = 1_700_000_000.5
 
 
 async def commit_once(store: Store, scope_id: str = "s") -> None:
     scope = store.scope(scope_id) or Scope(id=scope_id, epoch=3, incarnation=7)
-    await store.commit(Commit(scopes=(scope,), entries=(an_entry("moved", scope_id=scope_id),)))
+    await store.commit(Commit(scopes=(scope,), entries=(sample_history_entry("moved", scope_id=scope_id),)))
 
 
 def content(path: Path) -> tuple[list[Scope | None], int]:
@@ -98,7 +98,7 @@ def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path)
     async def live() -> Scope | None:
         store = SqliteStore.open(path)
         await commit_once(store)
-        await store.commit(Commit(vms=(a_vm("a"),), events=(an_event("E", scope_id="s"),)))
+        await store.commit(Commit(vms=(sample_vm("a"),), events=(sample_event("E", scope_id="s"),)))
         await store.back_up(backup)
         kept = store.scope("s")
         await commit_once(store)
@@ -108,11 +108,11 @@ def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path)
     kept = asyncio.run(live())
     assert kept is not None
 
-    aside = restore(backup, path, now=NOW)
+    aside = restore_backup(backup, path, now=NOW)
 
     assert aside == tmp_path / "store.db.before-restore-1"
     scopes, entries = content(path)
-    assert scopes == [changed(kept, epoch=int(NOW) + 1)]
+    assert scopes == [replace_fields(kept, epoch=int(NOW) + 1)]
     assert entries == 1
     assert content(aside)[1] == 2
 
@@ -122,7 +122,7 @@ def test_each_restore_of_one_backup_has_an_epoch_of_its_own(tmp_path: Path) -> N
     a_store(backup, 1)
     epochs = []
     for now in (NOW, NOW, 0.0):
-        restore(backup, path, now=now)
+        restore_backup(backup, path, now=now)
         epochs += [scope.epoch for scope in content(path)[0] if scope]
     assert epochs == [int(NOW) + 1, int(NOW) + 2, int(NOW) + 3]
     assert sorted(p.name for p in tmp_path.glob("*before-restore*")) == [
@@ -133,7 +133,7 @@ def test_each_restore_of_one_backup_has_an_epoch_of_its_own(tmp_path: Path) -> N
 
 def test_a_store_can_be_restored_where_none_was(tmp_path: Path) -> None:
     a_store(tmp_path / "backup.db", 2)
-    assert restore(tmp_path / "backup.db", tmp_path / "store.db", now=NOW) is None
+    assert restore_backup(tmp_path / "backup.db", tmp_path / "store.db", now=NOW) is None
     assert content(tmp_path / "store.db")[1] == 2
 
 
@@ -141,7 +141,7 @@ def test_a_damaged_store_is_moved_aside_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     a_store(tmp_path / "backup.db", 2)
     path.write_bytes(b"damaged")
-    aside = restore(tmp_path / "backup.db", path, now=NOW)
+    aside = restore_backup(tmp_path / "backup.db", path, now=NOW)
     assert aside is not None
     assert aside.read_bytes() == b"damaged"
     assert content(path)[1] == 2
@@ -162,7 +162,7 @@ def test_what_a_crash_left_in_the_log_goes_aside_with_its_store(tmp_path: Path) 
 
     asyncio.run(crash())
 
-    aside = restore(tmp_path / "backup.db", crashed, now=NOW)
+    aside = restore_backup(tmp_path / "backup.db", crashed, now=NOW)
 
     assert content(crashed)[1] == 2
     assert aside is not None
@@ -176,7 +176,7 @@ def test_a_file_that_is_no_backup_is_refused_and_the_store_stays(tmp_path: Path,
     source.write_bytes(junk)
     before = path.read_bytes()
     with pytest.raises(Rejected, match=r"junk\.db"):
-        restore(source, path, now=NOW)
+        restore_backup(source, path, now=NOW)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["junk.db", "store.db"]
 
@@ -198,6 +198,6 @@ def test_backups_made_at_once_to_one_name_give_one_backup(tmp_path: Path) -> Non
 def test_a_backup_touches_no_file_but_its_own(tmp_path: Path) -> None:
     a_store(tmp_path / "store.db", commits=1)
     (tmp_path / "copy.db.partial").write_text("somebody else's")
-    back_up(tmp_path / "store.db", tmp_path / "copy.db")
+    write_backup(tmp_path / "store.db", tmp_path / "copy.db")
     assert (tmp_path / "copy.db.partial").read_text() == "somebody else's"
     assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy.db", "copy.db.partial"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from forewarn.conformance.store import StoreConformance
 from forewarn.store import MemoryStore, SqliteStore
-from forewarn.testing.store_conformance import StoreConformance
 
 
 class TestMemoryStore(StoreConformance):

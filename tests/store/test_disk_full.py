@@ -9,27 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.change import Commit
+from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Unavailable
-from forewarn.store import SqliteStore, file
-from forewarn.store.writer import Writer
-from forewarn.testing.rows import an_entry
+from forewarn.store import SqliteStore, sqlite_file
+from forewarn.store.writer_thread import WriterThread
 
-LARGE = Commit(scopes=(Scope(id="large"),), entries=(an_entry("x" * 1_000_000),))
+LARGE = Commit(scopes=(Scope(id="large"),), entries=(sample_history_entry("x" * 1_000_000),))
 
 
 def small(number: int) -> Commit:
-    return Commit(entries=(an_entry(f"small {number}"),))
+    return Commit(entries=(sample_history_entry(f"small {number}"),))
 
 
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
     async def story() -> None:
-        file.prepare(path)
-        db = file.connect_writer(path)
-        store = SqliteStore(path, reader=file.connect_reader(path), writer=Writer(db, str(path)))
+        sqlite_file.prepare_store_file(path)
+        db = sqlite_file.connect_writer(path)
+        store = SqliteStore(path, reader=sqlite_file.connect_reader(path), writer=WriterThread(db, str(path)))
         await store.commit(small(1))
         pages = db.execute("PRAGMA page_count").fetchone()[0]
         db.execute(f"PRAGMA max_page_count = {pages + 4}")
@@ -46,16 +46,16 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(story())
-    assert file.examine(path) is not None
+    assert sqlite_file.read_revision(path) is not None
 
 
 def test_trouble_with_the_file_is_everybodys_in_the_group_and_nothing_of_it_stays(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
 
     async def story() -> None:
-        file.prepare(path)
-        db = file.connect_writer(path)
-        store = SqliteStore(path, reader=file.connect_reader(path), writer=Writer(db, str(path)))
+        sqlite_file.prepare_store_file(path)
+        db = sqlite_file.connect_writer(path)
+        store = SqliteStore(path, reader=sqlite_file.connect_reader(path), writer=WriterThread(db, str(path)))
         db.execute("PRAGMA query_only = ON")
         answers = await asyncio.gather(*(store.commit(small(n)) for n in range(9)), return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}
@@ -85,7 +85,7 @@ def test_nothing_is_acknowledged_while_the_file_is_away(tmp_path: Path, taken: s
         await store.close()
 
     asyncio.run(story())
-    assert file.examine(tmp_path / "store.db") is not None
+    assert sqlite_file.read_revision(tmp_path / "store.db") is not None
 
 
 def test_another_file_in_its_place_is_not_taken_for_the_store(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_another_file_in_its_place_is_not_taken_for_the_store(tmp_path: Path) ->
 UNDER_A_LIMIT = """
 import asyncio, resource, sys
 from pathlib import Path
-from forewarn.core.change import Commit
+from forewarn.core.commit import Commit
 from forewarn.core.history import Entry, What
 from forewarn.errors import Unavailable
 from forewarn.store import SqliteStore

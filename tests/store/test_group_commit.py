@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.change import Commit
+from forewarn.conformance.store_rows import sample_event, sample_history_entry
+from forewarn.core.commit import Commit
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict
-from forewarn.store import SqliteStore, file
-from forewarn.store.writer import Writer
-from forewarn.testing.rows import an_entry, an_event
+from forewarn.store import SqliteStore, sqlite_file
+from forewarn.store.writer_thread import WriterThread
 
 
 def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:
         async def commit(number: int) -> int | Conflict:
             scope = Scope(id=f"s{number}", version=1 if number % 9 else 5, epoch=number)
             try:
-                return await store.commit(Commit(scopes=(scope,), entries=(an_entry(f"s{number}"),)))
+                return await store.commit(Commit(scopes=(scope,), entries=(sample_history_entry(f"s{number}"),)))
             except Conflict as conflict:
                 return conflict
 
@@ -57,12 +57,12 @@ def test_of_two_that_decided_on_the_same_version_one_wins(tmp_path: Path) -> Non
 
 
 def _new_database(path: Path) -> sqlite3.Connection:
-    db = file.connect(path, mode="rwc")
+    db = sqlite_file.connect(path, mode="rwc")
     db.execute("CREATE TABLE numbers (number)")
     return db
 
 
-async def _hold(writer: Writer) -> tuple[threading.Event, asyncio.Task[None]]:
+async def _hold(writer: WriterThread) -> tuple[threading.Event, asyncio.Task[None]]:
     """Keep the writer busy until the event is set, so that what comes meanwhile has to wait."""
     held, go = threading.Event(), threading.Event()
 
@@ -79,7 +79,7 @@ def test_what_waits_is_committed_together(tmp_path: Path) -> None:
     async def story() -> None:
         db = _new_database(tmp_path / "numbers.db")
         said: list[str] = []
-        writer = Writer(db, "numbers")
+        writer = WriterThread(db, "numbers")
         go, first = await _hold(writer)
         db.set_trace_callback(said.append)
         others = [
@@ -102,8 +102,8 @@ def test_what_waits_is_committed_together(tmp_path: Path) -> None:
 def test_a_caller_that_gave_up_holds_up_nobody(tmp_path: Path) -> None:
     async def story() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
-        impatient = asyncio.create_task(store.commit(Commit(entries=(an_entry("impatient"),))))
-        patient = asyncio.create_task(store.commit(Commit(entries=(an_entry("patient"),))))
+        impatient = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("impatient"),))))
+        patient = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("patient"),))))
         await asyncio.sleep(0)
         impatient.cancel()
         assert await patient == 2
@@ -120,7 +120,7 @@ def test_a_value_that_cannot_be_written_is_its_callers_own_trouble(tmp_path: Pat
         store = SqliteStore.open(tmp_path / "store.db")
         too_large = Commit(scopes=(Scope(id="s", epoch=2**70),))
         answers = await asyncio.gather(
-            store.commit(too_large), store.commit(Commit(entries=(an_entry("a"),))), return_exceptions=True
+            store.commit(too_large), store.commit(Commit(entries=(sample_history_entry("a"),))), return_exceptions=True
         )
         assert isinstance(answers[0], OverflowError)
         assert answers[1] == 1
@@ -137,7 +137,7 @@ def test_a_scope_is_read_whole_while_it_is_being_written(tmp_path: Path) -> None
 
         async def write() -> None:
             for number in range(300):
-                event = an_event("E", scope_id="s", note=str(number))
+                event = sample_event("E", scope_id="s", note=str(number))
                 await store.commit(Commit(scopes=(Scope(id="s", version=number, epoch=number),), events=(event,)))
 
         writing = asyncio.create_task(write())

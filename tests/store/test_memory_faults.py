@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from forewarn.core.change import Commit
+from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.core.commit import Commit
 from forewarn.errors import Unavailable
-from forewarn.store import Committed, MemoryStore
-from forewarn.testing.rows import an_entry
+from forewarn.store import AppliedCommit, MemoryStore
 
 
 class Crash(BaseException):
@@ -17,13 +17,13 @@ class Crash(BaseException):
 
 
 def an_entry_commit(text: str) -> Commit:
-    return Commit(entries=(an_entry(text),))
+    return Commit(entries=(sample_history_entry(text),))
 
 
 def test_a_failure_leaves_no_trace_and_is_over_after_one_write() -> None:
     async def story() -> None:
         store = MemoryStore()
-        heard: list[Committed] = []
+        heard: list[AppliedCommit] = []
         store.subscribe(heard.append)
         store.fail_next(Unavailable("disk full"))
         with pytest.raises(Unavailable, match="disk full"):
@@ -50,7 +50,7 @@ def test_a_failure_waits_for_its_write() -> None:
 def test_a_crash_after_the_commit_leaves_it_for_the_next_process() -> None:
     async def story() -> None:
         store = MemoryStore()
-        heard: list[Committed] = []
+        heard: list[AppliedCommit] = []
         store.subscribe(heard.append)
         store.fail_next(Crash(), applied=True)
         with pytest.raises(Crash):

@@ -12,13 +12,13 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.core.scope import Scope
-from forewarn.store import file, query, statement
-from forewarn.store.migrations import FOLDER
+from forewarn.store import queries, sqlite_file, write_statements
+from forewarn.store.migrations import MIGRATIONS_DIRECTORY
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
-LIVE = (Status.SCHEDULED, Status.STARTED)
+LIVE = (EventState.SCHEDULED, EventState.STARTED)
 
 
 def schema_of(db: sqlite3.Connection) -> set[str]:
@@ -31,7 +31,7 @@ def test_migrating_from_scratch_gives_the_declared_tables(tmp_path: Path) -> Non
     engine = create_engine(f"sqlite:///{declared}")
     metadata.create_all(engine)
     engine.dispose()
-    file.prepare(migrated)
+    sqlite_file.prepare_store_file(migrated)
 
     with closing(sqlite3.connect(declared)) as one, closing(sqlite3.connect(migrated)) as other:
         assert schema_of(one) == schema_of(other)
@@ -39,16 +39,16 @@ def test_migrating_from_scratch_gives_the_declared_tables(tmp_path: Path) -> Non
 
 def test_the_steps_are_the_revisions_the_code_knows() -> None:
     config = Config()
-    config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS_DIRECTORY).replace("%", "%%"))
     steps = ScriptDirectory.from_config(config).walk_revisions()
     assert tuple(step.revision for step in steps)[::-1] == REVISIONS
 
 
 def test_a_file_says_whose_it_is_and_of_which_revision(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    assert file.examine(path) is None
-    file.prepare(path)
-    assert file.examine(path) == REVISION
+    assert sqlite_file.read_revision(path) is None
+    sqlite_file.prepare_store_file(path)
+    assert sqlite_file.read_revision(path) == REVISION
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert db.execute("PRAGMA user_version").fetchone() == (int(REVISION),)
@@ -60,48 +60,48 @@ def test_a_step_that_fails_leaves_the_file_without_any(tmp_path: Path) -> None:
         db.execute("CREATE TABLE saved (in_the_way)")
         db.execute("PRAGMA journal_mode = DELETE")
         with pytest.raises(sqlite3.OperationalError, match="saved already exists"):
-            file.migrate(path)
+            sqlite_file.migrate_store_file(path)
         assert [name for (name,) in db.execute("SELECT name FROM sqlite_master")] == ["saved"]
 
 
 @pytest.mark.parametrize(
     "sql",
     [
-        query.SCOPE,
-        query.PRESENT_VMS,
-        query.LIVE_EVENTS,
-        query.VM,
-        query.EVENT,
-        query.GATE,
-        query.REQUEST,
-        query.DUE_SCOPES,
-        query.DUE_GATES,
-        query.vms_by(("scope_id",), False),
-        query.vms_by(("host",), False),
-        query.events_by(("scope_id",), LIVE, False),
-        query.events_by(("request_id",), tuple(Status), False),
-        query.events_by(("gate_id",), LIVE, False),
-        query.events_by((), (Status.STARTED,), False),
-        query.requests_by(True, False),
-        *query.EVENTS_OVER.values(),
-        query.planned_by(("request_id",)),
-        query.history_by((), False),
-        query.history_by(("scope_id",), True),
-        query.history_by(("event_id",), False),
-        query.history_by(("request_id",), False),
-        query.history_by(("vm",), True),
-        query.sightings_by(("event_id",)),
-        query.sightings_by(("vm",)),
-        query.polls_by(("scope_id",)),
-        statement.MOVE_SCOPE,
-        statement.MOVE_GATE,
-        statement.MOVE_REQUEST,
-        statement.WAKE_GATE,
-        statement.TOUCH_SCOPE,
-        statement.REMOVE_PLANNED,
-        statement.PRUNE_EVENTS,
-        statement.PRUNE_HISTORY,
-        statement.PRUNE_SIGHTINGS,
+        queries.SCOPE,
+        queries.PRESENT_VMS,
+        queries.LIVE_EVENTS,
+        queries.VM,
+        queries.EVENT,
+        queries.GATE,
+        queries.REQUEST,
+        queries.DUE_SCOPES,
+        queries.DUE_GATES,
+        queries.vms_by(("scope_id",), False),
+        queries.vms_by(("host",), False),
+        queries.events_by(("scope_id",), LIVE, False),
+        queries.events_by(("request_id",), tuple(EventState), False),
+        queries.events_by(("gate_id",), LIVE, False),
+        queries.events_by((), (EventState.STARTED,), False),
+        queries.requests_by(True, False),
+        *queries.EVENTS_ENDED_BETWEEN.values(),
+        queries.planned_by(("request_id",)),
+        queries.history_by((), False),
+        queries.history_by(("scope_id",), True),
+        queries.history_by(("event_id",), False),
+        queries.history_by(("request_id",), False),
+        queries.history_by(("vm",), True),
+        queries.deliveries_by(("event_id",)),
+        queries.deliveries_by(("vm",)),
+        queries.polls_by(("scope_id",)),
+        write_statements.UPDATE_SCOPE,
+        write_statements.UPDATE_GATE,
+        write_statements.UPDATE_REQUEST,
+        write_statements.WAKE_GATE,
+        write_statements.UPDATE_LAST_REQUEST,
+        write_statements.REMOVE_PLANNED,
+        write_statements.PRUNE_EVENTS,
+        write_statements.PRUNE_HISTORY,
+        write_statements.PRUNE_DELIVERIES,
     ],
 )
 def test_no_question_reads_a_whole_table(tmp_path: Path, sql: str) -> None:
@@ -114,7 +114,7 @@ def test_no_question_reads_a_whole_table(tmp_path: Path, sql: str) -> None:
     assert not [step for step in steps if step.startswith("SCAN")], steps
 
 
-@pytest.mark.parametrize("sql", [query.SCHEDULED_BEHIND, query.PLANNED_BEHIND])
+@pytest.mark.parametrize("sql", [queries.SCHEDULED_BEHIND, queries.PLANNED_BEHIND])
 def test_what_gates_hold_back_is_found_by_the_gates(tmp_path: Path, sql: str) -> None:
     """And not by going through all that is scheduled; the list of gates is read whole."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from forewarn.core.change import Commit
+from forewarn.conformance.store_rows import sample_history_entry
+from forewarn.core.commit import Commit
 from forewarn.errors import Rejected, Unavailable
 from forewarn.store import SqliteStore
 from forewarn.store.schema import APPLICATION_ID
-from forewarn.testing.rows import an_entry
 
 
 def a_store_with_content(path: Path) -> None:
     async def write() -> None:
         store = SqliteStore.open(path)
-        await store.commit(Commit(entries=tuple(an_entry(f"{n}" * 200, vm=f"{n}") for n in range(200))))
+        await store.commit(Commit(entries=tuple(sample_history_entry(f"{n}" * 200, vm=f"{n}") for n in range(200))))
         await store.close()
 
     asyncio.run(write())
@@ -147,7 +147,7 @@ def test_what_a_crash_leaves_before_the_first_table_is_opened_as_new(
 
     async def story() -> None:
         store = SqliteStore.open(path)
-        assert await store.commit(Commit(entries=(an_entry("first"),))) == 1
+        assert await store.commit(Commit(entries=(sample_history_entry("first"),))) == 1
         await store.close()
 
     asyncio.run(story())

@@ -13,28 +13,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from forewarn.core.change import Commit
-from forewarn.core.event import Ending, Status
+from forewarn.conformance.store_rows import (
+    SAMPLE_SCOPE_ID,
+    replace_fields,
+    sample_delivery,
+    sample_event,
+    sample_history_entry,
+    sample_planned_event,
+    sample_poll,
+    sample_request,
+    sample_rollout,
+    sample_vm,
+)
+from forewarn.core.commit import Commit
+from forewarn.core.event import Ending, EventState, Gate
 from forewarn.core.fleet import Host
-from forewarn.core.gate import Gate
 from forewarn.core.scope import Scope
 from forewarn.errors import ForewarnError
-from forewarn.store import Committed, MemoryStore, SqliteStore, Store, file
-from forewarn.testing.rows import (
-    SCOPE,
-    a_plan,
-    a_poll,
-    a_request,
-    a_rollout,
-    a_sighting,
-    a_vm,
-    an_entry,
-    an_event,
-    changed,
-)
+from forewarn.store import AppliedCommit, MemoryStore, SqliteStore, Store, sqlite_file
 
 IDS = st.sampled_from(["a", "B", "ü"])
-SCOPES = st.sampled_from([SCOPE, a_vm("x", availability_set="db").scope_id, "vm:elsewhere"])
+SCOPES = st.sampled_from([SAMPLE_SCOPE_ID, sample_vm("x", availability_set="db").scope_id, "vm:elsewhere"])
 TIMES = st.sampled_from([0.0, 0.1, 1.0, 2.5, 1e9])
 PERHAPS = st.none() | TIMES
 VERSIONS = st.integers(0, 3)
@@ -44,11 +43,11 @@ def some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
     return st.lists(values, max_size=2).map(tuple)
 
 
-def _event(event_id: str, scope_number: int, seq: int, status: Status, at: float) -> Any:
+def _event(event_id: str, scope_number: int, seq: int, status: EventState, at: float) -> Any:
     # An event never leaves its scope, so its id says which one that is.
-    scope_id = [SCOPE, "vm:elsewhere"][scope_number]
-    event = an_event(f"{event_id}{scope_number}", scope_id=scope_id, seq=seq, status=status, gate_id="a")
-    return changed(event, over_at=at, ending=Ending.FINISHED) if status is Status.OVER else event
+    scope_id = [SAMPLE_SCOPE_ID, "vm:elsewhere"][scope_number]
+    event = sample_event(f"{event_id}{scope_number}", scope_id=scope_id, seq=seq, status=status, gate_id="a")
+    return replace_fields(event, over_at=at, ending=Ending.FINISHED) if status is EventState.OVER else event
 
 
 SCOPE_ROWS = st.builds(
@@ -60,15 +59,19 @@ SCOPE_ROWS = st.builds(
     wakes_at=PERHAPS,
 )
 VMS = st.builds(
-    a_vm, IDS, availability_set=st.sampled_from(["web", "db"]), removed_at=PERHAPS, host=st.sampled_from(["", "h1"])
+    sample_vm,
+    IDS,
+    availability_set=st.sampled_from(["web", "db"]),
+    removed_at=PERHAPS,
+    host=st.sampled_from(["", "h1"]),
 )
 # One number of publication per event and scope, as `Scope.with_event` gives them.
 EVENTS = st.integers(0, 5).flatmap(
-    lambda n: st.builds(_event, st.just(f"E{n}"), st.integers(0, 1), st.just(n), st.sampled_from(Status), TIMES)
+    lambda n: st.builds(_event, st.just(f"E{n}"), st.integers(0, 1), st.just(n), st.sampled_from(EventState), TIMES)
 )
 GATES = st.builds(Gate, id=IDS, request_id=IDS, host=IDS, version=VERSIONS, released_at=PERHAPS, wakes_at=PERHAPS)
-REQUESTS = st.builds(a_request, IDS, version=VERSIONS) | st.builds(
-    a_rollout, IDS, closed=st.booleans(), version=VERSIONS
+REQUESTS = st.builds(sample_request, IDS, version=VERSIONS) | st.builds(
+    sample_rollout, IDS, closed=st.booleans(), version=VERSIONS
 )
 COMMITS = st.builds(
     Commit,
@@ -80,9 +83,9 @@ COMMITS = st.builds(
     gates=some(GATES),
     wake_gates=some(IDS),
     requests=some(REQUESTS),
-    planned=some(st.builds(a_plan, IDS, gate_id=IDS, request_id=IDS)),
+    planned=some(st.builds(sample_planned_event, IDS, gate_id=IDS, request_id=IDS)),
     unplanned=some(IDS),
-    entries=some(st.builds(an_entry, IDS, at=TIMES, scope_id=SCOPES, event_id=IDS, request_id=IDS, vm=IDS)),
+    entries=some(st.builds(sample_history_entry, IDS, at=TIMES, scope_id=SCOPES, event_id=IDS, request_id=IDS, vm=IDS)),
 )
 
 
@@ -91,7 +94,7 @@ def empty_file() -> bytes:
     """Made once: a new store takes longer to create than to copy."""
     with tempfile.TemporaryDirectory(prefix="forewarn-") as folder:
         path = Path(folder) / "empty.db"
-        file.prepare(path)
+        sqlite_file.prepare_store_file(path)
         return path.read_bytes()
 
 
@@ -99,23 +102,30 @@ def everything(store: Store) -> dict[str, Any]:
     ids = ["a", "B", "ü"]
     return {
         "scopes": [store.scope(scope_id) for scope_id in store.scope_ids()],
-        "vms": [store.vms(), store.vms(removed=True), store.vms(host="h1"), store.vms(scope_id=SCOPE)],
+        "vms": [store.vms(), store.vms(removed=True), store.vms(host="h1"), store.vms(scope_id=SAMPLE_SCOPE_ID)],
         "hosts": store.hosts(),
-        "events": [store.events(), store.events(scope_id=SCOPE, statuses=[Status.OVER]), store.events(limit=2)],
-        "over": [store.events_over(1.0, 2.0, limit=2), store.events_over(0.0, 9.0, limit=2, newest=False)],
+        "events": [
+            store.events(),
+            store.events(scope_id=SAMPLE_SCOPE_ID, statuses=[EventState.OVER]),
+            store.events(limit=2),
+        ],
+        "over": [
+            store.events_ended_between(1.0, 2.0, limit=2),
+            store.events_ended_between(0.0, 9.0, limit=2, newest=False),
+        ],
         "gates": [store.gate(gate_id) for gate_id in ids],
         "requests": [store.requests(), store.requests(open_only=True), store.requests(limit=1)],
-        "planned": [store.planned(), store.planned(request_id="a"), store.behind(["B", "a"])],
-        "due": [store.due_scopes(1.0), store.due_gates(2.5), store.due_scopes(1e9, limit=1), store.next_wake()],
+        "planned": [store.planned(), store.planned(request_id="a"), store.events_behind_gates(["B", "a"])],
+        "due": [store.due_scopes(1.0), store.due_gates(2.5), store.due_scopes(1e9, limit=1), store.next_wake_at()],
         "history": [
             store.history(),
-            store.history(scope_id=SCOPE, limit=2),
+            store.history(scope_id=SAMPLE_SCOPE_ID, limit=2),
             store.history(after=3, vm="ü"),
             store.history(before=4, limit=2),
         ],
-        "sightings": [store.sightings(), store.sightings(event_id="E0"), store.sightings(vm="a")],
-        "polls": [store.polls(), store.polls(scope_id=SCOPE)],
-        "saved": [store.saved(name) for name in ids],
+        "sightings": [store.deliveries(), store.deliveries(event_id="E0"), store.deliveries(vm="a")],
+        "polls": [store.last_polls(), store.last_polls(scope_id=SAMPLE_SCOPE_ID)],
+        "saved": [store.load(name) for name in ids],
         "next": [store.entries_after(0, 2), store.entries_after(2, 100)],
         "last": store.last_seq(),
     }
@@ -128,7 +138,7 @@ class BothStores(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="forewarn-")
         self.path = Path(self.folder.name) / "store.db"
         self.path.write_bytes(empty_file())
-        self.heard: list[list[Committed]] = [[], []]
+        self.heard: list[list[AppliedCommit]] = [[], []]
         self.in_memory = MemoryStore()
         self.in_file = SqliteStore.open(self.path)
         self._subscribe()
@@ -153,14 +163,14 @@ class BothStores(RuleBasedStateMachine):
     @rule(scope_id=SCOPES, epoch=st.integers(0, 9), at=PERHAPS)
     def commit_what_was_read(self, scope_id: str, epoch: int, at: float | None) -> None:
         scope = self.in_memory.scope(scope_id) or Scope(id=scope_id)
-        self._same(lambda store: store.commit(Commit(scopes=(changed(scope, epoch=epoch, wakes_at=at),))))
+        self._same(lambda store: store.commit(Commit(scopes=(replace_fields(scope, epoch=epoch, wakes_at=at),))))
 
     @rule(
-        polls=some(st.builds(a_poll, IDS, TIMES, scope_id=SCOPES)),
-        sightings=some(st.builds(a_sighting, st.sampled_from(["E00", "E11"]), IDS, at=TIMES)),
+        polls=some(st.builds(sample_poll, IDS, TIMES, scope_id=SCOPES)),
+        sightings=some(st.builds(sample_delivery, st.sampled_from(["E00", "E11"]), IDS, at=TIMES)),
     )
     def observe(self, polls: Any, sightings: Any) -> None:
-        self._same(lambda store: store.observe(polls, sightings))
+        self._same(lambda store: store.record_observations(polls, sightings))
 
     @rule(name=IDS, value=st.binary(max_size=3))
     def save(self, name: str, value: bytes) -> None:

@@ -1,6 +1,6 @@
-"""A server of somebody else's as a child process, for tests with real ones: up when entered, gone when left.
+"""A third-party server as a child process: started on entry, ended with its process group on exit.
 
-with Daemon([haproxy, "-f", "haproxy.cfg"], log=tmp_path / "haproxy.log", is_up=lambda: port_answers(port)):
+with ExternalServer([haproxy, "-f", "haproxy.cfg"], log=tmp_path / "haproxy.log", is_up=lambda: port_answers(port)):
     ...
 """
 
@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from forewarn.testing.process import eventually
+from tests.support.service_process import eventually
 
-NOBODY = 65534
-_STOP_S = 30.0
-_NOTHING: Mapping[str, str] = {}
+NOBODY_ID = 65534
+_STOP_TIMEOUT_S = 30.0
+_NO_VARIABLES: Mapping[str, str] = {}
 
 
-class Daemon:
+class ExternalServer:
     """It leads a group of its own, and that ends with it. SIGTERM first, so that it can end what it has started."""
 
     def __init__(
@@ -32,9 +32,9 @@ class Daemon:
         *,
         log: Path,
         is_up: Callable[[], bool],
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Mapping[str, str] = _NO_VARIABLES,
     ) -> None:
-        self._line = [str(word) for word in line]
+        self._command_line = [str(word) for word in line]
         self._log, self._is_up = log, is_up
         self._environment = os.environ | dict(environment)
         self._child: subprocess.Popen[bytes] | None = None
@@ -44,7 +44,7 @@ class Daemon:
         assert self._child is not None
         return self._child.pid
 
-    def __enter__(self) -> Daemon:
+    def __enter__(self) -> ExternalServer:
         self.start()
         return self
 
@@ -54,7 +54,7 @@ class Daemon:
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._child = subprocess.Popen(
-                self._line,
+                self._command_line,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -62,14 +62,16 @@ class Daemon:
                 start_new_session=True,
             )
         try:
-            eventually(self._is_up_or_gone, within_s=60)
+            eventually(self._is_up_or_ended, within_s=60)
             if self._child.poll() is not None:
-                raise AssertionError(f"{self._line[0]} did not start:\n{self._log.read_text(errors='replace')[-4000:]}")
+                raise AssertionError(
+                    f"{self._command_line[0]} did not start:\n{self._log.read_text(errors='replace')[-4000:]}"
+                )
         except BaseException:
             self.stop()
             raise
 
-    def _is_up_or_gone(self) -> bool:
+    def _is_up_or_ended(self) -> bool:
         assert self._child is not None
         return self._child.poll() is not None or self._is_up()
 
@@ -79,10 +81,10 @@ class Daemon:
         group = self._child.pid
         self._child.terminate()
         try:
-            self._child.wait(_STOP_S)
+            self._child.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._child.kill()
-            self._child.wait(_STOP_S)
+            self._child.wait(_STOP_TIMEOUT_S)
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
         self._child = None
@@ -94,13 +96,13 @@ def as_nobody(line: Sequence[str | Path]) -> list[str | Path]:
         return list(line)
     setpriv = shutil.which("setpriv")
     assert setpriv, "setpriv of util-linux is needed to run servers as somebody else"
-    ids = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    ids = [f"--reuid={NOBODY_ID}", f"--regid={NOBODY_ID}", "--clear-groups"]
     return [setpriv, *ids, "--inh-caps=+dac_override", "--ambient-caps=+dac_override", *line]
 
 
 def give_to_nobody(folder: Path) -> None:
     if os.getuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
+        os.chown(folder, NOBODY_ID, NOBODY_ID)
 
 
 def port_answers(port: int) -> bool:

@@ -1,4 +1,4 @@
-"""HAProxy's runtime socket, as much of it as draining needs, with servers whose sessions a test opens and closes."""
+"""HAProxy's runtime socket, as far as draining needs it; a test opens and closes the sessions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from types import TracebackType
 
-_BITS = {"ready": 0, "maint": 0x01, "drain": 0x08}
+_ADMIN_STATE_BITS = {"ready": 0, "maint": 0x01, "drain": 0x08}
 _STAT_HEAD = "# pxname,svname,qcur,qmax,scur,status,type,"
 _STATE_HEAD = "# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight"
 
@@ -16,11 +16,11 @@ class FakeHaproxy:
 
     def __init__(self, path: Path, *servers: str) -> None:
         self.path = path
-        self.admin = dict.fromkeys(servers, "ready")
+        self.admin_states = dict.fromkeys(servers, "ready")
         self.sessions = dict.fromkeys(servers, 0)
         self.commands: list[str] = []
-        self.denies = False
-        self._asked = asyncio.Condition()
+        self.denies_commands = False
+        self._command_received = asyncio.Condition()
 
     async def __aenter__(self) -> FakeHaproxy:
         self._server = await asyncio.start_unix_server(self._serve, self.path)
@@ -33,39 +33,39 @@ class FakeHaproxy:
         await self._server.wait_closed()
 
     @property
-    def told(self) -> list[str]:
+    def set_commands(self) -> list[str]:
         return [command for command in self.commands if command.startswith("set ")]
 
-    async def asked(self, command: str, times: int) -> None:
+    async def wait_for_command(self, command: str, times: int) -> None:
         """Until it was asked this so many times more."""
-        async with asyncio.timeout(30), self._asked:
+        async with asyncio.timeout(30), self._command_received:
             goal = self.commands.count(command) + times
-            await self._asked.wait_for(lambda: self.commands.count(command) >= goal)
+            await self._command_received.wait_for(lambda: self.commands.count(command) >= goal)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         command = (await reader.readline()).decode().strip()
         writer.write(f"{self._answer(command)}\n".encode())
         writer.close()
-        async with self._asked:
+        async with self._command_received:
             self.commands.append(command)
-            self._asked.notify_all()
+            self._command_received.notify_all()
 
     def _answer(self, command: str) -> str:
         if command == "show stat":
-            return "\n".join([_STAT_HEAD, *(self._stat(name) for name in self.admin)]) + "\n"
+            return "\n".join([_STAT_HEAD, *(self._stat_line(name) for name in self.admin_states)]) + "\n"
         if command == "show servers state":
-            return "\n".join(["1", _STATE_HEAD, *(self._state(name) for name in self.admin)]) + "\n"
-        if self.denies:
+            return "\n".join(["1", _STATE_HEAD, *(self._state_line(name) for name in self.admin_states)]) + "\n"
+        if self.denies_commands:
             return "Permission denied\n"
         _, _, name, _, admin = command.split()
-        if name not in self.admin:
+        if name not in self.admin_states:
             return "No such server.\n"
-        self.admin[name] = admin
+        self.admin_states[name] = admin
         return ""
 
-    def _stat(self, name: str) -> str:
+    def _stat_line(self, name: str) -> str:
         return f"{name.replace('/', ',')},0,0,{self.sessions[name]},UP,2,"
 
-    def _state(self, name: str) -> str:
+    def _state_line(self, name: str) -> str:
         backend, server = name.split("/")
-        return f"3 {backend} 1 {server} 127.0.0.1 2 {_BITS[self.admin[name]]} 1"
+        return f"3 {backend} 1 {server} 127.0.0.1 2 {_ADMIN_STATE_BITS[self.admin_states[name]]} 1"

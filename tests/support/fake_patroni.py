@@ -1,4 +1,4 @@
-"""Patroni's REST API of one member, as much of it as a switchover needs, before a cluster that is a few fields."""
+"""Patroni's REST API of one member, as far as a switchover needs it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-Answer = tuple[int, str]
-_LEADS = {"role": "leader", "state": "running"}
-_FOLLOWS = {"role": "replica", "state": "streaming"}
+PatroniAnswer = tuple[int, str]
+_LEADER_FIELDS = {"role": "leader", "state": "running"}
+_REPLICA_FIELDS = {"role": "replica", "state": "streaming"}
 
 
 class FakePatroni:
@@ -22,10 +22,10 @@ class FakePatroni:
     def __init__(self, *others: str, own: str = "db-0", leader: str = "db-0") -> None:
         self.own = own
         self.members: dict[str, dict[str, Any]] = {name: {"lag": 0} for name in (own, *others)}
-        self.wishes: list[dict[str, Any]] = []
+        self.switchovers: list[dict[str, Any]] = []
         self.authorization = ""  # what a switchover must come with
         self.refusal = ""
-        self.slow = 0
+        self.polls_until_switched = 0
         self.paused = False
         self.lead(leader)
         self._next = ""
@@ -49,16 +49,16 @@ class FakePatroni:
 
     def lead(self, leader: str) -> None:
         for name, member in self.members.items():
-            member |= _LEADS if name == leader else _FOLLOWS
+            member |= _LEADER_FIELDS if name == leader else _REPLICA_FIELDS
 
-    def read(self, route: str) -> Answer:
+    def read(self, route: str) -> PatroniAnswer:
         if route != "/cluster":
             return 200, json.dumps({"state": "running", "patroni": {"name": self.own, "scope": "shop"}})
-        self._go_on()
+        self._complete_switchover()
         members = [{"name": name, **member} for name, member in self.members.items()]
         return 200, json.dumps({"members": members} | ({"pause": True} if self.paused else {}))
 
-    def switch_over(self, body: bytes, authorization: str) -> Answer:
+    def switch_over(self, body: bytes, authorization: str) -> PatroniAnswer:
         if authorization != self.authorization:
             return 401, "no auth header received"
         if self.refusal:
@@ -66,15 +66,15 @@ class FakePatroni:
         wish = json.loads(body)
         if self.paused and "candidate" not in wish:
             return 400, "Switchover is possible only to a specific candidate in a paused state"
-        self.wishes.append(wish)
+        self.switchovers.append(wish)
         self._next = wish.get("candidate") or next(name for name in self.members if name != wish["leader"])
         return 200, f"Successfully switched over to {self._next!r}"
 
-    def _go_on(self) -> None:
-        if self._next and not self.slow:
+    def _complete_switchover(self) -> None:
+        if self._next and not self.polls_until_switched:
             self.lead(self._next)
             self._next = ""
-        self.slow = max(self.slow - 1, 0)
+        self.polls_until_switched = max(self.polls_until_switched - 1, 0)
 
 
 def _handler(patroni: FakePatroni) -> type[BaseHTTPRequestHandler]:

@@ -1,10 +1,10 @@
-"""The service's end of the link to keepers, as small as can be: for tests of VMs made of namespaces.
+"""The service's end of the supervisor protocol, for tests of namespace VMs.
 
-with Keeping(tmp_path) as service:
-    …start `forewarn vm run web-0 -- …`…
-    service.order("web-0", "freeze", duration_s=1.0)
+    with FakeSupervisorServer(tmp_path) as service:
+        …start `forewarn vm run web-0 -- …`…
+        service.order("web-0", "freeze", duration_s=1.0)
 
-It welcomes every VM, answers any request on the socket it is given with the VM's name, and remembers what it heard.
+It accepts every VM, answers any HTTP request on the VM's socket with the VM's name, and keeps all messages.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 from uuid import uuid4
 
 Message = dict[str, Any]
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-class Keeping:
+class FakeSupervisorServer:
     """A service that may be stopped, as if it had died, and started again on the same data."""
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.heard: list[tuple[str, Message]] = []  # (VM, what its keeper said), of all keepers
+        self.received: list[tuple[str, Message]] = []  # (VM, what its keeper said), of all keepers
         self.refusals: dict[str, str] = {}  # VM → why it is not welcome
-        self._news = threading.Condition()
-        self._lines: dict[str, _Line] = {}
-        self._all: list[_Line] = []
-        self._door: socket.socket | None = None
+        self._message_received = threading.Condition()
+        self._connections: dict[str, _SupervisorConnection] = {}
+        self._all_connections: list[_SupervisorConnection] = []
+        self._listener: socket.socket | None = None
 
-    def __enter__(self) -> Keeping:
+    def __enter__(self) -> FakeSupervisorServer:
         self.start()
         return self
 
@@ -45,20 +45,20 @@ class Keeping:
     def start(self) -> None:
         path = self.data / "forewarn.vms"
         path.unlink(missing_ok=True)
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(str(path))
-        self._door.listen(256)
-        threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(256)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def stop(self) -> None:
         """Everything closes at once, as when a process is killed."""
-        if self._door is not None:
-            self._door.shutdown(socket.SHUT_RDWR)
-            self._door.close()
-            self._door = None
-        while self._all:
-            self._all.pop().close()
-        self._lines.clear()
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._listener = None
+        while self._all_connections:
+            self._all_connections.pop().close()
+        self._connections.clear()
 
     def order(
         self, vm: str, verb: str, *, act: str = "", duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
@@ -66,11 +66,11 @@ class Keeping:
         """Order an act; its id."""
         act = act or str(uuid4())
         order = {"act": act, "verb": verb, "duration_s": duration_s, "host": host, "abrupt": abrupt}
-        self._line(vm).say({"order": order})
+        self._connection(vm).send({"order": order})
         return act
 
     def thaw(self, vm: str, act: str) -> None:
-        self._line(vm).say({"thaw": act})
+        self._connection(vm).send({"thaw": act})
 
     def perform(
         self, vm: str, verb: str, *, duration_s: float = 0.0, host: str = "host-1", abrupt: bool = False
@@ -80,63 +80,65 @@ class Keeping:
 
     def outcome(self, vm: str, act: str, *, times: int = 1) -> Message:
         """The final answer to an act, once it was given so many times."""
-        found: Message = self.wait(lambda: self._finals(vm, act)[times - 1 :])[0]
+        found: Message = self.wait_for(lambda: self._outcomes(vm, act)[times - 1 :])[0]
         return found
 
-    def hear(self, vm: str, word: str, *, times: int = 1) -> Message:
+    def wait_for_message(self, vm: str, word: str, *, times: int = 1) -> Message:
         """What the keeper of a VM said under this word, the so-manieth time."""
-        found: Message = self.wait(lambda: [said for said in self.said(vm) if word in said][times - 1 :])[0]
+        found: Message = self.wait_for(lambda: [said for said in self.messages_from(vm) if word in said][times - 1 :])[
+            0
+        ]
         return found
 
-    def said(self, vm: str) -> list[Message]:
-        return [message for name, message in tuple(self.heard) if name == vm]
+    def messages_from(self, vm: str) -> list[Message]:
+        return [message for name, message in tuple(self.received) if name == vm]
 
-    def wait(self, condition: Callable[[], Any]) -> Any:
+    def wait_for(self, condition: Callable[[], Any]) -> Any:
         """What `condition` gives once that is true; it is asked whenever something was heard."""
-        with self._news:
-            assert self._news.wait_for(condition, PATIENCE_S), f"in vain; heard {self.heard[-5:]}"
+        with self._message_received:
+            assert self._message_received.wait_for(condition, TIMEOUT_S), f"in vain; heard {self.received[-5:]}"
         return condition()
 
     def directory_of(self, vm: str) -> Path:
         return self.data / "vms" / vm
 
-    def take(self, line: _Line, message: Message, descriptors: list[int]) -> None:
+    def handle_message(self, line: _SupervisorConnection, message: Message, descriptors: list[int]) -> None:
         if "hello" in message:
             self._welcome(line, message["hello"]["vm"])
         if "listener" in message:
             line.serve(socket.socket(fileno=descriptors[0]))
-            line.say({"listening": True})
-        with self._news:
-            self.heard.append((line.vm, message))
-            self._news.notify_all()
+            line.send({"listening": True})
+        with self._message_received:
+            self.received.append((line.vm, message))
+            self._message_received.notify_all()
 
-    def leave(self, line: _Line) -> None:
+    def handle_disconnect(self, line: _SupervisorConnection) -> None:
         """A keeper has gone, and with it its VM's socket."""
         line.close()
-        with self._news:
-            if self._lines.get(line.vm) is line:
-                del self._lines[line.vm]
-            self.heard.append((line.vm, {"gone": True}))
-            self._news.notify_all()
+        with self._message_received:
+            if self._connections.get(line.vm) is line:
+                del self._connections[line.vm]
+            self.received.append((line.vm, {"gone": True}))
+            self._message_received.notify_all()
 
-    def _welcome(self, line: _Line, vm: str) -> None:
+    def _welcome(self, line: _SupervisorConnection, vm: str) -> None:
         line.vm = vm
         if vm in self.refusals:
-            line.say({"refused": self.refusals[vm]})
+            line.send({"refused": self.refusals[vm]})
             line.close()
             return
-        self._lines[vm] = line
+        self._connections[vm] = line
         directory = self.directory_of(vm)
         (directory / "ephemeral").mkdir(parents=True, exist_ok=True)
         places = {"ephemeral": str(directory / "ephemeral"), "directory": str(directory)}
         names = {"name": vm, "key": f"lab/{vm}", "computer_name": f"{vm}-computer", "host": "host-0"}
-        line.say({"welcome": {"vm": {**names, **places}}})
+        line.send({"welcome": {"vm": {**names, **places}}})
 
-    def _finals(self, vm: str, act: str) -> list[Message]:
-        return [said for said in self.said(vm) if said.get("act") == act and "ok" in said]
+    def _outcomes(self, vm: str, act: str) -> list[Message]:
+        return [said for said in self.messages_from(vm) if said.get("act") == act and "ok" in said]
 
-    def _line(self, vm: str) -> _Line:
-        line: _Line = self.wait(lambda: self._lines.get(vm))
+    def _connection(self, vm: str) -> _SupervisorConnection:
+        line: _SupervisorConnection = self.wait_for(lambda: self._connections.get(vm))
         return line
 
     def _accept(self, door: socket.socket) -> None:
@@ -145,29 +147,29 @@ class Keeping:
                 connection, _ = door.accept()
             except OSError:
                 return
-            line = _Line(connection, self)
-            self._all.append(line)
-            threading.Thread(target=line.follow, daemon=True).start()
+            line = _SupervisorConnection(connection, self)
+            self._all_connections.append(line)
+            threading.Thread(target=line.read_messages, daemon=True).start()
 
 
-class _Line:
+class _SupervisorConnection:
     """The line to one keeper, and the HTTP server on the socket that it brought."""
 
-    def __init__(self, sock: socket.socket, service: Keeping) -> None:
+    def __init__(self, sock: socket.socket, service: FakeSupervisorServer) -> None:
         self.vm = ""
         self._sock = sock
         self._service = service
-        self._server: _Server | None = None
+        self._server: _VmHttpServer | None = None
         self._is_closed = False
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         try:
             self._sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             pass  # it has gone, and comes back with a hello
 
-    def follow(self) -> None:
+    def read_messages(self) -> None:
         buffer, descriptors = b"", list[int]()
         while (read := self._read()) is not None and not self._is_closed:
             buffer += read[0]
@@ -177,8 +179,8 @@ class _Line:
                 message = json.loads(line)
                 count = message.get("fds", 0)
                 given, descriptors = descriptors[:count], descriptors[count:]
-                self._service.take(self, message, given)
-        self._service.leave(self)
+                self._service.handle_message(self, message, given)
+        self._service.handle_disconnect(self)
 
     def _read(self) -> tuple[bytes, list[int]] | None:
         try:
@@ -188,15 +190,15 @@ class _Line:
         return (read, descriptors) if read else None
 
     def serve(self, sock: socket.socket) -> None:
-        with self._changing:
+        with self._lock:
             if self._is_closed:
                 sock.close()
                 return
-            self._server = _Server(sock, self.vm)
+            self._server = _VmHttpServer(sock, self.vm)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:
-        with self._changing:
+        with self._lock:
             self._is_closed = True
             server, self._server = self._server, None
         if server is not None:
@@ -209,20 +211,20 @@ class _Line:
         self._sock.close()
 
 
-class _Server(http.server.ThreadingHTTPServer):
+class _VmHttpServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, sock: socket.socket, vm: str) -> None:
-        super().__init__(sock.getsockname(), _Handler, bind_and_activate=False)
+        super().__init__(sock.getsockname(), _VmRequestHandler, bind_and_activate=False)
         self.socket.close()
         self.socket = sock
         self.vm = vm
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _VmRequestHandler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        assert isinstance(self.server, _Server)
+        assert isinstance(self.server, _VmHttpServer)
         body = json.dumps({"vm": self.server.vm, "path": self.path}).encode()
         self.send_response_only(200)
         self.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,4 @@
-"""A connection in memory: a protocol at one end, a test at the other, and nothing between them that takes time."""
+"""An asyncio transport in memory: a protocol at one end, a test at the other, and no time in between."""
 
 from __future__ import annotations
 
@@ -7,67 +7,67 @@ from collections import deque
 from typing import Any
 
 
-class Wire(asyncio.Transport):
+class InMemoryTransport(asyncio.Transport):
     """What the test says is heard at once, packet by packet; what it does not read is kept, as a kernel would."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         super().__init__()
-        self.heard = b""  # all that the protocol said and the test has read
-        self.is_over = False
+        self.received = b""  # all that the protocol said and the test has read
+        self.is_closed = False
         self.was_reset = False
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
         self._packets: deque[bytes | None] = deque()  # None: no more will come
         self._unread = bytearray()
-        self._high = 64 * 1024
-        self._is_read, self._takes, self._is_closing, self._is_full = True, True, False, False
+        self._high_water = 64 * 1024
+        self._test_reads, self._protocol_reads, self._is_closing, self._is_full = True, True, False, False
         protocol.connection_made(self)
 
-    def say(self, packet: bytes) -> None:
+    def send(self, packet: bytes) -> None:
         if packet:
             self._packets.append(packet)
             self._deliver()
 
-    def say_no_more(self) -> None:
+    def send_eof(self) -> None:
         self._packets.append(None)
         self._deliver()
 
     def stop_reading(self) -> None:
-        self._is_read = False
+        self._test_reads = False
 
-    def read_on(self) -> None:
-        self._is_read = True
-        self.heard += self._unread
+    def continue_reading(self) -> None:
+        self._test_reads = True
+        self.received += self._unread
         self._unread.clear()
-        if self._is_full and not self.is_over:
+        if self._is_full and not self.is_closed:
             self._is_full = False
             self._protocol.resume_writing()
         if self._is_closing:
-            self._end()
+            self._lose_connection()
 
     def _deliver(self) -> None:
-        while self._packets and self._takes and not (self._is_closing or self.is_over):
+        while self._packets and self._protocol_reads and not (self._is_closing or self.is_closed):
             packet = self._packets.popleft()
             if packet is not None:
                 self._protocol.data_received(packet)
             elif not self._protocol.eof_received():
                 self.close()
 
-    def _end(self) -> None:
-        if not self.is_over:
-            self.is_over = True
+    def _lose_connection(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
             self._loop.call_soon(self._protocol.connection_lost, None)
 
     # What the protocol may ask of it.
 
     def write(self, data: Any) -> None:
-        if self.is_over or self._is_closing:
+        if self.is_closed or self._is_closing:
             return
-        if self._is_read:
-            self.heard += bytes(data)
+        if self._test_reads:
+            self.received += bytes(data)
             return
         self._unread += data
-        if len(self._unread) > self._high and not self._is_full:
+        if len(self._unread) > self._high_water and not self._is_full:
             self._is_full = True
             self._protocol.pause_writing()
 
@@ -77,21 +77,21 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self._is_closing = True
         if not self._unread:
-            self._end()
+            self._lose_connection()
 
     def abort(self) -> None:
         self._unread.clear()
-        self._end()
+        self._lose_connection()
 
     def pause_reading(self) -> None:
-        self._takes = False
+        self._protocol_reads = False
 
     def resume_reading(self) -> None:
-        self._takes = True
+        self._protocol_reads = True
         self._loop.call_soon(self._deliver)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high = high if high is not None else self._high
+        self._high_water = high if high is not None else self._high_water
 
     def get_write_buffer_size(self) -> int:
         return len(self._unread)

@@ -1,5 +1,6 @@
-"""A house for the metadata server to speak for, in memory: scopes whose documents a test sets by hand, a lab clock
-that stands still, and a store that can be taken away or made slow. Tokens are words, valid for an hour of real time.
+"""A metadata backend in memory: a test sets the documents, and can make the store slow or unavailable.
+
+The clock stands still. Tokens are words that are valid for an hour of real time.
 """
 
 from __future__ import annotations
@@ -9,35 +10,35 @@ from dataclasses import replace
 
 from forewarn.clock import read_real_time
 from forewarn.errors import Unavailable
-from forewarn.metadata import Board, ScopeView
-from forewarn.protocol.document import Document, Notice
-from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
+from forewarn.metadata import PublishedDocuments, PublishedScope
+from forewarn.protocol.document import Document, EventNotice
 from forewarn.protocol.instance import InstanceFacts
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
 AUDIENCE = "https://management.azure.com/"
 
 
-class FakeBackend:
+class FakeMetadataBackend:
     """Implements `metadata.Backend` and keeps a `Board`. VMs are known by their names: key and name are one."""
 
-    def __init__(self, board: Board, *, at: float = 1_700_000_000.0) -> None:
+    def __init__(self, board: PublishedDocuments, *, at: float = 1_700_000_000.0) -> None:
         self.board = board
         self.at = at
-        self.is_away = False  # the store is out of reach
+        self.is_unavailable = False  # the store is out of reach
         self.is_open = asyncio.Event()  # cleared: whoever asks the store waits
         self.is_open.set()
         self.enabled_by: list[str] = []
         self.approved: list[tuple[str, tuple[str, ...]]] = []
         self.tokens: list[tuple[ManagedIdentity, str]] = []  # that were given, and for what
         self.waiting = 0  # asks that wait for the store just now
-        self._scopes: dict[str, ScopeView] = {}
-        self._ever: dict[str, set[str]] = {}
+        self._scopes: dict[str, PublishedScope] = {}
+        self._known_event_ids: dict[str, set[str]] = {}
 
     def add_scope(self, scope_id: str, *vms: str, enabled: bool = True, location: str = "westeurope") -> None:
         facts = {vm: InstanceFacts(name=vm, vm_id=f"{scope_id}-{vm}", location=location) for vm in vms}
-        self._ever.setdefault(scope_id, set())
+        self._known_event_ids.setdefault(scope_id, set())
         self._publish(
-            ScopeView(
+            PublishedScope(
                 scope_id=scope_id,
                 enabled=enabled,
                 epoch=1 if enabled else 0,
@@ -48,12 +49,12 @@ class FakeBackend:
 
     def drop_scope(self, scope_id: str) -> None:
         del self._scopes[scope_id]
-        self.board.drop(scope_id)
+        self.board.remove(scope_id)
 
-    def show(self, scope_id: str, *notices: Notice) -> int:
+    def show(self, scope_id: str, *notices: EventNotice) -> int:
         """List exactly these events; gives the new incarnation."""
         scope = self._scopes[scope_id]
-        self._ever[scope_id] |= {notice.id for notice in notices}
+        self._known_event_ids[scope_id] |= {notice.id for notice in notices}
         document = replace(scope.document, incarnation=scope.document.incarnation + 1, notices=notices)
         self._publish(replace(scope, document=document))
         return document.incarnation
@@ -66,7 +67,7 @@ class FakeBackend:
         return self.at
 
     async def enable(self, vm: str) -> None:
-        await self._reach_store()
+        await self._wait_for_store()
         self.enabled_by.append(vm)
         scope = self._scope_of(vm)
         self._publish(
@@ -74,34 +75,36 @@ class FakeBackend:
         )
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
-        await self._reach_store()
-        ever = self._ever[self._scope_of(vm).scope_id]
+        await self._wait_for_store()
+        ever = self._known_event_ids[self._scope_of(vm).scope_id]
         unknown = next((event_id for event_id in event_ids if event_id not in ever), None)
         if unknown is None:
             self.approved.append((vm, event_ids))
         return unknown
 
-    async def token(self, identity: ManagedIdentity, resource: str) -> Token | WrongResource:
+    async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
         """It stands in for the issuer: away and slow whenever the store is."""
-        await self._reach_store()
+        await self._wait_for_store()
         if resource != AUDIENCE:
             return WrongResource(accepted=(AUDIENCE,))
         self.tokens.append((identity, resource))
         now = read_real_time()
-        return Token(text=f"token-{len(self.tokens)}-of-{identity.vm}", not_before=now, expires_at=now + 3600)
+        return ManagedIdentityToken(
+            text=f"token-{len(self.tokens)}-of-{identity.vm}", not_before=now, expires_at=now + 3600
+        )
 
-    async def _reach_store(self) -> None:
+    async def _wait_for_store(self) -> None:
         self.waiting += 1
         try:
             await self.is_open.wait()
         finally:
             self.waiting -= 1
-        if self.is_away:
+        if self.is_unavailable:
             raise Unavailable("the store is out of reach: try again later")
 
-    def _scope_of(self, vm: str) -> ScopeView:
+    def _scope_of(self, vm: str) -> PublishedScope:
         return next(scope for scope in self._scopes.values() if vm in scope.vms)
 
-    def _publish(self, scope: ScopeView) -> None:
+    def _publish(self, scope: PublishedScope) -> None:
         self._scopes[scope.scope_id] = scope
         self.board.publish(scope)

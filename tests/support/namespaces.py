@@ -1,4 +1,4 @@
-"""Whether this machine lets a test have VMs made of namespaces."""
+"""Says whether this machine lets a test create namespace VMs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import subprocess
 import sys
 from functools import cache
 
-_PROBE = "from forewarn.vm import kernel; kernel.unshare(kernel.NEW_USER | kernel.NEW_NET | kernel.NEW_PID)"
+_PROBE_PROGRAM = (
+    "from forewarn.namespace_vm import syscalls as s; s.unshare(s.CLONE_NEWUSER | s.CLONE_NEWNET | s.CLONE_NEWPID)"
+)
 
 
 @cache
-def why_not() -> str:
+def why_namespaces_are_unavailable() -> str:
     """What the kernel says against it; "" where it does not mind."""
-    probe = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    probe = subprocess.run([sys.executable, "-c", _PROBE_PROGRAM], capture_output=True, text=True, check=False)
     return probe.stderr.strip().rpartition("\n")[2]

@@ -1,27 +1,81 @@
-"""An issuer of tokens on loopback (OpenID Connect), for tests: real keys, real HTTP; it can rotate keys and be down.
+"""An OpenID Connect issuer on loopback: real keys over real HTTP; it can rotate keys and be down.
 
-People sign in at its `desk`.
+People are signed in at once. Codes are redeemed as RFC 6749 and RFC 7636 say: once, by the client that asked, with the
+matching verifier.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import ssl
 import threading
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
+from urllib.parse import parse_qsl, unquote_plus, urlencode
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from forewarn.clock import read_real_time
-from forewarn.testing.oidc_desk import SignInDesk
+
+
+class AuthorizationCodes:
+    """`person` are the claims of whoever sits before the browser. `denies`: the error that sends everybody back."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, Any] = {"sub": "ann", "preferred_username": "ann@example.org"}
+        self.denial = ""
+        self.client_id = "forewarn-portal"
+        self.secret = ""  # "": a public client
+        self.claim_overrides: dict[str, Any] = {}  # in the token, over what would be true
+        self._codes: dict[str, dict[str, str]] = {}
+
+    def authorize(self, query: str) -> str:
+        """Where the browser is sent from the authorization endpoint."""
+        asked = dict(parse_qsl(query))
+        if asked.get("client_id") != self.client_id or asked.get("response_type") != "code":
+            return f"{asked['redirect_uri']}?{urlencode({'error': 'unauthorized_client', 'state': asked['state']})}"
+        if self.denial:
+            told = {"error": self.denial, "error_description": "the person said no", "state": asked["state"]}
+            return f"{asked['redirect_uri']}?{urlencode(told)}"
+        code = secrets.token_urlsafe(16)
+        self._codes[code] = asked
+        return f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
+
+    def redeem(self, body: bytes, authorization: str) -> tuple[dict[str, Any] | None, str]:
+        """The claims for this code; None and why."""
+        form = dict(parse_qsl(body.decode()))
+        asked = self._codes.pop(form.get("code", ""), None)
+        if asked is None or form.get("redirect_uri") != asked["redirect_uri"]:
+            return None, "invalid_grant"
+        if not self._is_authenticated(form, authorization):
+            return None, "invalid_client"
+        if (
+            asked.get("code_challenge_method") != "S256"
+            or _code_challenge(form["code_verifier"]) != asked["code_challenge"]
+        ):
+            return None, "invalid_grant"
+        return {"aud": self.client_id, "nonce": asked.get("nonce"), **self.claims, **self.claim_overrides}, ""
+
+    def _is_authenticated(self, form: Mapping[str, str], authorization: str) -> bool:
+        if not self.secret:
+            return form.get("client_id") == self.client_id
+        given = b64decode(authorization.removeprefix("Basic ")).decode()
+        return [unquote_plus(part) for part in given.split(":")] == [self.client_id, self.secret]
+
+
+def _code_challenge(verifier: str) -> str:
+    return urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+
 
 PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
-DISCOVERY, KEYS = "/.well-known/openid-configuration", "/keys"
-AUTHORIZE, TOKEN = "/authorize", "/token"
+DISCOVERY_PATH, KEYS_PATH = "/.well-known/openid-configuration", "/keys"
+AUTHORIZE_PATH, TOKEN_PATH = "/authorize", "/token"
 
 
 class OidcIssuer:
@@ -31,9 +85,9 @@ class OidcIssuer:
         self.keys: dict[str, PrivateKey] = {}
         self.published: list[dict[str, Any]] = []
         self.answers: dict[str, tuple[int, bytes]] = {}
-        self.asked: list[str] = []
-        self.down = False
-        self.desk = SignInDesk()
+        self.requested_paths: list[str] = []
+        self.is_down = False
+        self.authorization = AuthorizationCodes()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer))
         if tls:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
@@ -68,27 +122,27 @@ class OidcIssuer:
     def _answer(self, target: str, body: bytes | None, authorization: str) -> tuple[int, bytes] | None:
         """`body` is None of those who only look."""
         path, _, query = target.partition("?")
-        self.asked.append(path)
-        if self.down:
+        self.requested_paths.append(path)
+        if self.is_down:
             return None
         if path in self.answers:
             return self.answers[path]
-        if path == AUTHORIZE and body is None:
-            return 302, self.desk.send_back(query).encode()
-        if path == TOKEN and body is not None:
-            return self._redeemed(body, authorization)
+        if path == AUTHORIZE_PATH and body is None:
+            return 302, self.authorization.authorize(query).encode()
+        if path == TOKEN_PATH and body is not None:
+            return self._token_response(body, authorization)
         document = self._documents().get(path)
         return (404, b"{}") if document is None else (200, json.dumps(document).encode())
 
     def _documents(self) -> dict[str, Any]:
-        endpoints = {"authorization_endpoint": self.url + AUTHORIZE, "token_endpoint": self.url + TOKEN}
+        endpoints = {"authorization_endpoint": self.url + AUTHORIZE_PATH, "token_endpoint": self.url + TOKEN_PATH}
         return {
-            DISCOVERY: {"issuer": self.url, "jwks_uri": self.url + KEYS, **endpoints},
-            KEYS: {"keys": self.published},
+            DISCOVERY_PATH: {"issuer": self.url, "jwks_uri": self.url + KEYS_PATH, **endpoints},
+            KEYS_PATH: {"keys": self.published},
         }
 
-    def _redeemed(self, body: bytes, authorization: str) -> tuple[int, bytes]:
-        claims, error = self.desk.redeem(body, authorization)
+    def _token_response(self, body: bytes, authorization: str) -> tuple[int, bytes]:
+        claims, error = self.authorization.redeem(body, authorization)
         if claims is None:
             return 400, json.dumps({"error": error}).encode()
         token = self.token({"exp": int(read_real_time()) + 600, **claims}, kid=next(reversed(self.keys)))

@@ -13,13 +13,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from forewarn.console.app import build
-from forewarn.console.house import House
 from forewarn.core.access import Grant, Principal, Role
+from forewarn.core.decision import Policy
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.policy import Policy
 from forewarn.errors import Unauthenticated
-from forewarn.testing.world import LAB, World, a_host, a_vm
+from forewarn.service.web_app import build_web_app
+from forewarn.web.dependencies import Dependencies
+from tests.support.world import LAB_POLICY, World, a_host, a_vm
 
 PREFIX = "/forewarn/v1"
 
@@ -79,14 +79,14 @@ class Api:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.house = House(
+        self.house = Dependencies(
             control=world.control,
-            info=lambda: {"version": "0.1.0", "pid": 1, "lab": True},
-            doctor=self._doctor,
-            who="local user ann",
+            service_info=lambda: {"version": "0.1.0", "pid": 1, "lab": True},
+            run_health_checks=self._doctor,
+            owner_name="local user ann",
             endpoint_of=lambda vm: f"http://{vm.address}:8080" if vm.address else "",
         )
-        self.app = build(self.house)
+        self.app = build_web_app(self.house)
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Api:
         """The same, called by somebody with this role over these resources; over none, without any role."""
@@ -100,13 +100,13 @@ class Api:
         async def admit(request: Request) -> Principal:
             return who()
 
-        return self._with(build(self.house, admit))
+        return self._with(build_web_app(self.house, admit))
 
     def without_token(self) -> Api:
         async def admit(request: Request) -> Principal:
             raise Unauthenticated("nobody knows you: sign in")
 
-        return self._with(build(self.house, admit))
+        return self._with(build_web_app(self.house, admit))
 
     def _with(self, app: Starlette) -> Api:
         other = copy(self)
@@ -156,9 +156,9 @@ class Api:
             store.planned(),
             store.history(),
             store.last_seq(),
-            store.sightings(),
-            store.polls(),
-            store.saved("clock"),
+            store.deliveries(),
+            store.last_polls(),
+            store.load("clock"),
             store.clients(),
             store.grants(),
         ]
@@ -184,7 +184,7 @@ def a_fleet() -> list[Vm]:
     ]
 
 
-def make_world(policy: Policy = LAB, **options: Any) -> World:
+def make_world(policy: Policy = LAB_POLICY, **options: Any) -> World:
     hosts = [a_host("h1"), a_host("h2"), a_host("h3")]
     return World(policy=policy, **{"vms": a_fleet(), "hosts": hosts, **options})
 
@@ -194,7 +194,7 @@ def api_of() -> Iterator[Callable[..., Api]]:
     """Makes the API of a world with another policy or store; closes it afterwards."""
     worlds: list[World] = []
 
-    def make(policy: Policy = LAB, **options: Any) -> Api:
+    def make(policy: Policy = LAB_POLICY, **options: Any) -> Api:
         worlds.append(make_world(policy, **options))
         return Api(worlds[-1])
 

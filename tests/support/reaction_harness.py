@@ -1,4 +1,4 @@
-"""What a reaction is given, for tests of reactions: a plausible event, of which a test says only what it is about."""
+"""Runs one reaction of the agent for a sample event; each call is a new agent on the same folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.reaction import REACTIONS
-from forewarn.agent.value import Case, Event, Outcome, Phase, Reaction, Step
+from forewarn.agent.model import Event, Reaction, StepConfig, StepContext, StepOutcome, StepPhase
+from forewarn.agent.reactions import REACTIONS
 
-EVENT = Event(
+SAMPLE_EVENT = Event(
     id="602d9444-d2cd-49c7-8624-8643e7171297",
     status="Scheduled",
     kind="Reboot",
@@ -25,39 +25,44 @@ EVENT = Event(
 )
 
 
-def counts_down(seconds: float) -> Callable[[], float]:
+def countdown(seconds: float) -> Callable[[], float]:
     end = time.monotonic() + seconds
     return lambda: end - time.monotonic()
 
 
-def a_case(folder: Path, *, within_s: float = 30.0, **facts: Any) -> Case:
+def make_step_context(folder: Path, *, within_s: float = 30.0, **facts: Any) -> StepContext:
     """The folder is made; `kind`, `resources` and the like go to the event, the rest to the case."""
     folder.mkdir(parents=True, exist_ok=True)
     of_event = {name: facts.pop(name) for name in set(facts) & {"id", "kind", "status", "resources", "description"}}
-    given = {"vm": "web-0", "step": Step(name="tried", use="command", budget_s=within_s), "phase": Phase.DO, **facts}
-    return Case(event=replace(EVENT, **of_event), folder=folder, left_s=counts_down(within_s), **given)
+    given = {
+        "vm": "web-0",
+        "step": StepConfig(name="tried", use="command", budget_s=within_s),
+        "phase": StepPhase.DO,
+        **facts,
+    }
+    return StepContext(event=replace(SAMPLE_EVENT, **of_event), folder=folder, left_s=countdown(within_s), **given)
 
 
-class Tried:
+class ReactionHarness:
     """A reaction as configured, done and undone for one event: each call is a new agent that knows only the folder."""
 
     def __init__(self, use: str, options: Mapping[str, Any], folder: Path, **facts: Any) -> None:
         self._kind, self._raw = REACTIONS[use], dict(options)
         self._folder, self._facts = folder, facts
-        self._step = Step(name=use, use=use, budget_s=30.0)
+        self._step = StepConfig(name=use, use=use, budget_s=30.0)
 
     @property
     def reaction(self) -> Reaction:
         return self._kind.make(self._kind.read(self._raw))
 
-    def case(self, phase: Phase = Phase.DO, **facts: Any) -> Case:
-        return a_case(self._folder, **{"step": self._step, "phase": phase, **self._facts, **facts})
+    def step_context(self, phase: StepPhase = StepPhase.DO, **facts: Any) -> StepContext:
+        return make_step_context(self._folder, **{"step": self._step, "phase": phase, **self._facts, **facts})
 
-    async def do(self, **facts: Any) -> Outcome:
-        return await self.reaction.do(self.case(**facts))
+    async def do(self, **facts: Any) -> StepOutcome:
+        return await self.reaction.do(self.step_context(**facts))
 
-    async def undo(self, **facts: Any) -> Outcome:
-        return await self.reaction.undo(self.case(Phase.UNDO, **facts))
+    async def undo(self, **facts: Any) -> StepOutcome:
+        return await self.reaction.undo(self.step_context(StepPhase.UNDO, **facts))
 
     async def check(self, **facts: Any) -> bool | None:
-        return await self.reaction.check(self.case(**facts))
+        return await self.reaction.check(self.step_context(**facts))

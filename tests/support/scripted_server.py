@@ -1,6 +1,4 @@
-"""An HTTP server that says what a script tells it, on loopback, with or without TLS, or on a unix socket: for tests of
-whoever must cope with the answers. It remembers what it was asked.
-"""
+"""An HTTP server with scripted replies, over TCP, TLS or a unix socket; it records its requests."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from forewarn.protocol.message import Request
+from forewarn.protocol.http_message import HttpRequest
 
-_HANDSHAKE_S = 10.0
+_HANDSHAKE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class ScriptedReply:
     status: int = 200
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
@@ -31,18 +29,18 @@ class Reply:
     closes: bool = False  # after the answer the connection is closed, though nothing in it says so
 
 
-def says(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+def json_reply(view: Any, *, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> ScriptedReply:
     """A reply in JSON."""
-    return Reply(status=status, body=json.dumps(view).encode(), headers=headers)
+    return ScriptedReply(status=status, body=json.dumps(view).encode(), headers=headers)
 
 
-class Scripted:
+class ScriptedServer:
     """Gives the replies in their order, the last one for ever. Use it as a context manager."""
 
-    def __init__(self, *replies: Reply, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
-        self.requests: list[Request] = []
+    def __init__(self, *replies: ScriptedReply, path: Path | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[HttpRequest] = []
         self.connections = 0
-        self._replies: Sequence[Reply] = replies
+        self._replies: Sequence[ScriptedReply] = replies
         self._lock = threading.Lock()
         self._scheme = "https" if tls else "http"
         self._server = _unix_server(self, path) if path else _tcp_server(self, tls)
@@ -53,16 +51,16 @@ class Scripted:
         address: Any = self._server.server_address
         return f"{self._scheme}://{address[0]}:{address[1]}"
 
-    def answer(self, request: Request) -> Reply:
+    def next_reply(self, request: HttpRequest) -> ScriptedReply:
         with self._lock:
             self.requests.append(request)
             return self._replies[min(len(self.requests), len(self._replies)) - 1]
 
-    def connected(self) -> None:
+    def count_connection(self) -> None:
         with self._lock:
             self.connections += 1
 
-    def __enter__(self) -> Scripted:
+    def __enter__(self) -> ScriptedServer:
         self._thread.start()
         return self
 
@@ -74,17 +72,17 @@ class Scripted:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    script: Scripted
+    script: ScriptedServer
 
     def setup(self) -> None:
         super().setup()
-        self.script.connected()
+        self.script.count_connection()
 
     def _serve(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         headers = tuple((name.lower(), value) for name, value in self.headers.items())
         body = self.rfile.read(length)
-        reply = self.script.answer(Request(method=self.command, target=self.path, headers=headers, body=body))
+        reply = self.script.next_reply(HttpRequest(method=self.command, target=self.path, headers=headers, body=body))
         if reply.resets:
             self._reset()
         else:
@@ -93,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_DELETE = _serve
 
-    def _write(self, reply: Reply) -> None:
+    def _write(self, reply: ScriptedReply) -> None:
         self.send_response_only(reply.status)
         for name, value in reply.headers:
             self.send_header(name, value)
@@ -120,7 +118,7 @@ class _TcpServer(socketserver.ThreadingTCPServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        request.settimeout(_HANDSHAKE_S)
+        request.settimeout(_HANDSHAKE_TIMEOUT_S)
         try:
             with self.tls.wrap_socket(request, server_side=True) as secured:
                 super().finish_request(secured, client_address)
@@ -135,15 +133,15 @@ class _UnixServer(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
 
 
-def _tcp_server(script: Scripted, tls: ssl.SSLContext | None) -> socketserver.BaseServer:
+def _tcp_server(script: ScriptedServer, tls: ssl.SSLContext | None) -> socketserver.BaseServer:
     server = _TcpServer(("127.0.0.1", 0), _handler(script))
     server.tls = tls
     return server
 
 
-def _unix_server(script: Scripted, path: Path) -> socketserver.BaseServer:
+def _unix_server(script: ScriptedServer, path: Path) -> socketserver.BaseServer:
     return _UnixServer(str(path), _handler(script))
 
 
-def _handler(script: Scripted) -> type[_Handler]:
+def _handler(script: ScriptedServer) -> type[_Handler]:
     return type("_ScriptedHandler", (_Handler,), {"script": script})

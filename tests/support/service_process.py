@@ -1,10 +1,10 @@
-"""A real service as a child process, for tests that must see it die: `kill -9` included.
+"""The real service as a child process, for tests that stop or kill it.
 
-with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
-    service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
-    service.poll("web-0")
+    with ServiceProcess(data=tmp_path, fleet=FLEET) as service:
+        service.api("POST", "/requests", {"ask": "restart", "vms": ["web-0"]})
+        service.poll("web-0")
 
-With `command="serve"` VMs are told apart by their addresses, which must be loopback ones, and calls come from there.
+With `command="serve"` VMs are told apart by their addresses, which must be loopback ones; calls come from there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-START_S = 60.0
-_API = "/forewarn/v1"
+START_TIMEOUT_S = 60.0
+_API_ROOT = "/forewarn/v1"
 _PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections, which come and go
-_NOTHING: Mapping[str, str] = {}
+_NO_VARIABLES: Mapping[str, str] = {}
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     body: bytes
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class VmEndpoint:
     """Where a VM calls, and the address it calls from ("": any)."""
 
     address: str
@@ -63,24 +63,24 @@ class ServiceProcess:
         port: int = 0,
         command: Literal["up", "serve"] = "up",
         arguments: tuple[str, ...] = (),
-        environment: Mapping[str, str] = _NOTHING,
-        start_s: float = START_S,
+        environment: Mapping[str, str] = _NO_VARIABLES,
+        start_s: float = START_TIMEOUT_S,
     ) -> None:
         self.data = data
         self.port = port or free_port()
         self.environment = environment
         self._start_s = start_s
         self._is_lab = command == "up"
-        self._arguments = (command, *self._place(), *arguments)
+        self._arguments = (command, *self._listen_options(), *arguments)
         self._child: subprocess.Popen[bytes] | None = None
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, VmEndpoint] = {}
         data.mkdir(parents=True, exist_ok=True)
         self.log = data / "service.log"
         if fleet:
             (data / "fleet.toml").write_text(fleet, encoding="utf-8")
             self._arguments += ("--fleet", str(data / "fleet.toml"))
 
-    def _place(self) -> tuple[str, str]:
+    def _listen_options(self) -> tuple[str, str]:
         return ("--port", str(self.port)) if self._is_lab else ("--listen", f"127.0.0.1:{self.port}")
 
     def __enter__(self) -> ServiceProcess:
@@ -97,12 +97,12 @@ class ServiceProcess:
 
     def start(self) -> None:
         """Start the process and return once it answers."""
-        line = _line(self.data, self._arguments)
+        line = _command_line(self.data, self._arguments)
         self._endpoints.clear()
         with self.log.open("ab") as log:
-            self._child = subprocess.Popen(line, stdout=log, stderr=log, env=_surroundings(self.environment))
+            self._child = subprocess.Popen(line, stdout=log, stderr=log, env=_clean_environment(self.environment))
         deadline = time.monotonic() + self._start_s
-        while not self._answers():
+        while not self._is_answering():
             if self._child.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the service did not start:\n{self.log.read_text()}")
@@ -110,11 +110,11 @@ class ServiceProcess:
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
-        self._end(signal.SIGKILL)
+        self._end_with(signal.SIGKILL)
 
     def stop(self) -> int:
         """Ask it to stop, and wait; its exit code."""
-        return self._end(signal.SIGTERM)
+        return self._end_with(signal.SIGTERM)
 
     @property
     def is_running(self) -> bool:
@@ -124,7 +124,7 @@ class ServiceProcess:
         """The `forewarn` command, as somebody in another terminal types it."""
         return run_forewarn(self.data, *arguments)
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end_with(self, number: signal.Signals) -> int:
         if self._child is None:
             return 0
         if self._child.poll() is None:
@@ -133,18 +133,18 @@ class ServiceProcess:
         self._child = None
         return code
 
-    def api(self, method: str, path: str, body: Any = None) -> Answer:
+    def api(self, method: str, path: str, body: Any = None) -> HttpAnswer:
         """One call of the service's own API; raises OSError when nobody answers."""
-        connection = _UnixConnection(self.data / "forewarn.sock")
+        connection = _UnixSocketConnection(self.data / "forewarn.sock")
         payload = json.dumps(body) if body is not None else None
-        return _call(connection, method, _API + path, payload, {"Content-Type": "application/json"})
+        return _send(connection, method, _API_ROOT + path, payload, {"Content-Type": "application/json"})
 
-    def guest(self, vm: str, method: str, target: str, body: str | None = None, **headers: str) -> Answer:
+    def guest(self, vm: str, method: str, target: str, body: str | None = None, **headers: str) -> HttpAnswer:
         """One call as the VM would make it; raises OSError when nobody answers."""
         connection = self.connect(self.endpoint(vm))
-        return _call(connection, method, target, body, {"Metadata": "true", **headers})
+        return _send(connection, method, target, body, {"Metadata": "true", **headers})
 
-    def connect(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+    def connect(self, endpoint: VmEndpoint) -> http.client.HTTPConnection:
         """A connection from an endpoint that need be no VM's."""
         source = (endpoint.source, 0) if endpoint.source else None
         return http.client.HTTPConnection(endpoint.address, endpoint.port, timeout=15, source_address=source)
@@ -153,7 +153,7 @@ class ServiceProcess:
         """The document this VM is given."""
         return self.guest(vm, "GET", f"/metadata/scheduledevents?api-version={version}").json
 
-    def approve(self, vm: str, *event_ids: str, version: str = "2020-07-01") -> Answer:
+    def approve(self, vm: str, *event_ids: str, version: str = "2020-07-01") -> HttpAnswer:
         body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]})
         return self.guest(vm, "POST", f"/metadata/scheduledevents?api-version={version}", body)
 
@@ -161,26 +161,26 @@ class ServiceProcess:
         answer = self.api("POST", "/clock/advance", {"by_s": by_s})
         assert answer.status == 200, answer.body
 
-    def endpoint(self, vm: str) -> Endpoint:
+    def endpoint(self, vm: str) -> VmEndpoint:
         if vm not in self._endpoints:
             for known in self.api("GET", "/fleet").json["vms"]:
                 self._endpoints[known["name"]] = self._endpoint_of(known)
         return self._endpoints[vm]
 
-    def _endpoint_of(self, known: dict[str, Any]) -> Endpoint:
+    def _endpoint_of(self, known: dict[str, Any]) -> VmEndpoint:
         if not self._is_lab:
-            return Endpoint("127.0.0.1", self.port, known["address"])
+            return VmEndpoint("127.0.0.1", self.port, known["address"])
         address, _, port = known["url"].split("/")[2].rpartition(":")
-        return Endpoint(address, int(port))
+        return VmEndpoint(address, int(port))
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             return self.api("GET", "/service").status == 200
         except (OSError, http.client.HTTPException):
             return False
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class _UnixSocketConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=60)
         self._path = path
@@ -191,32 +191,32 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _call(
+def _send(
     connection: http.client.HTTPConnection, method: str, target: str, body: str | None, headers: dict[str, str]
-) -> Answer:
+) -> HttpAnswer:
     try:
         connection.request(method, target, body, headers)
         response = connection.getresponse()
-        return Answer(response.status, response.read(), dict(response.getheaders()))
+        return HttpAnswer(response.status, response.read(), dict(response.getheaders()))
     finally:
         connection.close()
 
 
 def run_forewarn(
-    data: Path, *arguments: str, environment: Mapping[str, str] = _NOTHING
+    data: Path, *arguments: str, environment: Mapping[str, str] = _NO_VARIABLES
 ) -> subprocess.CompletedProcess[str]:
     """The `forewarn` command from beginning to end, with what it wrote."""
-    line = _line(data, arguments)
+    line = _command_line(data, arguments)
     return subprocess.run(
-        line, capture_output=True, text=True, timeout=START_S, check=False, env=_surroundings(environment)
+        line, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False, env=_clean_environment(environment)
     )
 
 
-def _line(data: Path, arguments: tuple[str, ...]) -> list[str]:
+def _command_line(data: Path, arguments: tuple[str, ...]) -> list[str]:
     return [sys.executable, "-m", "forewarn", "--data", str(data), *arguments]
 
 
-def _surroundings(environment: Mapping[str, str]) -> dict[str, str]:
+def _clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Whoever runs the tests may have settings of their own, which are not meant. No console unless one is asked for:
     all would want the same port."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
@@ -237,11 +237,11 @@ def free_port(count: int = 1) -> int:
     chance = random.SystemRandom()
     while True:
         first = chance.choice(_PORTS)
-        if all(_is_free(port) for port in range(first, first + count)):
+        if all(_is_port_free(port) for port in range(first, first + count)):
             return first
 
 
-def _is_free(port: int) -> bool:
+def _is_port_free(port: int) -> bool:
     with socket.socket() as sock:
         try:
             sock.bind(("0.0.0.0", port))

@@ -1,4 +1,4 @@
-"""A small mail server on loopback that keeps what it was handed, with STARTTLS, TLS and passwords if it is told to."""
+"""An SMTP server on loopback that keeps the mail it receives; STARTTLS, TLS and passwords optional."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class ReceivedMail:
     sender: str
     receivers: tuple[str, ...]
     raw: bytes
@@ -27,18 +27,18 @@ class Letter:
         return mail
 
 
-class PostOffice:
+class SmtpServer:
     """`answer` says how the next MAIL commands are answered before all are well. Use it with `async with`."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, implicit: bool = False, password: str = "") -> None:
-        self.letters: list[Letter] = []
-        self.dialogues = 0
+        self.mails: list[ReceivedMail] = []
+        self.connections = 0
         self.port = 0
         self._tls, self._implicit, self._password = tls, implicit, password
         self._answers: deque[str] = deque()
-        self._talks: set[asyncio.Task[None]] = set()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> PostOffice:
+    async def __aenter__(self) -> SmtpServer:
         secured = self._tls if self._implicit else None
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=secured)
         self.port = self._server.sockets[0].getsockname()[1]
@@ -48,75 +48,77 @@ class PostOffice:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._server.close()
-        await asyncio.gather(*self._talks)
+        await asyncio.gather(*self._connection_tasks)
         await self._server.wait_closed()
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def answer(self, *lines: str) -> None:
+    def answer_mail_with(self, *lines: str) -> None:
         self._answers.extend(lines)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.dialogues += 1
+        self.connections += 1
         talk = asyncio.current_task()
         assert talk is not None
-        self._talks.add(talk)
+        self._connection_tasks.add(talk)
         try:
-            await self._talk(reader, writer)
+            await self._converse(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             pass  # whoever hangs up is let go
         finally:
             writer.transport.abort()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         user, sender, is_encrypted = "", "", self._implicit
         receivers: list[str] = []
         writer.write(b"220 post office\r\n")
         while line := (await reader.readline()).decode().strip():
             verb = line.split()[0].upper()
             if verb == "EHLO":
-                writer.write(self._offers(is_encrypted=is_encrypted))
+                writer.write(self._extensions(is_encrypted=is_encrypted))
             elif verb == "STARTTLS" and self._tls:
                 writer.write(b"220 go on\r\n")
                 await writer.start_tls(self._tls)
                 is_encrypted = True
             elif verb == "AUTH":
-                user = self._user_in(line.split()[2])
+                user = self._authenticated_user(line.split()[2])
                 writer.write(b"235 welcome\r\n" if user else b"535 no\r\n")
             elif verb == "MAIL":
-                sender = _address(line)
+                sender = _mail_address(line)
                 writer.write(self._answers.popleft().encode() + b"\r\n" if self._answers else b"250 ok\r\n")
             elif verb == "RCPT":
-                receivers.append(_address(line))
+                receivers.append(_mail_address(line))
                 writer.write(b"250 ok\r\n")
             elif verb == "DATA":
                 writer.write(b"354 go on\r\n")
-                raw = await _data(reader)
+                raw = await _read_mail_data(reader)
                 to = tuple(receivers)
-                self.letters.append(Letter(sender=sender, receivers=to, raw=raw, user=user, was_encrypted=is_encrypted))
+                self.mails.append(
+                    ReceivedMail(sender=sender, receivers=to, raw=raw, user=user, was_encrypted=is_encrypted)
+                )
                 writer.write(b"250 taken\r\n")
             else:
                 writer.write(b"221 bye\r\n" if verb == "QUIT" else b"502 what?\r\n")
 
-    def _offers(self, *, is_encrypted: bool) -> bytes:
+    def _extensions(self, *, is_encrypted: bool) -> bytes:
         offers = ["post.office", "8BITMIME"]
         offers += ["STARTTLS"] if self._tls and not is_encrypted else []
         offers += ["AUTH PLAIN"] if self._password else []
         lines = [f"250-{offer}" for offer in offers[:-1]] + [f"250 {offers[-1]}"]
         return "".join(f"{line}\r\n" for line in lines).encode()
 
-    def _user_in(self, given: str) -> str:
+    def _authenticated_user(self, given: str) -> str:
         _, user, password = base64.b64decode(given).decode().split("\0")
         return user if password == self._password else ""
 
 
-def _address(line: str) -> str:
+def _mail_address(line: str) -> str:
     return line.partition("<")[2].partition(">")[0]
 
 
-async def _data(reader: asyncio.StreamReader) -> bytes:
+async def _read_mail_data(reader: asyncio.StreamReader) -> bytes:
     lines = []
     while (line := await reader.readline()) != b".\r\n":
         lines.append(line.removeprefix(b"."))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from forewarn.testing.wire import Wire
+from tests.support.in_memory_transport import InMemoryTransport
 
 
 class Echo(asyncio.Protocol):
@@ -40,12 +40,12 @@ async def turns():
 def test_packets_arrive_one_by_one_and_the_end_closes_the_wire():
     async def story():
         echo = Echo()
-        wire = Wire(echo)
-        wire.say(b"one")
-        wire.say(b"two")
-        wire.say_no_more()
+        wire = InMemoryTransport(echo)
+        wire.send(b"one")
+        wire.send(b"two")
+        wire.send_eof()
         await turns()
-        assert (wire.heard, wire.is_over) == (b"onetwo", True)
+        assert (wire.received, wire.is_closed) == (b"onetwo", True)
         assert echo.told == [b"one", b"two", "eof", "lost"]
 
     asyncio.run(story())
@@ -54,15 +54,15 @@ def test_packets_arrive_one_by_one_and_the_end_closes_the_wire():
 def test_what_is_not_read_is_kept_and_the_writer_told():
     async def story():
         echo = Echo()
-        wire = Wire(echo)
+        wire = InMemoryTransport(echo)
         wire.stop_reading()
-        wire.say(b"three")
-        assert (wire.heard, wire.get_write_buffer_size()) == (b"", 5)
+        wire.send(b"three")
+        assert (wire.received, wire.get_write_buffer_size()) == (b"", 5)
         wire.close()
-        assert not wire.is_over
-        wire.read_on()
+        assert not wire.is_closed
+        wire.continue_reading()
         await turns()
-        assert (wire.heard, wire.is_over) == (b"three", True)
+        assert (wire.received, wire.is_closed) == (b"three", True)
         assert echo.told == [b"three", "pause", "resume", "lost"]
 
     asyncio.run(story())
@@ -71,9 +71,9 @@ def test_what_is_not_read_is_kept_and_the_writer_told():
 def test_while_reading_is_paused_packets_wait():
     async def story():
         echo = Echo()
-        wire = Wire(echo)
+        wire = InMemoryTransport(echo)
         wire.pause_reading()
-        wire.say(b"one")
+        wire.send(b"one")
         assert echo.told == []
         wire.resume_reading()
         await turns()

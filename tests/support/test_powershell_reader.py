@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from forewarn.testing.powershell import NotPowerShell, Shell, run
+from tests.support.powershell import PowerShellSession, UnsupportedPowerShell, run_script
 
 
 def said(text: str) -> Any:
     """What a line leaves in $x."""
-    shell = Shell({})
-    run(text, shell)
+    shell = PowerShellSession({})
+    run_script(text, shell)
     return shell.get("x")
 
 
@@ -61,5 +61,5 @@ def test_the_reader_reads_as_powershell_does(text: str, value: Any) -> None:
     ],
 )
 def test_the_reader_refuses_what_powershell_would_not_do(text: str) -> None:
-    with pytest.raises(NotPowerShell):
+    with pytest.raises(UnsupportedPowerShell):
         said(text)

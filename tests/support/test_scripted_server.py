@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from forewarn.testing.scripted import Reply, Scripted, says
+from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 
 def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
@@ -19,23 +19,23 @@ def ask(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, 
 
 
 def test_replies_are_given_in_their_order_and_the_last_one_for_ever() -> None:
-    with Scripted(Reply(status=500), says({"a": 1})) as server:
+    with ScriptedServer(ScriptedReply(status=500), json_reply({"a": 1})) as server:
         assert [ask(server.url) for _ in range(3)] == [(500, b""), (200, b'{"a": 1}'), (200, b'{"a": 1}')]
 
 
 def test_what_was_asked_is_remembered() -> None:
-    with Scripted(Reply()) as server:
+    with ScriptedServer(ScriptedReply()) as server:
         ask(server.url, "POST", b"body")
     assert [(r.method, r.target, r.body) for r in server.requests] == [("POST", "/here", b"body")]
 
 
 def test_a_reply_can_be_a_reset() -> None:
-    with Scripted(Reply(resets=True)) as server, pytest.raises(ConnectionError):
+    with ScriptedServer(ScriptedReply(resets=True)) as server, pytest.raises(ConnectionError):
         ask(server.url)
 
 
 def test_a_reply_can_be_the_last_on_its_connection_without_saying_so() -> None:
-    with Scripted(Reply(closes=True), says({})) as server:
+    with ScriptedServer(ScriptedReply(closes=True), json_reply({})) as server:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
         connection.request("GET", "/")
         answer = connection.getresponse()

@@ -1,7 +1,7 @@
-"""A receiver of webhooks: a real HTTP server on loopback that keeps what it was sent and answers as it is told to.
+"""A webhook receiver on loopback that keeps every request and answers as it is told.
 
-with Receiver() as receiver:
-    receiver.answer(500, 200)  # the first request so, the second so, all others 200
+with WebhookReceiver() as receiver:
+    receiver.answer(500, 200)  # the first two requests; all later ones get 200
     ...
     first, *others = receiver.wait_for(3)
 """
@@ -17,11 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ReceivedNotification:
     method: str
     target: str
     headers: Mapping[str, str]  # names in lower case
@@ -35,39 +35,39 @@ class Received:
         return form[0] if isinstance(form, list) else form
 
     @property
-    def status_told(self) -> str:
+    def event_status(self) -> str:
         """The EventStatus in it."""
         told: str = self.event["data"]["resourceInfo"]["properties"]["EventStatus"]
         return told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReceiverAnswer:
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Decide = Callable[[str, bytes], Answer]  # method and body → what is answered
+AnswerFunction = Callable[[str, bytes], ReceiverAnswer]  # method and body → what is answered
 
 
-class Receiver:
+class WebhookReceiver:
     """`stop` and `start` let it be away for a while, on the same port; `hang` lets it take requests and say nothing."""
 
-    def __init__(self, decide: Decide | None = None, *, wrap: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, decide: AnswerFunction | None = None, *, wrap: Callable[[Any], Any] | None = None) -> None:
         self._decide = decide
         self._wrap = wrap or (lambda sock: sock)
         self._statuses: deque[int] = deque()
-        self._received: list[Received] = []
-        self._news = threading.Condition()
-        self._hanging = threading.Event()
-        self._released = threading.Event()
+        self._received: list[ReceivedNotification] = []
+        self._request_received = threading.Condition()
+        self._is_silent = threading.Event()
+        self._stopped = threading.Event()
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
         self.scheme = "https" if wrap else "http"
         self.port = 0
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> WebhookReceiver:
         self.start()
         return self
 
@@ -79,72 +79,72 @@ class Receiver:
         return f"{self.scheme}://127.0.0.1:{self.port}/hook"
 
     def start(self) -> None:
-        self._released.clear()
-        self._server = _Server(("127.0.0.1", self.port), _handler(self))
+        self._stopped.clear()
+        self._server = _ReceiverHttpServer(("127.0.0.1", self.port), _handler(self))
         self._server.socket = self._wrap(self._server.socket)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        self._released.set()
+        self._stopped.set()
         if self._server is None or self._thread is None:
             return
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._server = self._thread = None
 
-    def hang(self) -> None:
+    def stop_answering(self) -> None:
         """Until it is stopped."""
-        self._hanging.set()
+        self._is_silent.set()
 
     def answer(self, *statuses: int) -> None:
         self._statuses.extend(statuses)
 
     @property
-    def received(self) -> list[Received]:
-        with self._news:
+    def received(self) -> list[ReceivedNotification]:
+        with self._request_received:
             return list(self._received)
 
     @property
-    def taken(self) -> list[Received]:
+    def accepted(self) -> list[ReceivedNotification]:
         """Those that were answered well."""
         return [received for received in self.received if received.status < 300]
 
-    def wait_for(self, count: int) -> list[Received]:
+    def wait_for(self, count: int) -> list[ReceivedNotification]:
         """Once that many were answered well: those."""
-        self._wait(lambda: len(self.taken) >= count, f"{count} good answers")
-        return self.taken
+        self._wait(lambda: len(self.accepted) >= count, f"{count} good answers")
+        return self.accepted
 
-    def wait_for_requests(self, count: int) -> list[Received]:
+    def wait_for_requests(self, count: int) -> list[ReceivedNotification]:
         self._wait(lambda: len(self.received) >= count, f"{count} requests")
         return self.received
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        with self._news:
-            if not self._news.wait_for(done, PATIENCE_S):
+        with self._request_received:
+            if not self._request_received.wait_for(done, TIMEOUT_S):
                 raise AssertionError(f"{what} were waited for, and there are {len(self._received)} requests")
 
-    def take(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        with self._news:
+    def handle_request(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> ReceiverAnswer:
+        with self._request_received:
             answer = self._next_answer(method, body)
-            given = Received(method=method, target=target, headers=headers, body=body, status=answer.status)
+            given = ReceivedNotification(method=method, target=target, headers=headers, body=body, status=answer.status)
             self._received.append(given)
-            self._news.notify_all()
-        if self._hanging.is_set():
-            self._released.wait(PATIENCE_S)
+            self._request_received.notify_all()
+        if self._is_silent.is_set():
+            self._stopped.wait(TIMEOUT_S)
         return answer
 
-    def _next_answer(self, method: str, body: bytes) -> Answer:
-        if self._hanging.is_set():
-            return Answer(status=504)
+    def _next_answer(self, method: str, body: bytes) -> ReceiverAnswer:
+        if self._is_silent.is_set():
+            return ReceiverAnswer(status=504)
         if self._statuses:
-            return Answer(status=self._statuses.popleft())
-        return self._decide(method, body) if self._decide else Answer()
+            return ReceiverAnswer(status=self._statuses.popleft())
+        return self._decide(method, body) if self._decide else ReceiverAnswer()
 
 
-class _Server(ThreadingHTTPServer):
+class _ReceiverHttpServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
@@ -152,14 +152,14 @@ class _Server(ThreadingHTTPServer):
         """A caller that hangs up is nothing to print."""
 
 
-def _handler(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
+def _handler(receiver: WebhookReceiver) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _take(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            answer = receiver.take(self.command, self.path, headers, body)
+            answer = receiver.handle_request(self.command, self.path, headers, body)
             self.send_response(answer.status)
             for name, value in answer.headers.items():
                 self.send_header(name, value)

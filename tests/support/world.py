@@ -1,12 +1,12 @@
-"""A whole control plane in a box: memory store, simulated hypervisor, virtual time, ids that count.
+"""A whole control plane in virtual time: memory store, simulated hypervisor, sequential ids.
 
     world = World(vms=[a_vm("web-0", host="h1")], hosts=[a_host("h1")])
     world.do(world.requests.ask_for_vms(Ask.RESTART, [world.vm("web-0")], who="ann"))
     world.advance(15 * 60)
     print(world.transcript())
 
-Nothing here reads a real clock; a 7-day notice plays in milliseconds. `crash()` throws the process away, and
-`restart()` builds a new one on what its store had committed.
+Nothing here reads a real clock; a notice of seven days passes in milliseconds. `restart()` discards the process and
+builds a new one on what the store had committed.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Coroutine, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from forewarn.clock import LabClock, Setting
-from forewarn.control.control import Control, Outside
-from forewarn.control.executor import Retry
-from forewarn.control.fleets import FleetChange
-from forewarn.core.event import Event, Status
+from forewarn.clock import ClockSetting, LabClock
+from forewarn.control.control_plane import ControlInputs, ControlPlane
+from forewarn.control.executor import ActRetryPolicy
+from forewarn.control.fleet import FleetChange
+from forewarn.core.decision import EnablementMode, Policy
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.history import Entry
-from forewarn.core.policy import Enablement, Policy
+from forewarn.core.history import HistoryEntry
 from forewarn.core.projection import document_for
-from forewarn.core.request import Ask
+from forewarn.core.request import RequestedOperation
 from forewarn.core.scope import Scope
-from forewarn.hypervisor.ledger import Ledger
-from forewarn.hypervisor.simulated import Simulated
-from forewarn.protocol.codec import encode
-from forewarn.protocol.versions import NEWEST
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.simulated import SimulatedHypervisor
+from forewarn.protocol.codec import encode_document
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.store.interface import Store
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Store
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC).timestamp()
-LAB = Policy(enablement=Enablement.ALWAYS)
-USUAL_RETRY = Retry()
+LAB_POLICY = Policy(enablement=EnablementMode.ALWAYS)
+DEFAULT_RETRY = ActRetryPolicy()
 T = TypeVar("T")
 
 
@@ -55,7 +55,7 @@ def a_vm(name: str, **facts: Any) -> Vm:
     return Vm(**{"name": name, **given, **facts})
 
 
-def counted_ids() -> Iterator[str]:
+def sequential_ids() -> Iterator[str]:
     number = 0
     while True:
         number += 1
@@ -70,30 +70,30 @@ class World:
         *,
         vms: Iterable[Vm] = (),
         hosts: Iterable[Host] = (),
-        policy: Policy = LAB,
+        policy: Policy = LAB_POLICY,
         store: Store | None = None,
         now: float = NOON,
-        retry: Retry = USUAL_RETRY,
+        retry: ActRetryPolicy = DEFAULT_RETRY,
     ) -> None:
         self.runner = asyncio.Runner()
         self.policy = policy
         self.retry = retry
-        self.ids = counted_ids()
-        self.ledger = Ledger.open(None)
-        self.hypervisor = Simulated(self.ledger)
+        self.ids = sequential_ids()
+        self.ledger = EffectLedger.open(None)
+        self.hypervisor = SimulatedHypervisor(self.ledger)
         self.store: Store = store or MemoryStore()
-        self.clock = LabClock(Setting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
+        self.clock = LabClock(ClockSetting(lab_at=now, real_at=0.0, speed=0.0), real=lambda: 0.0)
         self.control = self.do(self._build())
         hosts, vms = tuple(hosts), tuple(vms)
         if hosts or vms:
-            self.do(self.control.fleets.change(FleetChange(hosts=hosts, vms=vms, text="the fleet"), who="test"))
+            self.do(self.control.fleet.apply_change(FleetChange(hosts=hosts, vms=vms, text="the fleet"), who="test"))
 
-    async def _build(self) -> Control:
-        return Control(
+    async def _build(self) -> ControlPlane:
+        return ControlPlane(
             store=self.store,
             clock=self.clock,
             hypervisor=self.hypervisor,
-            outside=Outside(new_id=lambda: next(self.ids), polls=self.store.polls, real_time=lambda: 0.0),
+            outside=ControlInputs(new_id=lambda: next(self.ids), polls=self.store.last_polls, real_time=lambda: 0.0),
             policy=self.policy,
             retry=self.retry,
         )
@@ -101,10 +101,10 @@ class World:
     def do(self, doing: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(doing)
 
-    def ask(self, ask: Ask, *names: str, who: str = "ann", **options: Any) -> list[Event]:
+    def ask(self, ask: RequestedOperation, *names: str, who: str = "ann", **options: Any) -> list[Event]:
         """Ask for something for VMs, and let what is due at once happen."""
         vms = [self.vm(name) for name in names]
-        receipt = self.do(self.control.requests.ask_for_vms(ask, vms, who=who, **options))
+        receipt = self.do(self.control.requests.request_for_vms(ask, vms, who=who, **options))
         self.settle()
         return self.store.events(request_id=receipt.request.id)
 
@@ -114,33 +114,33 @@ class World:
         return unknown
 
     def settle(self) -> None:
-        self.do(self.control.reconciler.settle())
+        self.do(self.control.reconciler.run_until_settled())
 
     def advance(self, by_s: float) -> None:
-        self.do(self.control.labtime.advance(by_s))
+        self.do(self.control.lab_clock.advance(by_s))
 
     @property
     def now(self) -> float:
         return self.clock.now()
 
     def vm(self, name: str) -> Vm:
-        return self.control.fleets.find_vm(name)
+        return self.control.fleet.find_vm(name)
 
     def scope(self, vm: str) -> Scope:
         scope = self.store.scope(self.vm(vm).scope_id)
         assert scope is not None
         return scope
 
-    def events(self, *statuses: Status) -> list[Event]:
-        return self.store.events(statuses=statuses or tuple(Status))
+    def events(self, *statuses: EventState) -> list[Event]:
+        return self.store.events(statuses=statuses or tuple(EventState))
 
-    def document(self, vm: str, version: str = NEWEST) -> bytes:
+    def document(self, vm: str, version: str = NEWEST_VERSION) -> bytes:
         """What this VM would be given now."""
-        return encode(document_for(self.scope(vm)), version)
+        return encode_document(document_for(self.scope(vm)), version)
 
     def transcript(self, after: int = 0) -> str:
         """The history as people read it: one line per entry, times since the world began."""
-        return "\n".join(line(entry) for entry in self.store.history(after=after))
+        return "\n".join(transcript_line(entry) for entry in self.store.history(after=after))
 
     def restart(self) -> None:
         """The process dies where it stands; another one finds what was committed."""
@@ -157,6 +157,6 @@ class World:
         self.runner.close()
 
 
-def line(entry: Entry) -> str:
+def transcript_line(entry: HistoryEntry) -> str:
     at = datetime.fromtimestamp(entry.at, UTC)
     return f"{at:%d %H:%M:%S} {entry.what:<10} {entry.text}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forewarn.core.diagram import lifecycle_markdown
-from forewarn.core.lifecycle import STAYS, TABLE
+from forewarn.core.lifecycle import TRANSITIONS, UNCHANGED
+from tools.docs.lifecycle import lifecycle_markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "lifecycle.md"
 
@@ -18,9 +18,9 @@ def test_the_page_in_docs_says_what_the_table_says() -> None:
 
 def test_every_edge_of_the_table_is_drawn_once() -> None:
     drawn = [line for line in lifecycle_markdown().splitlines() if " --> " in line]
-    edges = [cell for cell, to in TABLE.items() if to is not STAYS]
+    edges = [cell for cell, to in TRANSITIONS.items() if to is not UNCHANGED]
     assert len(drawn) == len(edges) + 1  # and one from over to the end
 
 
 def test_every_cell_that_is_not_in_the_table_is_shown_as_refused() -> None:
-    assert lifecycle_markdown().count("refused") == 4 * 7 - len(TABLE)
+    assert lifecycle_markdown().count("refused") == 4 * 7 - len(TRANSITIONS)

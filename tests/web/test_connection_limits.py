@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 
-from forewarn.access.certificate import Certificates
-from forewarn.console.reception import HANDSHAKE_S, most_visitors
-from forewarn.console.server import serve_tls, serve_unix
-from forewarn.console.visitor import READING_S, REQUEST_S
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
+from forewarn.auth.certificates import ServiceCertificates
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.web.server import (
+    HANDSHAKE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    WRITE_TIMEOUT_S,
+    max_connections,
+    serve_tls,
+    serve_unix,
+)
 
 HEAD = b"GET /forewarn/v1/clock HTTP/1.1\r\nHost: forewarn\r\n"
 HALVES = [
@@ -81,7 +86,7 @@ def test_who_does_not_say_all_in_time_is_hung_up_on(visit: Any, half: bytes, is_
             await answered(reader, writer)
         writer.write(half)
         await somebody_else_is_answered(connect)  # so that what was said has been heard by then
-        loop.ahead_s += REQUEST_S
+        loop.ahead_s += REQUEST_TIMEOUT_S
         try:
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
         except ConnectionResetError:
@@ -98,7 +103,7 @@ def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None
         target = f"/forewarn/v1/history?after={seq}&wait_s=60".encode()
         writer.write(HEAD.replace(b"/forewarn/v1/clock", target) + b"Connection: close\r\n\r\n")
         await somebody_else_is_answered(connect)
-        loop.ahead_s += REQUEST_S + 1
+        loop.ahead_s += REQUEST_TIMEOUT_S + 1
         answer: bytes = await reader.read()
         writer.close()
         return answer
@@ -107,7 +112,7 @@ def test_who_waits_for_an_answer_is_not_hung_up_on(visit: Any, api: Any) -> None
 
 
 def test_who_does_not_read_the_answer_is_hung_up_on(visit: Any, api: Any) -> None:
-    said = Entry(at=0, what=What.CLOCK, text="tick" * 250)
+    said = HistoryEntry(at=0, what=EntryKind.CLOCK, text="tick" * 250)
     api.world.do(api.world.store.commit(Commit(entries=(said,) * 2000)))
 
     async def scenario(loop: Hasty, connect: Any) -> int:
@@ -116,7 +121,7 @@ def test_who_does_not_read_the_answer_is_hung_up_on(visit: Any, api: Any) -> Non
         writer.write(HEAD.replace(b"clock", b"history?limit=2000") + b"\r\n")
         for _ in range(3):
             await somebody_else_is_answered(connect)
-        loop.ahead_s += READING_S
+        loop.ahead_s += WRITE_TIMEOUT_S
         await somebody_else_is_answered(connect)
         reader._transport.resume_reading()
         try:
@@ -150,7 +155,7 @@ def few_files() -> Iterator[None]:
 
 def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) -> None:
     async def scenario(loop: Hasty, connect: Any) -> int:
-        visitors = [await connect() for _ in range(most_visitors())]
+        visitors = [await connect() for _ in range(max_connections())]
         await answered(*visitors[-1])
         one_too_many = await connect()
         waiting = asyncio.create_task(answered(*one_too_many))
@@ -166,7 +171,7 @@ def test_visitors_leave_room_for_everything_else(visit: Any, few_files: None) ->
 
 
 def test_who_does_not_shake_hands_in_time_is_hung_up_on(api: Any, tmp_path: Path) -> None:
-    pair = Certificates.ready(tmp_path, (), time.time()).server
+    pair = ServiceCertificates.load_or_create(tmp_path, (), time.time()).server
 
     async def scenario() -> bytes:
         loop = asyncio.get_running_loop()
@@ -178,7 +183,7 @@ def test_who_does_not_shake_hands_in_time_is_hung_up_on(api: Any, tmp_path: Path
             trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem")
             other = await asyncio.open_connection(*address, ssl=trusting, server_hostname="localhost")
             await answered(*other)  # so that the one before has been taken in by then
-            loop.ahead_s += HANDSHAKE_S
+            loop.ahead_s += HANDSHAKE_TIMEOUT_S
             heard = await reader.read()
             for each in (writer, other[1]):
                 each.close()

@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.console.register import Register, in_order
 from forewarn.core.fleet import Vm
-from forewarn.core.resource import availability_set_resource, group_resource, resource_of, scale_set_resource
-from forewarn.testing.world import a_vm
+from forewarn.core.resource_ids import (
+    availability_set_resource_id,
+    group_resource_id,
+    scale_set_resource_id,
+    vm_resource_id,
+)
+from forewarn.web.directory import ResourceIndex, natural_sort_key
+from tests.support.world import a_vm
 
 SETS = st.sampled_from([{}, {"scale_set": "s"}, {"scale_set": "T"}, {"availability_set": "s"}, {"cloud_service": "c"}])
 CHANGES = st.lists(
@@ -27,24 +32,24 @@ CHANGES = st.lists(
 
 
 def resources_above(vm: Vm) -> list[str]:
-    sets = [scale_set_resource(vm)] if vm.scale_set else []
-    sets += [availability_set_resource(vm)] if vm.availability_set else []
-    return [f"/subscriptions/{vm.subscription_id}", group_resource(vm.subscription_id, vm.resource_group), *sets]
+    sets = [scale_set_resource_id(vm)] if vm.scale_set else []
+    sets += [availability_set_resource_id(vm)] if vm.availability_set else []
+    return [f"/subscriptions/{vm.subscription_id}", group_resource_id(vm.subscription_id, vm.resource_group), *sets]
 
 
 @given(CHANGES)
 def test_it_knows_what_looking_at_every_vm_would_tell(changes: list[Vm]) -> None:
-    register, fleet = Register(), dict[str, Vm]()
+    register, fleet = ResourceIndex(), dict[str, Vm]()
     for vm in changes:
         fleet[vm.key] = vm
-        register.meet(vm)
+        register.update(vm)
         present = [one for one in fleet.values() if one.removed_at is None]
         for resource in {above for one in changes for above in resources_above(one)}:
             inside = [one for one in present if resource in resources_above(one)]
-            listed = register.within(resource.upper())
-            assert [one.key for one in listed] == sorted((one.key for one in inside), key=in_order)
-            assert [one.resource for one in listed] == [resource_of(fleet[one.key]) for one in listed]
-            assert register.holds(resource) is bool(inside)
+            listed = register.vms_within(resource.upper())
+            assert [one.key for one in listed] == sorted((one.key for one in inside), key=natural_sort_key)
+            assert [one.resource for one in listed] == [vm_resource_id(fleet[one.key]) for one in listed]
+            assert register.has_vms_in(resource) is bool(inside)
             sets = {above for one in inside for above in resources_above(one)[2:]} if resource.count("/") < 6 else set()
             assert set(register.sets_within(resource)) == sets
         assert set(register.groups()) == {resources_above(one)[1] for one in present}
@@ -52,4 +57,13 @@ def test_it_knows_what_looking_at_every_vm_would_tell(changes: list[Vm]) -> None
 
 def test_numbers_are_listed_as_people_count() -> None:
     names = ["pool_10", "pool_9", "Pool_1", "pool", "pool_01", "db", "7", "pool_1"]
-    assert sorted(names, key=in_order) == ["7", "db", "pool", "Pool_1", "pool_01", "pool_1", "pool_9", "pool_10"]
+    assert sorted(names, key=natural_sort_key) == [
+        "7",
+        "db",
+        "pool",
+        "Pool_1",
+        "pool_01",
+        "pool_1",
+        "pool_9",
+        "pool_10",
+    ]

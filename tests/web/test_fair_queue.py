@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from forewarn.console.turns import Turns
+from forewarn.web.dependencies import CallerLocks
 
 
 def test_who_asks_for_much_keeps_others_waiting_for_one_thing_only() -> None:
-    turns, done = Turns(), list[str]()
+    turns, done = CallerLocks(), list[str]()
 
     async def ask(who: str, queue: asyncio.Lock) -> None:
-        async with turns.of(who), queue:
+        async with turns.for_caller(who), queue:
             await asyncio.sleep(0)
             done.append(who)
 
@@ -27,10 +27,10 @@ def test_who_asks_for_much_keeps_others_waiting_for_one_thing_only() -> None:
 
 
 def test_nothing_is_kept_of_those_who_are_through() -> None:
-    turns = Turns()
+    turns = CallerLocks()
 
     async def ask(who: str) -> None:
-        async with turns.of(who):
+        async with turns.for_caller(who):
             await asyncio.sleep(0)
 
     async def story() -> None:

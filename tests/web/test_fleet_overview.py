@@ -10,21 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.console.conftest import make_world
 
-from forewarn.console.directory import Directory
-from forewarn.console.outlook import Outlook
-from forewarn.console.portal.overview import Overview
-from forewarn.control.fleets import FleetChange
-from forewarn.core.access import Grant, Principal, Role, owner
-from forewarn.core.change import Commit
-from forewarn.core.event import Status
-from forewarn.core.request import Ask, Impact, Rollout
-from forewarn.core.resource import resource_of
-from forewarn.core.vmstate import VmState, vm_state
+from forewarn.control.fleet import FleetChange
+from forewarn.core.access import Grant, Principal, Role, owner_principal
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
+from forewarn.core.resource_ids import vm_resource_id
 from forewarn.errors import ForewarnError
-from forewarn.store.seam import Committed
-from forewarn.testing.world import World, a_vm
+from forewarn.explain.vm_state import VmState, vm_state
+from forewarn.portal.fleet_overview import FleetOverview
+from forewarn.store.interface import AppliedCommit
+from forewarn.web.authorization import VisibleDirectory
+from forewarn.web.directory import FleetDirectory
+from tests.support.operator_api import make_world
+from tests.support.world import World, a_vm
 
 NAMES = ("web-0", "web-1", "web-2", "db", "spot", "pool_0", "pool_1", "late")
 HOSTS = ("h1", "h2", "h3")
@@ -35,33 +35,33 @@ class Looking:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.directory = Directory(world.store)
+        self.directory = FleetDirectory(world.store)
         self.overview = self.fresh()
         self.told: dict[str, VmState] = {}
         world.store.subscribe(self._hear)
 
-    def fresh(self) -> Overview:
-        made = Overview(self.world.store, self.world.control.placement, self.directory)
-        self.world.do(made.ready())
+    def fresh(self) -> FleetOverview:
+        made = FleetOverview(self.world.store, self.world.control.placement, self.directory)
+        self.world.do(made.ensure_built())
         return made
 
-    def _hear(self, committed: Committed) -> None:
-        self.told.update(self.overview.changed(committed.commit))
+    def _hear(self, committed: AppliedCommit) -> None:
+        self.told.update(self.overview.changes_in(committed.commit))
 
     def computed(self) -> dict[str, VmState]:
         """The dumb way: every VM with the live events of its scope."""
-        live = self.world.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
+        live = self.world.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
         return {vm.key: vm_state(vm, [e for e in live if e.scope_id == vm.scope_id]) for vm in self.world.store.vms()}
 
-    def kept(self, overview: Overview) -> dict[str, VmState]:
-        return {key: overview.state_of(key) for key in overview.keys(self.everybody())}
+    def kept(self, overview: FleetOverview) -> dict[str, VmState]:
+        return {key: overview.state_of(key) for key in overview.visible_keys(self.everybody())}
 
-    def everybody(self) -> Outlook:
-        return Outlook(self.directory, owner("ann"))
+    def everybody(self) -> VisibleDirectory:
+        return VisibleDirectory(self.directory, owner_principal("ann"))
 
-    def seen_by(self, *over: str) -> Outlook:
+    def seen_by(self, *over: str) -> VisibleDirectory:
         grants = tuple(Grant(id=str(n), role=Role.READER, to="client:ci", over=one) for n, one in enumerate(over))
-        return Outlook(self.directory, Principal(id="client:ci", name="client ci", grants=grants))
+        return VisibleDirectory(self.directory, Principal(id="client:ci", name="client ci", grants=grants))
 
 
 @contextmanager
@@ -80,21 +80,21 @@ def look() -> Iterator[Looking]:
 
 
 def test_states_are_counted(look: Looking) -> None:
-    look.world.ask(Ask.RESTART, "web-1")
-    look.world.ask(Ask.POWER_OFF, "db")
-    counts = look.overview.counts(look.everybody())
+    look.world.ask(RequestedOperation.RESTART, "web-1")
+    look.world.ask(RequestedOperation.POWER_OFF, "db")
+    counts = look.overview.count_states(look.everybody())
     assert {state.value: count for state, count in counts.items() if count} == {
         "running": 5,
         "noticed": 1,
         "started": 1,
     }
     look.world.advance(60)
-    assert look.overview.counts(look.everybody())[VmState.STOPPED] == 1
+    assert look.overview.count_states(look.everybody())[VmState.STOPPED] == 1
 
 
 def test_a_commit_tells_which_vms_it_changed(look: Looking) -> None:
-    look.world.ask(Ask.RESTART, "web-1")
-    assert look.told == {"sub/lab/web-1": VmState.NOTICED}
+    look.world.ask(RequestedOperation.RESTART, "web-1")
+    assert look.told == {"sub/lab/web-1": VmState.EVENT_SCHEDULED}
     look.told.clear()
     look.world.advance(15 * 60)
     assert look.told == {"sub/lab/web-1": VmState.REBOOTING}
@@ -102,20 +102,20 @@ def test_a_commit_tells_which_vms_it_changed(look: Looking) -> None:
 
 def test_a_vm_that_comes_and_one_that_goes_are_changes(look: Looking) -> None:
     late, db = a_vm("late"), look.world.vm("db")
-    look.world.do(look.world.control.fleets.change(FleetChange(vms=(late,), removed=(db,), text="x"), who="ann"))
+    look.world.do(look.world.control.fleet.apply_change(FleetChange(vms=(late,), removed=(db,), text="x"), who="ann"))
     assert look.told == {"sub/lab/late": VmState.RUNNING, "sub/lab/db": VmState.GONE}
     assert look.overview.state_of("sub/lab/db") is VmState.GONE
 
 
 def test_the_vms_of_a_scope_can_be_asked_for(look: Looking) -> None:
-    look.world.ask(Ask.RESTART, "web-1")
-    assert look.overview.states_in("set:sub/lab/web") == [
+    look.world.ask(RequestedOperation.RESTART, "web-1")
+    assert look.overview.vm_states_in("set:sub/lab/web") == [
         ("sub/lab/web-0", VmState.RUNNING),
-        ("sub/lab/web-1", VmState.NOTICED),
+        ("sub/lab/web-1", VmState.EVENT_SCHEDULED),
         ("sub/lab/web-2", VmState.RUNNING),
     ]
-    assert look.overview.states_in("vm:sub/lab/db") == [("sub/lab/db", VmState.RUNNING)]
-    assert look.overview.states_in("set:sub/lab/none") == []
+    assert look.overview.vm_states_in("vm:sub/lab/db") == [("sub/lab/db", VmState.RUNNING)]
+    assert look.overview.vm_states_in("set:sub/lab/none") == []
 
 
 @pytest.mark.parametrize(
@@ -132,39 +132,39 @@ def test_the_vms_of_a_scope_can_be_asked_for(look: Looking) -> None:
 )
 def test_who_sees_a_part_is_told_of_that_part(look: Looking, over: str, seen: int) -> None:
     other = a_vm("other", resource_group="other")
-    look.world.do(look.world.control.fleets.change(FleetChange(vms=(other,), text="x"), who="ann"))
+    look.world.do(look.world.control.fleet.apply_change(FleetChange(vms=(other,), text="x"), who="ann"))
     outlook = look.seen_by(over)
-    assert sum(look.overview.counts(outlook).values()) == seen
-    assert set(look.overview.keys(outlook)) == {vm.key for vm in look.world.store.vms() if outlook.sees(vm)}
+    assert sum(look.overview.count_states(outlook).values()) == seen
+    assert set(look.overview.visible_keys(outlook)) == {vm.key for vm in look.world.store.vms() if outlook.can_see(vm)}
 
 
 def test_who_sees_a_part_sees_what_joins_it(look: Looking) -> None:
     pool = look.seen_by(
         "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachineScaleSets/pool"
     )
-    assert look.overview.counts(pool)[VmState.RUNNING] == 2
+    assert look.overview.count_states(pool)[VmState.RUNNING] == 2
     third = a_vm("pool_2", scale_set="pool", placement_group="pg-0")
-    look.world.do(look.world.control.fleets.change(FleetChange(vms=(third,), text="x"), who="ann"))
-    assert look.overview.counts(pool)[VmState.RUNNING] == 3
-    look.world.ask(Ask.POWER_OFF, "pool_2")
-    assert look.overview.counts(pool)[VmState.STARTED] == 1
+    look.world.do(look.world.control.fleet.apply_change(FleetChange(vms=(third,), text="x"), who="ann"))
+    assert look.overview.count_states(pool)[VmState.RUNNING] == 3
+    look.world.ask(RequestedOperation.POWER_OFF, "pool_2")
+    assert look.overview.count_states(pool)[VmState.STARTED] == 1
 
 
 def test_what_is_committed_while_it_is_built_is_in_it() -> None:
     with looking() as look:
-        made = Overview(look.world.store, look.world.control.placement, look.directory)
+        made = FleetOverview(look.world.store, look.world.control.placement, look.directory)
         db = look.world.vm("db")
 
         async def build_and_change() -> None:
-            await made.ready()
+            await made.ensure_built()
             await look.world.store.commit(Commit(vms=(replace(db, removed_at=1.0),)))
-            await made.ready()
+            await made.ensure_built()
 
         look.world.do(build_and_change())
         assert look.kept(made) == look.computed()
 
 
-def _ask(ask: Ask, name: str) -> Callable[[World], object]:
+def _ask(ask: RequestedOperation, name: str) -> Callable[[World], object]:
     return lambda world: world.ask(ask, name)
 
 
@@ -178,18 +178,20 @@ def _move(name: str, to: str) -> Callable[[World], object]:
 
 
 def _add(name: str) -> Callable[[World], object]:
-    return lambda world: world.do(world.control.fleets.change(FleetChange(vms=(a_vm(name),), text="added"), who="ann"))
+    return lambda world: world.do(
+        world.control.fleet.apply_change(FleetChange(vms=(a_vm(name),), text="added"), who="ann")
+    )
 
 
 def _remove(name: str) -> Callable[[World], object]:
     return lambda world: world.do(
-        world.control.fleets.change(FleetChange(removed=(world.vm(name),), text="removed"), who="ann")
+        world.control.fleet.apply_change(FleetChange(removed=(world.vm(name),), text="removed"), who="ann")
     )
 
 
 def _roll_out(host: str) -> Callable[[World], object]:
     def start(world: World) -> None:
-        world.do(world.control.requests.start_rollout(Rollout(impact=Impact.REBOOT, hosts=(host,)), who="ann"))
+        world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.REBOOT, hosts=(host,)), who="ann"))
         world.settle()
 
     return start
@@ -197,14 +199,14 @@ def _roll_out(host: str) -> Callable[[World], object]:
 
 def _fail(host: str) -> Callable[[World], object]:
     def fail(world: World) -> None:
-        world.do(world.control.requests.fail(host, who="ann"))
+        world.do(world.control.requests.fail_host(host, who="ann"))
         world.settle()
 
     return fail
 
 
 def _approve_all(world: World) -> None:
-    for event in world.events(Status.SCHEDULED):
+    for event in world.events(EventState.SCHEDULED):
         world.do(world.control.requests.approve(event.id, who="ann"))
     world.settle()
 
@@ -215,7 +217,11 @@ def _advance(by_s: float) -> Callable[[World], object]:
 
 names, hosts = st.sampled_from(NAMES), st.sampled_from(HOSTS)
 asks = st.sampled_from(
-    [ask for ask in Ask if ask.value not in ("rollout", "degrade", "fail", "replay", "perform-maintenance")]
+    [
+        ask
+        for ask in RequestedOperation
+        if ask.value not in ("rollout", "degrade", "fail", "replay", "perform-maintenance")
+    ]
 )
 happenings = st.one_of(
     st.builds(_ask, asks, names),
@@ -243,9 +249,11 @@ def test_kept_up_to_date_it_equals_one_computed_afresh(happen: list[Callable[[Wo
             now = look.computed()
             assert look.kept(look.overview) == now
             assert look.kept(look.fresh()) == now
-            assert Counter(now.values()) == Counter(look.overview.counts(look.everybody()))
+            assert Counter(now.values()) == Counter(look.overview.count_states(look.everybody()))
             changed = {key: now.get(key, VmState.GONE) for key in {*before, *now} if before.get(key) != now.get(key)}
             assert changed.items() <= look.told.items()
             assert look.told == {key: now.get(key, VmState.GONE) for key in look.told}
-            seen = look.seen_by(resource_of(a_vm("db")), "/subscriptions/sub/resourceGroups/none")
-            assert set(look.overview.keys(seen)) == {vm.key for vm in look.world.store.vms() if seen.sees(vm)}
+            seen = look.seen_by(vm_resource_id(a_vm("db")), "/subscriptions/sub/resourceGroups/none")
+            assert set(look.overview.visible_keys(seen)) == {
+                vm.key for vm in look.world.store.vms() if seen.can_see(vm)
+            }

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from starlette.requests import Request
-from tests.console.conftest import Answer, Api
 
-from forewarn.console.app import build
-from forewarn.console.portal.visit import Visit
-from forewarn.core.access import Grant, Principal, Role, owner
+from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.errors import Unauthenticated
+from forewarn.portal.context import CurrentSession
+from forewarn.service.web_app import build_web_app
+from tests.support.operator_api import Answer, Api
 
 SHOWN = b"forewarn_vms 7\n"
 GROUP = "/subscriptions/sub/resourceGroups/lab"
@@ -22,8 +22,8 @@ def counted(api: Api) -> Api:
     async def metrics() -> bytes:
         return SHOWN
 
-    api.house = replace(api.house, metrics=metrics)
-    api.app = build(api.house)
+    api.house = replace(api.house, render_metrics=metrics)
+    api.app = build_web_app(api.house)
     return api
 
 
@@ -70,16 +70,16 @@ async def _no_token(request: Request) -> Principal:
 
 
 def _visited_by(counted: Api, principal: Principal | None) -> Api:
-    async def welcome(request: Request) -> Visit:
+    async def welcome(request: Request) -> CurrentSession:
         if principal is None:
             raise Unauthenticated("nobody is signed in")
-        return Visit(principal=principal, token="t", ends_at=float("inf"))
+        return CurrentSession(principal=principal, csrf_token="t", ends_at=float("inf"))
 
-    return counted._with(build(counted.house, _no_token, welcome=welcome))
+    return counted._with(build_web_app(counted.house, _no_token, welcome=welcome))
 
 
 def test_whoever_is_signed_in_to_the_portal_may_look_too(counted: Api) -> None:
-    assert scrape(_visited_by(counted, owner("ann"))).content == SHOWN
+    assert scrape(_visited_by(counted, owner_principal("ann"))).content == SHOWN
 
 
 def test_a_visitor_of_the_portal_needs_the_same_right(counted: Api) -> None:

@@ -15,15 +15,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from tests.console.test_visitors import Hasty
 
-from forewarn.access.certificate import Certificates
-from forewarn.access.pem import Pair
-from forewarn.console import reception
-from forewarn.console.plain import PlainHttp, is_of_this_machine
-from forewarn.console.reception import HANDSHAKE_S
-from forewarn.console.server import serve_tls
-from forewarn.console.visitor import REQUEST_S
+from forewarn.auth.certificates import ServiceCertificates
+from forewarn.auth.pem import CertificateFiles
+from forewarn.service.web_app import PlainHttpMiddleware
+from forewarn.web import server
+from forewarn.web.server import HANDSHAKE_TIMEOUT_S, REQUEST_TIMEOUT_S, is_loopback_address, serve_tls
+from tests.web.test_connection_limits import Hasty
 
 LOCAL = "localhost:8443"
 
@@ -31,12 +29,12 @@ LOCAL = "localhost:8443"
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tls")
-    Certificates.ready(directory, (), time.time())
+    ServiceCertificates.load_or_create(directory, (), time.time())
     return directory
 
 
-def pair_in(tls: Path) -> Pair:
-    return Certificates.ready(tls, (), time.time()).server
+def pair_in(tls: Path) -> CertificateFiles:
+    return ServiceCertificates.load_or_create(tls, (), time.time()).server
 
 
 def an_app() -> Starlette:
@@ -45,7 +43,7 @@ def an_app() -> Starlette:
         return PlainTextResponse(f"{request.url.scheme} {client.host if client else ''} {request.url.path}")
 
     app = Starlette(routes=[Route("/{path:path}", tell, methods=["GET", "POST"])])
-    app.add_middleware(PlainHttp)
+    app.add_middleware(PlainHttpMiddleware)
     app.state.dependencies = type("House", (), {"closing": asyncio.Event()})()
     return app
 
@@ -213,7 +211,7 @@ def test_over_tls_the_certificate_says_which_names_are_ours(port: Any, tls: Path
     ],
 )
 def test_loopback_is_known_in_every_spelling(address: str, is_ours: bool) -> None:
-    assert is_of_this_machine(address) is is_ours
+    assert is_loopback_address(address) is is_ours
 
 
 class _FromElsewhere:
@@ -233,8 +231,8 @@ async def greeted(said: bytes) -> bytes:
     """What somebody hears who is elsewhere and says this first."""
     ours, theirs = socket.socketpair()
     theirs.sendall(said)
-    unused = reception.Reception.__new__(reception.Reception)
-    await unused._greet(_FromElsewhere(ours), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # type: ignore[arg-type]
+    unused = server.ConnectionAcceptor.__new__(server.ConnectionAcceptor)
+    await unused._detect_tls(_FromElsewhere(ours), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # type: ignore[arg-type]
     with theirs:
         theirs.settimeout(5)
         return theirs.recv(65536)
@@ -250,7 +248,7 @@ def test_whoever_says_nothing_is_hung_up_on_when_a_handshake_would_be(port: Any)
     async def scenario(loop: Hasty, address: Any) -> bytes:
         silent, writer = await asyncio.open_connection(*address)
         await asked(address, head())  # so that the one before has been taken in by then
-        loop.ahead_s += HANDSHAKE_S
+        loop.ahead_s += HANDSHAKE_TIMEOUT_S
         heard = await silent.read()
         writer.close()
         return heard
@@ -262,7 +260,7 @@ def test_whoever_begins_a_handshake_and_stops_has_no_more_time_than_that(port: A
     async def scenario(loop: Hasty, address: Any) -> bytes:
         slow, writer = await asyncio.open_connection(*address)
         await asked(address, head())
-        loop.ahead_s += HANDSHAKE_S - 1
+        loop.ahead_s += HANDSHAKE_TIMEOUT_S - 1
         writer.write(b"\x16")
         await asked(address, head())
         loop.ahead_s += 1
@@ -278,7 +276,7 @@ def test_whoever_begins_a_request_and_stops_is_hung_up_on_as_over_tls(port: Any)
         slow, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /por")
         await asked(address, head())
-        loop.ahead_s += REQUEST_S
+        loop.ahead_s += REQUEST_TIMEOUT_S
         heard = await slow.read()
         writer.close()
         return heard

@@ -7,8 +7,8 @@ import time
 import pytest
 from starlette.requests import Request
 
-from forewarn.console.reading import read_query
 from forewarn.errors import Rejected
+from forewarn.web.request_parsing import unique_query_params
 
 _LONGEST_TARGET = 64 * 1024  # that the server takes
 _LONG_S = 1.0  # looking at every pair of names takes several
@@ -24,10 +24,10 @@ def test_a_query_of_thousands_of_names_is_read_at_once() -> None:
     assert len(query) < _LONGEST_TARGET
 
     began = time.thread_time()
-    assert read_query(asking(query)) == dict.fromkeys(names, "")
+    assert unique_query_params(asking(query)) == dict.fromkeys(names, "")
     assert time.thread_time() - began < _LONG_S
 
 
 def test_a_name_that_stands_twice_is_refused() -> None:
     with pytest.raises(Rejected, match="the query has 'limit' more than once: give it once"):
-        read_query(asking("limit=1&after=2&limit=1"))
+        unique_query_params(asking("limit=1&after=2&limit=1"))

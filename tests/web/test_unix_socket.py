@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from forewarn.console.server import serve_unix
 from forewarn.errors import Refused, Rejected
+from forewarn.web.server import serve_unix
 
 
 async def ask(path: Path, target: str, *, method: str = "GET") -> tuple[int, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.change import Commit
-from forewarn.core.request import Ask
-from forewarn.core.webhook import Webhook
-from forewarn.outbox import Outbox
-from forewarn.outbox.wire import Wire
+from forewarn.core.commit import Commit
+from forewarn.core.request import RequestedOperation
+from forewarn.core.webhook import WebhookSubscription
 from forewarn.store import MemoryStore
-from forewarn.testing.receiver import Receiver
-from forewarn.testing.world import World, a_host, a_vm
+from forewarn.webhooks import WebhookDispatcher
+from forewarn.webhooks.http_client import WebhookHttpClient
+from tests.support.webhook_receiver import WebhookReceiver
+from tests.support.world import World, a_host, a_vm
 
 SECRET = "a secret of more than sixteen characters"
 
@@ -53,33 +53,35 @@ class Post:
         self.real_now = 5000.0
         self.outbox = self.new_outbox()
 
-    def new_outbox(self) -> Outbox:
-        return Outbox(
+    def new_outbox(self) -> WebhookDispatcher:
+        return WebhookDispatcher(
             self.world.store,
-            send=Wire(patience_s=2.0, body_patience_s=0.2).send,
+            send=WebhookHttpClient(patience_s=2.0, body_patience_s=0.2).send,
             real_time=lambda: self.real_now,
             sleep=self.naps,
             chance=lambda: 0.0,
         )
 
-    def webhook_for(self, receiver: Receiver, webhook_id: str = "w", **facts: Any) -> Webhook:
+    def webhook_for(self, receiver: WebhookReceiver, webhook_id: str = "w", **facts: Any) -> WebhookSubscription:
         """One that is told from now on."""
         cursor = self.world.store.last_seq()
-        return Webhook(**{"id": webhook_id, "url": receiver.url, "secret": SECRET, "cursor": cursor, **facts})
+        return WebhookSubscription(
+            **{"id": webhook_id, "url": receiver.url, "secret": SECRET, "cursor": cursor, **facts}
+        )
 
-    def hook(self, receiver: Receiver, webhook_id: str = "w", **facts: Any) -> Webhook:
+    def hook(self, receiver: WebhookReceiver, webhook_id: str = "w", **facts: Any) -> WebhookSubscription:
         webhook = self.webhook_for(receiver, webhook_id, **facts)
         self.world.do(self.world.store.commit(Commit(webhooks=(webhook,))))
         return webhook
 
     async def restarting(self, vm: str) -> None:
         """A restart is asked for and announced, while other things go on."""
-        await self.world.control.requests.ask_for_vms(Ask.RESTART, [self.world.vm(vm)], who="ann")
-        await self.world.control.reconciler.settle()
+        await self.world.control.requests.request_for_vms(RequestedOperation.RESTART, [self.world.vm(vm)], who="ann")
+        await self.world.control.reconciler.run_until_settled()
 
     def restart_of(self, vm: str) -> None:
         """Three happenings: scheduled, started, completed."""
-        event = self.world.ask(Ask.RESTART, vm)[0]
+        event = self.world.ask(RequestedOperation.RESTART, vm)[0]
         self.world.approve(vm, event.id)
         self.world.advance(60)
 
@@ -95,21 +97,21 @@ class Post:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def tell(self, receiver: Receiver, count: int) -> list[Any]:
+    def tell(self, receiver: WebhookReceiver, count: int) -> list[Any]:
         """Run until the receiver has taken so many, and the outbox has nothing left to say for now."""
 
         async def until() -> list[Any]:
             async with self.running():
                 await asyncio.to_thread(receiver.wait_for, count)
                 await self.at_rest()
-            return receiver.taken
+            return receiver.accepted
 
         return self.world.do(until())
 
     async def at_rest(self) -> None:
         """Until all of it is written down."""
         async with asyncio.timeout(30):
-            while any(self.outbox.report(hook).pending for hook in self.world.store.webhooks()):
+            while any(self.outbox.delivery_report(hook).pending for hook in self.world.store.webhooks()):
                 await asyncio.sleep(0.001)
 
 
@@ -133,17 +135,17 @@ def post(post_over: Callable[..., Post]) -> Post:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as receiver:
+def receiver() -> Iterator[WebhookReceiver]:
+    with WebhookReceiver() as receiver:
         yield receiver
 
 
 @pytest.fixture
-def receivers() -> Iterator[Callable[[], Receiver]]:
-    made: list[Receiver] = []
+def receivers() -> Iterator[Callable[[], WebhookReceiver]]:
+    made: list[WebhookReceiver] = []
 
-    def make() -> Receiver:
-        made.append(Receiver())
+    def make() -> WebhookReceiver:
+        made.append(WebhookReceiver())
         made[-1].start()
         return made[-1]
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from forewarn.control.webhooks import Wanted
-from forewarn.core.history import What
-from forewarn.core.request import Ask
-from forewarn.core.webhook import Happening, Schema
+from forewarn.control.webhooks import WebhookSpec
+from forewarn.core.history import EntryKind
+from forewarn.core.request import RequestedOperation
+from forewarn.core.webhook import EventGridStatus, WebhookSchema
 from forewarn.errors import NotFound, Refused, Rejected
-from forewarn.testing.receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 URL = "https://hooks.example.org/path-password/x?code=query-password"
 
 
 def add(post: Any, **wanted: Any) -> Any:
-    return post.world.do(post.world.control.webhooks.add(Wanted(**{"url": URL, **wanted}), who="ann"))
+    return post.world.do(post.world.control.webhooks.add(WebhookSpec(**{"url": URL, **wanted}), who="ann"))
 
 
 def remove(post: Any, webhook_id: str) -> Any:
@@ -25,22 +25,27 @@ def remove(post: Any, webhook_id: str) -> Any:
 
 
 def entries(post: Any) -> list[tuple[str, str]]:
-    return [(entry.who, entry.text) for entry in post.world.store.history() if entry.what is What.WEBHOOK]
+    return [(entry.who, entry.text) for entry in post.world.store.history() if entry.what is EntryKind.WEBHOOK]
 
 
 def test_a_webhook_is_kept_as_asked_for(post: Any) -> None:
-    given = {"schema": Schema.CLOUD_EVENTS, "over": "/subscriptions/sub/", "opted_in_only": True, "secret": "s" * 16}
-    happenings = (Happening.CANCELED, Happening.STARTED, Happening.STARTED)
+    given = {
+        "schema": WebhookSchema.CLOUD_EVENTS,
+        "over": "/subscriptions/sub/",
+        "opted_in_only": True,
+        "secret": "s" * 16,
+    }
+    happenings = (EventGridStatus.CANCELED, EventGridStatus.STARTED, EventGridStatus.STARTED)
     webhook = add(post, happenings=happenings, **given)
     assert post.world.store.webhooks() == [webhook]
     assert (webhook.url, webhook.over, webhook.secret) == (URL, "/subscriptions/sub", "s" * 16)
-    assert webhook.happenings == (Happening.STARTED, Happening.CANCELED)
+    assert webhook.happenings == (EventGridStatus.STARTED, EventGridStatus.CANCELED)
     assert (webhook.by, webhook.at) == ("ann", post.world.now)
 
 
 def test_who_names_no_happening_is_told_them_all_and_who_gives_no_secret_gets_a_good_one(post: Any) -> None:
     first, second = add(post), add(post)
-    assert first.happenings == tuple(Happening)
+    assert first.happenings == tuple(EventGridStatus)
     assert len(first.secret) == 43
     assert first.secret != second.secret
 
@@ -61,12 +66,12 @@ def test_the_history_says_who_added_and_removed_it_and_nothing_secret(post: Any)
 
 def test_a_new_webhook_is_told_from_now_on_unless_it_wants_the_past(post: Any) -> None:
     post.restart_of("web")
-    with Receiver() as late, Receiver() as early:
+    with WebhookReceiver() as late, WebhookReceiver() as early:
         add(post, url=late.url)
         add(post, url=early.url, from_start=True)
-        post.world.ask(Ask.RESTART, "db")
+        post.world.ask(RequestedOperation.RESTART, "db")
         post.tell(early, 4)
-        assert [received.status_told for received in late.taken] == ["Scheduled"]
+        assert [received.event_status for received in late.accepted] == ["Scheduled"]
 
 
 BAD_URLS = [
@@ -108,7 +113,7 @@ def test_a_resource_that_cannot_be_is_refused(post: Any) -> None:
         add(post, over="/nothing")
 
 
-def test_a_receiver_that_must_agree_and_does_not_is_not_added(post: Any, receiver: Receiver) -> None:
+def test_a_receiver_that_must_agree_and_does_not_is_not_added(post: Any, receiver: WebhookReceiver) -> None:
     before = post.world.store.last_seq()
     with pytest.raises(Refused, match="was not validated"):
         add(post, url=receiver.url, validate=True)

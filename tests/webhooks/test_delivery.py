@@ -10,42 +10,42 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
-from forewarn.core.request import Ask
-from forewarn.core.webhook import Happening, Schema
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.request import RequestedOperation
+from forewarn.core.webhook import EventGridStatus, WebhookSchema
 from forewarn.errors import Unavailable
-from forewarn.outbox.patience import wait_s
 from forewarn.store import MemoryStore
-from forewarn.testing.receiver import Receiver
+from forewarn.webhooks.sender import retry_delay_s
+from tests.support.webhook_receiver import WebhookReceiver
 
 RESTART = ["Scheduled", "Started", "Completed"]
 DB = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/virtualMachines/DB"
-Make = Callable[[], Receiver]
+Make = Callable[[], WebhookReceiver]
 
 
-def told(receiver: Receiver) -> list[str]:
-    return [received.status_told for received in receiver.taken]
+def told(receiver: WebhookReceiver) -> list[str]:
+    return [received.event_status for received in receiver.accepted]
 
 
-def names(receiver: Receiver) -> list[str]:
-    return [received.event["data"]["resourceInfo"]["properties"]["Resources"][0] for received in receiver.taken]
+def names(receiver: WebhookReceiver) -> list[str]:
+    return [received.event["data"]["resourceInfo"]["properties"]["Resources"][0] for received in receiver.accepted]
 
 
 def fill(post: Any, count: int) -> None:
-    entries = tuple(Entry(at=1.0, what=What.SERVICE, text="nothing of interest") for _ in range(count))
+    entries = tuple(HistoryEntry(at=1.0, what=EntryKind.SERVICE, text="nothing of interest") for _ in range(count))
     post.world.do(post.world.store.commit(Commit(entries=entries)))
 
 
-def test_an_events_life_is_told_in_order(post: Any, receiver: Receiver) -> None:
+def test_an_events_life_is_told_in_order(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.tell(receiver, 3)
     assert told(receiver) == RESTART
-    assert len({received.event["id"] for received in receiver.taken}) == 3
+    assert len({received.event["id"] for received in receiver.accepted}) == 3
 
 
-def test_what_happens_while_it_runs_is_told_at_once(post: Any, receiver: Receiver) -> None:
+def test_what_happens_while_it_runs_is_told_at_once(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
 
     async def story() -> None:
@@ -59,9 +59,9 @@ def test_what_happens_while_it_runs_is_told_at_once(post: Any, receiver: Receive
     assert post.naps.taken == []
 
 
-def test_a_withdrawn_event_is_told_as_canceled(post: Any, receiver: Receiver) -> None:
+def test_a_withdrawn_event_is_told_as_canceled(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
-    event = post.world.ask(Ask.RESTART, "web")[0]
+    event = post.world.ask(RequestedOperation.RESTART, "web")[0]
     post.world.do(post.world.control.requests.withdraw(event.id, who="ann", reason="later"))
     post.tell(receiver, 2)
     assert told(receiver) == ["Scheduled", "Canceled"]
@@ -70,15 +70,15 @@ def test_a_withdrawn_event_is_told_as_canceled(post: Any, receiver: Receiver) ->
 @pytest.mark.parametrize(
     ("schema", "content_type", "aeg"),
     [
-        (Schema.EVENT_GRID, "application/json; charset=utf-8", "Notification"),
-        (Schema.CLOUD_EVENTS, "application/cloudevents+json; charset=utf-8", None),
+        (WebhookSchema.EVENT_GRID, "application/json; charset=utf-8", "Notification"),
+        (WebhookSchema.CLOUD_EVENTS, "application/cloudevents+json; charset=utf-8", None),
     ],
 )
 def test_every_delivery_is_signed_and_says_what_it_is(
-    post: Any, receiver: Receiver, schema: Schema, content_type: str, aeg: str | None
+    post: Any, receiver: WebhookReceiver, schema: WebhookSchema, content_type: str, aeg: str | None
 ) -> None:
     webhook = post.hook(receiver, schema=schema)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     (received,) = post.tell(receiver, 1)
     headers = received.headers
     expected = hmac.new(webhook.secret.encode(), b"5000." + received.body, hashlib.sha256).hexdigest()
@@ -89,7 +89,7 @@ def test_every_delivery_is_signed_and_says_what_it_is(
     assert webhook.secret not in str(received)
 
 
-def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, receiver: Receiver) -> None:
+def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, receiver: WebhookReceiver) -> None:
     receiver.stop()
     post.hook(receiver)
     post.restart_of("web")
@@ -117,10 +117,12 @@ def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, rec
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 404, 410, 429, 500, 503])
-def test_an_answer_that_is_not_2xx_is_tried_again_with_the_same_id(post: Any, receiver: Receiver, status: int) -> None:
+def test_an_answer_that_is_not_2xx_is_tried_again_with_the_same_id(
+    post: Any, receiver: WebhookReceiver, status: int
+) -> None:
     receiver.answer(status, status)
     post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     post.naps.allow()
     post.naps.allow()
     post.tell(receiver, 1)
@@ -129,9 +131,9 @@ def test_an_answer_that_is_not_2xx_is_tried_again_with_the_same_id(post: Any, re
     assert len({received.body for received in receiver.received}) == 1
 
 
-def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: Receiver) -> None:
+def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: WebhookReceiver) -> None:
     webhook = post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     receiver.answer(500, 410, 302)
 
     async def story() -> list[str]:
@@ -156,7 +158,7 @@ def test_a_receiver_in_trouble_delays_nobody(post: Any, receivers: Make, trouble
     if trouble == "down":
         bad.stop()
     elif trouble == "hangs":
-        bad.hang()
+        bad.stop_answering()
     else:
         bad.answer(*[503] * 10)
     post.hook(bad, "bad")
@@ -169,14 +171,14 @@ def test_a_receiver_in_trouble_delays_nobody(post: Any, receivers: Make, trouble
 
     post.world.do(story())
     assert told(good) == RESTART
-    assert bad.taken == []
+    assert bad.accepted == []
     assert post.cursor("bad") < post.cursor("good")
 
 
-def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receiver: Receiver) -> None:
-    receiver.hang()
+def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receiver: WebhookReceiver) -> None:
+    receiver.stop_answering()
     webhook = post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
 
     async def story() -> str:
         async with post.running():
@@ -191,7 +193,7 @@ def test_a_removed_webhook_is_told_nothing_more(post: Any, receivers: Make) -> N
     bad.answer(500)
     post.hook(bad, "bad")
     post.hook(good, "good")
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
 
     async def story() -> None:
         async with post.running():
@@ -207,8 +209,10 @@ def test_a_removed_webhook_is_told_nothing_more(post: Any, receivers: Make) -> N
     assert [hook.id for hook in post.world.store.webhooks()] == ["good"]
 
 
-def test_a_webhook_that_is_added_while_it_runs_is_told_what_happens_from_then_on(post: Any, receiver: Receiver) -> None:
-    post.world.ask(Ask.RESTART, "web")
+def test_a_webhook_that_is_added_while_it_runs_is_told_what_happens_from_then_on(
+    post: Any, receiver: WebhookReceiver
+) -> None:
+    post.world.ask(RequestedOperation.RESTART, "web")
 
     async def story() -> None:
         async with post.running():
@@ -224,7 +228,7 @@ def test_a_webhook_that_is_added_while_it_runs_is_told_what_happens_from_then_on
 def test_only_what_was_asked_for_is_told(post: Any, receivers: Make) -> None:
     db_only, ends = receivers(), receivers()
     post.hook(db_only, "db", over=DB)
-    post.hook(ends, "ends", happenings=(Happening.COMPLETED, Happening.CANCELED))
+    post.hook(ends, "ends", happenings=(EventGridStatus.COMPLETED, EventGridStatus.CANCELED))
     post.restart_of("web")
     post.restart_of("db")
     post.tell(db_only, 3)
@@ -232,7 +236,7 @@ def test_only_what_was_asked_for_is_told(post: Any, receivers: Make) -> None:
     assert told(ends) == ["Completed", "Completed"]
 
 
-def test_after_a_restart_it_goes_on_where_it_was(post: Any, receiver: Receiver) -> None:
+def test_after_a_restart_it_goes_on_where_it_was(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.tell(receiver, 3)
@@ -243,41 +247,43 @@ def test_after_a_restart_it_goes_on_where_it_was(post: Any, receiver: Receiver) 
     assert names(receiver) == ["web"] * 3 + ["db"] * 3
 
 
-def test_what_was_taken_but_not_written_down_is_told_again_with_the_same_id(post: Any, receiver: Receiver) -> None:
+def test_what_was_taken_but_not_written_down_is_told_again_with_the_same_id(
+    post: Any, receiver: WebhookReceiver
+) -> None:
     post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     post.world.store.fail_next(Unavailable("the disk is full: make room"))
     post.tell(receiver, 1)
     post.outbox = post.new_outbox()  # a crash: what was in memory is gone
     post.tell(receiver, 2)
-    first, second = receiver.taken
+    first, second = receiver.accepted
     assert first.event == second.event
 
 
-def test_a_cursor_that_cannot_be_written_down_stops_nothing(post: Any, receiver: Receiver) -> None:
+def test_a_cursor_that_cannot_be_written_down_stops_nothing(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     post.restart_of("web")
     post.world.store.fail_next(Unavailable("the disk is full: make room"))
     post.tell(receiver, 3)
     assert told(receiver) == RESTART
-    last = [entry.seq for entry in post.world.store.history() if entry.what is What.FINISHED]
+    last = [entry.seq for entry in post.world.store.history() if entry.what is EntryKind.FINISHED]
     assert post.cursor() == last[-1]
 
 
 class Unreadable(MemoryStore):
     is_broken = False
 
-    def entries_after(self, seq: int, limit: int) -> list[Entry]:
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         if self.is_broken:
             raise Unavailable("the disk does not answer: look at it")
         return super().entries_after(seq, limit)
 
 
-def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., Any], receiver: Receiver) -> None:
+def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., Any], receiver: WebhookReceiver) -> None:
     store = Unreadable()
     post = post_over(store)
     webhook = post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     store.is_broken = True
 
     async def story() -> None:
@@ -292,21 +298,21 @@ def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., An
     assert told(receiver) == ["Scheduled"]
 
 
-def test_entries_of_no_interest_are_passed_in_few_writes(post: Any, receiver: Receiver) -> None:
+def test_entries_of_no_interest_are_passed_in_few_writes(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver)
     commits: list[Any] = []
     fill(post, 2500)
     stop = post.world.store.subscribe(lambda committed: commits.extend(committed.commit.cursors))
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     post.tell(receiver, 1)
     stop()
     assert len(commits) == 3
     assert commits[-1].seq > 2500
 
 
-def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: Receiver) -> None:
+def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: WebhookReceiver) -> None:
     fill(post, 3000)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     post.hook(receiver, cursor=0)
 
     async def story() -> int:
@@ -320,17 +326,17 @@ def test_a_long_history_keeps_nobody_waiting(post: Any, receiver: Receiver) -> N
     assert post.world.do(story()) > 10
 
 
-def test_history_that_was_pruned_below_the_cursor_is_no_trouble(post: Any, receiver: Receiver) -> None:
+def test_history_that_was_pruned_below_the_cursor_is_no_trouble(post: Any, receiver: WebhookReceiver) -> None:
     post.hook(receiver, cursor=0)
     post.restart_of("web")
     post.world.advance(3 * 86400)
     post.world.do(post.world.store.prune(post.world.now - 86400))
-    post.world.ask(Ask.RESTART, "db")
+    post.world.ask(RequestedOperation.RESTART, "db")
     post.tell(receiver, 1)
     assert names(receiver) == ["db"]
 
 
-def test_pending_ones_are_counted_without_reading_all_of_the_history(post: Any, receiver: Receiver) -> None:
+def test_pending_ones_are_counted_without_reading_all_of_the_history(post: Any, receiver: WebhookReceiver) -> None:
     webhook = post.hook(receiver)
     post.restart_of("web")
     fill(post, 30)
@@ -340,22 +346,22 @@ def test_pending_ones_are_counted_without_reading_all_of_the_history(post: Any, 
     assert (post.outbox.report(webhook).pending, post.outbox.report(webhook).has_more) == (3, True)
 
 
-def test_nothing_secret_is_logged(post: Any, receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_secret_is_logged(post: Any, receiver: WebhookReceiver, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     receiver.answer(500)
     webhook = post.hook(receiver, url=f"{receiver.url}?code=password")
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     post.naps.allow()
     post.tell(receiver, 1)
     assert "webhook w: not told, trying again: it answered 500" in caplog.text
-    assert receiver.taken[0].target == "/hook?code=password"
+    assert receiver.accepted[0].target == "/hook?code=password"
     assert webhook.secret not in caplog.text
     assert "password" not in caplog.text
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 def test_waits_grow_from_one_second_to_five_minutes(chance: float) -> None:
-    waits = [wait_s(failures, chance) for failures in range(1, 2000)]
+    waits = [retry_delay_s(failures, chance) for failures in range(1, 2000)]
     assert waits == sorted(waits)
     assert waits[0] == 1.0
     assert waits[-1] == 300 * (1 - chance / 2)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.request import Ask
-from forewarn.testing.receiver import Receiver
+from forewarn.core.request import RequestedOperation
+from tests.support.webhook_receiver import WebhookReceiver
 
 PAGE = Path(__file__).parents[2] / "docs" / "webhooks.md"
 
@@ -24,11 +24,11 @@ def is_from_forewarn() -> Any:
 
 
 def test_the_check_of_the_page_takes_what_is_sent_and_nothing_else(
-    post: Any, receiver: Receiver, is_from_forewarn: Any
+    post: Any, receiver: WebhookReceiver, is_from_forewarn: Any
 ) -> None:
     post.real_now = time.time()
     webhook = post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     (received,) = post.tell(receiver, 1)
     headers = {name.title(): value for name, value in received.headers.items()}
     assert is_from_forewarn(headers, received.body, webhook.secret)
@@ -39,10 +39,10 @@ def test_the_check_of_the_page_takes_what_is_sent_and_nothing_else(
     assert not is_from_forewarn(later, received.body, webhook.secret)
 
 
-def test_what_is_old_is_refused(post: Any, receiver: Receiver, is_from_forewarn: Any) -> None:
+def test_what_is_old_is_refused(post: Any, receiver: WebhookReceiver, is_from_forewarn: Any) -> None:
     post.real_now = time.time() - 400
     webhook = post.hook(receiver)
-    post.world.ask(Ask.RESTART, "web")
+    post.world.ask(RequestedOperation.RESTART, "web")
     (received,) = post.tell(receiver, 1)
     headers = {name.title(): value for name, value in received.headers.items()}
     assert not is_from_forewarn(headers, received.body, webhook.secret)

@@ -14,10 +14,10 @@ from time import time
 import pytest
 import uvloop
 
-from forewarn.access.certificate import Certificates, ca_file
-from forewarn.outbox.seam import Letter, Reply, Unreached
-from forewarn.outbox.wire import Wire
-from forewarn.testing.receiver import Answer, Receiver
+from forewarn.auth.certificates import ServiceCertificates, ca_certificate_path
+from forewarn.webhooks.http_client import WebhookHttpClient
+from forewarn.webhooks.message import ReceiverUnreachable, WebhookRequest, WebhookResponse
+from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
 
 class Sender:
@@ -26,13 +26,13 @@ class Sender:
     def __init__(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self._loop_factory = loop_factory
 
-    def send(self, url: str) -> Reply:
-        letter = Letter(url=url, headers={"X-Some": "thing"}, body=b"[1]")
+    def send(self, url: str) -> WebhookResponse:
+        letter = WebhookRequest(url=url, headers={"X-Some": "thing"}, body=b"[1]")
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
-            return runner.run(Wire(patience_s=2.0, body_patience_s=0.2).send(letter))
+            return runner.run(WebhookHttpClient(patience_s=2.0, body_patience_s=0.2).send(letter))
 
     def unreached(self, url: str) -> str:
-        with pytest.raises(Unreached) as caught:
+        with pytest.raises(ReceiverUnreachable) as caught:
             self.send(url)
         return str(caught.value)
 
@@ -64,35 +64,35 @@ def raw(*parts: bytes, stays: bool = False) -> Iterator[str]:
         thread.join(30)
 
 
-def test_a_letter_arrives_as_it_was_written(sender: Sender, receiver: Receiver) -> None:
+def test_a_letter_arrives_as_it_was_written(sender: Sender, receiver: WebhookReceiver) -> None:
     reply = sender.send(f"{receiver.url}/a%20b?code=x%26y")
     (received,) = receiver.received
     assert (received.method, received.target, received.body) == ("POST", "/hook/a%20b?code=x%26y", b"[1]")
     assert received.headers["host"] == f"127.0.0.1:{receiver.port}"
     assert received.headers["x-some"] == "thing"
-    assert reply.is_good
+    assert reply.is_success
 
 
-def test_an_address_without_a_path_is_asked_for_its_root(sender: Sender, receiver: Receiver) -> None:
+def test_an_address_without_a_path_is_asked_for_its_root(sender: Sender, receiver: WebhookReceiver) -> None:
     sender.send(f"http://127.0.0.1:{receiver.port}?a=1")
     assert receiver.received[0].target == "/?a=1"
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
-def test_2xx_is_good(sender: Sender, receiver: Receiver, status: int) -> None:
+def test_2xx_is_good(sender: Sender, receiver: WebhookReceiver, status: int) -> None:
     receiver.answer(status)
-    assert sender.send(receiver.url).is_good
+    assert sender.send(receiver.url).is_success
 
 
-def test_a_redirect_is_not_followed(sender: Sender, receiver: Receiver) -> None:
-    with Receiver(lambda method, body: Answer(status=307, headers={"Location": receiver.url})) as other:
+def test_a_redirect_is_not_followed(sender: Sender, receiver: WebhookReceiver) -> None:
+    with WebhookReceiver(lambda method, body: ReceiverAnswer(status=307, headers={"Location": receiver.url})) as other:
         reply = sender.send(other.url)
-    assert (reply.status, reply.is_good) == (307, False)
+    assert (reply.status, reply.is_success) == (307, False)
     assert receiver.received == []
 
 
 def test_proxies_of_the_environment_are_not_used(
-    sender: Sender, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    sender: Sender, receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -100,7 +100,7 @@ def test_proxies_of_the_environment_are_not_used(
 
 
 def test_little_of_an_answer_is_read(sender: Sender) -> None:
-    with Receiver(lambda method, body: Answer(body=b"x" * 1_000_000)) as receiver:
+    with WebhookReceiver(lambda method, body: ReceiverAnswer(body=b"x" * 1_000_000)) as receiver:
         assert sender.send(receiver.url).body == b"x" * 4096
 
 
@@ -114,7 +114,7 @@ def test_little_of_an_answer_is_read(sender: Sender) -> None:
 )
 def test_a_good_status_counts_whatever_follows(sender: Sender, parts: list[bytes]) -> None:
     with raw(*parts) as url:
-        assert sender.send(url).is_good
+        assert sender.send(url).is_success
 
 
 def test_a_body_that_never_ends_holds_up_nothing(sender: Sender) -> None:
@@ -137,7 +137,7 @@ def test_no_answer_is_told_in_words(sender: Sender, parts: list[bytes], stays: b
         assert sender.unreached(url) == why
 
 
-def test_nobody_there_is_told_in_words(sender: Sender, receiver: Receiver) -> None:
+def test_nobody_there_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
     receiver.stop()
     assert sender.unreached(receiver.url) == "nobody listens there"
 
@@ -148,7 +148,7 @@ def test_a_name_that_nobody_can_have_is_told_in_words(sender: Sender, host: str)
 
 
 def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
-    certificates = Certificates.ready(directory, (), time())
+    certificates = ServiceCertificates.load_or_create(directory, (), time())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server.certificate, certificates.server.key)
     return lambda sock: context.wrap_socket(sock, server_side=True)
@@ -157,12 +157,12 @@ def secure(directory: Path) -> Callable[[socket.socket], socket.socket]:
 def test_tls_is_checked_against_the_file_that_the_environment_names(
     sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Receiver(wrap=secure(tmp_path)) as receiver:
+    with WebhookReceiver(wrap=secure(tmp_path)) as receiver:
         assert "its certificate is not trusted (" in sender.unreached(receiver.url)
         assert receiver.received == []
-        monkeypatch.setenv("SSL_CERT_FILE", str(ca_file(tmp_path)))
-        assert sender.send(receiver.url).is_good
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca_certificate_path(tmp_path)))
+        assert sender.send(receiver.url).is_success
 
 
-def test_a_receiver_that_speaks_no_tls_is_told_in_words(sender: Sender, receiver: Receiver) -> None:
+def test_a_receiver_that_speaks_no_tls_is_told_in_words(sender: Sender, receiver: WebhookReceiver) -> None:
     assert sender.unreached(receiver.url.replace("http://", "https://")).startswith("TLS failed (")

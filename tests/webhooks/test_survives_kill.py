@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forewarn.testing.process import ServiceProcess
-from forewarn.testing.receiver import Received, Receiver
+from tests.support.service_process import ServiceProcess
+from tests.support.webhook_receiver import ReceivedNotification, WebhookReceiver
 
 FLEET = """
 [defaults]
@@ -44,7 +44,7 @@ def work(service: ServiceProcess, chance: random.Random, stop: threading.Event) 
             time.sleep(0.02)
 
 
-def told(received: Received) -> tuple[str, str]:
+def told(received: ReceivedNotification) -> tuple[str, str]:
     properties = received.event["data"]["resourceInfo"]["properties"]
     return properties["EventId"].upper(), properties["EventStatus"]
 
@@ -63,23 +63,23 @@ def wait_until_told(service: ServiceProcess) -> None:
         time.sleep(0.05)
 
 
-def without_repeats(received: list[Received]) -> list[Any]:
+def without_repeats(received: list[ReceivedNotification]) -> list[Any]:
     return list({one.event["id"]: one for one in received}.values())
 
 
 def test_everything_arrives_at_least_once_and_in_order_whoever_dies(tmp_path: Path) -> None:
     chance = random.Random(7)
-    with Receiver() as receiver, ServiceProcess(data=tmp_path / "d", fleet=FLEET) as service:
+    with WebhookReceiver() as receiver, ServiceProcess(data=tmp_path / "d", fleet=FLEET) as service:
         assert service.api("POST", "/clock/speed", {"speed": 300}).status == 200
         secret = service.api("POST", "/webhooks", {"url": receiver.url}).json["secret"]
         for number in range(4):
             stop = threading.Event()
             client = threading.Thread(target=work, args=(service, chance, stop))
             client.start()
-            receiver.wait_for(len(receiver.taken) + 20)
+            receiver.wait_for(len(receiver.accepted) + 20)
             if number == 1:
                 receiver.answer(500)
-                receiver.wait_for(len(receiver.taken) + 5)
+                receiver.wait_for(len(receiver.accepted) + 5)
             if number == 2:
                 receiver.stop()
                 receiver.start()
@@ -90,7 +90,7 @@ def test_everything_arrives_at_least_once_and_in_order_whoever_dies(tmp_path: Pa
         service.advance(3600)
         wait_until_told(service)
 
-        first_seen = without_repeats(receiver.taken)
+        first_seen = without_repeats(receiver.accepted)
         assert [told(one) for one in first_seen] == written(service)
         assert len(first_seen) > 80
         bodies: dict[str, bytes] = {one.event["id"]: one.body for one in first_seen}

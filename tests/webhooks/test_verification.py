@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from forewarn.core.webhook import Schema
+from forewarn.core.webhook import WebhookSchema
 from forewarn.errors import Refused
-from forewarn.outbox.trial import TEST_TYPE, VALIDATION_TYPE, Verdict
-from forewarn.testing.receiver import Answer, Receiver
+from forewarn.webhooks.verification import TEST_EVENT_TYPE, VALIDATION_EVENT_TYPE, DeliveryTestResult
+from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
-BOTH = pytest.mark.parametrize("schema", list(Schema))
+BOTH = pytest.mark.parametrize("schema", list(WebhookSchema))
 
 
 def code_in(body: bytes) -> str:
@@ -21,48 +21,50 @@ def code_in(body: bytes) -> str:
     return code
 
 
-def echoing(method: str, body: bytes) -> Answer:
-    return Answer(body=json.dumps({"validationResponse": code_in(body)}).encode())
+def echoing(method: str, body: bytes) -> ReceiverAnswer:
+    return ReceiverAnswer(body=json.dumps({"validationResponse": code_in(body)}).encode())
 
 
-def allowing(origin: str) -> Callable[[str, bytes], Answer]:
-    def decide(method: str, body: bytes) -> Answer:
-        return Answer(headers={"WebHook-Allowed-Origin": origin, "Allow": "POST"})
+def allowing(origin: str) -> Callable[[str, bytes], ReceiverAnswer]:
+    def decide(method: str, body: bytes) -> ReceiverAnswer:
+        return ReceiverAnswer(headers={"WebHook-Allowed-Origin": origin, "Allow": "POST"})
 
     return decide
 
 
-def refused(post: Any, receiver: Receiver, schema: Schema) -> str:
+def refused(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> str:
     with pytest.raises(Refused) as caught:
         post.world.do(post.outbox.trial.validate(post.webhook_for(receiver, schema=schema)))
     return str(caught.value)
 
 
 @BOTH
-def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: Receiver, schema: Schema) -> None:
+def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
     verdict = post.world.do(post.outbox.trial.test(post.webhook_for(receiver, schema=schema)))
-    assert verdict == Verdict(ok=True, status=200, text="it answered 200")
+    assert verdict == DeliveryTestResult(ok=True, status=200, text="it answered 200")
     (received,) = receiver.received
-    assert received.event.get("eventType", received.event.get("type")) == TEST_TYPE
+    assert received.event.get("eventType", received.event.get("type")) == TEST_EVENT_TYPE
     assert "x-forewarn-signature" in received.headers
     assert post.world.store.webhooks() == []
 
 
-def test_a_test_tells_what_went_wrong(post: Any, receiver: Receiver) -> None:
+def test_a_test_tells_what_went_wrong(post: Any, receiver: WebhookReceiver) -> None:
     receiver.answer(404)
     webhook = post.webhook_for(receiver)
-    assert post.world.do(post.outbox.trial.test(webhook)) == Verdict(ok=False, status=404, text="it answered 404")
+    assert post.world.do(post.outbox.trial.test(webhook)) == DeliveryTestResult(
+        ok=False, status=404, text="it answered 404"
+    )
     receiver.stop()
     verdict = post.world.do(post.outbox.trial.test(webhook))
-    assert verdict == Verdict(ok=False, status=None, text="nobody listens there")
+    assert verdict == DeliveryTestResult(ok=False, status=None, text="nobody listens there")
 
 
 def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
-    with Receiver(echoing) as receiver:
+    with WebhookReceiver(echoing) as receiver:
         post.world.do(post.outbox.trial.validate(post.webhook_for(receiver)))
     (received,) = receiver.received
     assert received.headers["aeg-event-type"] == "SubscriptionValidation"
-    assert received.event["eventType"] == VALIDATION_TYPE
+    assert received.event["eventType"] == VALIDATION_EVENT_TYPE
     assert (received.event["dataVersion"], received.event["metadataVersion"]) == ("1", "1")
 
 
@@ -70,8 +72,8 @@ def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
     "body", [b"", b"{}", b"[]", b'{"validationResponse": 5}', b'{"validationResponse": "x"}', b"\xff"]
 )
 def test_a_receiver_that_does_not_is_refused(post: Any, body: bytes) -> None:
-    with Receiver(lambda method, sent: Answer(body=body)) as receiver:
-        sentence = refused(post, receiver, Schema.EVENT_GRID)
+    with WebhookReceiver(lambda method, sent: ReceiverAnswer(body=body)) as receiver:
+        sentence = refused(post, receiver, WebhookSchema.EVENT_GRID)
     assert sentence == (
         "the receiver was not validated: it did not answer the validationCode with it as validationResponse; "
         "mend it, or leave validation out"
@@ -80,21 +82,23 @@ def test_a_receiver_that_does_not_is_refused(post: Any, body: bytes) -> None:
 
 @pytest.mark.parametrize("origin", ["*", "forewarn", "Forewarn"])
 def test_a_receiver_that_allows_our_origin_is_valid(post: Any, origin: str) -> None:
-    with Receiver(allowing(origin)) as receiver:
-        post.world.do(post.outbox.trial.validate(post.webhook_for(receiver, schema=Schema.CLOUD_EVENTS)))
+    with WebhookReceiver(allowing(origin)) as receiver:
+        post.world.do(post.outbox.trial.validate(post.webhook_for(receiver, schema=WebhookSchema.CLOUD_EVENTS)))
     (received,) = receiver.received
     assert (received.method, received.body) == ("OPTIONS", b"")
     assert received.headers["webhook-request-origin"] == "forewarn"
 
 
 def test_a_receiver_that_allows_somebody_else_is_refused(post: Any) -> None:
-    with Receiver(allowing("eventemitter.example.com")) as receiver:
-        sentence = refused(post, receiver, Schema.CLOUD_EVENTS)
+    with WebhookReceiver(allowing("eventemitter.example.com")) as receiver:
+        sentence = refused(post, receiver, WebhookSchema.CLOUD_EVENTS)
     assert "it did not answer OPTIONS with WebHook-Allowed-Origin: forewarn" in sentence
 
 
 @BOTH
-def test_a_receiver_that_says_no_or_nothing_is_refused(post: Any, receiver: Receiver, schema: Schema) -> None:
+def test_a_receiver_that_says_no_or_nothing_is_refused(
+    post: Any, receiver: WebhookReceiver, schema: WebhookSchema
+) -> None:
     receiver.answer(405)
     assert "it answered 405" in refused(post, receiver, schema)
     receiver.stop()

@@ -1,4 +1,4 @@
-"""The receiver of `forewarn.testing`: it keeps what it was sent, and answers as it is told to."""
+"""The receiver of `forewarn.lab`: it keeps what it was sent, and answers as it is told to."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import http.client
 
 import pytest
 
-from forewarn.testing.receiver import Receiver
+from tests.support.webhook_receiver import WebhookReceiver
 
 
-def post(receiver: Receiver, body: str = "[{}]") -> int:
+def post(receiver: WebhookReceiver, body: str = "[{}]") -> int:
     connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=5)
     try:
         connection.request("POST", "/hook", body, {"X-Some": "Thing"})
@@ -18,20 +18,20 @@ def post(receiver: Receiver, body: str = "[{}]") -> int:
         connection.close()
 
 
-def test_it_answers_in_the_order_it_was_told_to_and_well_afterwards(receiver: Receiver) -> None:
+def test_it_answers_in_the_order_it_was_told_to_and_well_afterwards(receiver: WebhookReceiver) -> None:
     receiver.answer(500, 202)
     assert [post(receiver) for _ in range(3)] == [500, 202, 200]
-    assert [received.status for received in receiver.taken] == [202, 200]
+    assert [received.status for received in receiver.accepted] == [202, 200]
 
 
-def test_it_keeps_what_it_was_sent(receiver: Receiver) -> None:
+def test_it_keeps_what_it_was_sent(receiver: WebhookReceiver) -> None:
     post(receiver, '[{"id": 1}]')
     (received,) = receiver.wait_for(1)
     assert (received.method, received.target, received.headers["x-some"]) == ("POST", "/hook", "Thing")
     assert received.event == {"id": 1}
 
 
-def test_it_can_be_away_and_come_back_on_the_same_port(receiver: Receiver) -> None:
+def test_it_can_be_away_and_come_back_on_the_same_port(receiver: WebhookReceiver) -> None:
     url = receiver.url
     receiver.stop()
     with pytest.raises(ConnectionRefusedError):
@@ -40,12 +40,12 @@ def test_it_can_be_away_and_come_back_on_the_same_port(receiver: Receiver) -> No
     assert (receiver.url, post(receiver)) == (url, 200)
 
 
-def test_one_that_hangs_answers_nobody(receiver: Receiver) -> None:
-    receiver.hang()
+def test_one_that_hangs_answers_nobody(receiver: WebhookReceiver) -> None:
+    receiver.stop_answering()
     connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=0.2)
     connection.request("POST", "/hook", "[{}]")
     with pytest.raises(TimeoutError):
         connection.getresponse()
     connection.close()
     assert len(receiver.wait_for_requests(1)) == 1
-    assert receiver.taken == []
+    assert receiver.accepted == []

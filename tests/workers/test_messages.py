@@ -8,29 +8,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forewarn.metadata import BoundDevice, CalledAddress, Fixed, Mark, PerPort, Reset, ScopeView, SourceAddress, feed
-from forewarn.metadata.identity import Strategy
-from forewarn.protocol.document import Document, Kind, Notice, Source, Status
-from forewarn.protocol.identity import Token, WrongResource
+from forewarn.metadata import (
+    BoundDevice,
+    CalledAddress,
+    Fixed,
+    Mark,
+    PerPort,
+    PublishedScope,
+    ResetConnection,
+    SourceAddress,
+)
+from forewarn.metadata.identity import IdentityStrategy
+from forewarn.protocol.document import Document, EventNotice, EventSource, Kind, NoticeStatus
+from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.protocol.message import Response
+from forewarn.protocol.managed_identity import ManagedIdentityToken, WrongResource
+from forewarn.workers.messages import (
+    ChannelBroken,
+    ChannelMessage,
+    EchoRequest,
+    FrameDecoder,
+    TokenDenied,
+    WorkerReady,
+    encode_frame,
+    encode_message,
+    open_message,
+    reply_message,
+    scope_message,
+)
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 _TUPLES = {"tags": st.lists(st.tuples(_TEXT, _TEXT), max_size=2).map(tuple), "public_keys": st.just(("key",))}
 _FACTS = st.builds(InstanceFacts, **{field.name: _TUPLES.get(field.name, _TEXT) for field in fields(InstanceFacts)})
 _NOTICES = st.builds(
-    Notice,
+    EventNotice,
     id=_TEXT,
-    status=st.sampled_from(Status),
+    status=st.sampled_from(NoticeStatus),
     kind=st.sampled_from(Kind),
     resources=st.lists(_TEXT, max_size=3).map(tuple),
     not_before=st.none() | st.floats(0, 4e9),
     description=_TEXT,
-    source=st.sampled_from(Source),
+    source=st.sampled_from(EventSource),
     duration_s=st.integers(-1, 100),
 )
 _VIEWS = st.builds(
-    ScopeView,
+    PublishedScope,
     scope_id=_TEXT,
     enabled=st.booleans(),
     epoch=st.integers(0, 9),
@@ -39,22 +61,24 @@ _VIEWS = st.builds(
     ),
     vms=st.dictionaries(_TEXT, _FACTS, max_size=3),
     instead=st.none()
-    | st.just(Reset())
-    | st.builds(Response, status=st.just(503), headers=st.just((("Retry-After", "1"),)), body=st.binary(max_size=5)),
+    | st.just(ResetConnection())
+    | st.builds(
+        HttpResponse, status=st.just(503), headers=st.just((("Retry-After", "1"),)), body=st.binary(max_size=5)
+    ),
 )
 
 
-def framed(*messages: feed.Message, first: int = 1) -> bytes:
-    return b"".join(feed.frame(number, feed.pack(message)) for number, message in enumerate(messages, first))
+def framed(*messages: ChannelMessage, first: int = 1) -> bytes:
+    return b"".join(encode_frame(number, encode_message(message)) for number, message in enumerate(messages, first))
 
 
 @given(st.lists(_VIEWS, max_size=4), st.data())
 def test_what_is_shown_arrives_as_it_was_said_however_the_bytes_are_cut(
-    views: list[ScopeView], data: st.DataObject
+    views: list[PublishedScope], data: st.DataObject
 ) -> None:
-    raw = framed(*map(feed.show, views))
+    raw = framed(*map(scope_message, views))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
-    frames = feed.Frames(for_worker=True)
+    frames = FrameDecoder(for_worker=True)
     heard = [
         message.view()
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)
@@ -64,26 +88,26 @@ def test_what_is_shown_arrives_as_it_was_said_however_the_bytes_are_cut(
 
 
 def test_equal_documents_are_kept_once() -> None:
-    view = ScopeView(scope_id="a", enabled=True, epoch=1, document=Document(incarnation=7), vms={})
-    raw = framed(feed.show(view), feed.show(view))
-    one, other = (message.view() for message in feed.Frames(for_worker=True).feed(raw))
+    view = PublishedScope(scope_id="a", enabled=True, epoch=1, document=Document(incarnation=7), vms={})
+    raw = framed(scope_message(view), scope_message(view))
+    one, other = (message.view() for message in FrameDecoder(for_worker=True).feed(raw))
     assert one.document is other.document
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        framed(feed.Echo(1), first=2),
-        framed(feed.Echo(1)) + framed(feed.Echo(2), first=3),
-        framed(feed.Echo(1)) + framed(feed.Echo(1)),
-        framed(feed.Ready()),
-        feed.frame(1, b"nonsense"),
+        framed(EchoRequest(1), first=2),
+        framed(EchoRequest(1)) + framed(EchoRequest(2), first=3),
+        framed(EchoRequest(1)) + framed(EchoRequest(1)),
+        framed(WorkerReady()),
+        encode_frame(1, b"nonsense"),
     ],
     ids=["the first is missing", "one is missing", "one comes twice", "it is for others", "it is no message"],
 )
 def test_what_is_no_continuation_is_not_listened_to(raw: bytes) -> None:
-    with pytest.raises(feed.Broken):
-        list(feed.Frames(for_worker=True).feed(raw))
+    with pytest.raises(ChannelBroken):
+        list(FrameDecoder(for_worker=True).feed(raw))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +115,13 @@ def test_what_is_no_continuation_is_not_listened_to(raw: bytes) -> None:
     [CalledAddress(), PerPort(), SourceAddress("blue"), Fixed("web-0"), BoundDevice("inner"), Mark("br0", "inner")],
     ids=lambda strategy: type(strategy).__name__,
 )
-def test_every_way_to_tell_a_vm_can_be_told(strategy: Strategy) -> None:
-    (message,) = feed.Frames(for_worker=True).feed(framed(feed.opening(1, strategy, is_loopback=False)))
+def test_every_way_to_tell_a_vm_can_be_told(strategy: IdentityStrategy) -> None:
+    (message,) = FrameDecoder(for_worker=True).feed(framed(open_message(1, strategy, is_loopback=False)))
     assert message.told_by() == strategy
 
 
 def test_a_token_is_said_and_shown_to_nobody() -> None:
-    given = feed.reply(1, Token(text="secret", not_before=1.0, expires_at=2.0))
+    given = reply_message(1, ManagedIdentityToken(text="secret", not_before=1.0, expires_at=2.0))
     assert "secret" not in repr(given)
-    assert list(feed.Frames(for_worker=True).feed(framed(given))) == [given]
-    assert feed.reply(2, WrongResource(accepted=("a",))) == feed.Denied(2, ("a",))
+    assert list(FrameDecoder(for_worker=True).feed(framed(given))) == [given]
+    assert reply_message(2, WrongResource(accepted=("a",))) == TokenDenied(2, ("a",))

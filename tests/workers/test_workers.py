@@ -19,19 +19,43 @@ from typing import Any
 
 import pytest
 
-from forewarn.assembly.member import Member
-from forewarn.assembly.pipe import GONE, Pipe
-from forewarn.assembly.worker import Worker
-from forewarn.assembly.workers import Crew
 from forewarn.clock import SystemClock
-from forewarn.core.fault import Fault, FaultKind
+from forewarn.core.faults import Fault, FaultKind
 from forewarn.errors import NotFound, Unavailable
-from forewarn.metadata import Board, CalledAddress, Callers, ScopeView, feed
-from forewarn.metadata.allowance import SharedAllowance
+from forewarn.metadata import CalledAddress, CallerDirectory, PublishedDocuments, PublishedScope
+from forewarn.metadata.fault_quota import SharedFaultQuota
 from forewarn.protocol.document import Document
-from forewarn.protocol.exchange import Rules
+from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.testing.backend import FakeBackend
+from forewarn.workers.channel import PEER_GONE, WorkerChannel
+from forewarn.workers.handle import WorkerHandle
+from forewarn.workers.messages import (
+    ApproveRequest,
+    BeginServing,
+    DrainWorker,
+    EchoReply,
+    EchoRequest,
+    EnableRequest,
+    FaultsUpdate,
+    ObservationReport,
+    OwnerSilent,
+    ReportRequest,
+    RequestDone,
+    RequestFailed,
+    ResumeAccepting,
+    StateComplete,
+    ToWorker,
+    VmPlacement,
+    WorkerReady,
+    encode_frame,
+    encode_message,
+    failure_message,
+    open_message,
+    scope_message,
+)
+from forewarn.workers.pool import WorkerPool
+from forewarn.workers.worker import Worker
+from tests.support.metadata_backend import FakeMetadataBackend
 
 TARGET = "/metadata/scheduledevents?api-version=2020-07-01"
 POLL = f"GET {TARGET} HTTP/1.1\r\nHost: m\r\nMetadata: true\r\n\r\n".encode()
@@ -48,7 +72,7 @@ class Owner:
     """The test, as a worker knows it."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.pipe = Pipe(sock, for_worker=False, hear=self._hear, lost=self.lost_to)
+        self.pipe = WorkerChannel(sock, for_worker=False, hear=self._hear, lost=self.lost_to)
         self.heard: asyncio.Queue[Any] = asyncio.Queue()
         self.lost = ""
         self.is_stuck = False  # and does not tell a worker to go on
@@ -59,30 +83,30 @@ class Owner:
         self.lost = why
 
     def _hear(self, message: Any) -> None:
-        if isinstance(message, feed.Echoed):
+        if isinstance(message, EchoReply):
             self._echoes.pop(message.id).set_result(None)
-        elif isinstance(message, feed.Silence) and not self.is_stuck:
-            self.tell(feed.Resume())
+        elif isinstance(message, OwnerSilent) and not self.is_stuck:
+            self.tell(ResumeAccepting())
         else:
             self.heard.put_nowait(message)
 
-    def tell(self, *messages: feed.ToWorker) -> None:
+    def tell(self, *messages: ToWorker) -> None:
         for message in messages:
-            self.pipe.say(feed.pack(message))
+            self.pipe.send(encode_message(message))
 
     def show(self, incarnation: int, scope_id: str = "s", vm: str = "web", *, enabled: bool = True) -> None:
         shown = replace(view(incarnation, scope_id, vm), enabled=enabled)
-        self.pipe.put(("scope", scope_id), feed.pack(feed.show(shown)))
+        self.pipe.send_latest(("scope", scope_id), encode_message(scope_message(shown)))
 
     def open(self) -> None:
-        told = feed.opening(1, CalledAddress(), is_loopback=True)
-        self.pipe.put(("stand", 1), feed.pack(told), self.listening)
+        told = open_message(1, CalledAddress(), is_loopback=True)
+        self.pipe.send_latest(("stand", 1), encode_message(told), self.listening)
 
     async def done(self) -> None:
         """All that was told until now is done."""
         number = len(self._echoes) + random.getrandbits(40)
         future = self._echoes[number] = asyncio.get_running_loop().create_future()
-        self.tell(feed.Echo(number))
+        self.tell(EchoRequest(number))
         await asyncio.wait_for(future, 10)
 
     async def next(self, kind: type) -> Any:
@@ -96,8 +120,8 @@ class Owner:
         self.listening.close()
 
 
-def view(incarnation: int, scope_id: str = "s", vm: str = "web") -> ScopeView:
-    return ScopeView(
+def view(incarnation: int, scope_id: str = "s", vm: str = "web") -> PublishedScope:
+    return PublishedScope(
         scope_id=scope_id,
         enabled=True,
         epoch=1,
@@ -106,14 +130,14 @@ def view(incarnation: int, scope_id: str = "s", vm: str = "web") -> ScopeView:
     )
 
 
-BEGIN = feed.Begin(Rules(), {}, 0.0, None)
+BEGIN = BeginServing(EndpointRules(), {}, 0.0, None)
 Story = Callable[[Owner, Worker], Awaitable[None]]
 
 
-def play(story: Story, allowance: SharedAllowance | None = None) -> None:
+def play(story: Story, allowance: SharedFaultQuota | None = None) -> None:
     async def whole() -> None:
         ours, theirs = socket.socketpair()
-        owner, worker = Owner(ours), Worker(theirs, allowance or SharedAllowance(-1), silence_s=SILENCE_S)
+        owner, worker = Owner(ours), Worker(theirs, allowance or SharedFaultQuota(-1), silence_s=SILENCE_S)
         running = asyncio.create_task(worker.run())
         try:
             await asyncio.wait_for(story(owner, worker), 60)
@@ -125,10 +149,10 @@ def play(story: Story, allowance: SharedAllowance | None = None) -> None:
 
 
 async def begun(owner: Owner) -> None:
-    owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+    owner.tell(BEGIN, VmPlacement(PLACE, "web"))
     owner.show(1)
-    owner.tell(feed.Complete())
-    await owner.next(feed.Ready)
+    owner.tell(StateComplete())
+    await owner.next(WorkerReady)
     owner.open()
     await owner.done()
 
@@ -177,13 +201,13 @@ def stand_still(for_s: float) -> None:
 
 def test_a_worker_accepts_nobody_before_it_was_told_everything() -> None:
     async def story(owner: Owner, worker: Worker) -> None:
-        owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+        owner.tell(BEGIN, VmPlacement(PLACE, "web"))
         visitor = await Visitor.connect(owner)
         visitor.ask()
         await owner.done()
         owner.show(4)
-        owner.tell(feed.Complete())
-        await owner.next(feed.Ready)
+        owner.tell(StateComplete())
+        await owner.next(WorkerReady)
         owner.open()
         assert incarnation_of(await visitor.answer()) == 4
         await visitor.close()
@@ -198,7 +222,7 @@ def test_what_is_newer_takes_the_place_of_what_was_not_sent_and_a_slow_worker_co
         assert await visitor.poll() == 1
         for incarnation in range(2, 10_000):
             owner.show(incarnation)
-        assert len(owner.pipe._waiting) == 1
+        assert len(owner.pipe._queue) == 1
         await owner.done()
         assert await visitor.poll() == 9_999
         await visitor.close()
@@ -232,14 +256,14 @@ def test_on_one_connection_an_incarnation_never_goes_back_and_is_at_least_what_w
 
 def test_a_fleet_is_told_in_pieces_and_changes_do_not_wait_behind_what_they_replace() -> None:
     async def story(owner: Owner, worker: Worker) -> None:
-        owner.tell(BEGIN, feed.Seat(PLACE, "web"))
+        owner.tell(BEGIN, VmPlacement(PLACE, "web"))
         for number in range(5_000):
             owner.show(1, f"s{number}", f"vm{number}")
         owner.show(1)
-        owner.tell(feed.Complete())
+        owner.tell(StateComplete())
         await asyncio.sleep(0)
         owner.show(2)  # while most of the rest has not been sent
-        await owner.next(feed.Ready)
+        await owner.next(WorkerReady)
         owner.open()
         visitor = await Visitor.connect(owner)
         assert await visitor.poll() == 2
@@ -253,17 +277,17 @@ def test_an_approval_waits_for_the_owner_and_is_answered_after_what_follows_from
         await begun(owner)
         visitor = await Visitor.connect(owner)
         visitor.ask(APPROVE)
-        owner.tell(feed.Failed((await owner.next(feed.Approve)).id, "the disk is full"))
+        owner.tell(RequestFailed((await owner.next(ApproveRequest)).id, "the disk is full"))
         assert (await visitor.answer())[0] == 503
         visitor.ask(APPROVE)
-        owner.tell(feed.Done((await owner.next(feed.Approve)).id, "E"))
+        owner.tell(RequestDone((await owner.next(ApproveRequest)).id, "E"))
         assert await visitor.answer() == (400, b'{ "error": "Bad request. Unknown EventId: E" }')
 
         visitor.ask(APPROVE)
-        asked = await owner.next(feed.Approve)
+        asked = await owner.next(ApproveRequest)
         assert (asked.vm, asked.event_ids) == ("web", ("E",))
         owner.show(2)
-        owner.tell(feed.Done(asked.id))
+        owner.tell(RequestDone(asked.id))
         assert (await visitor.answer())[0] == 200
         assert await visitor.poll() == 2
         visitor.ask(APPROVE)  # approved is approved: nobody is asked again
@@ -279,13 +303,13 @@ def test_a_vm_that_was_removed_in_the_moment_of_its_request_is_nobody() -> None:
         gone = NotFound("VM 'web' does not exist")
         visitor = await Visitor.connect(owner)
         visitor.ask(APPROVE)
-        owner.tell(feed.failure((await owner.next(feed.Approve)).id, gone))
+        owner.tell(failure_message((await owner.next(ApproveRequest)).id, gone))
         assert (await visitor.answer())[0] == 404
 
         owner.show(2, enabled=False)
         await owner.done()
         visitor.ask()
-        owner.tell(feed.failure((await owner.next(feed.Enable)).id, gone))
+        owner.tell(failure_message((await owner.next(EnableRequest)).id, gone))
         assert (await visitor.answer())[0] == 404
         await visitor.close()
 
@@ -298,7 +322,7 @@ def test_a_worker_that_hears_nothing_accepts_nobody_and_refuses_what_it_cannot_a
         inside = await Visitor.connect(owner)
         assert await inside.poll() == 1
         owner.is_stuck = True
-        await owner.next(feed.Silence)
+        await owner.next(OwnerSilent)
         outside = await Visitor.connect(owner)
         outside.ask()
         inside.ask(APPROVE)
@@ -309,7 +333,7 @@ def test_a_worker_that_hears_nothing_accepts_nobody_and_refuses_what_it_cannot_a
         await owner.done()
         assert not outside._reader._buffer, "there may be more to hear"
         owner.show(3)
-        owner.tell(feed.Resume())
+        owner.tell(ResumeAccepting())
         assert incarnation_of(await outside.answer()) == 3
         assert await inside.poll() == 3
         await inside.close()
@@ -341,16 +365,16 @@ def test_what_was_seen_is_told_when_it_is_asked_for_and_before_a_worker_ends() -
         visitor = await Visitor.connect(owner)
         for _ in range(5):
             await visitor.poll()
-        owner.tell(feed.Report(1))
-        assert [poll.count for poll in (await owner.next(feed.Seen)).polls] == [5]
+        owner.tell(ReportRequest(1))
+        assert [poll.count for poll in (await owner.next(ObservationReport)).polls] == [5]
         for _ in range(3):
             await visitor.poll()
-        owner.tell(feed.Drain(1.0))
-        assert [poll.count for poll in (await owner.next(feed.Seen)).polls] == [3], "those since"
+        owner.tell(DrainWorker(1.0))
+        assert [poll.count for poll in (await owner.next(ObservationReport)).polls] == [3], "those since"
         async with asyncio.timeout(10):
             while not owner.lost:
                 await asyncio.sleep(0.01)
-        assert owner.lost == GONE
+        assert owner.lost == PEER_GONE
         await visitor.close()
 
     play(story)
@@ -358,23 +382,23 @@ def test_what_was_seen_is_told_when_it_is_asked_for_and_before_a_worker_ends() -
 
 def test_a_fault_touches_as_many_requests_as_all_workers_may_together() -> None:
     fault = Fault(id="f1", kind=FaultKind.EMPTY_BODY, who="ann", set_at=0.0, name="every VM", count=3)
-    allowance, of_another = SharedAllowance.new(), SharedAllowance.new()
-    of_another.file, of_another.places = allowance.file, dict(allowance.lay_out([fault]))
+    allowance, of_another = SharedFaultQuota.create(), SharedFaultQuota.create()
+    of_another.file, of_another.offsets = allowance.file, dict(allowance.assign_offsets([fault]))
 
     async def story(owner: Owner, worker: Worker) -> None:
         await begun(owner)
-        owner.tell(feed.Faults((fault,), dict(of_another.places)))
+        owner.tell(FaultsUpdate((fault,), dict(of_another.offsets)))
         await owner.done()
         visitor = await Visitor.connect(owner)
         visitor.ask()
         assert await visitor.answer() == (200, b"")
-        assert [(touch.fault_id, touch.vm, touch.count) for touch in (await owner.next(feed.Seen)).touches] == [
+        assert [(touch.fault_id, touch.vm, touch.count) for touch in (await owner.next(ObservationReport)).touches] == [
             ("f1", "web", 1)
         ]
-        assert of_another.take(fault)
+        assert of_another.consume(fault)
         visitor.ask()
         assert await visitor.answer() == (200, b"")
-        assert not of_another.take(fault)
+        assert not of_another.consume(fault)
         assert await visitor.poll() == 1
         await visitor.close()
 
@@ -383,7 +407,7 @@ def test_a_fault_touches_as_many_requests_as_all_workers_may_together() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [feed.frame(99, feed.pack(feed.Echo(1))), feed.frame(1, feed.pack(feed.Faults(())))],
+    [encode_frame(99, encode_message(EchoRequest(1))), encode_frame(1, encode_message(FaultsUpdate(())))],
     ids=["a frame is missing", "it was not told how to begin"],
 )
 def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: bytes) -> None:
@@ -391,7 +415,7 @@ def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: by
         ours, theirs = socket.socketpair()
         with ours:
             ours.sendall(raw)
-            why = await asyncio.wait_for(Worker(theirs, SharedAllowance(-1)).run(), 10)
+            why = await asyncio.wait_for(Worker(theirs, SharedFaultQuota(-1)).run(), 10)
             assert why.startswith("Broken: ")
 
     asyncio.run(whole())
@@ -399,28 +423,30 @@ def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: by
 
 def test_a_scope_that_is_shown_anew_with_nothing_new_wakes_nobody() -> None:
     shown = view(3)
-    assert feed.pack(feed.show(shown)) == feed.pack(feed.show(replace(shown, vms=dict(shown.vms))))
+    assert encode_message(scope_message(shown)) == encode_message(scope_message(replace(shown, vms=dict(shown.vms))))
 
 
 @asynccontextmanager
-async def crew_of_one(*, hung_s: float) -> AsyncIterator[Crew]:
+async def crew_of_one(*, hung_s: float) -> AsyncIterator[WorkerPool]:
     """Its worker is begun and was told nothing else."""
-    backend = FakeBackend(Board())
-    crew = Crew(1, begin=BEGIN, backend=backend, callers=Callers(), clock=SystemClock(), hung_s=hung_s, birth_s=hung_s)
-    await crew.begin()
+    backend = FakeMetadataBackend(PublishedDocuments())
+    crew = WorkerPool(
+        1, begin=BEGIN, backend=backend, callers=CallerDirectory(), clock=SystemClock(), hung_s=hung_s, birth_s=hung_s
+    )
+    await crew.start_workers()
     try:
         yield crew
     finally:
         await crew.drain(0.0)
 
 
-def stop(member: Member) -> None:
+def stop(member: WorkerHandle) -> None:
     os.kill(member.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, member.pid, os.WSTOPPED | os.WNOWAIT)
 
 
-def only(crew: Crew) -> Member:
-    (member,) = crew._members
+def only(crew: WorkerPool) -> WorkerHandle:
+    (member,) = crew._workers
     assert member is not None
     return member
 
@@ -430,7 +456,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_ended_and_a_start_does_not_wa
         async with crew_of_one(hung_s=2.0) as crew:
             stop(only(crew))
             with pytest.raises(Unavailable, match="ended before it was ready"):
-                await asyncio.wait_for(crew.complete(), 30)
+                await asyncio.wait_for(crew.complete_start(), 30)
 
     asyncio.run(story())
 
@@ -438,7 +464,7 @@ def test_a_worker_that_hangs_before_it_is_ready_is_ended_and_a_start_does_not_wa
 def test_a_successor_that_hangs_before_it_is_ready_is_ended_and_another_reload_is_possible() -> None:
     async def story() -> None:
         async with asyncio.timeout(60), crew_of_one(hung_s=5.0) as crew:
-            await crew.complete()
+            await crew.complete_start()
             first = only(crew)
             reloading = asyncio.create_task(crew.reload(1.0))
             while 0 not in crew._successors:
@@ -454,24 +480,26 @@ def test_a_successor_that_hangs_before_it_is_ready_is_ended_and_another_reload_i
 
 def test_a_worker_that_is_told_a_whole_fleet_is_seen_to_come_on() -> None:
     async def story() -> None:
-        allowance, heard, ready, gone = SharedAllowance.new(), [], asyncio.Event(), asyncio.Event()
+        allowance, heard, ready, gone = SharedFaultQuota.create(), [], asyncio.Event(), asyncio.Event()
 
-        def hear(member: Member, message: Any) -> None:
+        def hear(member: WorkerHandle, message: Any) -> None:
             heard.append(type(message))
-            if isinstance(message, feed.Ready):
+            if isinstance(message, WorkerReady):
                 ready.set()
 
-        member = Member(0, shared=allowance.file, hear=hear, lost=lambda member: gone.set())
+        member = WorkerHandle(0, shared=allowance.file, hear=hear, lost=lambda member: gone.set())
         async with asyncio.timeout(30):
-            member.tell("begin", feed.pack(BEGIN))
+            member.send_fact("begin", encode_message(BEGIN))
             for number in range(5_000):
-                member.tell(("scope", f"s{number}"), feed.pack(feed.show(view(1, f"s{number}", f"vm{number}"))))
-            member.tell("complete", feed.pack(feed.Complete()))
+                member.send_fact(
+                    ("scope", f"s{number}"), encode_message(scope_message(view(1, f"s{number}", f"vm{number}")))
+                )
+            member.send_fact("complete", encode_message(StateComplete()))
             await ready.wait()
             member.kill()
             await gone.wait()
-            await member.bury()
-        assert heard[: heard.index(feed.Ready)].count(feed.Echoed) == 20
+            await member.wait_for_exit()
+        assert heard[: heard.index(WorkerReady)].count(EchoReply) == 20
         allowance.close()
 
     asyncio.run(story())
@@ -480,12 +508,12 @@ def test_a_worker_that_is_told_a_whole_fleet_is_seen_to_come_on() -> None:
 def test_an_owner_that_was_stopped_itself_does_not_hold_it_against_its_workers() -> None:
     async def story() -> None:
         async with asyncio.timeout(60), crew_of_one(hung_s=3.0) as crew:
-            await crew.complete()
+            await crew.complete_start()
             member = only(crew)
             stop(member)
-            echoed, missed = member.echo(), member.missed
+            echoed, missed = member.request_echo(), member.missed_heartbeats
             stand_still(3.5)
-            while member.missed == missed and not member.gone.is_set():
+            while member.missed_heartbeats == missed and not member.disconnected.is_set():
                 await asyncio.sleep(0.01)
             os.kill(member.pid, signal.SIGCONT)
             await echoed

@@ -1,16 +1,16 @@
-"""The page about the routes of our API, drawn from their table (`make docs`)."""
+"""Generates docs/api.md from the API's route table (`make docs`)."""
 
 from __future__ import annotations
 
-from forewarn.console.openapi import needed, plain
-from forewarn.console.route import PREFIX, RouteLine
-from forewarn.console.routes import ROUTES
+from forewarn.api.openapi import openapi_path, required_right_text
+from forewarn.api.routes import ROUTES
+from forewarn.web.routing import API_PREFIX, ApiRoute
 
 _HEAD = f"""# The API
 
-What `forewarn` asks of a running service it asks here, under `{PREFIX}/`: on the unix socket `forewarn.sock` in
+What `forewarn` asks of a running service it asks here, under `{API_PREFIX}/`: on the unix socket `forewarn.sock` in
 the data directory, where the owner may do everything, and over TLS with a bearer token (`Authorization: Bearer …`),
-where the roles of whoever holds it decide. `GET {PREFIX}/openapi.json` describes bodies, queries and answers.
+where the roles of whoever holds it decide. `GET {API_PREFIX}/openapi.json` describes bodies, queries and answers.
 
 Bodies and answers are JSON. Instants are POSIX seconds in lab time, spans are seconds. A member or parameter that is
 not known is refused by its name. A refusal changes nothing and says why:
@@ -38,9 +38,9 @@ VM of a scope sees all events of that scope, as the VM does.
 """
 
 
-def routes_markdown() -> str:
+def api_reference_markdown() -> str:
     return _HEAD + "".join(map(_row, ROUTES))
 
 
-def _row(line: RouteLine) -> str:
-    return f"| {line.method} | `{plain(line.path)}` | {line.signature.summary} | {needed(line)} |\n"
+def _row(line: ApiRoute) -> str:
+    return f"| {line.method} | `{openapi_path(line.path)}` | {line.signature.summary} | {required_right_text(line)} |\n"

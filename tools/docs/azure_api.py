@@ -1,13 +1,13 @@
-"""The page docs/azure-api.md, drawn from the routes so that none can be missing. Pure."""
+"""Generates docs/azure-api.md from the routes of the ARM facade (`make docs`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from forewarn.console.arm.route import ArmRoute, listing, own
-from forewarn.core.access import RIGHTS, Right
+from forewarn.arm.routing import ArmRoute, allow_listing, require_on_resource
+from forewarn.core.access import ROLE_RIGHTS, Right
 
-COMPUTE = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
+COMPUTE_PATH = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
 
 # The first whose piece is in a path counts.
 _SECTIONS: tuple[tuple[str, str], ...] = (
@@ -17,13 +17,13 @@ _SECTIONS: tuple[tuple[str, str], ...] = (
     ("/virtualMachineScaleSets", "Scale sets"),
     ("/virtualMachines", "VMs"),
 )
-_OPEN, _PLACES = "Discovery and sign-in", "Where VMs are"
-_ORDER = (_OPEN, _PLACES, *(title for _, title in reversed(_SECTIONS)))
+_ANONYMOUS_SECTION, _CONTAINERS_SECTION = "Discovery and sign-in", "Where VMs are"
+_ORDER = (_ANONYMOUS_SECTION, _CONTAINERS_SECTION, *(title for _, title in reversed(_SECTIONS)))
 
 _PAGE = """\
 # Azure's API
 
-*Generated from `src/forewarn/console/arm/` by `make docs`; change the routes there, not this page.*
+*Generated from `src/forewarn/arm/` by `make docs`; change the routes there, not this page.*
 
 The console serves the part of Azure Resource Manager that concerns maintenance, over HTTPS at the address of the
 setting `console` ([settings.md](settings.md)). The vendor's own libraries and `az` work with it unchanged; from
@@ -101,11 +101,11 @@ The right is needed over what the path names, unless the table says otherwise.
 
 
 def azure_api_markdown(routes: Sequence[ArmRoute]) -> str:
-    sections = (_section(title, of) for title, of in by_section(routes))
-    return _PAGE.format(compute=COMPUTE, rights=_lines(_rights()), sections="\n".join(sections))
+    sections = (_section(title, of) for title, of in routes_by_section(routes))
+    return _PAGE.format(compute=COMPUTE_PATH, rights=_lines(_right_rows()), sections="\n".join(sections))
 
 
-def by_section(routes: Sequence[ArmRoute]) -> list[tuple[str, list[ArmRoute]]]:
+def routes_by_section(routes: Sequence[ArmRoute]) -> list[tuple[str, list[ArmRoute]]]:
     """The routes under the titles of their sections; those of one path stand together."""
     found = [(title, [route for route in routes if section_of(route) == title]) for title in _ORDER]
     return [(title, of) for title, of in found if of]
@@ -113,11 +113,11 @@ def by_section(routes: Sequence[ArmRoute]) -> list[tuple[str, list[ArmRoute]]]:
 
 def section_of(route: ArmRoute) -> str:
     if route.right is None:
-        return _OPEN
-    return next((title for piece, title in _SECTIONS if piece in route.path), _PLACES)
+        return _ANONYMOUS_SECTION
+    return next((title for piece, title in _SECTIONS if piece in route.path), _CONTAINERS_SECTION)
 
 
-def statuses(route: ArmRoute) -> tuple[int, ...]:
+def success_statuses(route: ArmRoute) -> tuple[int, ...]:
     """What a good call is answered with, the usual one first."""
     if "/operations/" in route.path:
         return (200, 202)
@@ -129,9 +129,9 @@ def statuses(route: ArmRoute) -> tuple[int, ...]:
     return (202,) if is_action else (200,)
 
 
-def _rights() -> Iterable[str]:
+def _right_rows() -> Iterable[str]:
     used = (Right.READ, Right.OPERATE, Right.APPROVE)
-    return (f"| {right} | {', '.join(role for role, held in RIGHTS.items() if right in held)} |" for right in used)
+    return (f"| {right} | {', '.join(role for role, held in ROLE_RIGHTS.items() if right in held)} |" for right in used)
 
 
 def _section(title: str, routes: Sequence[ArmRoute]) -> str:
@@ -140,20 +140,20 @@ def _section(title: str, routes: Sequence[ArmRoute]) -> str:
 
 
 def _row(route: ArmRoute) -> str:
-    path = route.path.replace(COMPUTE, "…")
-    answers = ", ".join(map(str, statuses(route)))
-    return f"| {route.method} | `{path}` | {_right(route)} | {route.summary} | {answers} |"
+    path = route.path.replace(COMPUTE_PATH, "…")
+    answers = ", ".join(map(str, success_statuses(route)))
+    return f"| {route.method} | `{path}` | {_right_text(route)} | {route.summary} | {answers} |"
 
 
-def _right(route: ArmRoute) -> str:
+def _right_text(route: ArmRoute) -> str:
     """With what it is needed over, where that is not what the path names: the first clause of how that is decided."""
     if route.right is None:
         return "none"
-    if route.over is own:
+    if route.authorize is require_on_resource:
         return str(route.right)
-    if route.over is listing:
+    if route.authorize is allow_listing:
         return f"{route.right}, of what is shown"
-    clause = (route.over.__doc__ or "").partition(":")[0].strip().rstrip(".")
+    clause = (route.authorize.__doc__ or "").partition(":")[0].strip().rstrip(".")
     return f"{route.right}, {clause[:1].lower()}{clause[1:]}"
 
 

@@ -1,30 +1,34 @@
-"""The page docs/powershell.md: a call from PowerShell for every route, so that none can be missing. Pure."""
+"""Generates docs/powershell.md: a PowerShell call for every route of the ARM facade (`make docs`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
-from forewarn.console.arm.page import COMPUTE, by_section, section_of, statuses
-from forewarn.console.arm.route import ArmRoute
+from forewarn.arm.routing import ArmRoute
+from tools.docs.azure_api import COMPUTE_PATH, routes_by_section, section_of, success_statuses
 
 # Paths begin with one of these, which the page sets at its top. The longest one counts.
-_IDS = {
-    "instanceId": f"{COMPUTE}/virtualMachineScaleSets/{{set}}/virtualMachines/{{instance}}",
-    "scaleSetId": f"{COMPUTE}/virtualMachineScaleSets/{{set}}",
-    "availabilitySetId": f"{COMPUTE}/availabilitySets/{{set}}",
-    "vmId": f"{COMPUTE}/virtualMachines/{{vm}}",
-    "compute": COMPUTE,
+_ID_VARIABLES = {
+    "instanceId": f"{COMPUTE_PATH}/virtualMachineScaleSets/{{set}}/virtualMachines/{{instance}}",
+    "scaleSetId": f"{COMPUTE_PATH}/virtualMachineScaleSets/{{set}}",
+    "availabilitySetId": f"{COMPUTE_PATH}/availabilitySets/{{set}}",
+    "vmId": f"{COMPUTE_PATH}/virtualMachines/{{vm}}",
+    "compute": COMPUTE_PATH,
 }
-_NAMES = {"subscription": "sub", "event": "eventId", "operation": "operationId"}  # $event is one of PowerShell's own
-_NAME = re.compile(r"\{(\w+)\}")
+_VARIABLE_NAMES = {
+    "subscription": "sub",
+    "event": "eventId",
+    "operation": "operationId",
+}  # $event is one of PowerShell's own
+_PATH_PARAM = re.compile(r"\{(\w+)\}")
 _WIDTH = 120
 _JSON = "-ContentType 'application/json'"
 
-_SOME = "$body = @{ instanceIds = @('0', '1') } | ConvertTo-Json"
-_EVENTS = "$body = @{ value = @($eventId) } | ConvertTo-Json"
-_TAGS = "$body = @{ tags = @{ team = 'shop'; stage = 'test' } } | ConvertTo-Json"
-_PROFILE = """\
+_INSTANCES_BODY = "$body = @{ instanceIds = @('0', '1') } | ConvertTo-Json"
+_EVENTS_BODY = "$body = @{ value = @($eventId) } | ConvertTo-Json"
+_TAGS_BODY = "$body = @{ tags = @{ team = 'shop'; stage = 'test' } } | ConvertTo-Json"
+_PROFILE_BODY = """\
 $body = @'
 {
   "properties": {
@@ -38,7 +42,7 @@ $body = @'
   }
 }
 '@"""
-_SET_PROFILE = """\
+_SET_PROFILE_BODY = """\
 $body = @'
 {
   "properties": {
@@ -50,12 +54,12 @@ $body = @'
   }
 }
 '@"""
-_PATCHED = {"VMs": _PROFILE, "Scale sets": _SET_PROFILE}
+_PATCH_BODIES = {"VMs": _PROFILE_BODY, "Scale sets": _SET_PROFILE_BODY}
 
 _PAGE = """\
 # From PowerShell
 
-*Generated from `src/forewarn/console/arm/` by `make docs`; change the routes there, not this page.*
+*Generated from `src/forewarn/arm/` by `make docs`; change the routes there, not this page.*
 
 **No PowerShell was at hand when this was written, and none has run it.** A test reads every line below with a small
 reader of forewarn's own, which knows the parameters that these cmdlets are documented to have, and makes each call of
@@ -192,7 +196,7 @@ if ($state.status -ne 'Succeeded') { throw "it is $($state.status): $($state.err
 
 def powershell_markdown(routes: Sequence[ArmRoute]) -> str:
     closed = [route for route in routes if route.right is not None]
-    sections = [_section(title, of) for title, of in by_section(closed)]
+    sections = [_section(title, of) for title, of in routes_by_section(closed)]
     given = {"sign_in": _SIGN_IN, "az": _AZ, "names": _SET_NAMES, "wait": _WAIT}
     return _PAGE.format(sections="\n".join(sections), **given)
 
@@ -204,7 +208,7 @@ def _section(title: str, routes: Sequence[ArmRoute]) -> str:
 
 def _entry(route: ArmRoute) -> str:
     code = "\n".join(_lines(route))
-    return f"`{route.method}` {route.summary} ({statuses(route)[0]}):\n\n```powershell\n{code}\n```\n"
+    return f"`{route.method}` {route.summary} ({success_statuses(route)[0]}):\n\n```powershell\n{code}\n```\n"
 
 
 def _lines(route: ArmRoute) -> Iterator[str]:
@@ -230,16 +234,16 @@ def _command(*pieces: str) -> str:
 def _body(route: ArmRoute, path: str) -> str:
     section = section_of(route)
     if route.method == "PUT":
-        return _as_shown(path)
+        return _put_body(path)
     if route.method == "PATCH":
-        return _PATCHED.get(section, _TAGS)
+        return _PATCH_BODIES.get(section, _TAGS_BODY)
     if route.method == "POST" and route.path.endswith("/scheduledevents"):
-        return _EVENTS
+        return _EVENTS_BODY
     is_action = route.method == "POST" and not route.path.endswith("/acknowledge")
-    return _SOME if is_action and section == "Scale sets" else ""
+    return _INSTANCES_BODY if is_action and section == "Scale sets" else ""
 
 
-def _as_shown(path: str) -> str:
+def _put_body(path: str) -> str:
     """What a PUT leaves out it takes away, so it begins with the whole."""
     return (
         f'$model = Invoke-RestMethod -Method Get -Uri "$base{path}?$version" -Headers $headers\n'
@@ -250,9 +254,9 @@ def _as_shown(path: str) -> str:
 
 def _path(template: str) -> str:
     """The path as it stands in a string, for a `?` to follow it."""
-    known = next(((name, held) for name, held in _IDS.items() if template.startswith(held)), None)
+    known = next(((name, held) for name, held in _ID_VARIABLES.items() if template.startswith(held)), None)
     text = f"{{{known[0]}}}{template.removeprefix(known[1])}" if known else template
-    return _NAME.sub(lambda found: _variable(_NAMES.get(found[1], found[1]), text[found.end() :]), text)
+    return _PATH_PARAM.sub(lambda found: _variable(_VARIABLE_NAMES.get(found[1], found[1]), text[found.end() :]), text)
 
 
 def _variable(name: str, after: str) -> str:

@@ -1,6 +1,6 @@
-"""GUEST DAEMON. Hears of maintenance, decides (purely) which steps to take and when, takes them, approves, and undoes
-them once the event is gone. What it is about to do stands in its journal first, so that it goes on after any end.
+"""The guest daemon: watches for events, runs the configured steps, approves, and undoes the steps.
 
-`decision`, `budget`, `rule` and `approval` are pure: time and boot id come in as arguments. Never here: anything of
-the host's side, a clock other than the server's, state that only a process remembers.
+It writes each action to its journal before it acts, so that it can continue after any crash or reboot. `decision`,
+`undo`, `step_schedule`, `rules` and `approval` are pure: they get time and boot id as arguments. The package imports
+only `client`, `protocol` and the leaf modules. Start reading at `daemon`, then `decision`.
 """

@@ -1,5 +1,6 @@
-"""`python -m forewarn.agent`: what `forewarn agent run` becomes. Without what only a pretty command needs: it stays for
-months.
+"""`python -m forewarn.agent`: the process that `forewarn agent run` turns into.
+
+It loads neither click nor rich: the process runs for months, and they would double its memory.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from forewarn.agent import process
-from forewarn.agent.config import load
-from forewarn.agent.telling import OneLine
-from forewarn.client.endpoint import read_endpoint
+from forewarn.agent.config import load_config
+from forewarn.agent.reporting import SingleLineFormatter
+from forewarn.client.endpoint import parse_endpoint
 from forewarn.errors import ForewarnError, Unavailable
 
-_FORMAT = "%(levelname)s %(message)s"
+_LOG_FORMAT = "%(levelname)s %(message)s"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(words)
+    given = _argument_parser().parse_args(words)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine(_FORMAT))
+    handler.setFormatter(SingleLineFormatter(_LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        config = load(given.config)
+        config = load_config(given.config)
         if given.endpoint:
-            config = replace(config, endpoint=str(read_endpoint(given.endpoint)))
-        asyncio.run(process.once(config) if given.once else process.run(config))
+            config = replace(config, endpoint=str(parse_endpoint(given.endpoint)))
+        asyncio.run(process.run_once(config) if given.once else process.run_until_signal(config))
     except ForewarnError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, Unavailable) else 2
@@ -39,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m forewarn.agent", description="See `forewarn agent run --help`.")
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
     parser.add_argument("--endpoint", metavar="URL")

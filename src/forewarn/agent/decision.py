@@ -1,8 +1,8 @@
-"""What is to be done next, read off the journal: level, not edge, so that it does not matter how often it is asked,
-nor by which process. Pure.
+"""Decides the next actions from the journal's open records. Pure and level-triggered.
 
-Two rules. A step that has an end is never begun again for its event. What was tried is undone once, after the event is
-gone, when no other event needs it any more.
+It gives the same answer however often and by whichever process it is asked. A step that has ended never runs again
+for its event. A step that was tried is undone once, after the event is gone and no other event needs it. Several
+events can share one run of a step; the functions at the end of this file find those events.
 """
 
 from __future__ import annotations
@@ -10,178 +10,244 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forewarn.agent.approval import Verdict, all_ready, consented
-from forewarn.agent.budget import Slot, layout, no_time
-from forewarn.agent.move import Approve, AskGate, Begin, Move, Resume, Settle, Situation, Wait, made
-from forewarn.agent.record import HELD, Asked, Deed, Record, State
-from forewarn.agent.rule import has_started
-from forewarn.agent.sharing import has_lapsed, holder_among, is_held, is_under_way, others_with
-from forewarn.agent.undoing import ended, undoing
-from forewarn.agent.value import Phase, Rule, Step, When
-from forewarn.client.event import key_of
+from forewarn.agent.actions import (
+    AgentAction,
+    AgentSnapshot,
+    RecordStepEnd,
+    ResumeStep,
+    RunApprovalCheck,
+    SendApproval,
+    StartStep,
+    WaitUntil,
+    record_after_action,
+)
+from forewarn.agent.approval import ApprovalDecision, decide_by_approval_check, decide_for_all_vms
+from forewarn.agent.model import ApproveWhen, RuleConfig, StepConfig, StepPhase
+from forewarn.agent.records import REUSED_TEXT, TRIED_STATES, ApprovalState, EventRecord, StepRun, StepState
+from forewarn.agent.rules import has_started
+from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, schedule_steps
+from forewarn.agent.undo import ended_step_run, undo_actions
+from forewarn.client.events import event_key
 
-ASK_AGAIN_S = 5.0  # an approval without an answer
-LOOK_S = 2.0  # at the board, while others are not ready
+APPROVAL_RETRY_S = 5.0  # an approval without an answer
+BOARD_RECHECK_S = 2.0  # at the board, while others are not ready
 
 
-def next_moves(now: Situation) -> tuple[Move, ...]:
+def next_actions(now: AgentSnapshot) -> tuple[AgentAction, ...]:
     """At most one move that leads on per event, each decided as if those before it were made."""
-    moves: list[Move] = []
-    for record in now.book:
-        for move in undoing(record, now) if record.gone_at is not None else _doing(record, now):
+    moves: list[AgentAction] = []
+    for record in now.open_records:
+        for move in undo_actions(record, now) if record.gone_at is not None else _preparing_actions(record, now):
             moves.append(move)
-            now = replace(now, book=now.book.with_(made(record, move, now=now.now, boot_id=now.boot_id)))
+            now = replace(
+                now,
+                open_records=now.open_records.with_record(
+                    record_after_action(record, move, now=now.now, boot_id=now.boot_id)
+                ),
+            )
     return tuple(moves)
 
 
-def slots_of(record: Record, now: Situation) -> tuple[Slot, ...]:
+def remaining_schedule(record: EventRecord, now: AgentSnapshot) -> tuple[ScheduledStep, ...]:
     """When the steps that are still to come are due."""
-    steps = [now.steps[name] for name in record.plan if record.deed(name) is None and name in now.steps]
-    rule = now.rules.get(record.rule, Rule(name=""))
+    steps = [now.steps[name] for name in record.plan if record.step_run(name) is None and name in now.steps]
+    rule = now.rules.get(record.rule, RuleConfig(name=""))
     if has_started(record.event):
-        return no_time(steps, now.now, rule.no_time)
-    return layout(steps, record.event.not_before, now.now, begin=rule.begin, margin_s=rule.margin_s)
+        return schedule_after_start(steps, now.now, rule.no_time)
+    return schedule_steps(steps, record.event.not_before, now.now, begin=rule.begin, margin_s=rule.margin_s)
 
 
-def is_ready(record: Record, now: Situation) -> bool:
+def is_ready(record: EventRecord, now: AgentSnapshot) -> bool:
     """Whether all steps are done: what an approval takes. One that failed, was cut, or was undone by a reboot before
     the event started forbids it.
     """
-    deeds = [record.deed(name) for name in record.plan]
-    if not all(deed is not None and deed.state in (State.DONE, State.SKIPPED) for deed in deeds):
+    deeds = [record.step_run(name) for name in record.plan]
+    if not all(deed is not None and deed.state in (StepState.DONE, StepState.SKIPPED) for deed in deeds):
         return False
     steps = (now.steps[name] for name in record.plan if name in now.steps)
-    return not any(has_lapsed(record, step, now) for step in steps)
+    return not any(is_undone_by_reboot(record, step, now) for step in steps)
 
 
-def resumed(step: Step, phase: Phase, is_done: bool | None) -> State | None:
+def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
     """The end of a step that was found begun, by what its check says of `do`; None: run it again."""
     if is_done is None:
-        return {"repeat": None, "skip": State.DONE, "report": State.FAILED}[step.unclear]
-    return State.DONE if is_done == (phase is Phase.DO) else None
+        return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]
+    return StepState.DONE if is_done == (phase is StepPhase.DO) else None
 
 
-def _doing(record: Record, now: Situation) -> Iterator[Move]:
-    if any(key == record.key for key, _ in now.busy):
+def _preparing_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
+    if any(key == record.key for key, _ in now.running_tasks):
         return
-    name = next((name for name in record.plan if _is_open(record, name)), None)
+    name = next((name for name in record.plan if _is_step_unfinished(record, name)), None)
     if name is not None:
-        yield _next_step(record, name, now)
+        yield _next_step_action(record, name, now)
     elif is_ready(record, now) and not has_started(record.event):
-        yield from _approving(record, now)
+        yield from _approval_actions(record, now)
 
 
-def _is_open(record: Record, name: str) -> bool:
-    deed = record.deed(name)
-    return deed is None or deed.state is State.BEGUN
+def _is_step_unfinished(record: EventRecord, name: str) -> bool:
+    deed = record.step_run(name)
+    return deed is None or deed.state is StepState.BEGUN
 
 
-def _next_step(record: Record, name: str, now: Situation) -> Move:
-    deed, step = record.deed(name), now.steps.get(name)
+def _next_step_action(record: EventRecord, name: str, now: AgentSnapshot) -> AgentAction:
+    deed, step = record.step_run(name), now.steps.get(name)
     if has_started(record.event) and record.boot_id != now.boot_id:
-        return _after_reboot(record, name, deed, now)
+        return _end_step_after_reboot(record, name, deed, now)
     if step is None:
-        return _settled(record, name, State.SKIPPED, now, "the step is no longer configured")
+        return _end_step(record, name, StepState.SKIPPED, now, "the step is no longer configured")
     if deed is not None:
-        return Resume(key=record.key, step=step, phase=Phase.DO, ask=not step.repeatable)
-    return _fresh(record, step, now)
+        return ResumeStep(key=record.key, step=step, phase=StepPhase.DO, check_first=not step.repeatable)
+    return _begin_step_action(record, step, now)
 
 
-def _after_reboot(record: Record, name: str, deed: Deed | None, now: Situation) -> Move:
+def _end_step_after_reboot(record: EventRecord, name: str, deed: StepRun | None, now: AgentSnapshot) -> AgentAction:
     """The event is still listed for a while after the reboot it announced: nothing is left to prepare."""
     if deed is not None:
-        return Settle(key=record.key, deed=ended(deed, State.FAILED, now, "cut off by the reboot"))
-    return _settled(record, name, State.SKIPPED, now, "the VM was rebooted before it began")
+        return RecordStepEnd(
+            key=record.key, step_run=ended_step_run(deed, StepState.FAILED, now, "cut off by the reboot")
+        )
+    return _end_step(record, name, StepState.SKIPPED, now, "the VM was rebooted before it began")
 
 
-def _fresh(record: Record, step: Step, now: Situation) -> Move:
-    others = others_with(record, step, now)
-    held = next((other for other in others if is_held(other, step, now)), None)
+def _begin_step_action(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> AgentAction:
+    others = other_events_with_step(record, step, now)
+    held = next((other for other in others if is_step_done_for(other, step, now)), None)
     if held is not None:
-        return _held(record, held, step, now)
-    slot = slots_of(record, now)[0]
+        return _reuse_step(record, held, step, now)
+    slot = remaining_schedule(record, now)[0]
     if slot.cut:
-        return _settled(record, step.name, State.CUT, now, _why_cut(record, now))
+        return _end_step(record, step.name, StepState.CUT, now, _cut_reason(record, now))
     if now.now < slot.due_at:
-        return Wait(key=record.key, until=slot.due_at, why=f"{step.name} begins late")
-    if busy := next((other for other in others if is_under_way(other, step)), None):
-        return Wait(key=record.key, why=f"{step.name} is under way for event {busy.key}")
-    return Begin(key=record.key, step=step, phase=Phase.DO, holder=holder_among(others, step, now))
+        return WaitUntil(key=record.key, until=slot.due_at, reason=f"{step.name} begins late")
+    if busy := next((other for other in others if is_step_in_progress(other, step)), None):
+        return WaitUntil(key=record.key, reason=f"{step.name} is under way for event {busy.key}")
+    return StartStep(key=record.key, step=step, phase=StepPhase.DO, holder=first_tried_event(others, step, now))
 
 
-def _held(record: Record, other: Record, step: Step, now: Situation) -> Settle:
-    theirs = other.deed(step.name)
+def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, now: AgentSnapshot) -> RecordStepEnd:
+    theirs = other.step_run(step.name)
     assert theirs is not None
-    return Settle(
+    return RecordStepEnd(
         key=record.key,
-        deed=Deed(
+        step_run=StepRun(
             step=theirs.step,
-            state=State.DONE,
+            state=StepState.DONE,
             begun_at=now.now,
             ended_at=now.now,
             boot_id=theirs.boot_id,
-            text=f"{HELD} {other.key}",
+            text=f"{REUSED_TEXT} {other.key}",
             notes=theirs.notes,
             holder=other.holder_of(theirs.step),
         ),
     )
 
 
-def _settled(record: Record, name: str, state: State, now: Situation, text: str) -> Settle:
-    deed = Deed(step=name, state=state, begun_at=now.now, ended_at=now.now, boot_id=now.boot_id, text=text)
-    return Settle(key=record.key, deed=deed)
+def _end_step(record: EventRecord, name: str, state: StepState, now: AgentSnapshot, text: str) -> RecordStepEnd:
+    deed = StepRun(step=name, state=state, begun_at=now.now, ended_at=now.now, boot_id=now.boot_id, text=text)
+    return RecordStepEnd(key=record.key, step_run=deed)
 
 
-def _why_cut(record: Record, now: Situation) -> str:
+def _cut_reason(record: EventRecord, now: AgentSnapshot) -> str:
     if has_started(record.event):
         return "the event has started"
     left = (record.event.not_before or now.now) - now.now
     return f"no time: {max(0.0, left):.0f} s are left"
 
 
-def _approving(record: Record, now: Situation) -> Iterator[Move]:
+def _approval_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
     rule, approval = now.rules.get(record.rule), record.approval
-    if rule is None or rule.approve.when is When.NEVER:
+    if rule is None or rule.approve.when is ApproveWhen.NEVER:
         return
-    if approval is not None and approval.state is not Asked.ASKED:
+    if approval is not None and approval.state is not ApprovalState.ASKED:
         return
     if approval is not None:
-        due_at = approval.at + ASK_AGAIN_S
-        yield Wait(key=record.key, until=due_at, why="asked for approval") if now.now < due_at else _approve(record)
+        due_at = approval.at + APPROVAL_RETRY_S
+        yield (
+            WaitUntil(key=record.key, until=due_at, reason="asked for approval")
+            if now.now < due_at
+            else _send_approval(record)
+        )
         return
-    verdict = _verdict(record, rule, now)
-    if not verdict.yes:
-        yield Wait(key=record.key, until=verdict.again_at, why=verdict.why)
-    elif rule.gate is None:
-        yield _approve(record)
+    verdict = _readiness_decision(record, rule, now)
+    if not verdict.is_approved:
+        yield WaitUntil(key=record.key, until=verdict.recheck_at, reason=verdict.reason)
+    elif rule.approval_check is None:
+        yield _send_approval(record)
     else:
-        yield _past_gate(record, rule, now)
+        yield _action_after_approval_check(record, rule, now)
 
 
-def _approve(record: Record) -> Approve:
-    return Approve(key=record.key)
+def _send_approval(record: EventRecord) -> SendApproval:
+    return SendApproval(key=record.key)
 
 
-def _verdict(record: Record, rule: Rule, now: Situation) -> Verdict:
-    if rule.approve.when is not When.ALL_DONE:
-        return Verdict(yes=True)
-    ends = [deed.ended_at or deed.begun_at for deed in record.deeds]
-    verdict = all_ready(
-        key_of(record.event),
+def _readiness_decision(record: EventRecord, rule: RuleConfig, now: AgentSnapshot) -> ApprovalDecision:
+    if rule.approve.when is not ApproveWhen.ALL_DONE:
+        return ApprovalDecision(is_approved=True)
+    ends = [deed.ended_at or deed.begun_at for deed in record.step_runs]
+    verdict = decide_for_all_vms(
+        event_key(record.event),
         record.event.resources,
         now.vm,
         now.board,
         waited_s=now.now - max(ends, default=record.seen_at),
         absent_after_s=rule.approve.absent_after_s,
     )
-    return verdict if verdict.yes else Verdict(yes=False, why=verdict.why, again_at=now.now + LOOK_S)
+    return (
+        verdict
+        if verdict.is_approved
+        else ApprovalDecision(is_approved=False, reason=verdict.reason, recheck_at=now.now + BOARD_RECHECK_S)
+    )
 
 
-def _past_gate(record: Record, rule: Rule, now: Situation) -> Move:
-    assert rule.gate is not None
-    verdict = consented(rule.gate, record.consent, now.now)
-    if verdict.yes:
-        return _approve(record)
-    if verdict.again_at is not None and verdict.again_at <= now.now:
-        return AskGate(key=record.key, gate=rule.gate)
-    return Wait(key=record.key, until=verdict.again_at, why=verdict.why)
+def _action_after_approval_check(record: EventRecord, rule: RuleConfig, now: AgentSnapshot) -> AgentAction:
+    assert rule.approval_check is not None
+    verdict = decide_by_approval_check(rule.approval_check, record.approval_check, now.now)
+    if verdict.is_approved:
+        return _send_approval(record)
+    if verdict.recheck_at is not None and verdict.recheck_at <= now.now:
+        return RunApprovalCheck(key=record.key, check=rule.approval_check)
+    return WaitUntil(key=record.key, until=verdict.recheck_at, reason=verdict.reason)
+
+
+def is_step_done_for(other: EventRecord, step: StepConfig, now: AgentSnapshot) -> bool:
+    """Whether the step is done for the other event, and stays so while any event needs it."""
+    deed = other.step_run(step.name)
+    is_done = deed is not None and deed.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
+    return is_done and not is_undone_by_reboot(other, step, now)
+
+
+def is_undone_by_reboot(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> bool:
+    """Whether a reboot has undone what was tried for this event."""
+    deed = record.step_run(step.name)
+    return not step.survives_reboot and deed is not None and deed.boot_id != now.boot_id
+
+
+def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
+    deeds = (other.step_run(step.name, phase) for phase in StepPhase)
+    return any(deed is not None and deed.state is StepState.BEGUN for deed in deeds)
+
+
+def first_tried_event(others: list[EventRecord], step: StepConfig, now: AgentSnapshot) -> str:
+    """The event for which the step was tried, perhaps in part, and not undone: how it found things is known there, and
+    whoever goes on from here must undo that too.
+    """
+    undos = (
+        (other, other.step_run(step.name, StepPhase.UNDO))
+        for other in others
+        if not is_undone_by_reboot(other, step, now)
+    )
+    tried = (other for other, undo in undos if undo is None or undo.state is StepState.FAILED)
+    return next((other.holder_of(step.name) for other in tried), "")
+
+
+def other_events_with_step(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> list[EventRecord]:
+    if not step.shared_by_events:
+        return []
+    return [other for other in now.open_records if other.key != record.key and _has_tried_step(other, step.name)]
+
+
+def _has_tried_step(other: EventRecord, name: str) -> bool:
+    deed = other.step_run(name)
+    return deed is not None and deed.state in TRIED_STATES

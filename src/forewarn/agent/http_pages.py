@@ -1,4 +1,7 @@
-"""What the agent's pages say: /health, /ready, /metrics and /state."""
+"""The agent's pages: /health, /ready, /metrics and /state.
+
+Imported only when the agent listens, because it needs prometheus_client.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +9,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from forewarn.agent.face import Page, Pages, json_page
-from forewarn.agent.metrics import CONTENT_TYPE, Metrics
-from forewarn.agent.move import Situation
-from forewarn.agent.pulse import Pulse
-from forewarn.agent.standing import Standing, standing_of
-from forewarn.agent.view import state_view
+from forewarn.agent.actions import AgentSnapshot
+from forewarn.agent.http_server import AgentPage, AgentPages, json_page
+from forewarn.agent.metrics import CONTENT_TYPE, AgentMetrics, EndpointHealthTracker
+from forewarn.agent.status import MaintenanceStatus, maintenance_status, state_view
 
 
-def pages_of(metrics: Metrics, situation: Callable[[], Situation], facts: Callable[[], Mapping[str, Any]]) -> Pages:
+def build_pages(
+    metrics: AgentMetrics, situation: Callable[[], AgentSnapshot], facts: Callable[[], Mapping[str, Any]]
+) -> AgentPages:
     """`facts` are what /state tells besides: the endpoint, problems."""
 
-    def standing() -> Standing:
+    def standing() -> MaintenanceStatus:
         now = situation()
-        return standing_of(now.book, now.steps, now.vm)
+        return maintenance_status(now.open_records, now.steps, now.vm)
 
     return {
-        "/health": lambda: health_page(metrics.pulse),
+        "/health": lambda: health_page(metrics.endpoint_health),
         "/ready": lambda: ready_page(standing()),
-        "/metrics": lambda: Page(body=metrics.exposition(standing()), content_type=CONTENT_TYPE),
-        "/state": lambda: json_page({**state_view(situation()), "health": asdict(metrics.pulse.health()), **facts()}),
+        "/metrics": lambda: AgentPage(body=metrics.render(standing()), content_type=CONTENT_TYPE),
+        "/state": lambda: json_page(
+            {**state_view(situation()), "health": asdict(metrics.endpoint_health.health()), **facts()}
+        ),
     }
 
 
-def health_page(pulse: Pulse) -> Page:
+def health_page(pulse: EndpointHealthTracker) -> AgentPage:
     health = pulse.health()
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 
 
-def ready_page(standing: Standing) -> Page:
+def ready_page(standing: MaintenanceStatus) -> AgentPage:
     why = [f"{hold.step} holds it for a {hold.kind}, event {hold.event}" for hold in standing.holds]
     return json_page({"ready": not why, "why": why}, 503 if why else 200)

@@ -1,5 +1,6 @@
-"""The agent's own HTTP server, for load balancers, monitoring and `forewarn agent status`: a few pages to read, on
-loopback unless the configuration says otherwise. Never here: a page that changes anything.
+"""A small read-only HTTP server for the agent's pages, on loopback by default.
+
+Load balancers, monitoring and `forewarn agent status` use it. No page may change anything.
 """
 
 from __future__ import annotations
@@ -16,44 +17,44 @@ from typing import Any
 from forewarn.errors import Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
-LISTEN = "127.0.0.1:9258"
-_HEAD_BYTES = 8_192
-_PATIENCE_S = 5.0
-_MOST_CALLERS = 32  # at a time; whoever comes then is let go at once
-_JSON = "application/json"
+DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
+_MAX_HEAD_BYTES = 8_192
+_REQUEST_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 32  # at a time; whoever comes then is let go at once
+_JSON_TYPE = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class AgentPage:
     body: bytes
     status: int = 200
-    content_type: str = _JSON
+    content_type: str = _JSON_TYPE
 
 
-Pages = Mapping[str, Callable[[], Page]]  # by path
+AgentPages = Mapping[str, Callable[[], AgentPage]]  # by path
 
 
-def json_page(view: Any, status: int = 200) -> Page:
-    return Page(body=json.dumps(view).encode() + b"\n", status=status)
+def json_page(view: Any, status: int = 200) -> AgentPage:
+    return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 
-def read_address(text: str) -> tuple[str, int]:
+def parse_listen_address(text: str) -> tuple[str, int]:
     """`127.0.0.1:9258` or `[::1]:9258`."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     is_whole = bool(colon and bare) and (":" not in bare or host != bare)
     if not is_whole or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Rejected(f'listen = {text!r} is no address: write "{LISTEN}", or "" for none')
+        raise Rejected(f'listen = {text!r} is no address: write "{DEFAULT_LISTEN_ADDRESS}", or "" for none')
     return bare, int(port)
 
 
 @asynccontextmanager
-async def showing(pages: Pages, listen: str) -> AsyncIterator[int]:
+async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
     """The server, for as long as the context lasts; gives its port (0 in `listen` is any that is free)."""
-    host, port = read_address(listen)
-    face = _Face(pages)
+    host, port = parse_listen_address(listen)
+    face = _HttpServer(pages)
     try:
-        server = await asyncio.start_server(face.serve, host, port, limit=_HEAD_BYTES)
+        server = await asyncio.start_server(face.serve, host, port, limit=_MAX_HEAD_BYTES)
     except OSError as error:
         why = error.strerror or error
         raise Unavailable(f"the agent cannot listen on {listen} ({why}): free it, or set listen to another") from error
@@ -65,43 +66,43 @@ async def showing(pages: Pages, listen: str) -> AsyncIterator[int]:
         await server.wait_closed()
 
 
-class _Face:
-    def __init__(self, pages: Pages) -> None:
+class _HttpServer:
+    def __init__(self, pages: AgentPages) -> None:
         self._pages = pages
-        self._callers: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
-            if len(self._callers) < _MOST_CALLERS:
-                self._callers.add(task)
-                await asyncio.wait_for(self._answer(reader, writer), _PATIENCE_S)
+            if len(self._connections) < _MAX_CONNECTIONS:
+                self._connections.add(task)
+                await asyncio.wait_for(self._respond(reader, writer), _REQUEST_TIMEOUT_S)
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
             pass  # whoever does not wait for the answer, or sends no question, gets none
         finally:
-            self._callers.discard(task)
+            self._connections.discard(task)
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
     async def close(self) -> None:
-        for task in self._callers:
+        for task in self._connections:
             task.cancel()
-        await asyncio.gather(*self._callers, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
             head = b""
-        method, path = _asked(head)
-        writer.write(_response(self._page(method, path), with_body=method != "HEAD"))
+        method, path = _parse_request_line(head)
+        writer.write(_encode_response(self._make_page(method, path), with_body=method != "HEAD"))
         await writer.drain()
 
-    def _page(self, method: str, path: str) -> Page:
+    def _make_page(self, method: str, path: str) -> AgentPage:
         if not method:
             return json_page({"error": "that is no HTTP request that can be read here"}, 400)
         if method not in ("GET", "HEAD"):
@@ -116,7 +117,7 @@ class _Face:
             return json_page({"error": "the page broke: the agent's log says why"}, 500)
 
 
-def _asked(head: bytes) -> tuple[str, str]:
+def _parse_request_line(head: bytes) -> tuple[str, str]:
     """Method and path; two empty texts if there are none."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -124,7 +125,7 @@ def _asked(head: bytes) -> tuple[str, str]:
     return words[0], words[1].partition("?")[0]
 
 
-def _response(page: Page, *, with_body: bool) -> bytes:
+def _encode_response(page: AgentPage, *, with_body: bool) -> bytes:
     headers = [
         f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}",
         f"Content-Type: {page.content_type}",

@@ -1,11 +1,14 @@
-"""The journal: what the agent has seen and done, durably. SQLite, and every write is on disk before it returns.
+"""The agent's journal in SQLite: schema, lock, rows, and reading and writing of event records.
 
-One agent has one journal; a second one is refused. The schema grows by `PRAGMA user_version`, a step at a time.
+Every write is on disk before it returns. One agent has one journal; a second agent is rejected. `PRAGMA
+user_version` numbers the schema; released migrations never change.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,65 +16,290 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.ledger import Lock, look_into, open_file, unusable
-from forewarn.agent.record import Book, Record
-from forewarn.agent.row import deed_row, event_row, record_from, upsert
-from forewarn.errors import Unavailable
+from forewarn.agent.model import Event, StepPhase
+from forewarn.agent.records import (
+    ApprovalCheckRecord,
+    ApprovalRecord,
+    ApprovalState,
+    EventRecord,
+    OpenRecords,
+    StepRun,
+    StepState,
+)
+from forewarn.client.events import event_key
+from forewarn.errors import Rejected, Unavailable
 
-KEPT = 1000  # closed events; older ones are forgotten
+# Each brings the schema one version further; those that were ever released are never changed.
+MIGRATIONS = (
+    """
+    CREATE TABLE events (
+      key TEXT PRIMARY KEY, id TEXT NOT NULL, number INTEGER NOT NULL, kind TEXT NOT NULL, facts TEXT NOT NULL,
+      seen_at REAL NOT NULL, boot_id TEXT NOT NULL, not_before REAL, rule TEXT NOT NULL, plan TEXT NOT NULL,
+      started_at REAL, gone_at REAL, outcome TEXT NOT NULL, closed INTEGER NOT NULL) STRICT;
+    CREATE INDEX events_by_id ON events (id);
+    CREATE INDEX events_open ON events (number) WHERE closed = 0;
+    CREATE TABLE steps (
+      event_key TEXT NOT NULL REFERENCES events (key) ON DELETE CASCADE, step TEXT NOT NULL, phase TEXT NOT NULL,
+      number INTEGER NOT NULL, state TEXT NOT NULL, begun_at REAL NOT NULL, ended_at REAL, boot_id TEXT NOT NULL,
+      text TEXT NOT NULL, notes TEXT NOT NULL, holder TEXT NOT NULL, tries INTEGER NOT NULL,
+      PRIMARY KEY (event_key, step, phase)) STRICT;
+    CREATE TABLE approvals (
+      event_key TEXT PRIMARY KEY REFERENCES events (key) ON DELETE CASCADE,
+      state TEXT NOT NULL, at REAL NOT NULL, text TEXT NOT NULL) STRICT;
+    CREATE TABLE consents (
+      event_key TEXT PRIMARY KEY REFERENCES events (key) ON DELETE CASCADE,
+      first_at REAL NOT NULL, asked_at REAL NOT NULL, answer TEXT NOT NULL, text TEXT NOT NULL) STRICT;
+    CREATE TABLE memory (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    """,
+)
 
 
-class Journal:
+class JournalLock:
+    """One agent has a journal at a time; the lock ends with the process, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        beside = path.with_name(f"{path.name}.lock")
+        try:
+            beside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _cannot_open_error(path, error) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise Rejected(
+                f"the journal {str(path)!r} is in use by another agent: stop that one, or name another journal"
+            ) from error
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def is_journal_locked(path: Path) -> bool:
+    """Whether an agent has this journal."""
+    try:
+        fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def open_journal(path: Path) -> sqlite3.Connection:
+    """The journal for writing, made or brought up to date if need be."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # notes are not for everybody
+    except OSError as error:
+        raise _cannot_open_error(path, error) from error
+    db = _connect(path, "rw")
+    try:
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+            db.execute(f"PRAGMA {pragma}")
+        version = _schema_version(db, path)
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    except sqlite3.DatabaseError as error:
+        db.close()
+        raise unusable_journal_error(path, error) from error
+    except Rejected:
+        db.close()
+        raise
+    return db
+
+
+def open_journal_readonly(path: Path) -> sqlite3.Connection:
+    """Somebody else's journal, as it is now."""
+    if not path.exists():
+        raise Rejected(f"there is no journal {str(path)!r}: no agent has run with it yet")
+    db = _connect(path, "ro")
+    try:
+        if _schema_version(db, path) < len(MIGRATIONS):
+            raise Rejected(f"the journal {str(path)!r} is of an older forewarn: start the agent once, it brings it up")
+    except Rejected:
+        db.close()
+        raise
+    return db
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    try:
+        db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=5.0)
+    except sqlite3.OperationalError as error:
+        raise _cannot_open_error(path, error) from error
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def _schema_version(db: sqlite3.Connection, path: Path) -> int:
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise unusable_journal_error(path, error) from error
+    if version > len(MIGRATIONS):
+        raise Rejected(f"the journal {str(path)!r} was written by a newer forewarn: use that one")
+    return int(version)
+
+
+def _cannot_open_error(path: Path, error: Exception) -> Rejected:
+    why = getattr(error, "strerror", None) or str(error)
+    return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): name another place with `state`")
+
+
+def unusable_journal_error(path: Path, error: sqlite3.DatabaseError) -> Rejected:
+    """What is wrong with the place passes, or is mended there; what is wrong with the file is not."""
+    if isinstance(error, sqlite3.OperationalError):
+        return _cannot_open_error(path, error)
+    return Rejected(f"the journal {str(path)!r} is no journal ({error}): move it away and start again")
+
+
+SqlRow = dict[str, Any]
+_CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
+
+
+def event_row(record: EventRecord, number: int) -> SqlRow:
+    return {
+        "key": record.key,
+        "id": event_key(record.event),
+        "number": number,
+        "kind": record.event.kind,
+        "facts": json.dumps(asdict(record.event)),
+        "seen_at": record.seen_at,
+        "boot_id": record.boot_id,
+        "not_before": record.not_before,
+        "rule": record.rule,
+        "plan": json.dumps(record.plan),
+        "started_at": record.started_at,
+        "gone_at": record.gone_at,
+        "outcome": record.outcome,
+        "closed": int(record.closed),
+    }
+
+
+def step_run_row(key: str, number: int, deed: StepRun) -> SqlRow:
+    return {**asdict(deed), "event_key": key, "number": number, "notes": json.dumps(dict(deed.notes))}
+
+
+def upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
+    names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in row)
+    key = _CONFLICT_COLUMNS.get(table, "event_key")
+    db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks}) ON CONFLICT ({key}) DO UPDATE SET {changes}", row)
+
+
+def record_from_rows(
+    row: sqlite3.Row,
+    steps: Sequence[sqlite3.Row],
+    approvals: Sequence[sqlite3.Row],
+    consents: Sequence[sqlite3.Row],
+) -> EventRecord:
+    return EventRecord(
+        key=row["key"],
+        event=_event_from_json(row["facts"]),
+        seen_at=row["seen_at"],
+        boot_id=row["boot_id"],
+        not_before=row["not_before"],
+        rule=row["rule"],
+        plan=tuple(json.loads(row["plan"])),
+        started_at=row["started_at"],
+        gone_at=row["gone_at"],
+        outcome=row["outcome"],
+        closed=bool(row["closed"]),
+        step_runs=tuple(_step_run_from_row(step) for step in steps),
+        approval=_approval_from_row(approvals[0]) if approvals else None,
+        approval_check=_approval_check_from_row(consents[0]) if consents else None,
+    )
+
+
+def _event_from_json(facts: str) -> Event:
+    read = json.loads(facts)
+    return Event(**{**read, "resources": tuple(read["resources"])})
+
+
+def _step_run_from_row(row: sqlite3.Row) -> StepRun:
+    return StepRun(
+        step=row["step"],
+        phase=StepPhase(row["phase"]),
+        state=StepState(row["state"]),
+        begun_at=row["begun_at"],
+        ended_at=row["ended_at"],
+        boot_id=row["boot_id"],
+        text=row["text"],
+        notes=json.loads(row["notes"]),
+        holder=row["holder"],
+        tries=row["tries"],
+    )
+
+
+def _approval_from_row(row: sqlite3.Row) -> ApprovalRecord:
+    return ApprovalRecord(state=ApprovalState(row["state"]), at=row["at"], text=row["text"])
+
+
+def _approval_check_from_row(row: sqlite3.Row) -> ApprovalCheckRecord:
+    return ApprovalCheckRecord(
+        first_at=row["first_at"], asked_at=row["asked_at"], answer=row["answer"], text=row["text"]
+    )
+
+
+MAX_CLOSED_EVENTS = 1000  # closed events; older ones are forgotten
+
+
+class AgentJournal:
     """Open it once; `book` is always what stands on disk. With `readonly`, somebody else's journal is looked at."""
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
-        self._lock = None if readonly else Lock(path)
-        self._db = look_into(path) if readonly else open_file(path)
+        self._lock = None if readonly else JournalLock(path)
+        self._db = open_journal_readonly(path) if readonly else open_journal(path)
         try:
-            self.book = Book(records=tuple(self._read("WHERE closed = 0")))
+            self.open_records = OpenRecords(records=tuple(self._read_records("WHERE closed = 0")))
         except sqlite3.DatabaseError as error:
             self.close()
-            raise unusable(path, error) from error
+            raise unusable_journal_error(path, error) from error
 
     def close(self) -> None:
         self._db.close()
         if self._lock is not None:
             self._lock.release()
 
-    def put(self, *records: Record) -> None:
+    def save(self, *records: EventRecord) -> None:
         """Write these records as they are now; all or none."""
-        with self._writing():
+        with self._transaction():
             for record in records:
-                self._write(record)
+                self._write_record(record)
         for record in records:
-            self.book = self.book.with_(record)
+            self.open_records = self.open_records.with_record(record)
 
-    def rounds(self, id_: str) -> int:
+    def count_records(self, id_: str) -> int:
         """How often an event of this id was met."""
         (count,) = self._db.execute("SELECT count(*) FROM events WHERE id = ?", (id_,)).fetchone()
         return int(count)
 
-    def records(self, limit: int = KEPT) -> tuple[Record, ...]:
+    def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
         """All that are remembered, newest first."""
-        return tuple(self._read("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
+        return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
-    def find(self, start: str) -> tuple[Record, ...]:
+    def find_by_prefix(self, start: str) -> tuple[EventRecord, ...]:
         """Those whose event's id begins so."""
         pattern = start.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
-        return tuple(self._read("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
+        return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
-    def recall(self, name: str) -> Any:
+    def load_value(self, name: str) -> Any:
         """What was last remembered under this name; None if nothing was."""
         row = self._db.execute("SELECT value FROM memory WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def remember(self, name: str, value: Any) -> None:
-        with self._writing():
+    def save_value(self, name: str, value: Any) -> None:
+        with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
-    def prune(self, keep: int = KEPT) -> None:
-        with self._writing():
+    def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
+        with self._transaction():
             self._db.execute(
                 "DELETE FROM events WHERE closed = 1 AND key NOT IN"
                 " (SELECT key FROM events WHERE closed = 1 ORDER BY number DESC LIMIT ?)",
@@ -79,7 +307,7 @@ class Journal:
             )
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[None]:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield
@@ -92,23 +320,25 @@ class Journal:
             if self._db.in_transaction:  # also when the end of it failed
                 self._db.rollback()
 
-    def _write(self, record: Record) -> None:
+    def _write_record(self, record: EventRecord) -> None:
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
         number = known or self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()
         upsert(self._db, "events", event_row(record, number[0]))
-        for place, deed in enumerate(record.deeds):
-            upsert(self._db, "steps", deed_row(record.key, place, deed))
+        for place, deed in enumerate(record.step_runs):
+            upsert(self._db, "steps", step_run_row(record.key, place, deed))
         if record.approval is not None:
             upsert(self._db, "approvals", {"event_key": record.key, **asdict(record.approval)})
-        if record.consent is not None:
-            upsert(self._db, "consents", {"event_key": record.key, **asdict(record.consent)})
+        if record.approval_check is not None:
+            upsert(self._db, "consents", {"event_key": record.key, **asdict(record.approval_check)})
 
-    def _read(self, which: str, *values: Any) -> Iterator[Record]:
+    def _read_records(self, which: str, *values: Any) -> Iterator[EventRecord]:
         order = "" if "ORDER" in which else " ORDER BY number"
         for row in self._db.execute(f"SELECT * FROM events {which}{order}", values).fetchall():
             key = row["key"]
-            yield record_from(row, self._of("steps", key), self._of("approvals", key), self._of("consents", key))
+            yield record_from_rows(
+                row, self._rows_of("steps", key), self._rows_of("approvals", key), self._rows_of("consents", key)
+            )
 
-    def _of(self, table: str, key: str) -> Sequence[sqlite3.Row]:
+    def _rows_of(self, table: str, key: str) -> Sequence[sqlite3.Row]:
         order = " ORDER BY number" if table == "steps" else ""
         return self._db.execute(f"SELECT * FROM {table} WHERE event_key = ?{order}", (key,)).fetchall()

@@ -1,12 +1,15 @@
-"""What Prometheus is told of the agent, from the first scrape on: every series exists before anything happens.
+"""The agent's Prometheus metrics, and the health of its connection to the endpoint.
 
-Labels are bounded: the five kinds (any other is `other`), the steps of the configuration, a few words. An event's id or
-a VM's name is never one. The registry is the agent's own, so that two agents in one process do not meet.
+Every series exists from the first scrape. Labels are bounded: the five kinds (any other is `other`), the configured
+steps, a few fixed words; never an event's id or a VM's name. Each agent has its own registry, so that two agents in
+one process do not share counters.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeVar
 
@@ -15,125 +18,171 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from forewarn import __version__
-from forewarn.agent.pulse import Pulse
-from forewarn.agent.standing import Standing
-from forewarn.agent.value import Event, Outcome, Phase, Step
+from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
+from forewarn.agent.status import MaintenanceStatus
 from forewarn.client import Kind
 from forewarn.client import Outcome as Ending
 from forewarn.clock import read_real_time
+from forewarn.duration import format_duration
+
+FIRST_ANSWER_LIMIT_S = 180.0  # the first answer may take two minutes (spec §8.1)
+SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and an answer may be held for 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointHealth:
+    ok: bool
+    text: str
+    silent_s: float | None  # since the last answer; None: there was none yet
+
+
+class EndpointHealthTracker:
+    """Told of answers and failures as they come; real time, because outages happen in it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._started_at = clock()
+        self._answered_at: float | None = None
+        self._last_error = ""
+
+    def record_answer(self) -> None:
+        self._answered_at, self._last_error = self._clock(), ""
+
+    def record_failure(self, why: str) -> None:
+        self._last_error = why
+
+    def health(self) -> EndpointHealth:
+        now = self._clock()
+        waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
+        silent_s = None if self._answered_at is None else waited_s
+        if waited_s < (FIRST_ANSWER_LIMIT_S if self._answered_at is None else SILENCE_LIMIT_S):
+            return EndpointHealth(
+                ok=True, text=self._last_error or ("" if silent_s is not None else "no answer yet"), silent_s=silent_s
+            )
+        why = f" ({self._last_error})" if self._last_error else ""
+        return EndpointHealth(
+            ok=False, text=f"the endpoint has not answered for {format_duration(waited_s)}{why}", silent_s=silent_s
+        )
+
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OTHER = "other"
-KINDS = (*(kind.value for kind in Kind), OTHER)
+OTHER_KIND = "other"
+KINDS = (*(kind.value for kind in Kind), OTHER_KIND)
 
-_NOTICE_S = (5, 15, 30, 60, 300, 600, 900, 1_800, 3_600, 86_400, 604_800)
-_STEP_S = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
-_LAG_S = (0.1, 0.5, 1, 1.5, 2, 5, 10, 30, 60, 120)
-_ENDINGS = tuple(Ending)
+_NOTICE_BUCKETS_S = (5, 15, 30, 60, 300, 600, 900, 1_800, 3_600, 86_400, 604_800)
+_STEP_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
+_LAG_BUCKETS_S = (0.1, 0.5, 1, 1.5, 2, 5, 10, 30, 60, 120)
+_OUTCOMES = tuple(Ending)
 
 _PREFIX = "forewarn_agent_"
-_PROMISED = "Time from when an event was first seen to its NotBefore."
-_GOT = "Time from when an event was first seen to its start; shorter than promised if somebody approved it."
-_MISSED = "Events that were first seen started, or with their NotBefore passed."
-_IN_MAINTENANCE = "1 from the first step for an event, or its start, until all is undone: mute alerts meanwhile."
-_LAG = "Time from one answer of the endpoint to the next, beyond what it held it on the agent's behalf."
-_POLLED_AT = "When the endpoint last answered; 0: not yet."
-_DURATION = "How long steps took, and their undoing."
+_PROMISED_HELP = "Time from when an event was first seen to its NotBefore."
+_ACTUAL_HELP = "Time from when an event was first seen to its start; shorter than promised if somebody approved it."
+_MISSED_HELP = "Events that were first seen started, or with their NotBefore passed."
+_IN_MAINTENANCE_HELP = "1 from the first step for an event, or its start, until all is undone: mute alerts meanwhile."
+_LAG_HELP = "Time from one answer of the endpoint to the next, beyond what it held it on the agent's behalf."
+_POLLED_AT_HELP = "When the endpoint last answered; 0: not yet."
+_DURATION_HELP = "How long steps took, and their undoing."
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
-class Metrics:
+class AgentMetrics:
     """An Observer that counts, and feels the pulse."""
 
     def __init__(
-        self, steps: Iterable[str] = (), *, pulse: Pulse | None = None, real: Callable[[], float] = read_real_time
+        self,
+        steps: Iterable[str] = (),
+        *,
+        pulse: EndpointHealthTracker | None = None,
+        real: Callable[[], float] = read_real_time,
     ) -> None:
-        self.pulse = pulse or Pulse()
-        self._real = real
+        self.endpoint_health = pulse or EndpointHealthTracker()
+        self._read_real_time = real
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         Info("forewarn_agent", "The agent itself.", registry=self._registry).info({"version": __version__})
-        self._make_notices()
-        self._make_polls()
-        self._make_steps(tuple(steps))
+        self._make_event_metrics()
+        self._make_poll_metrics()
+        self._make_step_metrics(tuple(steps))
 
-    def _make_notices(self) -> None:
-        self._promised = self._histogram("notice_promised_seconds", _PROMISED, _NOTICE_S, kind=KINDS)
-        self._got = self._histogram("notice_got_seconds", _GOT, _NOTICE_S, kind=KINDS)
-        self._missed = self._counter("notices_missed", _MISSED, kind=KINDS)
-        self._gone = self._counter("events_gone", "Events that are no longer listed.", kind=KINDS, outcome=_ENDINGS)
+    def _make_event_metrics(self) -> None:
+        self._promised_notice = self._histogram(
+            "notice_promised_seconds", _PROMISED_HELP, _NOTICE_BUCKETS_S, kind=KINDS
+        )
+        self._actual_notice = self._histogram("notice_got_seconds", _ACTUAL_HELP, _NOTICE_BUCKETS_S, kind=KINDS)
+        self._missed = self._counter("notices_missed", _MISSED_HELP, kind=KINDS)
+        self._gone = self._counter("events_gone", "Events that are no longer listed.", kind=KINDS, outcome=_OUTCOMES)
         self._approvals = self._counter("approvals", "Events that the agent approved.", kind=KINDS)
         self._pending = self._gauge("events_pending", "Events that are listed now.", kind=KINDS)
-        self._in_maintenance = self._gauge("in_maintenance", _IN_MAINTENANCE)
+        self._in_maintenance = self._gauge("in_maintenance", _IN_MAINTENANCE_HELP)
 
-    def _make_polls(self) -> None:
+    def _make_poll_metrics(self) -> None:
         self._polls = self._counter("polls", "Questions to the endpoint.", outcome=("answered", "failed"))
-        self._lag = self._histogram("poll_lag_seconds", _LAG, _LAG_S)
-        self._polled_at = self._gauge("last_successful_poll_timestamp_seconds", _POLLED_AT)
+        self._lag = self._histogram("poll_lag_seconds", _LAG_HELP, _LAG_BUCKETS_S)
+        self._polled_at = self._gauge("last_successful_poll_timestamp_seconds", _POLLED_AT_HELP)
 
-    def _make_steps(self, names: tuple[str, ...]) -> None:
-        phases, outcomes = tuple(Phase), ("done", "failed")
+    def _make_step_metrics(self, names: tuple[str, ...]) -> None:
+        phases, outcomes = tuple(StepPhase), ("done", "failed")
         self._durations = self._histogram(
-            "step_duration_seconds", _DURATION, _STEP_S, step=names, phase=phases, outcome=outcomes
+            "step_duration_seconds", _DURATION_HELP, _STEP_BUCKETS_S, step=names, phase=phases, outcome=outcomes
         )
         self._cuts = self._counter("steps_cut", "Steps that there was no time for.", step=names)
         self._ready = self._gauge("ready", "What /ready says: 0 while a step holds it.")
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
-        return _begun(Counter(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
+        return _with_all_labels(Counter(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
 
     def _gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> Gauge:
-        return _begun(Gauge(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
+        return _with_all_labels(Gauge(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], **labels: tuple[str, ...]) -> Histogram:
         made = Histogram(_PREFIX + name, text, tuple(labels), buckets=buckets, registry=self._registry)
-        return _begun(made, labels)
+        return _with_all_labels(made, labels)
 
-    def polled(self, lag_s: float) -> None:
-        self.pulse.answered()
+    def poll_answered(self, lag_s: float) -> None:
+        self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
-        self._polled_at.set(self._real())
+        self._polled_at.set(self._read_real_time())
 
-    def failed(self, why: str) -> None:
-        self.pulse.failed(why)
+    def poll_failed(self, why: str) -> None:
+        self.endpoint_health.record_failure(why)
         self._polls.labels("failed").inc()
 
-    def noticed(self, event: Event, notice_s: float | None) -> None:
+    def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         if notice_s is not None:
-            self._promised.labels(_kind(event)).observe(max(0.0, notice_s))
+            self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
-    def started(self, event: Event, notice_s: float) -> None:
-        self._got.labels(_kind(event)).observe(max(0.0, notice_s))
+    def event_started(self, event: Event, notice_s: float) -> None:
+        self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
-    def missed(self, event: Event) -> None:
-        self._missed.labels(_kind(event)).inc()
+    def notice_missed(self, event: Event) -> None:
+        self._missed.labels(_kind_label(event)).inc()
 
-    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None:
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
         word = "done" if outcome.ok else "failed"
         self._durations.labels(step.name, phase.value, word).observe(max(0.0, took_s))
 
-    def step_cut(self, step: Step, event: Event) -> None:
+    def step_cut(self, step: StepConfig, event: Event) -> None:
         self._cuts.labels(step.name).inc()
 
-    def approved(self, event: Event) -> None:
-        self._approvals.labels(_kind(event)).inc()
+    def event_approved(self, event: Event) -> None:
+        self._approvals.labels(_kind_label(event)).inc()
 
-    def gone(self, event: Event, outcome: str) -> None:
-        self._gone.labels(_kind(event), outcome if outcome in _ENDINGS else Ending.UNKNOWN).inc()
+    def event_gone(self, event: Event, outcome: str) -> None:
+        self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else Ending.UNKNOWN).inc()
 
-    def exposition(self, standing: Standing) -> bytes:
+    def render(self, standing: MaintenanceStatus) -> bytes:
         """Everything, as Prometheus reads it, with how things stand now."""
-        listed = [_kind(event) for event in standing.listed]
+        listed = [_kind_label(event) for event in standing.listed]
         for kind in KINDS:
             self._pending.labels(kind).set(listed.count(kind))
         self._in_maintenance.set(standing.in_maintenance)
         self._ready.set(not standing.holds)
-        return generate_latest(_Plain(self._registry))
+        return generate_latest(_WithoutCreatedSeries(self._registry))
 
 
-class _Plain(Collector):
+class _WithoutCreatedSeries(Collector):
     """Without the `_created` series: twice the size, and nobody asks for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -145,12 +194,12 @@ class _Plain(Collector):
             yield metric
 
 
-def _begun(metric: M, labels: Mapping[str, tuple[str, ...]]) -> M:
+def _with_all_labels(metric: M, labels: Mapping[str, tuple[str, ...]]) -> M:
     """With every combination of its labels: rates and alerts need them before the first time."""
     for values in product(*labels.values()) if labels else ():
         metric.labels(*values)
     return metric
 
 
-def _kind(event: Event) -> str:
-    return event.kind if event.kind in KINDS else OTHER
+def _kind_label(event: Event) -> str:
+    return event.kind if event.kind in KINDS else OTHER_KIND

@@ -1,4 +1,4 @@
-"""What the agent's rooms hand each other: steps and rules as configured, and what a reaction is given and gives."""
+"""The agent's data model: configured steps and rules, and the interface of reactions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Literal, Protocol
 from forewarn.client import ReceivedEvent
 
 Event = ReceivedEvent
-OWN = "own"  # of a rule's `vms`: events that list the VM the agent runs in
+OWN_VM = "own"  # of a rule's `vms`: events that list the VM the agent runs in
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     DO = "do"
     UNDO = "undo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepConfig:
     """One configured reaction."""
 
     name: str  # as in [steps.NAME]
@@ -34,11 +34,11 @@ class Step:
     undo_budget_s: float = 60.0
     undo_tries: int = 3
     survives_reboot: bool = True  # False: a reboot undoes it, nobody else has to
-    holds: bool = True  # done once for all events that need it at a time; False (telling): done for each
+    shared_by_events: bool = True  # done once for all events that need it at a time; False (telling): done for each
     options: Any = None  # the reaction's own settings, already checked
 
 
-class When(StrEnum):
+class ApproveWhen(StrEnum):
     """When an event is approved."""
 
     NEVER = "never"
@@ -47,13 +47,13 @@ class When(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approve:
-    when: When = When.NEVER
+class ApprovalPolicy:
+    when: ApproveWhen = ApproveWhen.NEVER
     absent_after_s: float | None = None  # how long to wait for a listed VM without an agent; None: for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class ApprovalCheckConfig:
     """Who must say yes before an event is approved: a command or a webhook."""
 
     command: tuple[str, ...] = ()
@@ -65,14 +65,14 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class RuleConfig:
     """For which events which steps are taken. A duration of -1 (unknown) counts as endless."""
 
     name: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StepConfig, ...] = ()
     kinds: frozenset[str] = frozenset()  # empty: any
     sources: frozenset[str] = frozenset()
-    vms: str = OWN  # or a pattern (`web-*`) that one of the listed VMs must match
+    vms: str = OWN_VM  # or a pattern (`web-*`) that one of the listed VMs must match
     min_duration_s: float | None = None
     max_duration_s: float | None = None
     min_left_s: float | None = None
@@ -81,26 +81,26 @@ class Rule:
     margin_s: float = 5.0  # between the end of the last step and NotBefore
     no_time: Literal["essential", "all", "nothing"] = "essential"  # of the steps, when the event has started
     undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})
-    approve: Approve = field(default_factory=Approve)
-    gate: Gate | None = None
+    approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)
+    approval_check: ApprovalCheckConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class StepContext:
     """What a reaction is given."""
 
     event: Event
     vm: str  # the agent's own
     key: str = ""  # of the event in the journal: its id, with #2 if it was gone before and came again
-    step: Step
-    phase: Phase
+    step: StepConfig
+    phase: StepPhase
     folder: Path  # its own, durable, the same for `do` and `undo`
     left_s: Callable[[], float]  # until this step's time is over
     notes: Mapping[str, str] = field(default_factory=dict)  # what `do` left for `undo`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     ok: bool
     text: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -109,9 +109,9 @@ class Outcome:
 class Reaction(Protocol):
     """Does something for an event, and undoes it. It is cancelled when its time is over, and `undo` must work then."""
 
-    async def do(self, case: Case) -> Outcome: ...
+    async def do(self, case: StepContext) -> StepOutcome: ...
 
-    async def undo(self, case: Case) -> Outcome: ...
+    async def undo(self, case: StepContext) -> StepOutcome: ...
 
-    async def check(self, case: Case) -> bool | None:
+    async def check(self, case: StepContext) -> bool | None:
         """Was `do` done? None: cannot be told."""

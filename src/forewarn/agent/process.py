@@ -1,4 +1,4 @@
-"""The agent as a process: it runs until a signal ends it, and shows its pages meanwhile."""
+"""Runs the agent as a process: until a signal stops it, with its pages served meanwhile."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from forewarn.agent.config import Config
-from forewarn.agent.daemon import Daemon
-from forewarn.agent.face import Pages, showing
-from forewarn.agent.telling import tell_begun
+from forewarn.agent.config import AgentConfig
+from forewarn.agent.daemon import AgentDaemon
+from forewarn.agent.http_server import AgentPages, serve_pages
+from forewarn.agent.reporting import log_startup
 from forewarn.errors import Rejected, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
-_AGAIN_S = 5.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LISTEN_RETRY_S = 5.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-async def run(config: Config) -> None:
+async def run_until_signal(config: AgentConfig) -> None:
     """Until SIGTERM or SIGINT."""
     if not config.listen:
-        await _until_told(Daemon(config), config)
+        await _run_daemon(AgentDaemon(config), config)
         return
-    _must_be_able_to_listen()
-    from forewarn.agent.metrics import Metrics  # which loads much that an agent without pages can do without
-    from forewarn.agent.page import pages_of
+    _require_prometheus_client()
+    from forewarn.agent.http_pages import build_pages
+    from forewarn.agent.metrics import AgentMetrics  # which loads much that an agent without pages can do without
 
-    metrics = Metrics(config.steps)
-    daemon = Daemon(config, observer=metrics)
-    async with _shown(pages_of(metrics, daemon.situation, lambda: _facts(daemon)), config.listen):
-        await _until_told(daemon, config)
+    metrics = AgentMetrics(config.steps)
+    daemon = AgentDaemon(config, observer=metrics)
+    async with _pages_served(build_pages(metrics, daemon.snapshot, lambda: _extra_state(daemon)), config.listen):
+        await _run_daemon(daemon, config)
 
 
-async def once(config: Config) -> None:
+async def run_once(config: AgentConfig) -> None:
     """Look once, do what is due, and end; a signal ends it sooner, and what was under way is found begun."""
     task = asyncio.current_task()
     assert task is not None
-    for number in _SIGNALS:
+    for number in _STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await Daemon(config).once()
+    await AgentDaemon(config).run_once()
 
 
-async def _until_told(daemon: Daemon, config: Config) -> None:
-    tell_begun(config)
-    for number in _SIGNALS:
+async def _run_daemon(daemon: AgentDaemon, config: AgentConfig) -> None:
+    log_startup(config)
+    for number in _STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, daemon.stop)
     await daemon.run()
 
 
-def _must_be_able_to_listen() -> None:
+def _require_prometheus_client() -> None:
     if find_spec("prometheus_client") is None:
         raise Rejected(
             "the agent's pages need prometheus_client, which is not installed: pip install 'forewarn[agent]', "
@@ -60,14 +60,14 @@ def _must_be_able_to_listen() -> None:
         )
 
 
-def _facts(daemon: Daemon) -> dict[str, Any]:
-    report = daemon.state()
+def _extra_state(daemon: AgentDaemon) -> dict[str, Any]:
+    report = daemon.report()
     return {"endpoint": report.endpoint, "problems": list(report.problems)}
 
 
 @asynccontextmanager
-async def _shown(pages: Pages, listen: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(_show(pages, listen))
+async def _pages_served(pages: AgentPages, listen: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(_serve_pages_with_retries(pages, listen))
     try:
         yield
     finally:
@@ -75,16 +75,16 @@ async def _shown(pages: Pages, listen: str) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def _show(pages: Pages, listen: str) -> None:
+async def _serve_pages_with_retries(pages: AgentPages, listen: str) -> None:
     """An address that is taken is no reason to miss maintenance: it is tried again."""
     told = ""
     while True:
         try:
-            async with showing(pages, listen):
+            async with serve_pages(pages, listen):
                 told = ""
                 await asyncio.Event().wait()
         except Unavailable as error:
             if str(error) != told:
                 LOG.error("%s", error)
             told = str(error)
-        await asyncio.sleep(_AGAIN_S)
+        await asyncio.sleep(_LISTEN_RETRY_S)

@@ -1,4 +1,4 @@
-"""What the journal holds, as values: of each event, what was done for it. Pure; a change is a new record."""
+"""The journal's records as immutable values: each event, its step runs and its approval. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from forewarn.agent.value import Event, Phase
+from forewarn.agent.model import Event, StepPhase
 
 
-class State(StrEnum):
+class StepState(StrEnum):
     BEGUN = "begun"
     DONE = "done"
     FAILED = "failed"  # tried, with no or a bad end: perhaps done in part, so it is undone
@@ -17,17 +17,17 @@ class State(StrEnum):
     SKIPPED = "skipped"  # nobody tried
 
 
-TRIED = frozenset({State.BEGUN, State.DONE, State.FAILED})
-HELD = "done already for event"
+TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})
+REUSED_TEXT = "done already for event"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class StepRun:
     """A step taken for an event, or its undoing."""
 
     step: str
-    phase: Phase = Phase.DO
-    state: State = State.BEGUN
+    phase: StepPhase = StepPhase.DO
+    state: StepState = StepState.BEGUN
     begun_at: float
     ended_at: float | None = None
     boot_id: str = ""
@@ -37,12 +37,12 @@ class Deed:
     tries: int = 1
 
     @property
-    def is_held(self) -> bool:
+    def is_reused(self) -> bool:
         """Whether nothing was run, because another event had it done already."""
-        return bool(self.holder) and self.text.startswith(HELD)
+        return bool(self.holder) and self.text.startswith(REUSED_TEXT)
 
 
-class Asked(StrEnum):
+class ApprovalState(StrEnum):
     """How far an approval is. Asked without an answer is asked again: that is harmless (spec §5.2)."""
 
     ASKED = "asked"
@@ -51,14 +51,14 @@ class Asked(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Approval:
-    state: Asked
+class ApprovalRecord:
+    state: ApprovalState
     at: float
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consent:
+class ApprovalCheckRecord:
     """What the gate before an approval has said so far; an empty answer is silence."""
 
     first_at: float
@@ -68,7 +68,7 @@ class Consent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class EventRecord:
     key: str  # the event's id; with #2 if it was gone before and came again
     event: Event  # as it was last listed
     seen_at: float
@@ -80,36 +80,36 @@ class Record:
     gone_at: float | None = None
     outcome: str = ""
     closed: bool = False  # gone, and nothing is left to undo
-    deeds: tuple[Deed, ...] = ()
-    approval: Approval | None = None
-    consent: Consent | None = None
+    step_runs: tuple[StepRun, ...] = ()
+    approval: ApprovalRecord | None = None
+    approval_check: ApprovalCheckRecord | None = None
 
-    def deed(self, step: str, phase: Phase = Phase.DO) -> Deed | None:
-        return next((deed for deed in self.deeds if deed.step == step and deed.phase == phase), None)
+    def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
+        return next((deed for deed in self.step_runs if deed.step == step and deed.phase == phase), None)
 
-    def with_deed(self, deed: Deed) -> Record:
-        others = tuple(each for each in self.deeds if (each.step, each.phase) != (deed.step, deed.phase))
-        return replace(self, deeds=(*others, deed))
+    def with_step_run(self, deed: StepRun) -> EventRecord:
+        others = tuple(each for each in self.step_runs if (each.step, each.phase) != (deed.step, deed.phase))
+        return replace(self, step_runs=(*others, deed))
 
     def holder_of(self, step: str) -> str:
         """The event for which this one's step was first tried: its own, unless another held or tried it before."""
-        deed = self.deed(step)
+        deed = self.step_run(step)
         return deed.holder if deed and deed.holder else self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Book:
+class OpenRecords:
     """The records that are not closed, in the order in which they were first seen."""
 
-    records: tuple[Record, ...] = ()
+    records: tuple[EventRecord, ...] = ()
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[EventRecord]:
         return iter(self.records)
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str) -> EventRecord | None:
         return next((record for record in self.records if record.key == key), None)
 
-    def with_(self, record: Record) -> Book:
+    def with_record(self, record: EventRecord) -> OpenRecords:
         """With this record in place of the one of its key, or as the newest; a closed one is let go."""
         if self.get(record.key) is None:
             return self if record.closed else replace(self, records=(*self.records, record))

@@ -1,57 +1,65 @@
-"""Who watches the agent at work, for metrics: called on the loop, at once, and never allowed to fail the agent."""
+"""Reports what the agent sees and does: to its log, and to an observer such as the metrics.
+
+Observers are called on the event loop and must return at once; their errors are logged and never stop the agent.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-from forewarn.agent.value import Event, Outcome, Phase, Step
+from forewarn.agent.actions import RecordStepEnd
+from forewarn.agent.config import AgentConfig
+from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
+from forewarn.agent.records import EventRecord, StepState
+from forewarn.agent.rules import notice_left_s
+from forewarn.client import lists
 
 LOG = logging.getLogger("forewarn.agent")
 
 
-class Observer(Protocol):
-    def polled(self, lag_s: float) -> None:
+class AgentObserver(Protocol):
+    def poll_answered(self, lag_s: float) -> None:
         """The endpoint answered; `lag_s` since the answer before, beyond what was held on our behalf."""
 
-    def failed(self, why: str) -> None:
+    def poll_failed(self, why: str) -> None:
         """The endpoint gave no usable answer."""
 
-    def noticed(self, event: Event, notice_s: float | None) -> None:
+    def event_first_seen(self, event: Event, notice_s: float | None) -> None:
         """An event is new to the journal, with so much time left; None: it has started."""
 
-    def missed(self, event: Event) -> None:
+    def notice_missed(self, event: Event) -> None:
         """An event was first seen started, or with its NotBefore passed."""
 
-    def started(self, event: Event, notice_s: float) -> None:
+    def event_started(self, event: Event, notice_s: float) -> None:
         """An event that was seen scheduled has started, so long after it was first seen."""
 
-    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None: ...
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None: ...
 
-    def step_cut(self, step: Step, event: Event) -> None: ...
+    def step_cut(self, step: StepConfig, event: Event) -> None: ...
 
-    def approved(self, event: Event) -> None: ...
+    def event_approved(self, event: Event) -> None: ...
 
-    def gone(self, event: Event, outcome: str) -> None: ...
+    def event_gone(self, event: Event, outcome: str) -> None: ...
 
 
-class Unobserved:
+class NullObserver:
     """Nobody watches."""
 
-    def polled(self, lag_s: float) -> None: ...
-    def failed(self, why: str) -> None: ...
-    def noticed(self, event: Event, notice_s: float | None) -> None: ...
-    def missed(self, event: Event) -> None: ...
-    def started(self, event: Event, notice_s: float) -> None: ...
-    def step_ended(self, step: Step, phase: Phase, outcome: Outcome, took_s: float) -> None: ...
-    def step_cut(self, step: Step, event: Event) -> None: ...
-    def approved(self, event: Event) -> None: ...
-    def gone(self, event: Event, outcome: str) -> None: ...
+    def poll_answered(self, lag_s: float) -> None: ...
+    def poll_failed(self, why: str) -> None: ...
+    def event_first_seen(self, event: Event, notice_s: float | None) -> None: ...
+    def notice_missed(self, event: Event) -> None: ...
+    def event_started(self, event: Event, notice_s: float) -> None: ...
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None: ...
+    def step_cut(self, step: StepConfig, event: Event) -> None: ...
+    def event_approved(self, event: Event) -> None: ...
+    def event_gone(self, event: Event, outcome: str) -> None: ...
 
 
-class _Shield:
-    def __init__(self, observer: Observer) -> None:
+class _ErrorLoggingObserver:
+    def __init__(self, observer: AgentObserver) -> None:
         self._observer = observer
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -66,6 +74,46 @@ class _Shield:
         return shielded
 
 
-def shielded(observer: Observer) -> Observer:
+def with_errors_logged(observer: AgentObserver) -> AgentObserver:
     """Whatever goes wrong while somebody watches is told, and nothing more."""
-    return cast("Observer", _Shield(observer))
+    return cast("AgentObserver", _ErrorLoggingObserver(observer))
+
+
+def log_startup(config: AgentConfig) -> None:
+    """Somebody who has just started it sees that it lives, and where to look."""
+    pages = f"http://{config.listen}" if config.listen else "none"
+    LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
+
+
+class SingleLineFormatter(logging.Formatter):
+    """A message is a line, whatever a server puts into the names of things: it can forge no other."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        said = super().formatMessage(record)
+        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in said)
+
+
+def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
+    """The event is new, has started, or is gone."""
+    event, left = record.event, notice_left_s(record.event, now)
+    if record.gone_at is not None:
+        LOG.info("%s %s is gone: %s", event.kind, record.key, record.outcome)
+        observer.event_gone(event, record.outcome)
+    elif is_new:
+        LOG.info("%s %s of %s, rule %r", event.kind, record.key, ", ".join(event.resources), record.rule)
+        observer.event_first_seen(event, None if record.started_at is not None else left)
+        if lists(event, vm) and left == 0:
+            observer.notice_missed(event)
+    elif record.started_at is not None:
+        LOG.info("%s %s has started", event.kind, record.key)
+        observer.event_started(event, now - record.seen_at)
+
+
+def report_step_end(
+    observer: AgentObserver, record: EventRecord, move: RecordStepEnd, steps: Mapping[str, StepConfig]
+) -> None:
+    """A step came to an end without being run."""
+    deed = move.step_run
+    LOG.warning("%s %s %s for %s: %s", deed.phase, deed.step, deed.state, record.key, deed.text)
+    if deed.state is StepState.CUT and deed.step in steps:
+        observer.step_cut(steps[deed.step], record.event)

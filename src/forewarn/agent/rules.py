@@ -1,60 +1,108 @@
-"""Which rule an event falls under: the first that matches. Pure."""
+"""Finds the rule for an event (the first that matches), and defines the ready-made profiles. Pure.
+
+A profile is a set of rules for the notice that an application is built for; the user supplies the steps. All
+profiles ignore a short Freeze, which ends before a drain would. They do not approve an eviction: it may be
+withdrawn, and waiting costs nothing.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from forewarn.agent.value import OWN, Event, Rule
-from forewarn.client.event import lists
-from forewarn.protocol.document import Status
+from forewarn.agent.model import OWN_VM, ApprovalPolicy, ApproveWhen, Event, RuleConfig, StepConfig
+from forewarn.client.events import lists
+from forewarn.protocol.document import Kind, NoticeStatus
 
 
-def rule_for(rules: Iterable[Rule], event: Event, vm: str, now: float) -> Rule | None:
-    return next((rule for rule in rules if matches(rule, event, vm, now)), None)
+def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
+    return next((rule for rule in rules if rule_matches(rule, event, vm, now)), None)
 
 
-def matches(rule: Rule, event: Event, vm: str, now: float) -> bool:
+def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
     return (
-        _among(event.kind, rule.kinds)
-        and _among(event.source, rule.sources)
-        and _concerns(rule, event, vm)
-        and _within(_duration_s(event), rule.min_duration_s, rule.max_duration_s)
-        and _within(left_s(event, now) or 0.0, rule.min_left_s, rule.max_left_s)
+        _matches_any(event.kind, rule.kinds)
+        and _matches_any(event.source, rule.sources)
+        and _matches_vms(rule, event, vm)
+        and _is_between(_impact_duration_s(event), rule.min_duration_s, rule.max_duration_s)
+        and _is_between(notice_left_s(event, now) or 0.0, rule.min_left_s, rule.max_left_s)
     )
 
 
 def has_started(event: Event) -> bool:
-    return event.status == Status.STARTED
+    return event.status == NoticeStatus.STARTED
 
 
-def left_s(event: Event, now: float) -> float | None:
+def notice_left_s(event: Event, now: float) -> float | None:
     """Until it may start: 0 once it has started, None if the server named no time that can be read."""
     if has_started(event):
         return 0.0
     return None if event.not_before is None else max(0.0, event.not_before - now)
 
 
-def _among(word: str, words: frozenset[str]) -> bool:
+def _matches_any(word: str, words: frozenset[str]) -> bool:
     return not words or word.casefold() in {each.casefold() for each in words}
 
 
-def _concerns(rule: Rule, event: Event, vm: str) -> bool:
-    if rule.vms == OWN:
+def _matches_vms(rule: RuleConfig, event: Event, vm: str) -> bool:
+    if rule.vms == OWN_VM:
         return lists(event, vm)
-    return any(fnmatchcase(plain(name), plain(rule.vms)) for name in event.resources)
+    return any(fnmatchcase(normalize_vm_name(name), normalize_vm_name(rule.vms)) for name in event.resources)
 
 
-def plain(name: str) -> str:
+def normalize_vm_name(name: str) -> str:
     """A VM's name for comparing: without case and without the underscore of 2017 (spec §3)."""
     return name.casefold().removeprefix("_")
 
 
-def _duration_s(event: Event) -> float:
+def _impact_duration_s(event: Event) -> float:
     """Unknown (-1, or a version that does not say) is endless: a drain too many is better than one too few."""
     return math.inf if event.duration_s is None or event.duration_s < 0 else float(event.duration_s)
 
 
-def _within(value: float, least: float | None, most: float | None) -> bool:
+def _is_between(value: float, least: float | None, most: float | None) -> bool:
     return (least is None or value >= least) and (most is None or value <= most)
+
+
+DAY_S = 86_400.0
+_APPROVE_WHEN_DONE = ApprovalPolicy(when=ApproveWhen.DONE)
+
+
+def _short_freeze_rule() -> RuleConfig:
+    return RuleConfig(name="a short freeze", kinds=frozenset({Kind.FREEZE.value}), max_duration_s=10.0)
+
+
+def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    return (
+        _short_freeze_rule(),
+        RuleConfig(name="an eviction", kinds=frozenset({Kind.PREEMPT.value}), steps=steps, margin_s=2.0),
+        RuleConfig(name="maintenance", steps=steps, approve=_APPROVE_WHEN_DONE),
+    )
+
+
+def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    return (_short_freeze_rule(), RuleConfig(name="any event", steps=steps, margin_s=2.0))
+
+
+def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    far = RuleConfig(
+        name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
+    )
+    return (_short_freeze_rule(), far, *fifteen_minutes_rules(steps)[1:])
+
+
+ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]
+PROFILES: dict[str, ProfileRules] = {
+    "fifteen-minutes": fifteen_minutes_rules,
+    "thirty-seconds": thirty_seconds_rules,
+    "seven-days": seven_days_rules,
+}
+PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-days": 7 * DAY_S}
+
+
+def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
+    """By how much the steps that are never cut exceed the notice that the profile is for; 0 if they fit."""
+    margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
+    needed_s = sum(step.budget_s for step in steps if step.cut is None)
+    return max(0.0, needed_s + margin_s - PROFILE_NOTICE_S[profile])

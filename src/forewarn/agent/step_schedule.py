@@ -1,7 +1,7 @@
-"""When each step begins, and which are cut: budgets are laid out backwards from NotBefore. Pure.
+"""Schedules the steps of an event backwards from NotBefore, and cuts steps that do not fit. Pure.
 
-A step that may be cut says in which order (`cut`, lowest first). Steps go until the rest fits; what may not be cut is
-taken even if it is late. Only the step whose turn it is is ever cut for good: those before it may end early.
+A step with a `cut` number may be cut, lowest number first, until the rest fits. Other steps run even if they are
+late. Only the step that is next is cut for good: the steps before it may end early.
 """
 
 from __future__ import annotations
@@ -10,57 +10,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from forewarn.agent.value import Step
+from forewarn.agent.model import StepConfig
 
-Begin = Literal["at-once", "late"]
-NoTime = Literal["essential", "all", "nothing"]
+StepTiming = Literal["at-once", "late"]
+LateStepPolicy = Literal["essential", "all", "nothing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    step: Step
+class ScheduledStep:
+    step: StepConfig
     due_at: float  # when it begins, if those before it are done
     latest_at: float  # beginning later than this, it may not be done by NotBefore
     cut: bool = False
     late: bool = False  # it cannot be done by NotBefore, but may not be cut
 
 
-def layout(
-    steps: Sequence[Step],
+def schedule_steps(
+    steps: Sequence[StepConfig],
     not_before: float | None,
     now: float,
     *,
-    begin: Begin = "at-once",
+    begin: StepTiming = "at-once",
     margin_s: float = 0.0,
-) -> tuple[Slot, ...]:
+) -> tuple[ScheduledStep, ...]:
     """The slots of steps in their order, for a notice that ends at `not_before`; None: nobody knows when."""
     if not_before is None:
-        return tuple(Slot(step=step, due_at=now, latest_at=now) for step in steps)
+        return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)
     end_at = not_before - margin_s
-    cut = _cut(steps, end_at - now)
+    cut = _steps_to_cut(steps, end_at - now)
     needed_s = sum(step.budget_s for step in steps if step.name not in cut)
     is_late = needed_s > end_at - now
     at = now if is_late else end_at - needed_s
 
-    slots: list[Slot] = []
+    slots: list[ScheduledStep] = []
     for step in steps:
         is_cut = step.name in cut
         due_at = now if (step.begin or begin) == "at-once" or is_cut else at
-        slots.append(Slot(step=step, due_at=due_at, latest_at=at, cut=is_cut, late=is_late and not is_cut))
+        slots.append(ScheduledStep(step=step, due_at=due_at, latest_at=at, cut=is_cut, late=is_late and not is_cut))
         at += 0 if is_cut else step.budget_s
     return tuple(slots)
 
 
-def no_time(steps: Sequence[Step], now: float, policy: NoTime) -> tuple[Slot, ...]:
+def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
     """The slots when the event has started: whatever is still done is done at once."""
 
-    def is_cut(step: Step) -> bool:
+    def is_cut(step: StepConfig) -> bool:
         return policy == "nothing" or (policy == "essential" and step.cut is not None)
 
-    return tuple(Slot(step=s, due_at=now, latest_at=now, cut=is_cut(s), late=not is_cut(s)) for s in steps)
+    return tuple(ScheduledStep(step=s, due_at=now, latest_at=now, cut=is_cut(s), late=not is_cut(s)) for s in steps)
 
 
-def _cut(steps: Sequence[Step], room_s: float) -> frozenset[str]:
+def _steps_to_cut(steps: Sequence[StepConfig], room_s: float) -> frozenset[str]:
     """Names of the steps that go, lowest `cut` first and later ones before earlier, until the rest fits."""
     needed_s = sum(step.budget_s for step in steps)
     gone: set[str] = set()

@@ -1,6 +1,6 @@
-"""What is to be done for an event that is gone: what was tried for it is undone, last step first. Pure.
+"""Decides the actions for an event that is gone: undo its tried steps, last step first. Pure.
 
-A step that was done once for several events is undone once, for the last of them.
+A step that ran once for several events is undone once, for the last of them.
 """
 
 from __future__ import annotations
@@ -8,93 +8,111 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forewarn.agent.move import Begin, Close, Move, Resume, Settle, Situation, Stop, Wait
-from forewarn.agent.record import TRIED, Deed, Record, State
-from forewarn.agent.value import Phase, Step
+from forewarn.agent.actions import (
+    AgentAction,
+    AgentSnapshot,
+    CloseEvent,
+    RecordStepEnd,
+    ResumeStep,
+    StartStep,
+    StopStep,
+    WaitUntil,
+)
+from forewarn.agent.model import StepConfig, StepPhase
+from forewarn.agent.records import TRIED_STATES, EventRecord, StepRun, StepState
 
-RETRY_S = 10.0
-LONGEST_RETRY_S = 300.0
+UNDO_RETRY_S = 10.0
+MAX_UNDO_RETRY_S = 300.0
 
 
-def undoing(record: Record, now: Situation) -> Iterator[Move]:
-    running = [name for key, name in now.busy if key == record.key]
+def undo_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
+    running = [name for key, name in now.running_tasks if key == record.key]
     if running:
-        yield from (Stop(key=record.key, step=name) for name in running if _is_doing(record, name))
+        yield from (StopStep(key=record.key, step=name) for name in running if _is_preparing(record, name))
         return
-    for deed in _tried(record):
-        move = _undo(record, deed, now)
+    for deed in _tried_steps(record):
+        move = _undo_action(record, deed, now)
         if move is not None:
             yield move
             return
-    if _is_awaited(record, now):
-        yield Wait(key=record.key, why="another event shares a step and is not settled yet")
+    if _is_awaited_by_other_event(record, now):
+        yield WaitUntil(key=record.key, reason="another event shares a step and is not settled yet")
     else:
-        yield Close(key=record.key)
+        yield CloseEvent(key=record.key)
 
 
-def _is_awaited(record: Record, now: Situation) -> bool:
+def _is_awaited_by_other_event(record: EventRecord, now: AgentSnapshot) -> bool:
     """Whether another event has still to read here that a step which they shared is undone."""
-    shared = (other for deed in _tried(record) for other in _sharers(record, deed, now) if not _has_undo(other, deed))
+    shared = (
+        other
+        for deed in _tried_steps(record)
+        for other in _events_sharing_step(record, deed, now)
+        if not _has_undo(other, deed)
+    )
     return any(other.gone_at is not None for other in shared)
 
 
-def _has_undo(other: Record, deed: Deed) -> bool:
-    return other.deed(deed.step, Phase.UNDO) is not None
+def _has_undo(other: EventRecord, deed: StepRun) -> bool:
+    return other.step_run(deed.step, StepPhase.UNDO) is not None
 
 
-def _is_doing(record: Record, name: str) -> bool:
-    return record.deed(name, Phase.UNDO) is None
+def _is_preparing(record: EventRecord, name: str) -> bool:
+    return record.step_run(name, StepPhase.UNDO) is None
 
 
-def _tried(record: Record) -> list[Deed]:
+def _tried_steps(record: EventRecord) -> list[StepRun]:
     """What was tried, in the opposite order of the plan."""
-    done = [record.deed(name) for name in reversed(record.plan)]
-    return [deed for deed in done if deed is not None and deed.state in TRIED]
+    done = [record.step_run(name) for name in reversed(record.plan)]
+    return [deed for deed in done if deed is not None and deed.state in TRIED_STATES]
 
 
-def _undo(record: Record, deed: Deed, now: Situation) -> Move | None:
+def _undo_action(record: EventRecord, deed: StepRun, now: AgentSnapshot) -> AgentAction | None:
     """None: this step needs nothing more."""
-    if deed.state is State.BEGUN:
-        return Settle(key=record.key, deed=ended(deed, State.FAILED, now, "cut off when the agent ended"))
-    undo, step = record.deed(deed.step, Phase.UNDO), now.steps.get(deed.step)
+    if deed.state is StepState.BEGUN:
+        return RecordStepEnd(
+            key=record.key, step_run=ended_step_run(deed, StepState.FAILED, now, "cut off when the agent ended")
+        )
+    undo, step = record.step_run(deed.step, StepPhase.UNDO), now.steps.get(deed.step)
     if undo is None:
-        return _first(record, deed, step, now)
-    if step is None or undo.state in (State.DONE, State.SKIPPED):
+        return _first_undo(record, deed, step, now)
+    if step is None or undo.state in (StepState.DONE, StepState.SKIPPED):
         return None
-    if undo.state is State.BEGUN:
-        return Resume(key=record.key, step=step, phase=Phase.UNDO, ask=not step.repeatable)
-    return _again(record, deed, undo, step, now)
+    if undo.state is StepState.BEGUN:
+        return ResumeStep(key=record.key, step=step, phase=StepPhase.UNDO, check_first=not step.repeatable)
+    return _retry_undo(record, deed, undo, step, now)
 
 
-def _again(record: Record, deed: Deed, undo: Deed, step: Step, now: Situation) -> Move | None:
+def _retry_undo(
+    record: EventRecord, deed: StepRun, undo: StepRun, step: StepConfig, now: AgentSnapshot
+) -> AgentAction | None:
     """After an undo that failed."""
     if undo.tries >= step.undo_tries:
         return None
-    if why_not := _why_not(record, deed, step, now):
-        return Settle(key=record.key, deed=_undone(deed, State.SKIPPED, now, why_not))
-    again_at = (undo.ended_at or now.now) + min(LONGEST_RETRY_S, RETRY_S * 2.0 ** (undo.tries - 1))
+    if why_not := _reason_not_to_undo(record, deed, step, now):
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, why_not))
+    again_at = (undo.ended_at or now.now) + min(MAX_UNDO_RETRY_S, UNDO_RETRY_S * 2.0 ** (undo.tries - 1))
     if now.now < again_at:
-        return Wait(key=record.key, until=again_at, why=f"the undo of {step.name} failed and is tried again")
-    return Begin(key=record.key, step=step, phase=Phase.UNDO, tries=undo.tries + 1)
+        return WaitUntil(key=record.key, until=again_at, reason=f"the undo of {step.name} failed and is tried again")
+    return StartStep(key=record.key, step=step, phase=StepPhase.UNDO, tries=undo.tries + 1)
 
 
-def _first(record: Record, deed: Deed, step: Step | None, now: Situation) -> Move:
+def _first_undo(record: EventRecord, deed: StepRun, step: StepConfig | None, now: AgentSnapshot) -> AgentAction:
     if step is None:
         text = "the step is no longer configured: undo it by hand"
-        return Settle(key=record.key, deed=_undone(deed, State.FAILED, now, text))
-    if why_not := _why_not(record, deed, step, now):
-        return Settle(key=record.key, deed=_undone(deed, State.SKIPPED, now, why_not))
-    for other in _sharers(record, deed, now):
-        undo = other.deed(deed.step, Phase.UNDO)
-        if undo is not None and undo.state is not State.SKIPPED:
-            if _is_under_way(undo, step):
-                return Wait(key=record.key, why=f"{step.name} is being undone for event {other.key}")
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.FAILED, now, text))
+    if why_not := _reason_not_to_undo(record, deed, step, now):
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, why_not))
+    for other in _events_sharing_step(record, deed, now):
+        undo = other.step_run(deed.step, StepPhase.UNDO)
+        if undo is not None and undo.state is not StepState.SKIPPED:
+            if _is_undo_in_progress(undo, step):
+                return WaitUntil(key=record.key, reason=f"{step.name} is being undone for event {other.key}")
             text = f"undone with event {other.key}"
-            return Settle(key=record.key, deed=_undone(deed, State.SKIPPED, now, text))
-    return Begin(key=record.key, step=step, phase=Phase.UNDO)
+            return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, text))
+    return StartStep(key=record.key, step=step, phase=StepPhase.UNDO)
 
 
-def _why_not(record: Record, deed: Deed, step: Step, now: Situation) -> str:
+def _reason_not_to_undo(record: EventRecord, deed: StepRun, step: StepConfig, now: AgentSnapshot) -> str:
     rule = now.rules.get(record.rule)
     if step.undo == "never":
         return "this step is never undone"
@@ -102,35 +120,35 @@ def _why_not(record: Record, deed: Deed, step: Step, now: Situation) -> str:
         return f"not to be undone when the event is {record.outcome}"
     if not step.survives_reboot and deed.boot_id != now.boot_id:
         return "the reboot has undone it"
-    needing = next((other for other in now.book if _needs(other, record, step)), None)
+    needing = next((other for other in now.open_records if _needs_step(other, record, step)), None)
     return f"still needed by event {needing.key}" if needing is not None else ""
 
 
-def _needs(other: Record, record: Record, step: Step) -> bool:
-    deed = other.deed(step.name)
-    is_live = step.holds and other.key != record.key and other.gone_at is None
-    return is_live and deed is not None and deed.state in TRIED
+def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig) -> bool:
+    deed = other.step_run(step.name)
+    is_live = step.shared_by_events and other.key != record.key and other.gone_at is None
+    return is_live and deed is not None and deed.state in TRIED_STATES
 
 
-def _sharers(record: Record, deed: Deed, now: Situation) -> list[Record]:
+def _events_sharing_step(record: EventRecord, deed: StepRun, now: AgentSnapshot) -> list[EventRecord]:
     """Other events for which the same doing of this step counts."""
     holder = record.holder_of(deed.step)
-    others = (other for other in now.book if other.key != record.key and other.deed(deed.step))
+    others = (other for other in now.open_records if other.key != record.key and other.step_run(deed.step))
     return [other for other in others if other.holder_of(deed.step) == holder]
 
 
-def _is_under_way(undo: Deed, step: Step) -> bool:
-    return undo.state is State.BEGUN or (undo.state is State.FAILED and undo.tries < step.undo_tries)
+def _is_undo_in_progress(undo: StepRun, step: StepConfig) -> bool:
+    return undo.state is StepState.BEGUN or (undo.state is StepState.FAILED and undo.tries < step.undo_tries)
 
 
-def ended(deed: Deed, state: State, now: Situation, text: str) -> Deed:
+def ended_step_run(deed: StepRun, state: StepState, now: AgentSnapshot, text: str) -> StepRun:
     return replace(deed, state=state, ended_at=now.now, text=text)
 
 
-def _undone(deed: Deed, state: State, now: Situation, text: str) -> Deed:
-    return Deed(
+def _ended_undo_run(deed: StepRun, state: StepState, now: AgentSnapshot, text: str) -> StepRun:
+    return StepRun(
         step=deed.step,
-        phase=Phase.UNDO,
+        phase=StepPhase.UNDO,
         state=state,
         begun_at=now.now,
         ended_at=now.now,

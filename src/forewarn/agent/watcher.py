@@ -1,4 +1,4 @@
-"""Hears of events, for as long as the agent runs: whatever happens to the endpoint, it goes on asking."""
+"""Polls the endpoint for as long as the agent runs, through outages, and passes on each change."""
 
 from __future__ import annotations
 
@@ -8,104 +8,106 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from forewarn.agent.journal import Journal
-from forewarn.agent.observer import Observer
+from forewarn.agent.journal import AgentJournal
+from forewarn.agent.reporting import AgentObserver
 from forewarn.client import AsyncClient, Change
-from forewarn.client.cursor import BadCursor, Cursor, load, save
-from forewarn.client.event import key_of
-from forewarn.client.exchange import HOLD_S
-from forewarn.client.sight import Seen
-from forewarn.client.watching import Manner
+from forewarn.client.change_detection import KnownEvent
+from forewarn.client.cursor import BadCursor, WatchCursor, load_cursor, save_cursor
+from forewarn.client.events import event_key
+from forewarn.client.requests import LONG_POLL_S
+from forewarn.client.watch import WatchOptions
 from forewarn.errors import ForewarnError, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
-TRIES = 5  # of whoever looks once
-AGAIN_S = 5.0  # after a refusal, which somebody may mend
+MAX_FIRST_POLL_FAILURES = 5  # of whoever looks once
+RETRY_S = 5.0  # after a refusal, which somebody may mend
 
 
-class Watcher:
+class EventWatcher:
     """`hear` takes a change; only when it returns does that count as heard. `polled` is called after each answer."""
 
     def __init__(
         self,
         client: AsyncClient,
         cursor: Path,
-        observer: Observer,
+        observer: AgentObserver,
         *,
         hear: Callable[[Change], None],
         polled: Callable[[], None],
-        hold_s: float = HOLD_S,
+        hold_s: float = LONG_POLL_S,
     ) -> None:
         self._client, self._cursor, self._observer = client, cursor, observer
-        self._hear, self._polled, self._hold_s = hear, polled, hold_s
+        self._on_change, self._on_poll, self._hold_s = hear, polled, hold_s
         self._answered_at: float | None = None
-        self.trouble = ""
+        self.problem = ""
 
     async def run(self) -> None:
         while True:
             try:
                 await self.watch()
             except ForewarnError as error:
-                self._say(str(error))
-            await asyncio.sleep(AGAIN_S)
+                self._report_problem(str(error))
+            await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
         """Until the endpoint refuses; with `once` until its first answer, and not for long."""
-        failures, latest = 0, _nothing
+        failures, latest = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
-        manner = Manner(explicit=True, in_order=True, within_s=lambda: within_s)
-        told = self._client.follow(self._cursor, manner)
+        manner = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
+        told = self._client.watch_with(self._cursor, manner)
         try:
             async for change in told:
                 if change is not None:
-                    self._hear(change)
+                    self._on_change(change)
                     latest = change.done
                     continue
                 latest()  # once for all of a poll: each time the cursor is written
-                latest = _nothing
-                failures = 0 if self._note_poll() else failures + 1
+                latest = _do_nothing
+                failures = 0 if self._record_poll() else failures + 1
                 if once and failures == 0:
                     return
-                if once and failures == TRIES:
-                    raise Unavailable(self.trouble)
+                if once and failures == MAX_FIRST_POLL_FAILURES:
+                    raise Unavailable(self.problem)
         finally:
             await told.aclose()
 
-    def _note_poll(self) -> bool:
+    def _record_poll(self) -> bool:
         """Whether the poll that has just been made was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
-            self._say(self._client.trouble or "the endpoint gave no usable answer")
+            self._report_problem(self._client.last_error or "the endpoint gave no usable answer")
             return False
-        if before is None or self.trouble:
+        if before is None or self.problem:
             LOG.info("the endpoint answers%s", "" if before is None else " again")
-        self.trouble = ""
+        self.problem = ""
         gap_s = 0.0 if before is None else self._answered_at - before
-        self._observer.polled(max(0.0, gap_s - self._client.held_s))
-        self._polled()
+        self._observer.poll_answered(max(0.0, gap_s - self._client.held_s))
+        self._on_poll()
         return True
 
-    def _say(self, why: str) -> None:
-        if why != self.trouble:
+    def _report_problem(self, why: str) -> None:
+        if why != self.problem:
             LOG.warning("%s", why)
-        self.trouble = why
-        self._observer.failed(why)
+        self.problem = why
+        self._observer.poll_failed(why)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Is what a poll without a change asks for."""
 
 
-def mend(path: Path, journal: Journal, boot_id: str) -> None:
+def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
     """Make the cursor know exactly the events that the journal has open: what is missing in either is told anew."""
     try:
-        cursor = load(path)
+        cursor = load_cursor(path)
     except BadCursor as error:
         LOG.warning("the cursor %s is not used, because %s", path, error)
-        cursor = Cursor()
-    listed = {key_of(record.event): record for record in journal.book if record.gone_at is None}
-    known = {key_of(seen.event): seen for seen in cursor.known.seen}
+        cursor = WatchCursor()
+    listed = {event_key(record.event): record for record in journal.open_records if record.gone_at is None}
+    known = {event_key(seen.event): seen for seen in cursor.known.events}
     if known.keys() == listed.keys():
         return
-    seen = tuple(known.get(key) or Seen(event=record.event, boot=record.boot_id) for key, record in listed.items())
-    save(path, replace(cursor, known=replace(cursor.known, seen=seen, is_exact=False), boot=boot_id))
+    seen = tuple(
+        known.get(key) or KnownEvent(event=record.event, boot_id=record.boot_id) for key, record in listed.items()
+    )
+    save_cursor(path, replace(cursor, known=replace(cursor.known, events=seen, is_exact=False), boot_id=boot_id))

@@ -1,4 +1,4 @@
-"""Calls about who may do what: clients and their secrets, grants, and oneself."""
+"""Access handlers: clients and their secrets, role grants, the caller's identity, sign-in links."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from forewarn.console.body import Strict, Text
-from forewarn.console.call import Call
-from forewarn.console.door import principal_of
-from forewarn.console.portal.link import pass_for
-from forewarn.console.room import Room
-from forewarn.console.views import View
-from forewarn.control.access import Credentials, called
-from forewarn.core.access import RIGHTS, Client, Grant, Right, Role, client_principal, vm_principal
+from forewarn.control.access import ClientCredentials, client_title
+from forewarn.core.access import ROLE_RIGHTS, Grant, RegisteredClient, Right, Role, client_principal, vm_principal
 from forewarn.core.fleet import Vm
-from forewarn.core.resource import read_resource, resource_of, scale_set_resource
+from forewarn.core.resource_ids import parse_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.web.authentication import principal_for_claims
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.sign_in_links import sign_in_link_subject
+from forewarn.web.views import BaseView
 
-_OUTSIDE = "oidc:"
+_OIDC_PREFIX = "oidc:"
 
 
-class NewClient(Strict, frozen=True, kw_only=True):
+class NewClient(StrictBody, frozen=True, kw_only=True):
     id: Annotated[str, Meta(max_length=100)] = ""  # "": a GUID is made
     name: Annotated[str, Meta(max_length=200)] = ""  # for people
 
 
-class NewGrant(Strict, frozen=True, kw_only=True):
+class NewGrant(StrictBody, frozen=True, kw_only=True):
     role: Role
-    to: Text  # a client's id, the name of a VM, or oidc:ID for somebody whom an issuer outside knows
-    over: Text  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
+    to: NonEmptyText  # a client's id, the name of a VM, or oidc:ID for somebody whom an issuer outside knows
+    over: NonEmptyText  # a resource id (/ is everything), or the name of a VM, a scale set or a cloud service
 
 
-class ClientView(View, frozen=True, kw_only=True):
+class AccessClientView(BaseView, frozen=True, kw_only=True):
     id: str
     name: str
     principal: str  # by which grants know it
@@ -41,11 +40,11 @@ class ClientView(View, frozen=True, kw_only=True):
     at: float
 
 
-class ClientWithSecret(ClientView, frozen=True, kw_only=True):
+class ClientWithSecretView(AccessClientView, frozen=True, kw_only=True):
     secret: str  # shown this once
 
 
-class GrantView(View, frozen=True, kw_only=True):
+class GrantView(BaseView, frozen=True, kw_only=True):
     id: str
     role: Role
     rights: tuple[Right, ...]
@@ -56,91 +55,95 @@ class GrantView(View, frozen=True, kw_only=True):
     at: float
 
 
-class RemovedClient(ClientView, frozen=True, kw_only=True):
+class RemovedClientView(AccessClientView, frozen=True, kw_only=True):
     grants: tuple[GrantView, ...]  # which went with it
 
 
-class AccessView(View, frozen=True, kw_only=True):
-    clients: tuple[ClientView, ...]
+class AccessView(BaseView, frozen=True, kw_only=True):
+    clients: tuple[AccessClientView, ...]
     grants: tuple[GrantView, ...]
 
 
-class MeView(View, frozen=True, kw_only=True):
+class CallerView(BaseView, frozen=True, kw_only=True):
     id: str
     name: str  # how the history calls them
     grants: tuple[GrantView, ...]
 
 
-class LinkView(View, frozen=True, kw_only=True):
+class SignInLinkView(BaseView, frozen=True, kw_only=True):
     url: str  # which signs in to the portal, once
     signs_in: str  # whom, as the history calls them
     ends_at: float  # in real time
 
 
-async def show(room: Room, call: Call) -> AccessView:
+async def show_access(context: RequestContext, call: HandlerCall) -> AccessView:
     """The clients, and which roles are granted to whom."""
-    return AccessView(clients=tuple(map(_client, room.store.clients())), grants=_grants(room, room.store.grants()))
-
-
-async def show_me(room: Room, call: Call) -> MeView:
-    """Who the caller is, and the roles that they have."""
-    me = room.principal
-    return MeView(id=me.id, name=me.name, grants=tuple(_grant(grant, me.name) for grant in me.grants))
-
-
-async def add_client(room: Room, call: Call, asked: NewClient) -> ClientWithSecret:
-    """Add a client, and show its secret: now or never."""
-    return _with_secret(await room.control.access.add_client(client_id=asked.id, name=asked.name, who=room.who))
-
-
-async def renew_secret(room: Room, call: Call) -> ClientWithSecret:
-    """Give a client another secret, and show it: now or never. The old one counts no longer."""
-    return _with_secret(await room.control.access.renew_secret(call.names["id"], who=room.who))
-
-
-async def remove_client(room: Room, call: Call) -> RemovedClient:
-    """Remove a client, and what was granted to it."""
-    client, grants = await room.control.access.remove_client(call.names["id"], who=room.who)
-    lost = tuple(_grant(grant, called(client)) for grant in grants)
-    return RemovedClient(grants=lost, **_facts(client))
-
-
-async def grant(room: Room, call: Call, asked: NewGrant) -> GrantView:
-    """Grant a role to a client, a VM, or somebody from outside; one that they have already stays as it is."""
-    to = _principal(room, asked.to)
-    name = _names(room, [to])[to]
-    granted = await room.control.access.grant(
-        asked.role, to=to, over=_resource(room, asked.over), who=room.who, name=name
+    return AccessView(
+        clients=tuple(map(_client_view, context.store.clients())), grants=_grant_views(context, context.store.grants())
     )
-    return _grant(granted, name)
 
 
-async def revoke(room: Room, call: Call) -> GrantView:
+async def show_caller(context: RequestContext, call: HandlerCall) -> CallerView:
+    """Who the caller is, and the roles that they have."""
+    me = context.principal
+    return CallerView(id=me.id, name=me.name, grants=tuple(_grant_view(grant, me.name) for grant in me.grants))
+
+
+async def add_client(context: RequestContext, call: HandlerCall, body: NewClient) -> ClientWithSecretView:
+    """Add a client, and show its secret: now or never."""
+    return _with_secret_view(
+        await context.control.access.add_client(client_id=body.id, name=body.name, who=context.caller_name)
+    )
+
+
+async def renew_client_secret(context: RequestContext, call: HandlerCall) -> ClientWithSecretView:
+    """Give a client another secret, and show it: now or never. The old one counts no longer."""
+    return _with_secret_view(await context.control.access.renew_secret(call.path_params["id"], who=context.caller_name))
+
+
+async def remove_client(context: RequestContext, call: HandlerCall) -> RemovedClientView:
+    """Remove a client, and what was granted to it."""
+    client, grants = await context.control.access.remove_client(call.path_params["id"], who=context.caller_name)
+    lost = tuple(_grant_view(grant, client_title(client)) for grant in grants)
+    return RemovedClientView(grants=lost, **_client_fields(client))
+
+
+async def grant_role(context: RequestContext, call: HandlerCall, body: NewGrant) -> GrantView:
+    """Grant a role to a client, a VM, or somebody from outside; one that they have already stays as it is."""
+    to = _resolve_principal(context, body.to)
+    name = _principal_names(context, [to])[to]
+    granted = await context.control.access.grant(
+        body.role, to=to, over=_resolve_resource(context, body.over), who=context.caller_name, name=name
+    )
+    return _grant_view(granted, name)
+
+
+async def revoke_role(context: RequestContext, call: HandlerCall) -> GrantView:
     """Take a role back."""
-    found = room.control.access.find_grant(call.names["id"])
-    name = _names(room, [found.to])[found.to]
-    return _grant(await room.control.access.revoke(found.id, who=room.who, name=name), name)
+    found = context.control.access.find_grant(call.path_params["id"])
+    name = _principal_names(context, [found.to])[found.to]
+    return _grant_view(await context.control.access.revoke(found.id, who=context.caller_name, name=name), name)
 
 
-async def make_link(room: Room, call: Call) -> LinkView:
+async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> SignInLinkView:
     """Make a link that signs the caller in to the portal: once, and within 15 minutes."""
-    links, sign_in = room.house.links, room.house.sign_in
+    links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
         raise Refused("this service has no portal: give it an address with the setting 'console'")
-    whom = pass_for(room.principal, sign_in, room.store)
-    link = links.make(whom)
-    name = room.who if whom.is_owner else principal_of(whom.claims, room.store).name
-    return LinkView(url=link.url, signs_in=name, ends_at=link.ends_at)
+    whom = sign_in_link_subject(context.principal, sign_in, context.store)
+    link = links.create(whom)
+    name = context.caller_name if whom.is_owner else principal_for_claims(whom.claims, context.store).name
+    return SignInLinkView(url=link.url, signs_in=name, ends_at=link.ends_at)
 
 
-def _principal(room: Room, text: str) -> str:
+def _resolve_principal(context: RequestContext, text: str) -> str:
     """The id of whom people call so."""
     given = text.strip()
-    if given.casefold().startswith(_OUTSIDE) and len(given) > len(_OUTSIDE):
-        return _OUTSIDE + given[len(_OUTSIDE) :]  # an issuer's ids are its own: case counts
+    if given.casefold().startswith(_OIDC_PREFIX) and len(given) > len(_OIDC_PREFIX):
+        return _OIDC_PREFIX + given[len(_OIDC_PREFIX) :]  # an issuer's ids are its own: case counts
     sort, _, rest = given.partition(":")
-    client = room.store.client((rest if sort == "client" else given).casefold())
-    vm = _vm(room, rest if sort == "vm" else given)
+    client = context.store.client((rest if sort == "client" else given).casefold())
+    vm = _find_vm(context, rest if sort == "vm" else given)
     if client is not None and vm is not None:
         raise Refused(f"{text!r} is a client and a VM: say 'client:{client.id}' or 'vm:{vm.name}'")
     if client is not None:
@@ -157,53 +160,53 @@ def _principal(room: Room, text: str) -> str:
     )
 
 
-def _vm(room: Room, name: str) -> Vm | None:
+def _find_vm(context: RequestContext, name: str) -> Vm | None:
     """By its name, or the id that its principal goes by."""
     try:
-        return room.directory.find(name)
+        return context.directory.find(name)
     except NotFound:
-        return next((vm for vm in room.store.vms() if vm.vm_id.casefold() == name.casefold()), None)
+        return next((vm for vm in context.store.vms() if vm.vm_id.casefold() == name.casefold()), None)
 
 
-def _resource(room: Room, text: str) -> str:
+def _resolve_resource(context: RequestContext, text: str) -> str:
     if text.strip().startswith("/"):
-        return read_resource(text)
+        return parse_resource_id(text)
     try:
-        return resource_of(room.directory.find(text))
+        return vm_resource_id(context.directory.find(text))
     except NotFound:
-        return _set_resource(room.scope(text), text)
+        return _set_resource(context.find_scope(text), text)
 
 
 def _set_resource(scope: Scope, text: str) -> str:
     vm = scope.vms[0] if scope.vms else None
     if vm is not None and vm.scale_set:
-        return scale_set_resource(vm)
+        return scale_set_resource_id(vm)
     if vm is not None and vm.cloud_service:
-        return resource_of(vm).rpartition("/roleInstances/")[0]
+        return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     # In Azure VMs do not lie within their availability set: such a role would reach none of them.
     raise Rejected(
         f"a role over availability set {text!r} would reach none of its VMs: grant it over them or the group"
     )
 
 
-def _grants(room: Room, grants: list[Grant]) -> tuple[GrantView, ...]:
-    names = _names(room, {grant.to for grant in grants})
-    return tuple(_grant(grant, names[grant.to]) for grant in grants)
+def _grant_views(context: RequestContext, grants: list[Grant]) -> tuple[GrantView, ...]:
+    names = _principal_names(context, {grant.to for grant in grants})
+    return tuple(_grant_view(grant, names[grant.to]) for grant in grants)
 
 
-def _names(room: Room, principals: list[str] | set[str]) -> dict[str, str]:
+def _principal_names(context: RequestContext, principals: list[str] | set[str]) -> dict[str, str]:
     """As people call these."""
-    known = {client.principal_id: called(client) for client in room.store.clients()}
+    known = {client.principal_id: client_title(client) for client in context.store.clients()}
     if any(principal.startswith("vm:") for principal in principals):
-        known |= {vm_principal(vm.vm_id): f"VM {vm.name}" for vm in room.store.vms(removed=True)}
+        known |= {vm_principal(vm.vm_id): f"VM {vm.name}" for vm in context.store.vms(removed=True)}
     return {principal: known.get(principal, principal) for principal in principals}
 
 
-def _grant(grant: Grant, name: str) -> GrantView:
+def _grant_view(grant: Grant, name: str) -> GrantView:
     return GrantView(
         id=grant.id,
         role=grant.role,
-        rights=tuple(right for right in Right if right in RIGHTS[grant.role]),
+        rights=tuple(right for right in Right if right in ROLE_RIGHTS[grant.role]),
         to=grant.to,
         to_name=name,
         over=grant.over,
@@ -212,13 +215,13 @@ def _grant(grant: Grant, name: str) -> GrantView:
     )
 
 
-def _with_secret(made: Credentials) -> ClientWithSecret:
-    return ClientWithSecret(secret=made.secret, **_facts(made.client))
+def _with_secret_view(made: ClientCredentials) -> ClientWithSecretView:
+    return ClientWithSecretView(secret=made.secret, **_client_fields(made.client))
 
 
-def _client(client: Client) -> ClientView:
-    return ClientView(**_facts(client))
+def _client_view(client: RegisteredClient) -> AccessClientView:
+    return AccessClientView(**_client_fields(client))
 
 
-def _facts(client: Client) -> dict[str, Any]:
+def _client_fields(client: RegisteredClient) -> dict[str, Any]:
     return {"id": client.id, "name": client.name, "principal": client.principal_id, "by": client.by, "at": client.at}

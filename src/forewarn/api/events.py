@@ -1,78 +1,85 @@
-"""Calls about events: list and show them, approve and withdraw."""
+"""Event handlers: list, show, approve and withdraw."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Annotated
 
-from forewarn.console.body import EventsQuery, Withdrawing
-from forewarn.console.call import Call
-from forewarn.console.room import Room
-from forewarn.console.showing import Showing
-from forewarn.console.views import EventsView, EventView
-from forewarn.core.event import Event, Status
+from msgspec import Meta
 
-_LOOKED_THROUGH = 20_000  # events, for somebody who may not see all of them
+from forewarn.core.event import Event, EventState
+from forewarn.web.context import RequestContext
+from forewarn.web.queries import event_lists_vm, events_on_host
+from forewarn.web.request_parsing import HandlerCall, ResultLimit, StrictBody
+from forewarn.web.view_builder import ViewBuilder
+from forewarn.web.views import EventsView, EventView
 
 
-async def show_all(room: Room, call: Call, query: EventsQuery) -> EventsView:
+class WithdrawEventBody(StrictBody, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class EventListQuery(StrictBody, frozen=True, kw_only=True):
+    """Those that every given member fits."""
+
+    all: bool = False
+    vm: str = ""
+    scope: str = ""
+    host: str = ""  # the work is on it, or a VM that it hits is
+    rollout: str = ""
+    limit: ResultLimit = 1000
+
+
+_SCAN_LIMIT = 20_000  # events, for somebody who may not see all of them
+
+
+async def list_events(context: RequestContext, call: HandlerCall, query: EventListQuery) -> EventsView:
     """The events under way, or all of them."""
-    seq = room.store.last_seq()
-    return EventsView(events=Showing(room).events(_listed(room, query)), seq=seq)
+    seq = context.store.last_seq()
+    return EventsView(events=ViewBuilder(context).events(_matching_events(context, query)), seq=seq)
 
 
-def _listed(room: Room, query: EventsQuery) -> list[Event]:
-    statuses = tuple(Status) if query.all else (Status.SCHEDULED, Status.STARTED)
-    vm = room.directory.find_any(query.vm) if query.vm else None
-    scope_id = room.scope(query.scope).id if query.scope else None
-    request_id = room.rollout(query.rollout).id if query.rollout else None
-    host = room.host(query.host).name if query.host else None
+def _matching_events(context: RequestContext, query: EventListQuery) -> list[Event]:
+    statuses = tuple(EventState) if query.all else (EventState.SCHEDULED, EventState.STARTED)
+    vm = context.directory.find_any(query.vm) if query.vm else None
+    scope_id = context.find_scope(query.scope).id if query.scope else None
+    request_id = context.find_rollout(query.rollout).id if query.rollout else None
+    host = context.find_host(query.host).name if query.host else None
 
     if vm is not None and scope_id not in (None, vm.scope_id):
         return []
     within = vm.scope_id if vm is not None else scope_id
     picky = vm is not None or host is not None
-    looked_through = query.limit if room.sees_everything() else max(query.limit, _LOOKED_THROUGH)
-    events = room.store.events(
+    looked_through = query.limit if context.can_see_everything() else max(query.limit, _SCAN_LIMIT)
+    events = context.store.events(
         scope_id=within, request_id=request_id, statuses=statuses, limit=None if picky else looked_through
     )
-    events = [event for event in events if room.sees_scope(event.scope_id)]
+    events = [event for event in events if context.can_see_scope(event.scope_id)]
     if vm is not None:
-        events = [event for event in events if lists(event, vm.name)]
+        events = [event for event in events if event_lists_vm(event, vm.name)]
     if host is not None:
-        events = events_on(room, host, events)
+        events = events_on_host(context, host, events)
     return events[-query.limit :]
 
 
-def events_on(room: Room, host: str, events: Iterable[Event]) -> list[Event]:
-    """Those whose work is on this host, and those that hit a VM that is on it now."""
-    there = {(vm.scope_id, vm.name.casefold()) for vm in room.store.vms(host=host)}
-    return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in there for name in e.vms)]
-
-
-def lists(event: Event, name: str) -> bool:
-    wanted = name.casefold()
-    return any(vm.casefold() == wanted for vm in event.vms)
-
-
-async def show(room: Room, call: Call) -> EventView:
+async def show_event(context: RequestContext, call: HandlerCall) -> EventView:
     """One event, by its id or the beginning of it."""
-    await room.house.observe()
-    return Showing(room).event(room.event(call.names["id"]))
+    await context.dependencies.flush_observations()
+    return ViewBuilder(context).event(context.find_event(call.path_params["id"]))
 
 
-async def approve(room: Room, call: Call) -> EventView:
+async def approve_event(context: RequestContext, call: HandlerCall) -> EventView:
     """Say that an event may start."""
-    event = room.event(call.names["id"])
-    await room.house.observe()
-    await room.control.requests.approve(event.id, who=room.who)
-    await room.catch_up()
-    return Showing(room).event(room.event(event.id))
+    event = context.find_event(call.path_params["id"])
+    await context.dependencies.flush_observations()
+    await context.control.requests.approve(event.id, who=context.caller_name)
+    await context.run_due_work()
+    return ViewBuilder(context).event(context.find_event(event.id))
 
 
-async def withdraw(room: Room, call: Call, asked: Withdrawing) -> EventView:
+async def withdraw_event(context: RequestContext, call: HandlerCall, body: WithdrawEventBody) -> EventView:
     """Take an event back before it starts."""
-    event = room.event(call.names["id"])
-    await room.house.observe()
-    await room.control.requests.withdraw(event.id, who=room.who, reason=asked.reason)
-    await room.catch_up()
-    return Showing(room).event(room.event(event.id))
+    event = context.find_event(call.path_params["id"])
+    await context.dependencies.flush_observations()
+    await context.control.requests.withdraw(event.id, who=context.caller_name, reason=body.reason)
+    await context.run_due_work()
+    return ViewBuilder(context).event(context.find_event(event.id))

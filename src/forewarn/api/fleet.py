@@ -1,172 +1,163 @@
-"""Calls about the fleet: show it, check and apply a file, add and remove single VMs and hosts."""
+"""Fleet handlers: show the fleet and its VMs, check and apply a fleet file, add and remove VMs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from forewarn.console.body import FleetApply, FleetQuery, FleetText, NewHost
-from forewarn.console.call import Call
-from forewarn.console.keeper import shown as keeper_view
-from forewarn.console.newcomer import NewVm, file_for
-from forewarn.console.refusal import NotApplicable
-from forewarn.console.room import Room
-from forewarn.console.showing import Showing, events_of
-from forewarn.console.views import (
-    AppliedView,
-    ChangeView,
-    CheckedView,
-    DifferenceView,
-    FieldView,
+from forewarn.api.errors import FleetNotApplicable
+from forewarn.control.add_vm import NewVm, fleet_file_for
+from forewarn.control.fleet import FleetChange
+from forewarn.core.access import Right
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import Host, Vm
+from forewarn.core.fleet_diff import FleetDiff, HostChange, VmChange, diff_fleet
+from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
+from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
+from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.errors import Forbidden, Refused, Rejected
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, ResultLimit, StrictBody
+from forewarn.web.view_builder import ViewBuilder, live_events_of_vm, vm_supervisor_view
+from forewarn.web.view_builder import vm_supervisor_view as keeper_view
+from forewarn.web.views import (
+    FieldChangeView,
+    FleetApplyView,
+    FleetCheckView,
+    FleetDifferenceView,
     FleetView,
-    HostView,
+    ObjectChangeView,
+    VmSupervisorsView,
     VmView,
     VmWithEvents,
 )
-from forewarn.control.fleets import FleetChange
-from forewarn.core.access import Right
-from forewarn.core.difference import Difference, HostChange, VmChange, compare
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Host, Vm
-from forewarn.core.fleetfile.naming import fault_in_plain_name
-from forewarn.core.proposal import BadFleet, Problem, Proposal, read_fleet
-from forewarn.core.resource import EVERYTHING
-from forewarn.errors import Forbidden, Refused, Rejected
 
 
-async def show(room: Room, call: Call, query: FleetQuery) -> FleetView:
+class FleetFileBody(StrictBody, frozen=True, kw_only=True):
+    text: str
+    source: NonEmptyText = "fleet.toml"
+
+
+class ApplyFleetBody(FleetFileBody, frozen=True, kw_only=True):
+    resurrect: bool = False
+    dry_run: bool = False
+
+
+class FleetListQuery(StrictBody, frozen=True, kw_only=True):
+    scope: str = ""
+    host: str = ""
+    limit: ResultLimit | None = None
+
+
+async def show_fleet(context: RequestContext, call: HandlerCall, query: FleetListQuery) -> FleetView:
     """The hosts, scopes and VMs that the caller may read."""
-    await room.house.observe()
-    host = room.host(query.host) if query.host else None
-    scope = room.scope(query.scope) if query.scope else None
+    await context.dependencies.flush_observations()
+    host = context.find_host(query.host) if query.host else None
+    scope = context.find_scope(query.scope) if query.scope else None
 
-    everyone = [vm for vm in room.store.vms(host=host.name if host else None) if room.sees(vm)]
+    everyone = [vm for vm in context.store.vms(host=host.name if host else None) if context.can_see(vm)]
     vms = [vm for vm in everyone if scope is None or vm.scope_id == scope.id][: query.limit]
-    hosts = [host] if host else room.store.hosts()
-    if scope is not None or not room.sees_everything():
+    hosts = [host] if host else context.store.hosts()
+    if scope is not None or not context.can_see_everything():
         known = {vm.host for vm in (everyone if scope is None else vms)}
         hosts = [host for host in hosts if host.name in known]
-    return await Showing(room).fleet(hosts, vms, everyone)
+    return await ViewBuilder(context).fleet(hosts, vms, everyone)
 
 
-async def show_vm(room: Room, call: Call) -> VmWithEvents:
+async def show_vm(context: RequestContext, call: HandlerCall) -> VmWithEvents:
     """One VM, with its pending events."""
-    vm = room.directory.find(call.names["name"])
-    await room.house.observe()
-    showing = Showing(room)
-    live = events_of(room.control.desk.scope(vm.scope_id), vm.name)
-    shown = showing.vm(vm)
+    vm = context.directory.find(call.path_params["name"])
+    await context.dependencies.flush_observations()
+    view_builder = ViewBuilder(context)
+    live = live_events_of_vm(context.control.transactions.load(vm.scope_id), vm.name)
+    shown = view_builder.vm(vm)
     facts = {name: getattr(shown, name) for name in shown.__struct_fields__}
-    keeper = room.house.keepers().get(vm.key)
+    keeper = context.dependencies.vm_supervisors().get(vm.key)
     kept = keeper_view(vm.name, keeper) if keeper is not None else None
-    return VmWithEvents(events=showing.events(live), keeper=kept, **facts)
+    return VmWithEvents(events=view_builder.events(live), keeper=kept, **facts)
 
 
-async def check(room: Room, call: Call, asked: FleetText) -> CheckedView:
+async def check_fleet(context: RequestContext, call: HandlerCall, body: FleetFileBody) -> FleetCheckView:
     """What applying a fleet file would change."""
-    proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
-    async with room.control.reconciler.driving:
-        return CheckedView(difference=_shown(await _difference(room, proposal)))
+    proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
+    async with context.control.reconciler.pass_lock:
+        return FleetCheckView(difference=_difference_view(await _compare_with_store(context, proposal)))
 
 
-async def apply(room: Room, call: Call, asked: FleetApply) -> AppliedView:
+async def apply_fleet(context: RequestContext, call: HandlerCall, body: ApplyFleetBody) -> FleetApplyView:
     """Apply a fleet file: all of it, or nothing."""
-    proposal = await asyncio.to_thread(read_fleet, asked.text, source=asked.source)
+    proposal = await asyncio.to_thread(read_fleet_file, body.text, source=body.source)
     # Whoever drives moves VMs: what is decided here must not be overtaken by that.
-    async with room.control.reconciler.driving:
-        difference = await _difference(room, proposal, resurrect=asked.resurrect)
-        if not asked.dry_run:
-            await _apply(room, difference, f"fleet applied from {asked.source}: {difference.summary()}")
-    if not asked.dry_run:
-        await room.catch_up()
-    return AppliedView(difference=_shown(difference), applied=not asked.dry_run and not difference.is_empty)
+    async with context.control.reconciler.pass_lock:
+        difference = await _compare_with_store(context, proposal, resurrect=body.resurrect)
+        if not body.dry_run:
+            await _apply_difference(context, difference, f"fleet applied from {body.source}: {difference.summary()}")
+    if not body.dry_run:
+        await context.run_due_work()
+    return FleetApplyView(difference=_difference_view(difference), applied=not body.dry_run and not difference.is_empty)
 
 
-async def add_vm(room: Room, call: Call, asked: NewVm) -> VmView:
+async def add_vm(context: RequestContext, call: HandlerCall, body: NewVm) -> VmView:
     """Add a VM."""
-    async with room.control.reconciler.driving:
-        proposal = _proposed(room, asked)
+    async with context.control.reconciler.pass_lock:
+        proposal = _propose_vm(context, body)
         key = proposal.vms[0].key
-        known = room.store.vm(key)
+        known = context.store.vm(key)
         if known is not None and known.removed_at is None:
             raise Refused(f"VM {known.name!r} exists already in {known.resource_group!r}: give another name or group")
         # Whoever adds a VM by name means it, also where one of that name was deleted before.
-        difference = await _difference(room, proposal, resurrect=True, remove_missing=False)
+        difference = await _compare_with_store(context, proposal, resurrect=True, remove_missing=False)
         if difference.problems:
-            raise Refused(f"VM {asked.name!r} cannot be added: {_told(difference.problems)}")
-        await _apply(room, difference, f"VM {asked.name} added")
-    return Showing(room).vm(room.directory.find(key))
+            raise Refused(f"VM {body.name!r} cannot be added: {_problems_text(difference.problems)}")
+        await _apply_difference(context, difference, f"VM {body.name} added")
+    return ViewBuilder(context).vm(context.directory.find(key))
 
 
-def _proposed(room: Room, asked: NewVm) -> Proposal:
+def _propose_vm(context: RequestContext, body: NewVm) -> DeclaredFleet:
     try:
-        return read_fleet(_file_for(asked, room), source="the VM")
-    except BadFleet as error:
-        raise Rejected(f"VM {asked.name!r} cannot be added: {_told(error.problems)}") from error
+        return read_fleet_file(_fleet_file_text(body, context), source="the VM")
+    except InvalidFleetFile as error:
+        raise Rejected(f"VM {body.name!r} cannot be added: {_problems_text(error.problems)}") from error
 
 
-def _file_for(asked: NewVm, room: Room) -> str:
-    home, subscriptions = room.directory.commonest_home(), room.directory.subscriptions()
-    return file_for(asked, room.store, usual_home=home, subscriptions=subscriptions)
+def _fleet_file_text(body: NewVm, context: RequestContext) -> str:
+    home, subscriptions = context.directory.most_common_group(), context.directory.subscriptions()
+    return fleet_file_for(body, context.store, usual_home=home, subscriptions=subscriptions)
 
 
-def _told(problems: Sequence[Problem]) -> str:
+def _problems_text(problems: Sequence[FleetFileProblem]) -> str:
     return "; ".join(f"{problem.what}: {problem.remedy}" for problem in problems)
 
 
-async def remove_vm(room: Room, call: Call) -> VmView:
+async def remove_vm(context: RequestContext, call: HandlerCall) -> VmView:
     """Remove a VM."""
-    async with room.control.reconciler.driving:
-        vm = room.directory.find(call.names["name"])
+    async with context.control.reconciler.pass_lock:
+        vm = context.directory.find(call.path_params["name"])
         change = FleetChange(removed=(vm,), text=f"VM {vm.name} removed")
-        await room.control.fleets.change(change, who=room.who)
-    await room.catch_up()
-    return Showing(room).vm(room.store.vm(vm.key) or vm)
+        await context.control.fleet.apply_change(change, who=context.caller_name)
+    await context.run_due_work()
+    return ViewBuilder(context).vm(context.store.vm(vm.key) or vm)
 
 
-async def add_host(room: Room, call: Call, asked: NewHost) -> HostView:
-    """Add a host."""
-    if fault := fault_in_plain_name(asked.name, limit=64):
-        raise Rejected(f"the host name {asked.name!r} {fault}: give a plain name such as 'host-0'")
-    host = Host(name=asked.name, location=asked.location, zone=asked.zone)
-    async with room.control.reconciler.driving:
-        if any(known.name.casefold() == asked.name.casefold() for known in room.store.hosts()):
-            raise Refused(f"host {asked.name!r} exists already: give another name")
-        await room.control.fleets.change(FleetChange(hosts=(host,), text=f"host {host.name} added"), who=room.who)
-    return Showing(room).host(host)
-
-
-async def remove_host(room: Room, call: Call) -> HostView:
-    """Remove a host that no VM is on."""
-    async with room.control.reconciler.driving:
-        host = room.control.requests.host(call.names["name"])
-        staying = room.store.vms(host=host.name)
-        if not staying and room.control.placement.crowd(host.name):
-            raise Refused(f"host {host.name!r} is where a VM is moving to: wait until its event is over")
-        change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
-        await room.control.fleets.change(change, who=room.who)
-    return Showing(room).host(host, ())
-
-
-async def _difference(
-    room: Room, proposal: Proposal, *, resurrect: bool = False, remove_missing: bool = True
-) -> Difference:
-    hosts, vms, live = room.store.hosts(), room.store.vms(removed=True), _live(room)
+async def _compare_with_store(
+    context: RequestContext, proposal: DeclaredFleet, *, resurrect: bool = False, remove_missing: bool = True
+) -> FleetDiff:
+    hosts, vms, live = context.store.hosts(), context.store.vms(removed=True), _live_events(context)
     return await asyncio.to_thread(
-        compare, proposal, hosts=hosts, vms=vms, live_events=live, resurrect=resurrect, remove_missing=remove_missing
+        diff_fleet, proposal, hosts=hosts, vms=vms, live_events=live, resurrect=resurrect, remove_missing=remove_missing
     )
 
 
-def _live(room: Room) -> list[Event]:
-    return room.store.events(statuses=[Status.SCHEDULED, Status.STARTED])
+def _live_events(context: RequestContext) -> list[Event]:
+    return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
 
 
-async def _apply(room: Room, difference: Difference, text: str) -> None:
+async def _apply_difference(context: RequestContext, difference: FleetDiff, text: str) -> None:
     if difference.problems:
-        raise NotApplicable(difference.problems, source=difference.source)
+        raise FleetNotApplicable(difference.problems, source=difference.source)
     if difference.is_empty:
         return
-    _must_be_trusted_with(difference.vms_to_set, room)
+    _require_program_right(difference.vms_to_set, context)
     change = FleetChange(
         hosts=difference.hosts_to_set,
         removed_hosts=tuple(host.name for host in difference.hosts_removed),
@@ -174,54 +165,65 @@ async def _apply(room: Room, difference: Difference, text: str) -> None:
         removed=difference.removed,
         text=text,
     )
-    await room.control.fleets.change(change, who=room.who)
+    await context.control.fleet.apply_change(change, who=context.caller_name)
 
 
-def _must_be_trusted_with(vms: Sequence[Vm], room: Room) -> None:
+def _require_program_right(vms: Sequence[Vm], context: RequestContext) -> None:
     """What a VM runs, it runs on this machine as the service does: whoever names it could read every secret here."""
-    if room.principal.may(Right.ADMINISTER, EVERYTHING):
+    if context.principal.may(Right.ADMINISTER, ROOT_RESOURCE):
         return
-    known = {_running(vm) for vm in room.store.vms()}
-    if fresh := [vm for vm in vms if vm.program and _running(vm) not in known]:
+    known = {_program_identity(vm) for vm in context.store.vms()}
+    if fresh := [vm for vm in vms if vm.program and _program_identity(vm) not in known]:
         raise Forbidden(
-            f"{room.who} does not have the right to say what runs on the service's machine, as the program of VM "
+            f"{context.caller_name} does not have the right to say what runs on the service's machine, as the "
+            "program of VM "
             f"{fresh[0].name!r} would: leave it out, or let an administrator apply this"
         )
 
 
-def _running(vm: Vm) -> tuple[object, ...]:
+def _program_identity(vm: Vm) -> tuple[object, ...]:
     return vm.program, tuple(sorted(vm.environment.items())), vm.directory
 
 
-def _shown(difference: Difference) -> DifferenceView:
-    return DifferenceView(
+def _difference_view(difference: FleetDiff) -> FleetDifferenceView:
+    return FleetDifferenceView(
         source=difference.source,
         summary=difference.summary(),
         is_empty=difference.is_empty,
-        hosts_added=_names(difference.hosts_added),
-        hosts_changed=tuple(_change(change) for change in difference.hosts_changed),
-        hosts_removed=_names(difference.hosts_removed),
-        added=_names(difference.added),
-        resurrected=_names(difference.resurrected),
-        changed=tuple(_change(change) for change in difference.changed),
-        removed=_names(difference.removed),
-        stay_deleted=_names(difference.stay_deleted),
+        hosts_added=_names_of(difference.hosts_added),
+        hosts_changed=tuple(_change_view(change) for change in difference.hosts_changed),
+        hosts_removed=_names_of(difference.hosts_removed),
+        added=_names_of(difference.added),
+        resurrected=_names_of(difference.resurrected),
+        changed=tuple(_change_view(change) for change in difference.changed),
+        removed=_names_of(difference.removed),
+        stay_deleted=_names_of(difference.stay_deleted),
         unchanged=len(difference.unchanged),
         problems=difference.problems,
-        lines=_lines(difference),
+        lines=_difference_lines(difference),
     )
 
 
-def _lines(difference: Difference) -> tuple[str, ...]:
+def _difference_lines(difference: FleetDiff) -> tuple[str, ...]:
     """For people; none where there is nothing to tell."""
-    *told, summary = difference.lines()
+    *told, summary = difference.to_lines()
     return tuple(told) if difference.is_empty and not difference.problems else (*told, summary)
 
 
-def _names(things: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:
+def _names_of(things: tuple[Host, ...] | tuple[Vm, ...]) -> tuple[str, ...]:
     return tuple(thing.name for thing in things)
 
 
-def _change(change: HostChange | VmChange) -> ChangeView:
-    fields = tuple(FieldView(field=told.field, old=told.old, new=told.new) for told in change.fields)
-    return ChangeView(name=change.old.name, fields=fields)
+def _change_view(change: HostChange | VmChange) -> ObjectChangeView:
+    fields = tuple(FieldChangeView(field=told.field, old=told.old, new=told.new) for told in change.fields)
+    return ObjectChangeView(name=change.old.name, fields=fields)
+
+
+async def list_vm_supervisors(context: RequestContext, call: HandlerCall) -> VmSupervisorsView:
+    """The VMs that are made of namespaces, and the programs inside them."""
+    kept = ((context.store.vm(key), keeper) for key, keeper in sorted(context.dependencies.vm_supervisors().items()))
+    return VmSupervisorsView(
+        keepers=tuple(
+            vm_supervisor_view(vm.name, keeper) for vm, keeper in kept if vm is not None and context.can_see(vm)
+        )
+    )

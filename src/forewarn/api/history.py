@@ -1,126 +1,96 @@
-"""Calls about the record: read it, follow it, prune it."""
+"""History handlers: list entries, wait for new ones (long poll), and prune old ones."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
-from forewarn.console.body import HistoryQuery, Pruning
-from forewarn.console.call import Call
-from forewarn.console.event import lists
-from forewarn.console.room import Room
-from forewarn.console.views import EntryView, HistoryView, PrunedView
-from forewarn.core.history import Entry, What
-from forewarn.core.story import span
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Rejected
-from forewarn.store.seam import Committed
+from forewarn.explain.phrases import duration_text
+from forewarn.store.interface import AppliedCommit
+from forewarn.web.context import RequestContext
+from forewarn.web.queries import HistoryEntriesQuery, HistoryFilter, history_filter, read_history
+from forewarn.web.request_parsing import HandlerCall, StrictBody
+from forewarn.web.views import HistoryEntryView, HistoryPruneView, HistoryView
 
-_DAY_S = 86400  # spec §5.2: events that are over are kept this long at least
-_MOST_EVENTS = 100  # of a VM's life, the newest
-_LOOKED_THROUGH = 20_000  # entries, for a page of somebody who may not see all of them
+
+class PruneHistoryBody(StrictBody, frozen=True, kw_only=True):
+    older_than_s: float
 
 
-async def show(room: Room, call: Call, query: HistoryQuery) -> HistoryView:
+_MIN_RETENTION_S = 86400  # spec §5.2: events that are over are kept this long at least
+_SCAN_LIMIT = 20_000  # entries, for a page of somebody who may not see all of them
+
+
+async def list_history(context: RequestContext, call: HandlerCall, query: HistoryEntriesQuery) -> HistoryView:
     """Entries of the history: the newest ones, or those after a number, waiting for one if asked to."""
-    wanted = wanted_by(room, query)
-    page = _page(room, query, wanted)
-    return await _next_page(room, query, wanted, page) if query.wait_s and not page.entries else page
+    entry_filter = history_filter(context, query)
+    page = _read_page(context, query, entry_filter)
+    return await _wait_for_page(context, query, entry_filter, page) if query.wait_s and not page.entries else page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which entries are meant."""
-
-    like: dict[str, Any]  # what they have in common
-    shared: tuple[str, ...] = ()  # events of several VMs, one of which is meant: their entries name none
-
-
-def wanted_by(room: Room, query: HistoryQuery) -> Wanted:
-    like: dict[str, Any] = {}
-    if query.scope:
-        like["scope_id"] = room.scope(query.scope).id
-    if query.event:
-        like["event_id"] = room.event(query.event).id
-    if query.request:
-        like["request_id"] = room.request(query.request).id
-    if not query.vm:
-        return Wanted(like=like)
-    vm = room.directory.find_any(query.vm)
-    shared = [e.id for e in room.store.events(scope_id=vm.scope_id) if len(e.vms) > 1 and lists(e, vm.name)]
-    return Wanted(like={**like, "vm": vm.name}, shared=tuple(shared[-_MOST_EVENTS:]))
-
-
-def read(
-    room: Room, wanted: Wanted, *, after: int = 0, before: int | None = None, limit: int, newest: bool = True
-) -> list[Entry]:
-    """Oldest first: the newest ones within these bounds, or else the oldest."""
-    bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
-    found = room.store.history(**bounds, **wanted.like)
-    for event_id in wanted.shared:
-        if wanted.like.get("event_id", event_id) == event_id:
-            found += room.store.history(**bounds, **{**wanted.like, "event_id": event_id, "vm": ""})
-    seen = sorted((entry for entry in found if room.visible.entry(entry)), key=lambda entry: entry.seq)
-    return seen[-limit:] if newest else seen[:limit]
-
-
-def _page(room: Room, query: HistoryQuery, wanted: Wanted) -> HistoryView:
+def _read_page(context: RequestContext, query: HistoryEntriesQuery, entry_filter: HistoryFilter) -> HistoryView:
     """With `after` the oldest ones since, so that whoever follows misses none; else the newest ones."""
-    seq = room.store.last_seq()
-    if not room.sees_everything() and not wanted.like:
-        return _page_of_some(room, query, seq)
+    seq = context.store.last_seq()
+    if not context.can_see_everything() and not entry_filter.fields:
+        return _read_visible_page(context, query, seq)
     if query.after is None:
-        return _shown(read(room, wanted, limit=query.limit), seq)
+        return _history_view(read_history(context, entry_filter, limit=query.limit), seq)
     # Of what not all can be seen no more can have been written than there are numbers since.
-    most = query.limit + 1 if room.sees_everything() else max(seq - query.after, query.limit)
-    entries = read(room, wanted, after=query.after, limit=most, newest=False)
-    return _cut(entries, query.limit, seq)
+    most = query.limit + 1 if context.can_see_everything() else max(seq - query.after, query.limit)
+    entries = read_history(context, entry_filter, after=query.after, limit=most, newest=False)
+    return _limited_view(entries, query.limit, seq)
 
 
-def _page_of_some(room: Room, query: HistoryQuery, seq: int) -> HistoryView:
+def _read_visible_page(context: RequestContext, query: HistoryEntriesQuery, seq: int) -> HistoryView:
     """For who may not see all: whatever was looked through counts as read, so that the next page goes on there."""
     if query.after is None:
-        newest = room.store.history(limit=_LOOKED_THROUGH)
-        return _shown([entry for entry in newest if room.visible.entry(entry)][-query.limit :], seq)
-    found = room.store.entries_after(query.after, _LOOKED_THROUGH)
-    last = found[-1].seq if len(found) == _LOOKED_THROUGH else seq
-    return _cut([entry for entry in found if room.visible.entry(entry)], query.limit, last)
+        newest = context.store.history(limit=_SCAN_LIMIT)
+        return _history_view(
+            [entry for entry in newest if context.visibility.can_see_entry(entry)][-query.limit :], seq
+        )
+    found = context.store.entries_after(query.after, _SCAN_LIMIT)
+    last = found[-1].seq if len(found) == _SCAN_LIMIT else seq
+    return _limited_view([entry for entry in found if context.visibility.can_see_entry(entry)], query.limit, last)
 
 
-def _cut(entries: list[Entry], limit: int, seq: int) -> HistoryView:
-    return _shown(entries[:limit], entries[limit - 1].seq if len(entries) > limit else seq)
+def _limited_view(entries: list[HistoryEntry], limit: int, seq: int) -> HistoryView:
+    return _history_view(entries[:limit], entries[limit - 1].seq if len(entries) > limit else seq)
 
 
-def _shown(entries: list[Entry], seq: int) -> HistoryView:
+def _history_view(entries: list[HistoryEntry], seq: int) -> HistoryView:
     last = max(seq, entries[-1].seq) if entries else seq
-    return HistoryView(entries=tuple(EntryView.of(entry) for entry in entries), seq=last)
+    return HistoryView(entries=tuple(HistoryEntryView.from_entry(entry) for entry in entries), seq=last)
 
 
-async def _next_page(room: Room, query: HistoryQuery, wanted: Wanted, page: HistoryView) -> HistoryView:
+async def _wait_for_page(
+    context: RequestContext, query: HistoryEntriesQuery, entry_filter: HistoryFilter, page: HistoryView
+) -> HistoryView:
     """Until there is something to show, the time is over (real time, spec §12), or the service stops.
 
     What was looked at and is nothing for the caller is not looked at again.
     """
-    news = asyncio.Event()
+    new_entries = asyncio.Event()
 
-    def hear(committed: Committed) -> None:
+    def on_commit(committed: AppliedCommit) -> None:
         if committed.commit.entries:
-            news.set()
+            new_entries.set()
 
-    stop = room.store.subscribe(hear)
-    closing = asyncio.create_task(room.house.closing.wait())
+    stop = context.store.subscribe(on_commit)
+    closing = asyncio.create_task(context.dependencies.shutting_down.wait())
     try:
         async with asyncio.timeout(query.wait_s):
-            while not page.entries and not room.house.closing.is_set():
-                if page.seq < room.store.last_seq():
+            while not page.entries and not context.dependencies.shutting_down.is_set():
+                if page.seq < context.store.last_seq():
                     await asyncio.sleep(0)  # much to look through: others get their turn
                 else:
-                    news.clear()
-                    await _first_of(closing, news)
-                await room.look_again()
-                page = _page(room, replace(query, after=page.seq), wanted)
+                    new_entries.clear()
+                    await _wait_for_first(closing, new_entries)
+                await context.refresh()
+                page = _read_page(context, replace(query, after=page.seq), entry_filter)
     except TimeoutError:
         pass
     finally:
@@ -129,21 +99,24 @@ async def _next_page(room: Room, query: HistoryQuery, wanted: Wanted, page: Hist
     return page
 
 
-async def _first_of(closing: asyncio.Task[Any], news: asyncio.Event) -> None:
-    waiter = asyncio.create_task(news.wait())
+async def _wait_for_first(closing: asyncio.Task[Any], new_entries: asyncio.Event) -> None:
+    waiter = asyncio.create_task(new_entries.wait())
     try:
         await asyncio.wait({closing, waiter}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiter.cancel()
 
 
-async def prune(room: Room, call: Call, asked: Pruning) -> PrunedView:
+async def prune_history(context: RequestContext, call: HandlerCall, body: PruneHistoryBody) -> HistoryPruneView:
     """Remove old entries of the history."""
-    if not asked.older_than_s >= _DAY_S:
+    if not body.older_than_s >= _MIN_RETENTION_S:
         raise Rejected(
-            f"history of the last {_DAY_S} s is kept, so what is older than {asked.older_than_s:g} s cannot be pruned: "
-            f"give {_DAY_S} s or more"
+            f"history of the last {_MIN_RETENTION_S} s is kept, so what is older than {body.older_than_s:g} s "
+            "cannot be pruned: "
+            f"give {_MIN_RETENTION_S} s or more"
         )
-    pruned = await room.store.prune(room.now() - asked.older_than_s)
-    await room.note(What.UPKEEP, f"{pruned} entries of the history older than {span(asked.older_than_s)} pruned")
-    return PrunedView(pruned=pruned)
+    pruned = await context.store.prune(context.now() - body.older_than_s)
+    await context.record_history(
+        EntryKind.UPKEEP, f"{pruned} entries of the history older than {duration_text(body.older_than_s)} pruned"
+    )
+    return HistoryPruneView(pruned=pruned)

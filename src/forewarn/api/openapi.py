@@ -1,4 +1,4 @@
-"""The API described in OpenAPI 3.1, written from the route table and the signatures of its handlers."""
+"""Describes the API in OpenAPI 3.1, from the route table and the signatures of its handlers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from typing import Any
 import msgspec
 
 from forewarn import __version__
-from forewarn.console.over import Over, everything, listing, named_event, named_vm, signed_in, vms_asked_for
-from forewarn.console.refusal import Refusal
-from forewarn.console.route import PREFIX, RouteLine
+from forewarn.api.errors import ErrorResponse
+from forewarn.api.requests import vms_asked_for
+from forewarn.web.routing import (
+    API_PREFIX,
+    ApiRoute,
+    ResourceSelector,
+    everything,
+    listing,
+    named_event,
+    named_vm,
+    signed_in,
+)
 
-_NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
-_REFS = "#/components/schemas/{name}"
-_JSON = "application/json"
+_PATH_PARAM = re.compile(r"\{(\w+)(?::\w+)?\}")
+_REF_TEMPLATE = "#/components/schemas/{name}"
+_JSON_TYPE = "application/json"
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
-def document(lines: Sequence[RouteLine]) -> Schema:
-    schemas = _Schemas(lines)
-    paths: dict[str, Schema] = defaultdict(dict)
-    for line in lines:
-        paths[plain(line.path)][line.method.lower()] = _operation(line, schemas)
+def openapi_document(lines: Sequence[ApiRoute]) -> JsonSchema:
+    schemas = _SchemaRegistry(lines)
+    paths: dict[str, JsonSchema] = defaultdict(dict)
+    for route in lines:
+        paths[openapi_path(route.path)][route.method.lower()] = _operation(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -33,43 +42,48 @@ def document(lines: Sequence[RouteLine]) -> Schema:
             "version": __version__,
             "description": "Instants are POSIX seconds in lab time, spans are seconds. Members not named are refused.",
         },
-        "servers": [{"url": PREFIX}],
+        "servers": [{"url": API_PREFIX}],
         "security": [{"bearer": []}],
         "paths": dict(paths),
         "components": {
             "schemas": schemas.components,
-            "responses": {"Refusal": _answer("Refused, and nothing was changed.", schemas.of(Refusal))},
+            "responses": {
+                "Refusal": _json_response("Refused, and nothing was changed.", schemas.schema_of(ErrorResponse))
+            },
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
         },
     }
 
 
-class _Schemas:
-    def __init__(self, lines: Iterable[RouteLine]) -> None:
-        signatures = [line.signature for line in lines]
-        found = [Refusal, *(kind for of in signatures for kind in (of.asked, of.query, of.answer) if kind is not None)]
+class _SchemaRegistry:
+    def __init__(self, lines: Iterable[ApiRoute]) -> None:
+        signatures = [route.signature for route in lines]
+        found = [
+            ErrorResponse,
+            *(kind for of in signatures for kind in (of.body, of.query, of.response_type) if kind is not None),
+        ]
         self._kinds = list({str(kind): kind for kind in found}.values())
-        self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REFS)
+        self._schemas, self.components = msgspec.json.schema_components(self._kinds, ref_template=_REF_TEMPLATE)
 
-    def of(self, kind: Any) -> Schema:
+    def schema_of(self, kind: Any) -> JsonSchema:
         return self._schemas[self._kinds.index(kind)]
 
-    def members_of(self, kind: type[msgspec.Struct]) -> dict[str, Schema]:
-        members: dict[str, Schema] = self.components[kind.__name__]["properties"]
+    def properties_of(self, kind: type[msgspec.Struct]) -> dict[str, JsonSchema]:
+        members: dict[str, JsonSchema] = self.components[kind.__name__]["properties"]
         return members
 
 
-def plain(path: str) -> str:
+def openapi_path(path: str) -> str:
     """A path as OpenAPI writes it: `{name}`, also where a name may hold a slash."""
-    return _NAME.sub(r"{\1}", path)
+    return _PATH_PARAM.sub(r"{\1}", path)
 
 
-def needed(line: RouteLine) -> str:
+def required_right_text(route: ApiRoute) -> str:
     """The right, and over what, as people say it."""
-    return _NEEDED[line.over].format(right=line.right)
+    return _RIGHT_TEXTS[route.resources].format(right=route.right)
 
 
-_NEEDED: dict[Over, str] = {
+_RIGHT_TEXTS: dict[ResourceSelector, str] = {
     everything: "{right} over everything",
     listing: "{right} over anything: it shows what the caller may read",
     named_vm: "{right} over the VM",
@@ -79,46 +93,46 @@ _NEEDED: dict[Over, str] = {
 }
 
 
-def _operation(line: RouteLine, schemas: _Schemas) -> Schema:
-    signature = line.signature
-    operation: Schema = {
-        "operationId": f"{line.handler.__module__.rpartition('.')[2]}.{line.handler.__name__}",
+def _operation(route: ApiRoute, schemas: _SchemaRegistry) -> JsonSchema:
+    signature = route.signature
+    operation: JsonSchema = {
+        "operationId": f"{route.handler.__module__.rpartition('.')[2]}.{route.handler.__name__}",
         "summary": signature.summary,
-        "description": f"Right needed: {needed(line)}.",
-        "x-forewarn-right": line.right,
-        "x-forewarn-over": line.over.__name__,
-        "parameters": [*_path_parameters(line), *_query_parameters(line, schemas)],
+        "description": f"Right needed: {required_right_text(route)}.",
+        "x-forewarn-right": route.right,
+        "x-forewarn-over": route.resources.__name__,
+        "parameters": [*_path_parameters(route), *_query_parameters(route, schemas)],
         "responses": {
-            str(line.status): _answer("Done.", schemas.of(signature.answer)),
+            str(route.status): _json_response("Done.", schemas.schema_of(signature.response_type)),
             "4XX": {"$ref": "#/components/responses/Refusal"},
             "503": {"$ref": "#/components/responses/Refusal"},
         },
     }
-    if signature.asked is not None:
+    if signature.body is not None:
         operation["requestBody"] = {
-            "required": bool(schemas.components[signature.asked.__name__]["required"]),
-            "content": {_JSON: {"schema": schemas.of(signature.asked)}},
+            "required": bool(schemas.components[signature.body.__name__]["required"]),
+            "content": {_JSON_TYPE: {"schema": schemas.schema_of(signature.body)}},
         }
     return operation
 
 
-def _path_parameters(line: RouteLine) -> list[Schema]:
-    names = _NAME.findall(line.path)
+def _path_parameters(route: ApiRoute) -> list[JsonSchema]:
+    names = _PATH_PARAM.findall(route.path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _query_parameters(line: RouteLine, schemas: _Schemas) -> list[Schema]:
-    if line.signature.query is None:
+def _query_parameters(route: ApiRoute, schemas: _SchemaRegistry) -> list[JsonSchema]:
+    if route.signature.query is None:
         return []
-    members = schemas.members_of(line.signature.query)
-    return [{"name": name, "in": "query", "schema": _given(schema)} for name, schema in members.items()]
+    members = schemas.properties_of(route.signature.query)
+    return [{"name": name, "in": "query", "schema": _without_null(schema)} for name, schema in members.items()]
 
 
-def _given(schema: Schema) -> Schema:
+def _without_null(schema: JsonSchema) -> JsonSchema:
     """A parameter is left out instead of being null."""
     *sorts, last = schema.get("anyOf", [{}])
     return sorts[0] if last == {"type": "null"} and len(sorts) == 1 else schema
 
 
-def _answer(description: str, schema: Schema) -> Schema:
-    return {"description": description, "content": {_JSON: {"schema": schema}}}
+def _json_response(description: str, schema: JsonSchema) -> JsonSchema:
+    return {"description": description, "content": {_JSON_TYPE: {"schema": schema}}}

@@ -1,4 +1,4 @@
-"""Calls about replays: start one, show them, stop one."""
+"""Replay handlers: start, list, show and stop."""
 
 from __future__ import annotations
 
@@ -7,94 +7,46 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from forewarn.console.body import Text
-from forewarn.console.call import Call
-from forewarn.console.room import Room
-from forewarn.core.replay import telling
-from forewarn.core.request import Request
-from forewarn.core.script import Recording
+from forewarn.core.replay_script import UploadedRecording
+from forewarn.web.context import RequestContext
+from forewarn.web.lab_views import read_replays, replay_view
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText
+from forewarn.web.views import ReplayView
 
 
 class NewReplay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    vm: Text
-    recording: Recording
+    vm: NonEmptyText
+    recording: UploadedRecording
     speed: float = 1.0
     loops: int = 1
-    map: dict[Text, Annotated[str, Meta(min_length=1, max_length=200)]] = {}
-
-
-class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    vm: str
-    scope: str
-    who: str
-    at: float
-    speed: float
-    loops: int
-    loop: int  # the telling that is on, from 1
-    step: int  # steps shown of it
-    steps: int
-    shows: str  # what the scope is shown now, in words; "": its own document
-    begun_at: float  # this telling
-    ends_at: float  # the last telling, if nothing ends it before
-    ended: str | None
-    ended_at: float | None
-    reason: str
+    map: dict[NonEmptyText, Annotated[str, Meta(min_length=1, max_length=200)]] = {}
 
 
 class ReplaysView(msgspec.Struct, frozen=True, kw_only=True):
     replays: tuple[ReplayView, ...]
 
 
-async def start(room: Room, call: Call, asked: NewReplay) -> ReplayView:
+async def start_replay(context: RequestContext, call: HandlerCall, body: NewReplay) -> ReplayView:
     """Show a recording to the scope of a VM."""
-    vm = room.directory.find(asked.vm)
-    request = await room.control.replays.start(
-        vm, asked.recording, who=room.who, speed=asked.speed, loops=asked.loops, names=asked.map
+    vm = context.directory.find(body.vm)
+    request = await context.control.replays.start(
+        vm, body.recording, who=context.caller_name, speed=body.speed, loops=body.loops, names=body.map
     )
-    await room.catch_up()
-    return _view(room, room.control.replays.find(request.id))
+    await context.run_due_work()
+    return replay_view(context, context.control.replays.find(request.id))
 
 
-async def show_all(room: Room, call: Call) -> ReplaysView:
+async def list_replays(context: RequestContext, call: HandlerCall) -> ReplaysView:
     """The replays under way, and the recent ones."""
-    return ReplaysView(replays=read_replays(room))
+    return ReplaysView(replays=read_replays(context))
 
 
-def read_replays(room: Room) -> tuple[ReplayView, ...]:
-    return tuple(_view(room, request) for request in room.control.replays.all())
-
-
-async def show(room: Room, call: Call) -> ReplayView:
+async def show_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """One replay."""
-    return _view(room, room.control.replays.find(call.names["id"]))
+    return replay_view(context, context.control.replays.find(call.path_params["id"]))
 
 
-async def stop(room: Room, call: Call) -> ReplayView:
+async def stop_replay(context: RequestContext, call: HandlerCall) -> ReplayView:
     """End a replay."""
-    request = await room.control.replays.stop(call.names["id"], who=room.who)
-    return _view(room, request)
-
-
-def _view(room: Room, request: Request) -> ReplayView:
-    replay = request.replay
-    assert replay is not None
-    step = room.control.replays.step(request)
-    return ReplayView(
-        id=request.id,
-        vm=replay.name,
-        scope=replay.scope_id,
-        who=request.who,
-        at=request.at,
-        speed=replay.speed,
-        loops=replay.loops,
-        loop=replay.loop + 1,
-        step=replay.done,
-        steps=replay.steps,
-        shows=telling(step) if step else "",
-        begun_at=replay.begun_at,
-        ends_at=replay.ends_at,
-        ended=replay.ended,
-        ended_at=replay.ended_at,
-        reason=replay.reason,
-    )
+    request = await context.control.replays.stop(call.path_params["id"], who=context.caller_name)
+    return replay_view(context, request)

@@ -1,111 +1,86 @@
-"""Calls about rollouts: start, show, pause, resume, abort."""
+"""Rollout handlers: start, preview, show, pause, resume and abort."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
-from forewarn.console.body import NewRollout
-from forewarn.console.call import Call
-from forewarn.console.room import Room, must_be_told_once
-from forewarn.console.showing import Showing
-from forewarn.console.views import RolloutsView, RolloutView, RolloutWithEvents
-from forewarn.control.rollouts import Reach
-from forewarn.core.request import Progress, Request, Rollout
-from forewarn.core.rollout import remaining
+from msgspec import Meta
+
+from forewarn.control.dry_run import dry_run_rollout
+from forewarn.core.request import Rollout, RolloutImpact, RolloutState
+from forewarn.explain.preview import Preview
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody, reject_duplicates
+from forewarn.web.request_views import read_rollouts, rollout_fields, rollout_view
+from forewarn.web.view_builder import ViewBuilder
+from forewarn.web.views import RolloutsView, RolloutView, RolloutWithEvents
 
 
-async def start(room: Room, call: Call, asked: NewRollout) -> RolloutView:
+class NewRollout(StrictBody, frozen=True, kw_only=True):
+    impact: RolloutImpact
+    hosts: tuple[NonEmptyText, ...] = ()
+    scope: str = ""
+    max_failures: Annotated[int, Meta(ge=0)] = 1
+    notice_s: DurationSeconds = 0
+    short_notice: bool = False
+
+
+async def start_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> RolloutView:
     """Start a rollout over hosts or a scope."""
-    request = await room.control.requests.start_rollout(
-        rollout_of(room, asked), who=room.who, notice_s=asked.notice_s, short_notice=asked.short_notice
+    request = await context.control.requests.start_rollout(
+        _build_rollout(context, body), who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
     )
-    await room.catch_up()
-    return view_of(room, request.id)
+    await context.run_due_work()
+    return rollout_view(context, request.id)
 
 
-def rollout_of(room: Room, asked: NewRollout) -> Rollout:
+def _build_rollout(context: RequestContext, body: NewRollout) -> Rollout:
     """With its hosts and its scope by their own names."""
-    hosts = tuple(room.control.requests.host(name).name for name in asked.hosts)
-    must_be_told_once(asked.hosts, list(hosts))
-    scope_id = room.scope(asked.scope).id if asked.scope else ""
-    return Rollout(impact=asked.impact, hosts=hosts, scope_id=scope_id, max_failures=asked.max_failures)
+    hosts = tuple(context.control.requests.host(name).name for name in body.hosts)
+    reject_duplicates(body.hosts, list(hosts))
+    scope_id = context.find_scope(body.scope).id if body.scope else ""
+    return Rollout(impact=body.impact, hosts=hosts, scope_id=scope_id, max_failures=body.max_failures)
 
 
-async def show_all(room: Room, call: Call) -> RolloutsView:
+async def list_rollouts(context: RequestContext, call: HandlerCall) -> RolloutsView:
     """The rollouts under way, and the recent ones."""
-    return RolloutsView(rollouts=read_rollouts(room))
+    return RolloutsView(rollouts=read_rollouts(context))
 
 
-def read_rollouts(room: Room) -> tuple[RolloutView, ...]:
-    return tuple(view_of(room, request.id) for request in room.rollouts())
-
-
-async def show(room: Room, call: Call) -> RolloutWithEvents:
+async def show_rollout(context: RequestContext, call: HandlerCall) -> RolloutWithEvents:
     """One rollout, with its events."""
-    request = room.rollout(call.names["id"])
-    events = Showing(room).events(room.store.events(request_id=request.id))
-    return RolloutWithEvents(events=events, **_facts(room, request.id))
+    request = context.find_rollout(call.path_params["id"])
+    events = ViewBuilder(context).events(context.store.events(request_id=request.id))
+    return RolloutWithEvents(events=events, **rollout_fields(context, request.id))
 
 
-async def pause(room: Room, call: Call) -> RolloutView:
+async def pause_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Pause a rollout: it publishes nothing until it is resumed."""
-    return await _steer(room, call, Progress.PAUSED)
+    return await _set_progress(context, call, RolloutState.PAUSED)
 
 
-async def resume(room: Room, call: Call) -> RolloutView:
+async def resume_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """Go on with a rollout that is paused."""
-    return await _steer(room, call, Progress.RUNNING)
+    return await _set_progress(context, call, RolloutState.RUNNING)
 
 
-async def abort(room: Room, call: Call) -> RolloutView:
+async def abort_rollout(context: RequestContext, call: HandlerCall) -> RolloutView:
     """End a rollout; what has not started is withdrawn."""
-    return await _steer(room, call, Progress.ABORTED)
+    return await _set_progress(context, call, RolloutState.ABORTED)
 
 
-async def _steer(room: Room, call: Call, progress: Progress) -> RolloutView:
-    request = room.rollout(call.names["id"])
-    await room.control.requests.steer_rollout(request.id, progress, who=room.who)
-    await room.catch_up()
-    return view_of(room, request.id)
+async def _set_progress(context: RequestContext, call: HandlerCall, progress: RolloutState) -> RolloutView:
+    request = context.find_rollout(call.path_params["id"])
+    await context.control.requests.change_rollout_state(request.id, progress, who=context.caller_name)
+    await context.run_due_work()
+    return rollout_view(context, request.id)
 
 
-def view_of(room: Room, request_id: str) -> RolloutView:
-    return RolloutView(**_facts(room, request_id))
-
-
-def _facts(room: Room, request_id: str) -> dict[str, Any]:
-    request = room.control.requests.rollout(request_id)
-    assert request.rollout is not None
-    reach = None if request.rollout.tally else room.control.rollouts.reach_of(request, request.rollout)
-    return facts_of(room, request, request.rollout, reach)
-
-
-def facts_of(room: Room, request: Request, rollout: Rollout, reach: Reach | None) -> dict[str, Any]:
-    """What is shown of a rollout; one that is closed needs no reach."""
-    return {
-        "id": request.id,
-        "impact": rollout.impact,
-        "hosts": rollout.hosts,
-        "scope": rollout.scope_id,
-        "progress": rollout.progress,
-        "why": rollout.why,
-        "closed": rollout.closed,
-        "who": request.who,
-        "at": request.at,
-        "notice_s": request.notice_s,
-        "max_failures": rollout.max_failures,
-        "tally": room.control.rollouts.tally_of(request, rollout, reach),
-        "next_update_domains": () if reach is None else next_domains(room, request, reach),
-    }
-
-
-def next_domains(room: Room, request: Request, reach: Reach) -> tuple[int, ...]:
-    """Which of its scopes' update domains come next."""
-    rollout = request.rollout
-    if rollout is None or not request.is_open or rollout.progress not in (Progress.RUNNING, Progress.PAUSED):
-        return ()
-    planned = room.store.planned(request_id=request.id)
-    lowest: dict[str, int] = {}
-    for vm in remaining(rollout, reach.vms, reach.events, planned):
-        lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
-    return tuple(sorted(set(lowest.values())))
+async def preview_rollout(context: RequestContext, call: HandlerCall, body: NewRollout) -> Preview:
+    """What would come of a rollout: which events in which order, and when, if nobody approves."""
+    rollout = _build_rollout(context, body)
+    await context.dependencies.flush_observations()
+    async with context.dependencies.preview_locks.for_caller(context.principal.id):
+        return await dry_run_rollout(
+            context.control, rollout, who=context.caller_name, notice_s=body.notice_s, short_notice=body.short_notice
+        )

@@ -1,107 +1,151 @@
-"""Every route of `/forewarn/v1`, one line each: method, path, handler, the right it needs and over what, the status
-of its answer."""
+"""The API's route table, and the pipeline of a call: authenticate, parse, authorize, handle."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from forewarn.console import (
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route, Router
+
+from forewarn.api import (
     access,
-    event,
-    explanation,
-    fault,
+    events,
+    explain,
+    faults,
     fleet,
     history,
-    keeper,
-    maintenance,
-    preview,
-    replay,
-    rollout,
-    upkeep,
-    webhook,
+    hosts,
+    replays,
+    requests,
+    rollouts,
+    service,
+    webhooks,
 )
-from forewarn.console.call import Call
-from forewarn.console.openapi import document
-from forewarn.console.over import listing, named_event, named_vm, signed_in, vms_asked_for
-from forewarn.console.room import Room
-from forewarn.console.route import RouteLine
+from forewarn.api.errors import error_response, make_error_response
+from forewarn.api.openapi import openapi_document
+from forewarn.api.requests import vms_asked_for
 from forewarn.core.access import Right
+from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.request_parsing import MAX_BODY_BYTES, HandlerCall, read_limited_body, unique_query_params
+from forewarn.web.routing import API_PREFIX, ApiRoute, HandlerSignature, listing, named_event, named_vm, signed_in
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
 
 
-async def show_openapi(room: Room, call: Call) -> dict[str, Any]:
+async def show_openapi(context: RequestContext, call: HandlerCall) -> dict[str, Any]:
     """This API, described in OpenAPI 3.1."""
-    return _described()
+    return _cached_openapi()
 
 
 @cache
-def _described() -> dict[str, Any]:
-    return document(ROUTES)
+def _cached_openapi() -> dict[str, Any]:
+    return openapi_document(ROUTES)
 
 
 # A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
-ROUTES: tuple[RouteLine, ...] = (
-    RouteLine("GET", "/openapi.json", show_openapi, READ, over=signed_in),
-    RouteLine("GET", "/service", upkeep.show_service, READ, over=listing),
-    RouteLine("GET", "/fleet", fleet.show, READ, over=listing),
-    RouteLine("POST", "/fleet/check", fleet.check, READ),
-    RouteLine("POST", "/fleet/apply", fleet.apply, PLATFORM),
-    RouteLine("POST", "/fleet/vms", fleet.add_vm, PLATFORM),
-    RouteLine("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),
-    RouteLine("POST", "/fleet/hosts", fleet.add_host, PLATFORM),
-    RouteLine("DELETE", "/fleet/hosts/{name}", fleet.remove_host, PLATFORM),
-    RouteLine("POST", "/vms/{name:path}/perform-maintenance", maintenance.perform_maintenance, OPERATE, over=named_vm),
-    RouteLine("GET", "/vms/{name:path}", fleet.show_vm, READ, over=named_vm),
-    RouteLine("GET", "/keepers", keeper.show_all, READ, over=listing),
-    RouteLine("POST", "/requests", maintenance.ask, OPERATE, 202, over=vms_asked_for),
-    RouteLine("POST", "/requests/preview", preview.ask, OPERATE, over=vms_asked_for),
-    RouteLine("GET", "/requests/{id}", maintenance.show_request, READ, over=listing),
-    RouteLine("POST", "/hosts/{name}/degrade", maintenance.degrade, PLATFORM, 202),
-    RouteLine("POST", "/hosts/{name}/degrade/preview", preview.degrade, PLATFORM),
-    RouteLine("POST", "/hosts/{name}/fail/preview", preview.fail, PLATFORM),
-    RouteLine("POST", "/hosts/{name}/fail", maintenance.fail, PLATFORM, 202),
-    RouteLine("POST", "/hosts/{name}/repair", maintenance.repair, PLATFORM),
-    RouteLine("GET", "/rollouts", rollout.show_all, READ),
-    RouteLine("POST", "/rollouts", rollout.start, PLATFORM, 202),
-    RouteLine("POST", "/rollouts/preview", preview.start_rollout, PLATFORM),
-    RouteLine("GET", "/rollouts/{id}", rollout.show, READ),
-    RouteLine("POST", "/rollouts/{id}/pause", rollout.pause, PLATFORM),
-    RouteLine("POST", "/rollouts/{id}/resume", rollout.resume, PLATFORM),
-    RouteLine("POST", "/rollouts/{id}/abort", rollout.abort, PLATFORM),
-    RouteLine("GET", "/events", event.show_all, READ, over=listing),
-    RouteLine("GET", "/events/{id}", event.show, READ, over=listing),
-    RouteLine("POST", "/events/{id}/approve", event.approve, APPROVE, over=named_event),
-    RouteLine("POST", "/events/{id}/withdraw", event.withdraw, PLATFORM),
-    RouteLine("GET", "/history", history.show, READ, over=listing),
-    RouteLine("POST", "/history/prune", history.prune, PLATFORM),
-    RouteLine("GET", "/explain/{thing:path}", explanation.explain, READ, over=listing),
-    RouteLine("GET", "/replays", replay.show_all, READ),
-    RouteLine("POST", "/replays", replay.start, PLATFORM, 202),
-    RouteLine("GET", "/replays/{id}", replay.show, READ),
-    RouteLine("DELETE", "/replays/{id}", replay.stop, PLATFORM),
-    RouteLine("GET", "/faults", fault.show_all, READ),
-    RouteLine("POST", "/faults", fault.set_one, PLATFORM),
-    RouteLine("POST", "/faults/clear", fault.clear, PLATFORM),
-    RouteLine("POST", "/faults/storm", fault.start_storm, PLATFORM),
-    RouteLine("DELETE", "/faults/{id}", fault.clear_one, PLATFORM),
-    RouteLine("GET", "/clock", upkeep.show_clock, READ, over=listing),
-    RouteLine("POST", "/clock/advance", upkeep.advance, PLATFORM),
-    RouteLine("POST", "/clock/speed", upkeep.set_speed, PLATFORM),
-    RouteLine("POST", "/backup", upkeep.back_up, ADMINISTER),
-    RouteLine("GET", "/doctor", upkeep.examine, READ),
-    RouteLine("GET", "/access", access.show, ADMINISTER),
-    RouteLine("GET", "/access/me", access.show_me, READ, over=signed_in),
-    RouteLine("POST", "/access/clients", access.add_client, ADMINISTER),
-    RouteLine("POST", "/access/clients/{id}/secret", access.renew_secret, ADMINISTER),
-    RouteLine("DELETE", "/access/clients/{id}", access.remove_client, ADMINISTER),
-    RouteLine("POST", "/access/grants", access.grant, ADMINISTER),
-    RouteLine("DELETE", "/access/grants/{id}", access.revoke, ADMINISTER),
-    RouteLine("POST", "/access/links", access.make_link, ADMINISTER),
-    RouteLine("GET", "/webhooks", webhook.show_all, ADMINISTER),
-    RouteLine("POST", "/webhooks", webhook.add, ADMINISTER),
-    RouteLine("DELETE", "/webhooks/{id}", webhook.remove, ADMINISTER),
-    RouteLine("POST", "/webhooks/{id}/test", webhook.test, ADMINISTER),
+ROUTES: tuple[ApiRoute, ...] = (
+    ApiRoute("GET", "/openapi.json", show_openapi, READ, resources=signed_in),
+    ApiRoute("GET", "/service", service.show_service, READ, resources=listing),
+    ApiRoute("GET", "/fleet", fleet.show_fleet, READ, resources=listing),
+    ApiRoute("POST", "/fleet/check", fleet.check_fleet, READ),
+    ApiRoute("POST", "/fleet/apply", fleet.apply_fleet, PLATFORM),
+    ApiRoute("POST", "/fleet/vms", fleet.add_vm, PLATFORM),
+    ApiRoute("DELETE", "/fleet/vms/{name:path}", fleet.remove_vm, PLATFORM),
+    ApiRoute("POST", "/fleet/hosts", hosts.add_host, PLATFORM),
+    ApiRoute("DELETE", "/fleet/hosts/{name}", hosts.remove_host, PLATFORM),
+    ApiRoute("POST", "/vms/{name:path}/perform-maintenance", requests.perform_maintenance, OPERATE, resources=named_vm),
+    ApiRoute("GET", "/vms/{name:path}", fleet.show_vm, READ, resources=named_vm),
+    ApiRoute("GET", "/keepers", fleet.list_vm_supervisors, READ, resources=listing),
+    ApiRoute("POST", "/requests", requests.create_request, OPERATE, 202, resources=vms_asked_for),
+    ApiRoute("POST", "/requests/preview", requests.preview_request, OPERATE, resources=vms_asked_for),
+    ApiRoute("GET", "/requests/{id}", requests.show_request, READ, resources=listing),
+    ApiRoute("POST", "/hosts/{name}/degrade", hosts.degrade_host, PLATFORM, 202),
+    ApiRoute("POST", "/hosts/{name}/degrade/preview", hosts.preview_degrade_host, PLATFORM),
+    ApiRoute("POST", "/hosts/{name}/fail/preview", hosts.preview_fail_host, PLATFORM),
+    ApiRoute("POST", "/hosts/{name}/fail", hosts.fail_host, PLATFORM, 202),
+    ApiRoute("POST", "/hosts/{name}/repair", hosts.repair_host, PLATFORM),
+    ApiRoute("GET", "/rollouts", rollouts.list_rollouts, READ),
+    ApiRoute("POST", "/rollouts", rollouts.start_rollout, PLATFORM, 202),
+    ApiRoute("POST", "/rollouts/preview", rollouts.preview_rollout, PLATFORM),
+    ApiRoute("GET", "/rollouts/{id}", rollouts.show_rollout, READ),
+    ApiRoute("POST", "/rollouts/{id}/pause", rollouts.pause_rollout, PLATFORM),
+    ApiRoute("POST", "/rollouts/{id}/resume", rollouts.resume_rollout, PLATFORM),
+    ApiRoute("POST", "/rollouts/{id}/abort", rollouts.abort_rollout, PLATFORM),
+    ApiRoute("GET", "/events", events.list_events, READ, resources=listing),
+    ApiRoute("GET", "/events/{id}", events.show_event, READ, resources=listing),
+    ApiRoute("POST", "/events/{id}/approve", events.approve_event, APPROVE, resources=named_event),
+    ApiRoute("POST", "/events/{id}/withdraw", events.withdraw_event, PLATFORM),
+    ApiRoute("GET", "/history", history.list_history, READ, resources=listing),
+    ApiRoute("POST", "/history/prune", history.prune_history, PLATFORM),
+    ApiRoute("GET", "/explain/{thing:path}", explain.explain, READ, resources=listing),
+    ApiRoute("GET", "/replays", replays.list_replays, READ),
+    ApiRoute("POST", "/replays", replays.start_replay, PLATFORM, 202),
+    ApiRoute("GET", "/replays/{id}", replays.show_replay, READ),
+    ApiRoute("DELETE", "/replays/{id}", replays.stop_replay, PLATFORM),
+    ApiRoute("GET", "/faults", faults.list_faults, READ),
+    ApiRoute("POST", "/faults", faults.set_fault, PLATFORM),
+    ApiRoute("POST", "/faults/clear", faults.clear_faults, PLATFORM),
+    ApiRoute("POST", "/faults/storm", faults.start_fault_storm, PLATFORM),
+    ApiRoute("DELETE", "/faults/{id}", faults.clear_fault, PLATFORM),
+    ApiRoute("GET", "/clock", service.show_clock, READ, resources=listing),
+    ApiRoute("POST", "/clock/advance", service.advance_clock, PLATFORM),
+    ApiRoute("POST", "/clock/speed", service.set_clock_speed, PLATFORM),
+    ApiRoute("POST", "/backup", service.create_backup, ADMINISTER),
+    ApiRoute("GET", "/doctor", service.run_health_checks, READ),
+    ApiRoute("GET", "/access", access.show_access, ADMINISTER),
+    ApiRoute("GET", "/access/me", access.show_caller, READ, resources=signed_in),
+    ApiRoute("POST", "/access/clients", access.add_client, ADMINISTER),
+    ApiRoute("POST", "/access/clients/{id}/secret", access.renew_client_secret, ADMINISTER),
+    ApiRoute("DELETE", "/access/clients/{id}", access.remove_client, ADMINISTER),
+    ApiRoute("POST", "/access/grants", access.grant_role, ADMINISTER),
+    ApiRoute("DELETE", "/access/grants/{id}", access.revoke_role, ADMINISTER),
+    ApiRoute("POST", "/access/links", access.create_sign_in_link, ADMINISTER),
+    ApiRoute("GET", "/webhooks", webhooks.list_webhooks, ADMINISTER),
+    ApiRoute("POST", "/webhooks", webhooks.add_webhook, ADMINISTER),
+    ApiRoute("DELETE", "/webhooks/{id}", webhooks.remove_webhook, ADMINISTER),
+    ApiRoute("POST", "/webhooks/{id}/test", webhooks.test_webhook, ADMINISTER),
 )
+
+
+def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
+    """Everything under `/forewarn/v1`."""
+    by_path: dict[str, list[ApiRoute]] = defaultdict(list)
+    for route in ROUTES:
+        by_path[route.path].append(route)
+    routes = [_starlette_route(make_context, path, lines) for path, lines in by_path.items()]
+    return [Mount(API_PREFIX, app=Router(routes, redirect_slashes=False))]
+
+
+def _starlette_route(make_context: ContextFactory, path: str, lines: Iterable[ApiRoute]) -> Route:
+    by_method = {route.method: (route, route.signature) for route in lines}
+
+    async def endpoint(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await _handle_call(make_context, *by_method[method], request)
+
+    return Route(path, endpoint, methods=list(by_method))
+
+
+async def _handle_call(
+    make_context: ContextFactory, route: ApiRoute, signature: HandlerSignature, request: Request
+) -> Response:
+    try:
+        context = await make_context(request)
+        body = await read_limited_body(request)
+        if body is None:
+            return make_error_response(413, "Rejected", f"the body is longer than {MAX_BODY_BYTES} bytes: send less")
+        call = HandlerCall(path_params=request.path_params, query=unique_query_params(request), body=body)
+        for resource in route.resources(context, call):
+            context.require(route.right, resource)
+        answer = msgspec.json.encode(await route.handler(context, call, **signature.parse(call)))
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody is left to read it
+    except Exception as error:
+        return error_response(error)
+    return Response(answer, status_code=route.status, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Calls about webhooks: who outside is told what happens to events, and how that goes."""
+"""Webhook handlers: list, add, remove and test webhooks, with their delivery state."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from forewarn.console.body import Strict, Text
-from forewarn.console.call import Call
-from forewarn.console.room import Room
-from forewarn.console.views import View
-from forewarn.control.webhooks import Wanted
-from forewarn.core.notification import resource_above
-from forewarn.core.resource import EVERYTHING, resource_of
-from forewarn.core.webhook import Happening, Schema, Webhook
+from forewarn.control.webhooks import WebhookSpec
+from forewarn.core.resource_ids import ROOT_RESOURCE, scope_resource_id, vm_resource_id
+from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.views import BaseView
 
 
-class NewWebhook(Strict, frozen=True, kw_only=True):
-    url: Text
-    schema: Schema = Schema.EVENT_GRID
-    over: Text = EVERYTHING  # a resource id, or the name of a VM, a set or a cloud service
-    happenings: Annotated[tuple[Happening, ...], Meta(max_length=20)] = ()  # none: all
+class NewWebhook(StrictBody, frozen=True, kw_only=True):
+    url: NonEmptyText
+    schema: WebhookSchema = WebhookSchema.EVENT_GRID
+    over: NonEmptyText = ROOT_RESOURCE  # a resource id, or the name of a VM, a set or a cloud service
+    happenings: Annotated[tuple[EventGridStatus, ...], Meta(max_length=20)] = ()  # none: all
     opted_in_only: bool = False  # only VMs whose policy publishes outside
     secret: Annotated[str, Meta(max_length=500)] = ""  # "": one is made
     from_start: bool = False  # told the history from its beginning, not from now on
     validate: bool = False  # added only if the receiver agrees
 
 
-class WebhookView(View, frozen=True, kw_only=True):
+class WebhookView(BaseView, frozen=True, kw_only=True):
     id: str
     url: str  # without its query, which may hold a password
-    schema: Schema
+    schema: WebhookSchema
     over: str
-    happenings: tuple[Happening, ...]
+    happenings: tuple[EventGridStatus, ...]
     opted_in_only: bool
     by: str
     at: float
@@ -47,65 +45,70 @@ class WebhookView(View, frozen=True, kw_only=True):
     pending_at_least: bool  # there may be more
 
 
-class WebhookWithSecret(WebhookView, frozen=True, kw_only=True):
+class WebhookWithSecretView(WebhookView, frozen=True, kw_only=True):
     secret: str  # shown this once
 
 
-class WebhooksView(View, frozen=True, kw_only=True):
+class WebhooksView(BaseView, frozen=True, kw_only=True):
     webhooks: tuple[WebhookView, ...]
 
 
-class TriedView(View, frozen=True, kw_only=True):
+class WebhookTestView(BaseView, frozen=True, kw_only=True):
     id: str
     ok: bool
     status: int | None  # None: there was no answer
     text: str
 
 
-async def show_all(room: Room, call: Call) -> WebhooksView:
+async def list_webhooks(context: RequestContext, call: HandlerCall) -> WebhooksView:
     """Every webhook, and how telling it goes."""
-    return WebhooksView(webhooks=tuple(WebhookView(**_facts(room, webhook)) for webhook in room.store.webhooks()))
+    return WebhooksView(
+        webhooks=tuple(WebhookView(**_webhook_fields(context, webhook)) for webhook in context.store.webhooks())
+    )
 
 
-async def add(room: Room, call: Call, asked: NewWebhook) -> WebhookWithSecret:
+async def add_webhook(context: RequestContext, call: HandlerCall, body: NewWebhook) -> WebhookWithSecretView:
     """Add a webhook, and show its secret: now or never."""
-    wanted = Wanted(**{**msgspec.structs.asdict(asked), "over": _resource(room, asked.over)})
-    webhook = await room.control.webhooks.add(wanted, who=room.who)
-    return WebhookWithSecret(secret=webhook.secret, **_facts(room, webhook))
+    wanted = WebhookSpec(**{**msgspec.structs.asdict(body), "over": _resolve_resource(context, body.over)})
+    webhook = await context.control.webhooks.add(wanted, who=context.caller_name)
+    return WebhookWithSecretView(secret=webhook.secret, **_webhook_fields(context, webhook))
 
 
-async def remove(room: Room, call: Call) -> WebhookView:
+async def remove_webhook(context: RequestContext, call: HandlerCall) -> WebhookView:
     """Remove a webhook: it is told nothing more."""
-    view = WebhookView(**_facts(room, room.control.webhooks.find(call.names["id"])))
-    await room.control.webhooks.remove(view.id, who=room.who)
+    view = WebhookView(**_webhook_fields(context, context.control.webhooks.find(call.path_params["id"])))
+    await context.control.webhooks.remove(view.id, who=context.caller_name)
     return view
 
 
-async def test(room: Room, call: Call) -> TriedView:
+async def test_webhook(context: RequestContext, call: HandlerCall) -> WebhookTestView:
     """Send a webhook one test message, and show what came of it."""
-    webhook = room.control.webhooks.find(call.names["id"])
-    verdict = await room.control.outbox.trial.test(webhook)
-    return TriedView(id=webhook.id, ok=verdict.ok, status=verdict.status, text=verdict.text)
+    webhook = context.control.webhooks.find(call.path_params["id"])
+    verdict = await context.control.webhook_delivery.verification.send_test(webhook)
+    return WebhookTestView(id=webhook.id, ok=verdict.ok, status=verdict.status, text=verdict.text)
 
 
-def _resource(room: Room, text: str) -> str:
+def _resolve_resource(context: RequestContext, text: str) -> str:
     if text.strip().startswith("/"):
         return text
     try:
-        return resource_of(room.directory.find(text))
+        return vm_resource_id(context.directory.find(text))
     except NotFound:
-        scope = room.scope(text)
-    if not scope.present:
+        scope = context.find_scope(text)
+    if not scope.present_vms:
         raise Refused(f"scope {text!r} has no VMs: give a resource id, such as /subscriptions/ID/resourceGroups/NAME")
-    return resource_above(scope.present[0])
+    return scope_resource_id(scope.present_vms[0])
 
 
-def _facts(room: Room, webhook: Webhook) -> dict[str, Any]:
-    report, now = room.control.outbox.report(webhook), room.control.outbox.real_time()
+def _webhook_fields(context: RequestContext, webhook: WebhookSubscription) -> dict[str, Any]:
+    report, now = (
+        context.control.webhook_delivery.delivery_report(webhook),
+        context.control.webhook_delivery.real_time(),
+    )
     told_at, next_at = report.last_success_at, report.next_try_at
     return {
         "id": webhook.id,
-        "url": _shown(webhook.url),
+        "url": _url_without_query(webhook.url),
         "schema": webhook.schema,
         "over": webhook.over,
         "happenings": webhook.happenings,
@@ -121,6 +124,6 @@ def _facts(room: Room, webhook: Webhook) -> dict[str, Any]:
     }
 
 
-def _shown(url: str) -> str:
+def _url_without_query(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(query="…").geturl() if parts.query else url

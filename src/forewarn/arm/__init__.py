@@ -1,5 +1,5 @@
-"""AZURE'S FACE. The routes of Azure Resource Manager that concern maintenance, so that the vendor's own clients work
-unchanged: discovery and sign-in, VMs and sets, user operations, approval from outside.
+"""The Azure Resource Manager facade: its maintenance routes, so that Azure's clients work unchanged.
 
-Azure's spelling lives here only. Never here: a decision about maintenance, a second way to do what `/forewarn/v1` does.
+Azure's spelling and error codes live only here. It may import web and what is below it, never api or portal, and
+adds no second way to do what control does. Start with `routes`, then `routing`.
 """

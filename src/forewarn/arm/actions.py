@@ -1,145 +1,179 @@
-"""User operations as Azure spells them: each becomes a request of ours, and its operation can be followed."""
+"""User operations (restart, redeploy, ...): each creates a request and returns an operation to poll."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from forewarn.console.arm.operation import follow
-from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Over, own
-from forewarn.console.arm.target import (
-    Absent,
-    Chosen,
-    Image,
-    Images,
-    Instances,
-    Nothing,
-    every_instance,
-    instance_called,
-    instances,
-    instances_called,
-    means_all,
-    read_body,
-    vm_called,
+from forewarn.arm.operations import operation_headers
+from forewarn.arm.routing import ArmAuthorizer, ArmCall, ArmHandler, ArmResponse, ArmRoute, require_on_resource
+from forewarn.arm.targets import (
+    ArmEmptyBody,
+    InstanceIdsBody,
+    ReimageBody,
+    ReimageInstancesBody,
+    RequiredInstanceIdsBody,
+    ResourceAbsent,
+    all_instances,
+    authorize_instances,
+    find_instance,
+    find_instances,
+    find_vm,
+    parse_arm_body,
+    selects_all_instances,
 )
-from forewarn.console.room import Room
 from forewarn.core.access import Right
 from forewarn.core.fleet import Vm
-from forewarn.core.planning import ASK_CAUSE, suits
-from forewarn.core.request import Ask
+from forewarn.core.planning import OPERATION_CAUSES, is_applicable
+from forewarn.core.request import RequestedOperation
 from forewarn.errors import Rejected
+from forewarn.web.context import RequestContext
 
-_COMPUTE = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
-VM = f"{_COMPUTE}/virtualMachines/{{vm}}"
-SCALE_SET = f"{_COMPUTE}/virtualMachineScaleSets/{{set}}"
-INSTANCE = f"{SCALE_SET}/virtualMachines/{{instance}}"
+_COMPUTE_PATH = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
+VM_PATH = f"{_COMPUTE_PATH}/virtualMachines/{{vm}}"
+SCALE_SET_PATH = f"{_COMPUTE_PATH}/virtualMachineScaleSets/{{set}}"
+INSTANCE_PATH = f"{SCALE_SET_PATH}/virtualMachines/{{instance}}"
 
-_EVERYWHERE = {
-    "restart": Ask.RESTART,
-    "redeploy": Ask.REDEPLOY,
-    "performMaintenance": Ask.PERFORM_MAINTENANCE,
-    "start": Ask.START,
-    "powerOff": Ask.POWER_OFF,
-    "deallocate": Ask.DEALLOCATE,
-    "reimage": Ask.REIMAGE,
+_COMMON_ACTIONS = {
+    "restart": RequestedOperation.RESTART,
+    "redeploy": RequestedOperation.REDEPLOY,
+    "performMaintenance": RequestedOperation.PERFORM_MAINTENANCE,
+    "start": RequestedOperation.START,
+    "powerOff": RequestedOperation.POWER_OFF,
+    "deallocate": RequestedOperation.DEALLOCATE,
+    "reimage": RequestedOperation.REIMAGE,
 }
-_OF_VM = {**_EVERYWHERE, "reapply": Ask.REAPPLY}
-_OF_SET = {**_EVERYWHERE, "reapply": Ask.REAPPLY, "reimageall": Ask.REIMAGE}
-_OF_INSTANCE = {**_EVERYWHERE, "reimageall": Ask.REIMAGE}
-Find = Callable[[Room, ArmCall], Vm]
+_VM_ACTIONS = {**_COMMON_ACTIONS, "reapply": RequestedOperation.REAPPLY}
+_SCALE_SET_ACTIONS = {
+    **_COMMON_ACTIONS,
+    "reapply": RequestedOperation.REAPPLY,
+    "reimageall": RequestedOperation.REIMAGE,
+}
+_INSTANCE_ACTIONS = {**_COMMON_ACTIONS, "reimageall": RequestedOperation.REIMAGE}
+VmFinder = Callable[[RequestContext, ArmCall], Vm]
 
 
-def _asks(ask: Ask, find: Find) -> Handler:
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        read_body(call, Image if ask is Ask.REIMAGE else Nothing)
-        _must_not_hibernate(call)
-        return await _accept(room, call, ask, [find(room, call)])
+def _request_handler(ask: RequestedOperation, find: VmFinder) -> ArmHandler:
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        parse_arm_body(call, ReimageBody if ask is RequestedOperation.REIMAGE else ArmEmptyBody)
+        _reject_hibernate(call)
+        return await _accept_request(context, call, ask, [find(context, call)])
 
     return handler
 
 
-def _asks_set(ask: Ask, shape: type[Instances] | type[Images] | type[Chosen]) -> Handler:
+def _set_request_handler(
+    ask: RequestedOperation, shape: type[InstanceIdsBody] | type[ReimageInstancesBody] | type[RequiredInstanceIdsBody]
+) -> ArmHandler:
     """Without ids it is meant for the instances that it suits: a start for those that do not run."""
 
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        ids = read_body(call, shape).ids
-        _must_not_hibernate(call)
-        if ids is None or means_all(ids):
-            return await _accept(room, call, ask, _suited(ask, every_instance(room, call)))
-        return await _accept(room, call, ask, instances_called(room, call, ids))
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        ids = parse_arm_body(call, shape).ids
+        _reject_hibernate(call)
+        if ids is None or selects_all_instances(ids):
+            return await _accept_request(context, call, ask, _eligible_vms(ask, all_instances(context, call)))
+        return await _accept_request(context, call, ask, find_instances(context, call, ids))
 
     return handler
 
 
-def _suited(ask: Ask, vms: list[Vm]) -> list[Vm]:
+def _eligible_vms(ask: RequestedOperation, vms: list[Vm]) -> list[Vm]:
     """With none left all of them, so that the refusal says why."""
-    cause = ASK_CAUSE.get(ask)
-    fitting = [vm for vm in vms if cause is None or suits(vm, cause)]
+    cause = OPERATION_CAUSES.get(ask)
+    fitting = [vm for vm in vms if cause is None or is_applicable(vm, cause)]
     return fitting or vms
 
 
-def _deletes(find: Callable[[Room, ArmCall], list[Vm]]) -> Handler:
+def _delete_handler(find: Callable[[RequestContext, ArmCall], list[Vm]]) -> ArmHandler:
     """Where nothing is left to delete it is done, so that a retry after a lost answer is harmless."""
 
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        read_body(call, Nothing)
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        parse_arm_body(call, ArmEmptyBody)
         try:
-            vms = find(room, call)
-        except Absent:
-            return ArmAnswer(status=204)
-        return await _accept(room, call, Ask.DELETE, vms)
+            vms = find(context, call)
+        except ResourceAbsent:
+            return ArmResponse(status=204)
+        return await _accept_request(context, call, RequestedOperation.DELETE, vms)
 
     return handler
 
 
-def _evicts(find: Find) -> Handler:
+def _evict_handler(find: VmFinder) -> ArmHandler:
     """Answered at once: Azure gives no operation to follow."""
 
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        read_body(call, Nothing)
-        await room.control.requests.ask_for_vms(Ask.EVICT, [find(room, call)], who=room.who)
-        await room.catch_up()
-        return ArmAnswer(status=204)
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        parse_arm_body(call, ArmEmptyBody)
+        await context.control.requests.request_for_vms(
+            RequestedOperation.EVICT, [find(context, call)], who=context.caller_name
+        )
+        await context.run_due_work()
+        return ArmResponse(status=204)
 
     return handler
 
 
-async def _accept(room: Room, call: ArmCall, ask: Ask, vms: list[Vm]) -> ArmAnswer:
-    requests = room.control.requests
-    if ask is Ask.PERFORM_MAINTENANCE:
-        receipt = await requests.perform_maintenance(vms, who=room.who)
+async def _accept_request(
+    context: RequestContext, call: ArmCall, ask: RequestedOperation, vms: list[Vm]
+) -> ArmResponse:
+    requests = context.control.requests
+    if ask is RequestedOperation.PERFORM_MAINTENANCE:
+        receipt = await requests.perform_maintenance(vms, who=context.caller_name)
     else:
-        receipt = await requests.ask_for_vms(ask, vms, who=room.who)
-    await room.catch_up()
-    return ArmAnswer(status=202, headers=follow(call, vms[0], receipt.request))
+        receipt = await requests.request_for_vms(ask, vms, who=context.caller_name)
+    await context.run_due_work()
+    return ArmResponse(status=202, headers=operation_headers(call, vms[0], receipt.request))
 
 
-def _must_not_hibernate(call: ArmCall) -> None:
+def _reject_hibernate(call: ArmCall) -> None:
     if call.query.get("hibernate", "").casefold() == "true":
         raise Rejected("hibernate=true cannot be: no memory is kept of a VM that is deallocated; leave hibernate out")
 
 
-def _only(find: Find) -> Callable[[Room, ArmCall], list[Vm]]:
-    return lambda room, call: [find(room, call)]
+def _as_list(find: VmFinder) -> Callable[[RequestContext, ArmCall], list[Vm]]:
+    return lambda context, call: [find(context, call)]
 
 
-def _operate(method: str, path: str, handler: Handler, summary: str, over: Over = own) -> ArmRoute:
-    return ArmRoute(method, path, handler, right=Right.OPERATE, over=over, summary=summary)
+def _operate_route(
+    method: str, path: str, handler: ArmHandler, summary: str, over: ArmAuthorizer = require_on_resource
+) -> ArmRoute:
+    return ArmRoute(method, path, handler, right=Right.OPERATE, authorize=over, summary=summary)
 
 
-def _actions(path: str, table: dict[str, Ask], handler: Callable[[Ask], Handler], over: Over = own) -> list[ArmRoute]:
-    return [_operate("POST", f"{path}/{name}", handler(ask), f"asks for {ask}", over) for name, ask in table.items()]
+def _action_routes(
+    path: str,
+    table: dict[str, RequestedOperation],
+    handler: Callable[[RequestedOperation], ArmHandler],
+    over: ArmAuthorizer = require_on_resource,
+) -> list[ArmRoute]:
+    return [
+        _operate_route("POST", f"{path}/{name}", handler(ask), f"asks for {ask}", over) for name, ask in table.items()
+    ]
 
 
-_GONE = "asks for delete; what has a terminate notification gets it, also with forceDeletion"
+_DELETE_SUMMARY = "asks for delete; what has a terminate notification gets it, also with forceDeletion"
 
 ROUTES: tuple[ArmRoute, ...] = (
-    *_actions(VM, _OF_VM, lambda ask: _asks(ask, vm_called)),
-    _operate("POST", f"{VM}/simulateEviction", _evicts(vm_called), "evicts a Spot VM"),
-    _operate("DELETE", VM, _deletes(_only(vm_called)), _GONE),
-    *_actions(SCALE_SET, _OF_SET, lambda ask: _asks_set(ask, Images if ask is Ask.REIMAGE else Instances), instances),
-    _operate("POST", f"{SCALE_SET}/delete", _asks_set(Ask.DELETE, Chosen), "deletes instances", instances),
-    _operate("DELETE", SCALE_SET, _deletes(every_instance), _GONE),
-    *_actions(INSTANCE, _OF_INSTANCE, lambda ask: _asks(ask, instance_called)),
-    _operate("POST", f"{INSTANCE}/simulateEviction", _evicts(instance_called), "evicts a Spot instance"),
-    _operate("DELETE", INSTANCE, _deletes(_only(instance_called)), _GONE),
+    *_action_routes(VM_PATH, _VM_ACTIONS, lambda ask: _request_handler(ask, find_vm)),
+    _operate_route("POST", f"{VM_PATH}/simulateEviction", _evict_handler(find_vm), "evicts a Spot VM"),
+    _operate_route("DELETE", VM_PATH, _delete_handler(_as_list(find_vm)), _DELETE_SUMMARY),
+    *_action_routes(
+        SCALE_SET_PATH,
+        _SCALE_SET_ACTIONS,
+        lambda ask: _set_request_handler(
+            ask, ReimageInstancesBody if ask is RequestedOperation.REIMAGE else InstanceIdsBody
+        ),
+        authorize_instances,
+    ),
+    _operate_route(
+        "POST",
+        f"{SCALE_SET_PATH}/delete",
+        _set_request_handler(RequestedOperation.DELETE, RequiredInstanceIdsBody),
+        "deletes instances",
+        authorize_instances,
+    ),
+    _operate_route("DELETE", SCALE_SET_PATH, _delete_handler(all_instances), _DELETE_SUMMARY),
+    *_action_routes(INSTANCE_PATH, _INSTANCE_ACTIONS, lambda ask: _request_handler(ask, find_instance)),
+    _operate_route(
+        "POST", f"{INSTANCE_PATH}/simulateEviction", _evict_handler(find_instance), "evicts a Spot instance"
+    ),
+    _operate_route("DELETE", INSTANCE_PATH, _delete_handler(_as_list(find_instance)), _DELETE_SUMMARY),
 )

@@ -1,4 +1,4 @@
-"""Approval from outside the VM, as Azure spells it: of one event of a VM or of a set, or of several at once."""
+"""Approves events from outside the VM: one event of a VM or set, or several at once, all or none."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from typing import Annotated
 
 import msgspec
 
-from forewarn.console.arm.action import SCALE_SET, VM
-from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler
-from forewarn.console.arm.target import Nothing, every_instance, read_body, vm_called
-from forewarn.console.room import Room
+from forewarn.arm.actions import SCALE_SET_PATH, VM_PATH
+from forewarn.arm.routing import ArmCall, ArmHandler, ArmResponse, ArmRoute
+from forewarn.arm.targets import ArmEmptyBody, all_instances, find_vm, parse_arm_body
 from forewarn.core.access import Right
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Event, EventState
 from forewarn.errors import NotFound, Refused
+from forewarn.web.context import RequestContext
 
-_COMPUTE = VM.removesuffix("/virtualMachines/{vm}")
-_AVAILABILITY_SET = f"{_COMPUTE}/availabilitySets/{{set}}"
-_EVENTS = "providers/Microsoft.Maintenance/scheduledevents"
-_APPROVED = {"value": "Successfully Approved"}
+_COMPUTE_PATH = VM_PATH.removesuffix("/virtualMachines/{vm}")
+_AVAILABILITY_SET_PATH = f"{_COMPUTE_PATH}/availabilitySets/{{set}}"
+_EVENTS_SEGMENT = "providers/Microsoft.Maintenance/scheduledevents"
+_APPROVED_BODY = {"value": "Successfully Approved"}
 
-Belongs = Callable[[str], bool]  # whether a scope is one whose events may be approved here
-Find = Callable[[Room, ArmCall], Belongs]
+ScopePredicate = Callable[[str], bool]  # whether a scope is one whose events may be approved here
+ScopeFinder = Callable[[RequestContext, ArmCall], ScopePredicate]
 
 
-class Ids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EventIdsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     value: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
-def _of_vm(room: Room, call: ArmCall) -> Belongs:
+def _scope_of_vm(context: RequestContext, call: ArmCall) -> ScopePredicate:
     """Every member of a scope may approve its events (spec §5.3)."""
-    own = vm_called(room, call).scope_id
+    own = find_vm(context, call).scope_id
     return lambda scope_id: scope_id == own
 
 
-def _of_scale_set(room: Room, call: ArmCall) -> Belongs:
+def _scopes_of_scale_set(context: RequestContext, call: ArmCall) -> ScopePredicate:
     """Each of its placement groups is a scope (spec §7.1)."""
-    scopes = {vm.scope_id for vm in every_instance(room, call)}
+    scopes = {vm.scope_id for vm in all_instances(context, call)}
     return lambda scope_id: scope_id in scopes
 
 
-def _of_availability_set(room: Room, call: ArmCall) -> Belongs:
-    names = call.names
+def _scope_of_availability_set(context: RequestContext, call: ArmCall) -> ScopePredicate:
+    names = call.path_params
     own = f"set:{names['subscription']}/{names['group']}/{names['set']}".casefold()
-    if room.store.scope(own) is None:
+    if context.store.scope(own) is None:
         raise NotFound(
             f"availability set {names['set']!r} does not exist in resource group {names['group']!r}: "
             f"`az vm availability-set list -g {names['group']}` lists them"
@@ -51,51 +51,53 @@ def _of_availability_set(room: Room, call: ArmCall) -> Belongs:
     return lambda scope_id: scope_id == own
 
 
-def _one(find: Find) -> Handler:
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        read_body(call, Nothing)
-        return await _approve(room, find(room, call), (call.names["event"],))
+def _approve_one_handler(find: ScopeFinder) -> ArmHandler:
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        parse_arm_body(call, ArmEmptyBody)
+        return await _approve(context, find(context, call), (call.path_params["event"],))
 
     return handler
 
 
-def _several(find: Find) -> Handler:
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        return await _approve(room, find(room, call), read_body(call, Ids).value)
+def _approve_many_handler(find: ScopeFinder) -> ArmHandler:
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        return await _approve(context, find(context, call), parse_arm_body(call, EventIdsBody).value)
 
     return handler
 
 
-async def _approve(room: Room, belongs: Belongs, ids: tuple[str, ...]) -> ArmAnswer:
+async def _approve(context: RequestContext, is_own_scope: ScopePredicate, ids: tuple[str, ...]) -> ArmResponse:
     """All of them, or none."""
-    await room.house.observe()
-    events = {event.id: event for event in (_event(room, belongs, one) for one in ids)}
-    fresh = [event for event in events.values() if event.status is Status.SCHEDULED and event.approved_at is None]
+    await context.dependencies.flush_observations()
+    events = {event.id: event for event in (_find_event(context, is_own_scope, one) for one in ids)}
+    fresh = [event for event in events.values() if event.status is EventState.SCHEDULED and event.approved_at is None]
     if fresh:
-        await room.control.requests.approve_all(fresh, who=room.who)
-    await room.catch_up()
-    return ArmAnswer(body=_APPROVED)
+        await context.control.requests.approve_all(fresh, who=context.caller_name)
+    await context.run_due_work()
+    return ArmResponse(body=_APPROVED_BODY)
 
 
-def _event(room: Room, belongs: Belongs, name: str) -> Event:
-    event = room.store.event(name.strip().upper()) if name.isascii() else None
-    if event is None or not event.listed or not belongs(event.scope_id):
+def _find_event(context: RequestContext, is_own_scope: ScopePredicate, name: str) -> Event:
+    event = context.store.event(name.strip().upper()) if name.isascii() else None
+    if event is None or not event.listed or not is_own_scope(event.scope_id):
         raise NotFound(f"event {name!r} is none of this resource: its VMs are told the ids of theirs")
     if not event.is_live and event.approved_at is None:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
     return event  # one that was approved before counts as approved, so that a retry is harmless (spec §5.2)
 
 
-def _routes(path: str, find: Find) -> tuple[ArmRoute, ArmRoute]:
-    one, several = f"{path}/{_EVENTS}/{{event}}/acknowledge", f"{path}/{_EVENTS}"
+def _approval_routes(path: str, find: ScopeFinder) -> tuple[ArmRoute, ArmRoute]:
+    one, several = f"{path}/{_EVENTS_SEGMENT}/{{event}}/acknowledge", f"{path}/{_EVENTS_SEGMENT}"
     return (
-        ArmRoute("POST", one, _one(find), right=Right.APPROVE, summary="approves an event"),
-        ArmRoute("POST", several, _several(find), right=Right.APPROVE, summary="approves events, all or none"),
+        ArmRoute("POST", one, _approve_one_handler(find), right=Right.APPROVE, summary="approves an event"),
+        ArmRoute(
+            "POST", several, _approve_many_handler(find), right=Right.APPROVE, summary="approves events, all or none"
+        ),
     )
 
 
 ROUTES: tuple[ArmRoute, ...] = (
-    *_routes(VM, _of_vm),
-    *_routes(SCALE_SET, _of_scale_set),
-    *_routes(_AVAILABILITY_SET, _of_availability_set),
+    *_approval_routes(VM_PATH, _scope_of_vm),
+    *_approval_routes(SCALE_SET_PATH, _scopes_of_scale_set),
+    *_approval_routes(_AVAILABILITY_SET_PATH, _scope_of_availability_set),
 )

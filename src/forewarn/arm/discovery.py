@@ -1,6 +1,6 @@
-"""Where Azure's clients begin: which addresses this cloud has, where to sign in, and by which keys tokens are signed.
+"""Discovery for Azure clients: endpoints, OpenID configuration and signing keys; no authentication.
 
-Open to anybody, and the same for everybody. Every address is built from the one that the client called.
+Every address is built from the one that the client called.
 """
 
 from __future__ import annotations
@@ -8,51 +8,53 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.sign_in import SignIn
-from forewarn.access.token import MANAGEMENT
-from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute
-from forewarn.console.house import House
+from forewarn.arm.routing import ArmCall, ArmResponse, ArmRoute
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.token_service import TokenService
+from forewarn.auth.tokens import MANAGEMENT_AUDIENCES
 from forewarn.errors import Refused
+from forewarn.web.dependencies import Dependencies
 
-_TENANT_PATH = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it themselves to where they sign in
+_TENANT_SUFFIX = re.compile(r"/[^/]+/v2\.0/?$")  # clients add it themselves to where they sign in
 
 
-def who_signs_in(house: House) -> SignIn:
-    if house.sign_in is None:
+def require_sign_in(dependencies: Dependencies) -> TokenService:
+    if dependencies.sign_in is None:
         raise Refused("nobody can sign in to this service: give it an address with the setting 'console'")
-    return house.sign_in
+    return dependencies.sign_in
 
 
-async def show_endpoints(house: House, call: ArmCall) -> ArmAnswer:
-    return ArmAnswer(body=_cloud(who_signs_in(house), call.base))
+async def show_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    return ArmResponse(body=_cloud_metadata(require_sign_in(dependencies), call.base_url))
 
 
-async def list_endpoints(house: House, call: ArmCall) -> ArmAnswer:
+async def list_endpoints(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     """As an array, which `ARM_CLOUD_METADATA_URL` wants."""
-    return ArmAnswer(body=[_cloud(who_signs_in(house), call.base)])
+    return ArmResponse(body=[_cloud_metadata(require_sign_in(dependencies), call.base_url)])
 
 
-async def show_adfs(house: House, call: ArmCall) -> ArmAnswer:
-    return ArmAnswer(body=_configuration(who_signs_in(house), call.base, "adfs/oauth2/token"))
+async def show_adfs_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, "adfs/oauth2/token"))
 
 
-async def show_tenant(house: House, call: ArmCall) -> ArmAnswer:
+async def show_tenant_configuration(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
     """There is one tenant, by whatever name it is called."""
-    path = f"{call.names['tenant']}/oauth2/v2.0/token"
-    return ArmAnswer(body=_configuration(who_signs_in(house), call.base, path))
+    path = f"{call.path_params['tenant']}/oauth2/v2.0/token"
+    return ArmResponse(body=_openid_configuration(require_sign_in(dependencies), call.base_url, path))
 
 
-async def show_keys(house: House, call: ArmCall) -> ArmAnswer:
-    return ArmAnswer(body=who_signs_in(house).issuer.jwks())
+async def show_signing_keys(dependencies: Dependencies, call: ArmCall) -> ArmResponse:
+    return ArmResponse(body=require_sign_in(dependencies).issuer.jwks())
 
 
-def _cloud(sign_in: SignIn, base: str) -> dict[str, Any]:
+def _cloud_metadata(sign_in: TokenService, base: str) -> dict[str, Any]:
     """The names that clients of 2022 and of 2015 look for, in one object. Both fail where one of theirs is missing."""
     return {
         "name": "forewarn",
         "resourceManager": base,
-        "authentication": _external(sign_in.external) if sign_in.external else _own(sign_in, base),
+        "authentication": _external_authentication(sign_in.external)
+        if sign_in.external
+        else _local_authentication(sign_in, base),
         "suffixes": {},
         "portal": f"{base}/",
         "graph": f"{base}/",
@@ -64,8 +66,8 @@ def _cloud(sign_in: SignIn, base: str) -> dict[str, Any]:
     }
 
 
-def _own(sign_in: SignIn, base: str) -> dict[str, Any]:
-    ours = [audience for audience in (base, *MANAGEMENT) if sign_in.issuer.accepts(audience)]
+def _local_authentication(sign_in: TokenService, base: str) -> dict[str, Any]:
+    ours = [audience for audience in (base, *MANAGEMENT_AUDIENCES) if sign_in.issuer.accepts(audience)]
     return {
         # The end is what keeps clients from asking the vendor about an unknown host.
         "loginEndpoint": f"{base}/adfs",
@@ -75,8 +77,8 @@ def _own(sign_in: SignIn, base: str) -> dict[str, Any]:
     }
 
 
-def _external(external: ExternalIssuer) -> dict[str, Any]:
-    login = _TENANT_PATH.sub("", external.url)
+def _external_authentication(external: ExternalIssuer) -> dict[str, Any]:
+    login = _TENANT_SUFFIX.sub("", external.url)
     return {
         "loginEndpoint": login,
         "audiences": sorted(external.audiences),
@@ -85,7 +87,7 @@ def _external(external: ExternalIssuer) -> dict[str, Any]:
     }
 
 
-def _configuration(sign_in: SignIn, base: str, token_path: str) -> dict[str, Any]:
+def _openid_configuration(sign_in: TokenService, base: str, token_path: str) -> dict[str, Any]:
     return {
         "issuer": sign_in.issuer.url,
         "token_endpoint": f"{base}/{token_path}",
@@ -99,13 +101,23 @@ def _configuration(sign_in: SignIn, base: str, token_path: str) -> dict[str, Any
     }
 
 
-_OPENID = "v2.0/.well-known/openid-configuration"
+_OPENID_PATH = "v2.0/.well-known/openid-configuration"
 
 ROUTES: tuple[ArmRoute, ...] = (
     ArmRoute("GET", "/metadata/endpoints", show_endpoints, None, summary="this cloud's addresses"),
     ArmRoute("GET", "/metadata/endpoints-list", list_endpoints, None, summary="this cloud's addresses, in a list"),
-    ArmRoute("GET", "/adfs/.well-known/openid-configuration", show_adfs, None, summary="where to sign in"),
-    ArmRoute("GET", f"/{{tenant}}/{_OPENID}", show_tenant, None, summary="where to sign in, by tenant"),
-    ArmRoute("GET", f"/adfs/{{tenant}}/{_OPENID}", show_adfs, None, summary="which tenant a name stands for"),  # of az
-    ArmRoute("GET", "/adfs/discovery/keys", show_keys, None, summary="the keys that tokens are signed with"),
+    ArmRoute(
+        "GET", "/adfs/.well-known/openid-configuration", show_adfs_configuration, None, summary="where to sign in"
+    ),
+    ArmRoute(
+        "GET", f"/{{tenant}}/{_OPENID_PATH}", show_tenant_configuration, None, summary="where to sign in, by tenant"
+    ),
+    ArmRoute(
+        "GET",
+        f"/adfs/{{tenant}}/{_OPENID_PATH}",
+        show_adfs_configuration,
+        None,
+        summary="which tenant a name stands for",
+    ),  # of az
+    ArmRoute("GET", "/adfs/discovery/keys", show_signing_keys, None, summary="the keys that tokens are signed with"),
 )

@@ -1,4 +1,4 @@
-"""No, said as Azure Resource Manager says it: its codes, our sentence."""
+"""Renders errors as ARM error responses: Azure's codes with our messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-from forewarn.console.arm.route import ArmAnswer
-from forewarn.console.door import Stranger
+from forewarn.arm.routing import ArmResponse
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
+from forewarn.web.authentication import AuthenticationRequired
 
 log = logging.getLogger(__name__)
 
 # The first that fits counts.
-_CODES: tuple[tuple[type[Exception], int, str], ...] = (
+_CODE_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "ResourceNotFound"),
     (Refused, 409, "OperationNotAllowed"),
     (Unauthenticated, 401, "AuthenticationFailed"),
@@ -22,10 +22,10 @@ _CODES: tuple[tuple[type[Exception], int, str], ...] = (
     (Conflict, 409, "Conflict"),
     (Unavailable, 503, "ServiceUnavailable"),
 )
-_HEADERS: dict[int, Mapping[str, str]] = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}
+_HEADERS_BY_STATUS: dict[int, Mapping[str, str]] = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}
 
 
-class Coded(Rejected):
+class ArmError(Rejected):
     """A refusal for which Azure has a code of its own."""
 
     def __init__(self, status: int, code: str, message: str, target: str = "") -> None:
@@ -33,21 +33,21 @@ class Coded(Rejected):
         super().__init__(message)
 
 
-def answer_for(error: Exception) -> ArmAnswer:
-    if isinstance(error, Coded):
-        return refusal(error.status, error.code, str(error), error.target)
-    for of, status, code in _CODES:
+def arm_error_response(error: Exception) -> ArmResponse:
+    if isinstance(error, ArmError):
+        return make_arm_error(error.status, error.code, str(error), error.target)
+    for of, status, code in _CODE_BY_ERROR:
         if isinstance(error, of):
-            answer = refusal(status, code, str(error))
-            challenge = {"WWW-Authenticate": error.challenge} if isinstance(error, Stranger) else {}
+            answer = make_arm_error(status, code, str(error))
+            challenge = {"WWW-Authenticate": error.challenge} if isinstance(error, AuthenticationRequired) else {}
             return replace(answer, headers={**answer.headers, **challenge})
     log.error("a call failed that should not have", exc_info=error)
     inside = f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
-    return refusal(500, "InternalServerError", inside)
+    return make_arm_error(500, "InternalServerError", inside)
 
 
-def refusal(status: int, code: str, message: str, target: str = "") -> ArmAnswer:
+def make_arm_error(status: int, code: str, message: str, target: str = "") -> ArmResponse:
     """`target` is the member that is refused, where it is one."""
     told = {"code": code, "message": message} | ({"target": target} if target else {})
     body = {"error": told}
-    return ArmAnswer(status=status, body=body, headers=_HEADERS.get(status, {}))
+    return ArmResponse(status=status, body=body, headers=_HEADERS_BY_STATUS.get(status, {}))

@@ -1,73 +1,83 @@
-"""How far an operation is, as Azure says it: its status, what it waits for, why it failed or was cancelled."""
+"""Long-running operations: status, errors and events of a request, at the URL given to its caller.
+
+Nothing is stored for an operation: it is a request and its events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from forewarn.console.room import Room
-from forewarn.console.showing import Showing, title_of_scope
-from forewarn.core.cause import noun
-from forewarn.core.event import Act, Ending, Event, Status
-from forewarn.core.history import What
-from forewarn.core.release import Reason
-from forewarn.core.request import Request
+from forewarn.arm.routing import ArmCall, ArmResponse, ArmRoute, allow_listing
+from forewarn.core.access import Right
+from forewarn.core.cause import verb_noun
+from forewarn.core.event import Act, Ending, Event, EventState
+from forewarn.core.fleet import Vm
+from forewarn.core.history import EntryKind
+from forewarn.core.release import WaitReason
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
+from forewarn.core.request_state import request_state
 from forewarn.core.scope import Scope
-from forewarn.protocol.date import http_date, iso_date
+from forewarn.errors import NotFound
+from forewarn.protocol.dates import http_date, iso_date
+from forewarn.web.context import RequestContext
+from forewarn.web.request_views import request_events
+from forewarn.web.view_builder import ViewBuilder, scope_title
 
 IN_PROGRESS = "InProgress"
-_STATUS = {
+_AZURE_STATUS = {
     "waiting": IN_PROGRESS,
     "started": IN_PROGRESS,
     "finished": "Succeeded",
     "failed": "Failed",
     "withdrawn": "Canceled",
 }
-_ENDED = {Ending.FINISHED: "Completed", Ending.FAILED: "Failed", Ending.WITHDRAWN: "Canceled"}
-_NAMED = 20  # VMs that are told one by one
+_STATUS_BY_ENDING = {Ending.FINISHED: "Completed", Ending.FAILED: "Failed", Ending.WITHDRAWN: "Canceled"}
+_MAX_LISTED = 20  # VMs that are told one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    request: Request
+class OperationStatus:
+    request: MaintenanceRequest
     state: str  # as `state_of` calls it
     events: list[Event]
-    to_come: int  # events that are accepted and not published yet
-    skipped: tuple[str, ...]  # why nothing came of it, if so
+    unpublished: int  # events that are accepted and not published yet
+    skip_reasons: tuple[str, ...]  # why nothing came of it, if so
 
     @property
     def status(self) -> str:
-        return _STATUS[self.state]
+        return _AZURE_STATUS[self.state]
 
 
-def answer_of(room: Room, course: Course) -> dict[str, Any]:
-    request = course.request
-    answer: dict[str, Any] = {"name": request.id, "status": course.status, "startTime": iso_date(request.at)}
-    if course.status != IN_PROGRESS:
-        answer["endTime"] = iso_date(max((e.over_at or request.at for e in course.events), default=request.at))
+def status_document(context: RequestContext, status: OperationStatus) -> dict[str, Any]:
+    request = status.request
+    answer: dict[str, Any] = {"name": request.id, "status": status.status, "startTime": iso_date(request.at)}
+    if status.status != IN_PROGRESS:
+        answer["endTime"] = iso_date(max((e.over_at or request.at for e in status.events), default=request.at))
     answer["properties"] = {
         "request": request.ask,
         "requestedBy": request.who,
-        "events": Telling(room).events(course.events),
-        "toCome": course.to_come,
+        "events": OperationEventRenderer(context).events(status.events),
+        "toCome": status.unpublished,
     }
-    if (error := error_of(room, course)) is not None:
+    if (error := operation_error(context, status)) is not None:
         answer["error"] = error
     return answer
 
 
-def error_of(room: Room, course: Course) -> dict[str, Any] | None:
+def operation_error(context: RequestContext, status: OperationStatus) -> dict[str, Any] | None:
     """None, unless it failed or was cancelled."""
-    if course.state == "failed":
-        acts = [act for event in course.events for act in event.failures]
-        details = [{"code": "OperationFailed", "target": act.name, "message": _failure(act)} for act in acts]
-        return _error("OperationFailed", [*course.skipped, *map(_failure, acts)], details)
-    if course.state == "withdrawn":
-        gone = list(filter(is_withdrawn, course.events))
+    if status.state == "failed":
+        acts = [act for event in status.events for act in event.failed_acts]
+        details = [{"code": "OperationFailed", "target": act.name, "message": _failure_text(act)} for act in acts]
+        return _error_document("OperationFailed", [*status.skip_reasons, *map(_failure_text, acts)], details)
+    if status.state == "withdrawn":
+        gone = list(filter(is_withdrawn, status.events))
         details = [{"code": "OperationCanceled", "target": event.id, "message": event.reason} for event in gone]
-        told = [_withdrawal(room, event) for event in gone[:_NAMED]]
-        return _error("OperationCanceled", [*told, *(event.reason for event in gone[_NAMED:])], details)
+        told = [_withdrawal_text(context, event) for event in gone[:_MAX_LISTED]]
+        return _error_document("OperationCanceled", [*told, *(event.reason for event in gone[_MAX_LISTED:])], details)
     return None
 
 
@@ -75,39 +85,39 @@ def is_withdrawn(event: Event) -> bool:
     return event.ending is Ending.WITHDRAWN
 
 
-def _error(code: str, sentences: list[str], details: list[dict[str, str]]) -> dict[str, Any]:
-    more = f"; and {len(sentences) - _NAMED} more" if len(sentences) > _NAMED else ""
-    return {"code": code, "message": "; ".join(sentences[:_NAMED]) + more, "details": details}
+def _error_document(code: str, sentences: list[str], details: list[dict[str, str]]) -> dict[str, Any]:
+    more = f"; and {len(sentences) - _MAX_LISTED} more" if len(sentences) > _MAX_LISTED else ""
+    return {"code": code, "message": "; ".join(sentences[:_MAX_LISTED]) + more, "details": details}
 
 
-def _failure(act: Act) -> str:
+def _failure_text(act: Act) -> str:
     note = act.outcome.note if act.outcome else ""
-    return f"{noun(act.verb)} of {act.name} failed" + (f": {note}" if note else "")
+    return f"{verb_noun(act.verb)} of {act.name} failed" + (f": {note}" if note else "")
 
 
-def _withdrawal(room: Room, event: Event) -> str:
-    told = room.store.history(event_id=event.id)
-    who = next((entry.who for entry in reversed(told) if entry.what is What.WITHDRAWN), "")
+def _withdrawal_text(context: RequestContext, event: Event) -> str:
+    told = context.store.history(event_id=event.id)
+    who = next((entry.who for entry in reversed(told) if entry.what is EntryKind.WITHDRAWN), "")
     by = f" by {who}" if who and who not in event.reason else ""
-    return f"{event.row.kind} of {_names(event)} was withdrawn{by}: {event.reason}"
+    return f"{event.rules.kind} of {_short_vm_list(event)} was withdrawn{by}: {event.reason}"
 
 
-def _names(event: Event) -> str:
+def _short_vm_list(event: Event) -> str:
     return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
 
 
-def _anyone_of(scope: Scope) -> str:
-    title = title_of_scope(scope)
+def _approvers_text(scope: Scope) -> str:
+    title = scope_title(scope)
     return title if scope.id.startswith("vm:") else f"any VM of {title}"
 
 
-class Telling:
+class OperationEventRenderer:
     """What the events of an operation are told as, to somebody who may know only some of the fleet."""
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-        self._showing = Showing(room)
-        self._pollers: dict[str, dict[str, str]] = {}  # by scope: names of VMs → when they last asked
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._view_builder = ViewBuilder(context)
+        self._polls_by_scope: dict[str, dict[str, str]] = {}  # by scope: names of VMs → when they last asked
 
     def events(self, events: Iterable[Event]) -> list[dict[str, Any]]:
         return [self._event(event) for event in events]
@@ -115,40 +125,138 @@ class Telling:
     def _event(self, event: Event) -> dict[str, Any]:
         told: dict[str, Any] = {
             "eventId": event.id,
-            "eventType": event.row.kind if event.listed else None,
-            "eventStatus": _ENDED[event.ending] if event.ending else str(event.status).capitalize(),
+            "eventType": event.rules.kind if event.listed else None,
+            "eventStatus": _STATUS_BY_ENDING[event.ending] if event.ending else str(event.status).capitalize(),
             "resources": event.vms,
-            "notBefore": http_date(event.not_before) if event.status is Status.SCHEDULED else "",
+            "notBefore": http_date(event.not_before) if event.status is EventState.SCHEDULED else "",
             "notBeforeTime": iso_date(event.not_before),
         }
         if event.note:
             told["note"] = event.note
         if event.approved_by:
             told["approvedBy"] = event.approved_by
-        if (wait := self._showing.wait(event)) is not None:
+        if (wait := self._view_builder.pending_wait(event)) is not None:
             told["waitsFor"] = wait.text
-        if wait is not None and wait.reason is Reason.NOTICE:
-            told["approval"] = self._approval(event)
+        if wait is not None and wait.reason is WaitReason.NOTICE:
+            told["approval"] = self._approval_status(event)
         return told
 
-    def _approval(self, event: Event) -> dict[str, Any]:
+    def _approval_status(self, event: Event) -> dict[str, Any]:
         """Who could approve it, and whether anybody knows of it."""
-        scope = self._showing.scope_of(event.scope_id)
-        given = {sighting.vm for sighting in self._room.store.sightings(event_id=event.id)}
+        scope = self._view_builder.load_scope(event.scope_id)
+        given = {sighting.vm for sighting in self._context.store.deliveries(event_id=event.id)}
         return {
-            "by": _anyone_of(scope) if scope else "nobody",
-            "givenTo": self._seen(given),
-            "lastPolls": self._polls(event.scope_id),
+            "by": _approvers_text(scope) if scope else "nobody",
+            "givenTo": self._visible_names(given),
+            "lastPolls": self._last_polls(event.scope_id),
         }
 
-    def _polls(self, scope_id: str) -> dict[str, str]:
-        if scope_id not in self._pollers:
-            newest = sorted(self._room.store.polls(scope_id=scope_id), key=lambda polled: -polled.at)
-            named = ((self._seen([polled.vm]), polled.at) for polled in newest[:_NAMED])
-            self._pollers[scope_id] = {name: iso_date(at) for names, at in named for name in names}
-        return self._pollers[scope_id]
+    def _last_polls(self, scope_id: str) -> dict[str, str]:
+        if scope_id not in self._polls_by_scope:
+            newest = sorted(self._context.store.last_polls(scope_id=scope_id), key=lambda polled: -polled.at)
+            named = ((self._visible_names([polled.vm]), polled.at) for polled in newest[:_MAX_LISTED])
+            self._polls_by_scope[scope_id] = {name: iso_date(at) for names, at in named for name in names}
+        return self._polls_by_scope[scope_id]
 
-    def _seen(self, keys: Iterable[str]) -> list[str]:
+    def _visible_names(self, keys: Iterable[str]) -> list[str]:
         """The names of those that the caller may read."""
-        vms = map(self._room.store.vm, sorted(keys))
-        return [vm.name for vm in vms if vm is not None and self._room.sees(vm)][:_NAMED]
+        vms = map(self._context.store.vm, sorted(keys))
+        return [vm.name for vm in vms if vm is not None and self._context.can_see(vm)][:_MAX_LISTED]
+
+
+_OPERATION_PATH = (
+    "/subscriptions/{subscription}/providers/Microsoft.Compute/locations/{location}/operations/{operation}"
+)
+_RETRY_HEADERS = {"Retry-After": "1"}  # whole seconds: some clients take no others, and wait half a minute without it
+_ASKS_WITHOUT_OPERATION = frozenset(
+    {RequestedOperation.ROLLOUT, RequestedOperation.DEGRADE, RequestedOperation.FAIL, RequestedOperation.REPLAY}
+)
+
+
+def operation_headers(call: ArmCall, vm: Vm, request: MaintenanceRequest) -> dict[str, str]:
+    """The headers that lead to the operation. Clients differ in which of the addresses they ask, so both are there."""
+    names = {"subscription": vm.subscription_id, "location": vm.location, "operation": request.id}
+    url = call.base_url + _OPERATION_PATH.format_map({name: quote(text, safe="") for name, text in names.items()})
+    return {
+        "Azure-AsyncOperation": _with_query(url, call),
+        "Location": _with_query(url, call, monitor="true"),
+        "x-ms-request-id": request.id,
+        **_RETRY_HEADERS,
+    }
+
+
+def _with_query(url: str, call: ArmCall, **more: str) -> str:
+    sent = {"api-version": call.api_version} if call.api_version else {}
+    query = urlencode({**sent, **more})
+    return f"{url}?{query}" if query else url
+
+
+async def show_operation(context: RequestContext, call: ArmCall) -> ArmResponse:
+    status = _load_status(context, call)
+    under_way = status.status == IN_PROGRESS
+    if call.query.get("monitor", "").casefold() != "true":
+        return ArmResponse(body=status_document(context, status), headers=_RETRY_HEADERS if under_way else {})
+    if under_way:
+        here = _with_query(call.base_url + quote(call.path), call, monitor="true")
+        return ArmResponse(status=202, headers={"Location": here, **_RETRY_HEADERS})
+    error = operation_error(context, status)
+    # 409 and not 500, after which clients would ask again and again.
+    return ArmResponse() if error is None else ArmResponse(status=409, body={"error": error})
+
+
+def _load_status(context: RequestContext, call: ArmCall) -> OperationStatus:
+    name = call.path_params["operation"]
+    request = context.store.request(name.lower()) if name.isascii() else None
+    if request is None or request.ask in _ASKS_WITHOUT_OPERATION:
+        raise _operation_not_found(name)
+    events = request_events(context, request)
+    planned = context.store.planned(request_id=request.id)
+    is_over = not planned and not any(event.is_live for event in events)
+    skipped = _skip_reasons(context, request) if is_over else ()
+    if not _may_see_operation(context, call, request, (*events, *planned)):
+        raise _operation_not_found(name)
+    if not events and not planned and not skipped:
+        raise NotFound(f"operation {name!r} is over, and what became of it is no longer kept: see `forewarn history`")
+    state = _operation_state(events, planned, skipped)
+    return OperationStatus(request=request, state=state, events=events, unpublished=len(planned), skip_reasons=skipped)
+
+
+def _skip_reasons(context: RequestContext, request: MaintenanceRequest) -> tuple[str, ...]:
+    """Why parts of it never came to be events."""
+    entries = context.store.history(request_id=request.id)
+    return tuple(entry.text for entry in entries if entry.what is EntryKind.SKIPPED and not entry.event_id)
+
+
+def _operation_state(events: list[Event], planned: Sequence[PlannedEvent], skipped: tuple[str, ...]) -> str:
+    """As `state_of` says, but what somebody asked for has succeeded only if all of it was done (spec §9)."""
+    state = request_state(events, to_come=bool(planned), skipped=bool(skipped))
+    if state == "finished" and skipped:
+        return "failed"
+    return "withdrawn" if state == "finished" and any(map(is_withdrawn, events)) else state
+
+
+def _operation_not_found(name: str) -> NotFound:
+    return NotFound(f"operation {name!r} does not exist in this subscription: ask again for what you wanted done")
+
+
+def _may_see_operation(
+    context: RequestContext, call: ArmCall, request: MaintenanceRequest, parts: Sequence[Event | PlannedEvent]
+) -> bool:
+    """As with any request, but under its own subscription alone. Who sees a scope sees what was approved there."""
+    here = call.path_params["subscription"].casefold()
+    if any(part.scope_id.partition(":")[2].partition("/")[0] != here for part in parts):
+        return False
+    is_shared = bool(request.approves and parts) and all(context.can_see_scope(part.scope_id) for part in parts)
+    return is_shared or context.visibility.can_see_request(request)
+
+
+ROUTES: tuple[ArmRoute, ...] = (
+    ArmRoute(
+        "GET",
+        _OPERATION_PATH,
+        show_operation,
+        right=Right.READ,
+        authorize=allow_listing,
+        summary="says how far an operation is",
+    ),
+)

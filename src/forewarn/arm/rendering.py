@@ -1,49 +1,63 @@
-"""VMs and their sets as Azure's resources: what a GET shows, and what an update is compared with. Pure.
+"""Renders VMs, instances and sets as Azure resources and instance views. Pure.
 
-A set has no record of its own: it is its VMs, and what it shows is what they share.
+A set has no record of its own: it shows what its VMs share.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.resource import availability_set_resource, instance_id, resource_of, scale_set_resource
+from forewarn.core.resource_ids import (
+    availability_set_resource_id,
+    scale_set_instance_id,
+    scale_set_resource_id,
+    vm_resource_id,
+)
+from forewarn.protocol.dates import iso_date
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 VM_TYPE = "Microsoft.Compute/virtualMachines"
 SCALE_SET_TYPE = "Microsoft.Compute/virtualMachineScaleSets"
 INSTANCE_TYPE = f"{SCALE_SET_TYPE}/virtualMachines"
 AVAILABILITY_SET_TYPE = "Microsoft.Compute/availabilitySets"
 
 
-def vm_json(vm: Vm, view: Json | None = None) -> Json:
+def vm_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
     """A VM that is no instance of a set; with its instance view where that was asked for."""
-    properties = _machine(vm) | _priority(vm) | scheduled_events(vm)
+    properties = _machine_properties(vm) | _priority(vm) | scheduled_events_profile(vm)
     if vm.availability_set:
-        properties["availabilitySet"] = {"id": availability_set_resource(vm)}
+        properties["availabilitySet"] = {"id": availability_set_resource_id(vm)}
     if policy := scheduled_events_policy(vm):
         properties["scheduledEventsPolicy"] = policy
-    return _resource(resource_of(vm), vm.name, VM_TYPE, vm) | {"tags": vm.tags, "properties": _with(properties, view)}
-
-
-def instance_json(vm: Vm, view: Json | None = None) -> Json:
-    """An instance of a scale set."""
-    properties = _machine(vm) | {"latestModelApplied": True, "modelDefinitionApplied": "VirtualMachineScaleSet"}
-    return _resource(resource_of(vm), vm.name, INSTANCE_TYPE, vm) | {
-        "instanceId": instance_id(vm),
-        "sku": _sku(vm),
+    return _resource_header(vm_resource_id(vm), vm.name, VM_TYPE, vm) | {
         "tags": vm.tags,
-        "properties": _with(properties, view),
+        "properties": _with_instance_view(properties, view),
     }
 
 
-def scale_set_json(vms: Sequence[Vm]) -> Json:
+def instance_json(vm: Vm, view: JsonObject | None = None) -> JsonObject:
+    """An instance of a scale set."""
+    properties = _machine_properties(vm) | {
+        "latestModelApplied": True,
+        "modelDefinitionApplied": "VirtualMachineScaleSet",
+    }
+    return _resource_header(vm_resource_id(vm), vm.name, INSTANCE_TYPE, vm) | {
+        "instanceId": scale_set_instance_id(vm),
+        "sku": _sku(vm),
+        "tags": vm.tags,
+        "properties": _with_instance_view(properties, view),
+    }
+
+
+def scale_set_json(vms: Sequence[Vm]) -> JsonObject:
     """A scale set, by all its instances. Where they differ in what should be one, the first one's counts."""
-    first, resource = vms[0], scale_set_resource(vms[0])
-    profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events(first)
+    first, resource = vms[0], scale_set_resource_id(vms[0])
+    profile = {"storageProfile": {"osDisk": _os_disk(first)}} | _priority(first) | scheduled_events_profile(first)
     properties = {
         "provisioningState": "Succeeded",
         "uniqueId": str(uuid5(NAMESPACE_URL, resource.casefold())),
@@ -56,7 +70,7 @@ def scale_set_json(vms: Sequence[Vm]) -> Json:
     }
     if policy := scheduled_events_policy(first):
         properties["scheduledEventsPolicy"] = policy
-    shown = _resource(resource, first.scale_set, SCALE_SET_TYPE, first) | {
+    shown = _resource_header(resource, first.scale_set, SCALE_SET_TYPE, first) | {
         "sku": _sku(first) | {"capacity": len(vms)},
         "tags": common_tags(vms),
         "properties": properties,
@@ -65,12 +79,12 @@ def scale_set_json(vms: Sequence[Vm]) -> Json:
     return shown | ({"zones": zones} if zones else {})
 
 
-def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> Json:
+def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> JsonObject:
     """An availability set, by all its VMs; it names those that the caller may read."""
     first = vms[0]
     policy = scheduled_events_policy(first)
     return {
-        "id": availability_set_resource(first),
+        "id": availability_set_resource_id(first),
         "name": first.availability_set,
         "type": AVAILABILITY_SET_TYPE,
         "location": first.location,
@@ -79,23 +93,23 @@ def availability_set_json(vms: Sequence[Vm], seen: Sequence[Vm]) -> Json:
         "properties": {
             "platformUpdateDomainCount": 1 + max(vm.update_domain for vm in vms),
             "platformFaultDomainCount": 1 + max(vm.fault_domain for vm in vms),
-            "virtualMachines": [{"id": resource_of(vm)} for vm in seen],
+            "virtualMachines": [{"id": vm_resource_id(vm)} for vm in seen],
             **({"scheduledEventsPolicy": policy} if policy else {}),
         },
     }
 
 
-def scheduled_events(vm: Vm) -> Json:
+def scheduled_events_profile(vm: Vm) -> JsonObject:
     """The member `scheduledEventsProfile`, where its owner wants some notice; nothing otherwise."""
-    profile: Json = {}
+    profile: JsonObject = {}
     if vm.terminate_notice_min:
-        profile["terminateNotificationProfile"] = _notice(vm.terminate_notice_min)
+        profile["terminateNotificationProfile"] = _notification_profile(vm.terminate_notice_min)
     if vm.os_image_notice_min:
-        profile["osImageNotificationProfile"] = _notice(vm.os_image_notice_min)
+        profile["osImageNotificationProfile"] = _notification_profile(vm.os_image_notice_min)
     return {"scheduledEventsProfile": profile} if profile else {}
 
 
-def scheduled_events_policy(vm: Vm) -> Json:
+def scheduled_events_policy(vm: Vm) -> JsonObject:
     """Empty while everything is as it is unasked."""
     approve = vm.auto_approve
     if not (approve.restart or approve.redeploy or vm.publish_outside):
@@ -112,12 +126,12 @@ def common_tags(vms: Sequence[Vm]) -> dict[str, str]:
     return {name: text for name, text in vms[0].tags.items() if all(vm.tags.get(name) == text for vm in vms)}
 
 
-def _resource(resource: str, name: str, kind: str, vm: Vm) -> Json:
-    shown: Json = {"id": resource, "name": name, "type": kind, "location": vm.location}
+def _resource_header(resource: str, name: str, kind: str, vm: Vm) -> JsonObject:
+    shown: JsonObject = {"id": resource, "name": name, "type": kind, "location": vm.location}
     return shown | ({"zones": [vm.zone]} if vm.zone else {})
 
 
-def _machine(vm: Vm) -> Json:
+def _machine_properties(vm: Vm) -> JsonObject:
     """What VMs and instances have alike. Clients crash without the empty lists, and ask on if these hold anything."""
     return {
         "vmId": vm.vm_id,
@@ -129,23 +143,78 @@ def _machine(vm: Vm) -> Json:
     }
 
 
-def _os_disk(vm: Vm) -> Json:
+def _os_disk(vm: Vm) -> JsonObject:
     # Clients refuse to send a disk back without its `createOption`.
     return {"osType": vm.os_type, "createOption": "FromImage"}
 
 
-def _priority(vm: Vm) -> Json:
+def _priority(vm: Vm) -> JsonObject:
     spot = {"evictionPolicy": str(vm.eviction_policy)} if vm.priority is Priority.SPOT else {}
     return {"priority": str(vm.priority), **spot}
 
 
-def _sku(vm: Vm) -> Json:
+def _sku(vm: Vm) -> JsonObject:
     return {"name": vm.size, "tier": "Standard"}
 
 
-def _notice(minutes: int) -> Json:
+def _notification_profile(minutes: int) -> JsonObject:
     return {"enable": True, "notBeforeTimeout": f"PT{minutes}M"}
 
 
-def _with(properties: Json, view: Json | None) -> Json:
+def _with_instance_view(properties: JsonObject, view: JsonObject | None) -> JsonObject:
     return properties if view is None else properties | {"instanceView": view}
+
+
+_PROVISIONED_STATUS = {
+    "code": "ProvisioningState/succeeded",
+    "level": "Info",
+    "displayStatus": "Provisioning succeeded",
+}
+
+
+def instance_view(vm: Vm, events: Sequence[Event]) -> JsonObject:
+    """Of a VM or an instance; `events` are the live ones of its scope."""
+    placement = {"placementGroupId": vm.placement_group} if vm.placement_group else {}
+    maintenance = maintenance_status([event for event in events if event.rules.planned and _event_lists(event, vm)])
+    return {
+        "platformUpdateDomain": vm.update_domain,
+        "platformFaultDomain": vm.fault_domain,
+        **placement,
+        **({"maintenanceRedeployStatus": maintenance} if maintenance else {}),
+        "statuses": [_PROVISIONED_STATUS, _power_status(vm)],
+    }
+
+
+def scale_set_instance_view(vms: Sequence[Vm]) -> JsonObject:
+    powers = Counter(_power_status(vm)["code"] for vm in vms)
+    summary = [{"code": _PROVISIONED_STATUS["code"], "count": len(vms)}]
+    summary += [{"code": code, "count": count} for code, count in sorted(powers.items())]
+    return {
+        "virtualMachine": {"statusesSummary": summary},
+        "statuses": [_PROVISIONED_STATUS],
+        "orchestrationServices": [],
+    }
+
+
+def maintenance_status(events: Sequence[Event]) -> JsonObject:
+    """Platform maintenance that is pending: until it begins by itself, its owner may perform it. Empty: none is."""
+    pending = [event for event in events if event.status is EventState.SCHEDULED]
+    if not pending:
+        return {}
+    begins = iso_date(min(event.not_before for event in pending))
+    return {
+        "isCustomerInitiatedMaintenanceAllowed": any(event.approved_at is None for event in pending),
+        "preMaintenanceWindowStartTime": iso_date(min(event.published_at for event in pending)),
+        "preMaintenanceWindowEndTime": begins,
+        "maintenanceWindowStartTime": begins,
+        "lastOperationResultCode": "None",
+    }
+
+
+def _power_status(vm: Vm) -> JsonObject:
+    return {"code": f"PowerState/{vm.power}", "level": "Info", "displayStatus": f"VM {vm.power}"}
+
+
+def _event_lists(event: Event, vm: Vm) -> bool:
+    wanted = vm.name.casefold()
+    return any(name.casefold() == wanted for name in event.vms)

@@ -1,4 +1,4 @@
-"""Which VMs a call of Azure's API is about: one VM, one instance of a scale set, some instances or all of them."""
+"""Finds the VMs that an ARM call is about: a VM, or one, some or all instances of a scale set."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from forewarn.console.arm.route import ArmCall
-from forewarn.console.call import Call
-from forewarn.console.room import Room
+from forewarn.arm.routing import ArmCall
 from forewarn.core.access import Right
 from forewarn.core.fleet import Vm, vm_key
-from forewarn.core.resource import group_resource, instance_id, resource_of
+from forewarn.core.resource_ids import group_resource_id, scale_set_instance_id, vm_resource_id
 from forewarn.errors import NotFound, Rejected
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import HandlerCall
 
-ALL = "*"
+ALL_INSTANCES = "*"
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Absent(NotFound):
+class ResourceAbsent(NotFound):
     """Nothing at all is called so."""
 
 
-class Nothing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArmEmptyBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """No body, or an empty object."""
 
 
-class Image(Nothing, frozen=True, kw_only=True):
+class ReimageBody(ArmEmptyBody, frozen=True, kw_only=True):
     """What a reimage may say of the new disk. There are no images here, so it changes nothing."""
 
     temp_disk: bool | None = msgspec.field(name="tempDisk", default=None)
@@ -35,100 +35,104 @@ class Image(Nothing, frozen=True, kw_only=True):
     ephemeral: bool | None = msgspec.field(name="forceUpdateOSDiskForEphemeral", default=None)
 
 
-class Instances(Nothing, frozen=True, kw_only=True):
+class InstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
     """Left out, or `["*"]`: all of them."""
 
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
-class Images(Image, frozen=True, kw_only=True):
+class ReimageInstancesBody(ReimageBody, frozen=True, kw_only=True):
     ids: tuple[str, ...] | None = msgspec.field(name="instanceIds", default=None)
 
 
-class Chosen(Nothing, frozen=True, kw_only=True):
+class RequiredInstanceIdsBody(ArmEmptyBody, frozen=True, kw_only=True):
     ids: tuple[str, ...] = msgspec.field(name="instanceIds")
 
 
-def read_body(call: ArmCall, shape: type[T]) -> T:
+def parse_arm_body(call: ArmCall, shape: type[T]) -> T:
     try:
-        return Call(body=call.body).read_body(shape)
+        return HandlerCall(body=call.body).parse_body(shape)
     except RecursionError as error:
         raise Rejected("the body is nested too deeply: send less") from error
 
 
-def vm_called(room: Room, call: ArmCall) -> Vm:
+def find_vm(context: RequestContext, call: ArmCall) -> Vm:
     """The VM of the path. Instances of scale sets and of cloud services are not found here."""
-    name, group = call.names["vm"], call.names["group"]
-    vm = room.store.vm(vm_key(call.names["subscription"], group, name))
-    if vm is None or vm.removed_at is not None or vm.cloud_service or (vm.scale_set and not room.sees(vm)):
-        raise Absent(f"VM {name!r} does not exist in resource group {group!r}: `az vm list -g {group}` lists the VMs")
+    name, group = call.path_params["vm"], call.path_params["group"]
+    vm = context.store.vm(vm_key(call.path_params["subscription"], group, name))
+    if vm is None or vm.removed_at is not None or vm.cloud_service or (vm.scale_set and not context.can_see(vm)):
+        raise ResourceAbsent(
+            f"VM {name!r} does not exist in resource group {group!r}: `az vm list -g {group}` lists the VMs"
+        )
     if vm.scale_set:
-        raise NotFound(f"VM {name!r} is an instance of scale set {vm.scale_set!r}: call {resource_of(vm)}")
+        raise NotFound(f"VM {name!r} is an instance of scale set {vm.scale_set!r}: call {vm_resource_id(vm)}")
     return vm
 
 
-def instance_called(room: Room, call: ArmCall) -> Vm:
-    return _instance(room, call, call.names["instance"])
+def find_instance(context: RequestContext, call: ArmCall) -> Vm:
+    return _find_instance_by_id(context, call, call.path_params["instance"])
 
 
-def means_all(ids: tuple[str, ...] | None) -> bool:
-    return ids is None or ids == (ALL,)
+def selects_all_instances(ids: tuple[str, ...] | None) -> bool:
+    return ids is None or ids == (ALL_INSTANCES,)
 
 
-def instances_called(room: Room, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
+def find_instances(context: RequestContext, call: ArmCall, ids: tuple[str, ...]) -> list[Vm]:
     """Those with these ids, each once. One that does not exist refuses the call."""
     if not ids:
-        raise Rejected(f"instanceIds is empty: name instances by their ids, or give [{ALL!r}] for all of them")
-    if ALL in ids:
-        raise Rejected(f"instanceIds has {ALL!r} beside other ids: give it alone")
-    return list({vm.key: vm for vm in (_instance(room, call, one) for one in ids)}.values())
+        raise Rejected(
+            f"instanceIds is empty: name instances by their ids, or give [{ALL_INSTANCES!r}] for all of them"
+        )
+    if ALL_INSTANCES in ids:
+        raise Rejected(f"instanceIds has {ALL_INSTANCES!r} beside other ids: give it alone")
+    return list({vm.key: vm for vm in (_find_instance_by_id(context, call, one) for one in ids)}.values())
 
 
-def every_instance(room: Room, call: ArmCall) -> list[Vm]:
-    vms = [vm for vm in (room.store.vm(one.key) for one in room.directory.within(scale_set_called(call))) if vm]
+def all_instances(context: RequestContext, call: ArmCall) -> list[Vm]:
+    vms = [vm for vm in (context.store.vm(one.key) for one in context.directory.vms_within(scale_set_id(call))) if vm]
     if not vms:
-        names = call.names
-        raise Absent(
+        names = call.path_params
+        raise ResourceAbsent(
             f"scale set {names['set']!r} does not exist in resource group {names['group']!r}: "
             f"`az vmss list -g {names['group']}` lists the scale sets"
         )
     return vms
 
 
-def scale_set_called(call: ArmCall) -> str:
-    group = group_resource(call.names["subscription"], call.names["group"])
-    return f"{group}/providers/Microsoft.Compute/virtualMachineScaleSets/{call.names['set']}"
+def scale_set_id(call: ArmCall) -> str:
+    group = group_resource_id(call.path_params["subscription"], call.path_params["group"])
+    return f"{group}/providers/Microsoft.Compute/virtualMachineScaleSets/{call.path_params['set']}"
 
 
-def _instance(room: Room, call: ArmCall, wanted: str) -> Vm:
-    names = call.names
+def _find_instance_by_id(context: RequestContext, call: ArmCall, wanted: str) -> Vm:
+    names = call.path_params
     for name in (f"{names['set']}_{wanted}", wanted):
-        vm = room.store.vm(vm_key(names["subscription"], names["group"], name))
+        vm = context.store.vm(vm_key(names["subscription"], names["group"], name))
         if vm is not None and vm.removed_at is None and _is_instance(vm, names["set"], wanted):
             return vm
-    raise Absent(
+    raise ResourceAbsent(
         f"scale set {names['set']!r} has no instance {wanted!r}: "
         f"`az vmss list-instances -g {names['group']} -n {names['set']}` lists them"
     )
 
 
 def _is_instance(vm: Vm, scale_set: str, wanted: str) -> bool:
-    return vm.scale_set.casefold() == scale_set.casefold() and instance_id(vm).casefold() == wanted.casefold()
+    return vm.scale_set.casefold() == scale_set.casefold() and scale_set_instance_id(vm).casefold() == wanted.casefold()
 
 
-def instances(room: Room, call: ArmCall, right: Right) -> None:
+def authorize_instances(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Over the scale set, or over each instance that the body names."""
-    if room.principal.may(right, call.resource):
+    if context.principal.may(right, call.resource):
         return
-    named = _named(call)
-    if not named or ALL in named:
-        room.must(right, call.resource)
+    named = _instance_ids_in_body(call)
+    if not named or ALL_INSTANCES in named:
+        context.require(right, call.resource)
     for one in named:
-        room.must(right, f"{call.resource}/virtualMachines/{one}")
+        context.require(right, f"{call.resource}/virtualMachines/{one}")
 
 
-def _named(call: ArmCall) -> tuple[str, ...]:
+def _instance_ids_in_body(call: ArmCall) -> tuple[str, ...]:
     try:
-        return read_body(call, Images).ids or ()
+        return parse_arm_body(call, ReimageInstancesBody).ids or ()
     except Rejected:
         return ()  # said by the handler, to those who have the right

@@ -1,133 +1,260 @@
-"""What Azure calls the scheduled events profile and policy, read as settings of VMs. Pure; `shape` writes them."""
+"""Parses the body of an update: profile, policy and tags; all other members must be unchanged. Pure.
+
+Clients send whole resources back, so members equal to what a GET shows, or without content, are accepted.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from forewarn.console.arm.member import Path, invalid, says_nothing, short, text_of
-from forewarn.console.call import fault_in
-from forewarn.core.amendment import LONGEST_TERMINATE_MIN, OS_IMAGE_MIN, SHORTEST_TERMINATE_MIN, Amendment
+from forewarn.arm.errors import ArmError
+from forewarn.arm.rendering import JsonObject
+from forewarn.core.vm_settings import (
+    MAX_TERMINATE_NOTICE_MIN,
+    MIN_TERMINATE_NOTICE_MIN,
+    OS_IMAGE_NOTICE_MIN,
+    VmSettingsChange,
+)
+from forewarn.web.request_parsing import split_validation_error
 
-_DURATION = re.compile(
+MemberPath = tuple[str, ...]
+_MAX_QUOTED_LENGTH = 80
+# What only the service writes: a client that sends an older one back means nothing by it.
+_READ_ONLY_MEMBERS = frozenset({"properties.instanceView", "properties.provisioningState", "etag", "systemData"})
+
+
+class MissingMember:
+    """No such member was sent: another thing than null."""
+
+
+MISSING: Final = MissingMember()
+
+
+def member_at(sent: JsonObject, path: MemberPath) -> Any:
+    """What was sent under this path, else MISSING. Nothing is under something that is null."""
+    value: Any = sent
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            return MISSING
+        value = value[name]
+    return value
+
+
+def merge_patch(old: Any, sent: Any) -> Any:
+    """`old` with what was sent: members left out stay, and null takes one away (RFC 7396)."""
+    if not isinstance(sent, dict):
+        return sent
+    kept = old if isinstance(old, dict) else {}
+    named = {name: merge_patch(kept.get(name), value) for name, value in sent.items() if value is not None}
+    return {name: value for name, value in kept.items() if name not in sent} | named
+
+
+def is_empty_value(value: Any) -> bool:
+    """Null, and whatever holds nothing else."""
+    if isinstance(value, dict):
+        return all(map(is_empty_value, value.values()))
+    return value is None or value == []
+
+
+def require_unchanged(
+    sent: JsonObject, shown: JsonObject, changeable: frozenset[MemberPath], above: MemberPath = ()
+) -> None:
+    """Everything that was sent, except what can change, which is read elsewhere."""
+    for name, value in sent.items():
+        path = (*above, name)
+        if path in changeable or value is None or ".".join(path) in _READ_ONLY_MEMBERS:
+            continue
+        if name not in shown and is_empty_value(value):
+            continue
+        if name not in shown:
+            raise invalid_member(path, "is nothing that can be set here: leave it out")
+        old = shown[name]
+        if isinstance(old, dict):
+            require_unchanged(require_object(value, path), old, changeable, path)
+        elif not _equivalent(value, old, name):
+            raise _change_not_allowed(path, value, old)
+
+
+def require_object(value: Any, path: MemberPath) -> JsonObject:
+    if isinstance(value, dict):
+        return value
+    raise invalid_member(path, f"is {json_text(value)}: send an object")
+
+
+def invalid_member(path: MemberPath, what: str) -> ArmError:
+    where = path_text(path)
+    return ArmError(400, "InvalidParameter", f"{where} {what}", target=where)
+
+
+def path_text(path: MemberPath) -> str:
+    return truncate_text(".".join(path))
+
+
+def json_text(value: Any) -> str:
+    """As it was written, cut short."""
+    return truncate_text(msgspec.json.encode(value).decode())
+
+
+def _equivalent(sent: Any, shown: Any, name: str) -> bool:
+    """Azure compares names without case, and locations without spaces too."""
+    if isinstance(sent, list) and isinstance(shown, list):
+        return len(sent) == len(shown) and all(_equivalent(*pair, name) for pair in zip(sent, shown, strict=True))
+    if isinstance(sent, dict) and isinstance(shown, dict):
+        return all(
+            key in shown and _equivalent(value, shown[key], key) for key, value in sent.items() if value is not None
+        )
+    if isinstance(sent, str) and isinstance(shown, str):
+        return _normalize_text(sent, name) == _normalize_text(shown, name)
+    return isinstance(sent, bool) == isinstance(shown, bool) and bool(sent == shown)
+
+
+def _normalize_text(text: str, name: str) -> str:
+    return (text.replace(" ", "") if name == "location" else text).casefold()
+
+
+def _change_not_allowed(path: MemberPath, sent: Any, shown: Any) -> ArmError:
+    where = path_text(path)
+    message = f"{where} is {json_text(shown)} and cannot become {json_text(sent)}: {_remedy_text(path, sent, shown)}"
+    return ArmError(409, "PropertyChangeNotAllowed", message, target=where)
+
+
+def _remedy_text(path: MemberPath, sent: Any, shown: Any) -> str:
+    if path != ("sku", "capacity") or not isinstance(sent, int | float):
+        return "leave it, or change it in the fleet file (`forewarn fleet apply`)"
+    if sent > shown:
+        return "add instances to the fleet file, or with `forewarn fleet add`"
+    return "delete the instances that shall go (`az vmss delete-instances`, `forewarn delete --scale-in`)"
+
+
+def truncate_text(text: str) -> str:
+    """What a stranger wrote, cut."""
+    return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…"
+
+
+_ISO_DURATION = re.compile(
     r"P(?:(?P<d>[0-9]{1,9})D)?(?:T(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,9})S)?)?"
 )
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_LONGEST_NAME, _LONGEST_TEXT, _MOST_TAGS = 512, 256, 50  # of tags, as in Azure
+_SECONDS_PER_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_MAX_TAG_NAME, _MAX_TAG_VALUE, _MAX_TAGS = 512, 256, 50  # of tags, as in Azure
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class _SettingsPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     pass
 
 
-class _Notice(_Part, frozen=True, kw_only=True):
+class _NotificationProfile(_SettingsPart, frozen=True, kw_only=True):
     enable: bool | None = None
     not_before_timeout: str | None = None
 
 
-class _Profile(_Part, frozen=True, kw_only=True):
-    terminate_notification_profile: _Notice = _Notice()
-    os_image_notification_profile: _Notice = _Notice()
+class _ScheduledEventsProfile(_SettingsPart, frozen=True, kw_only=True):
+    terminate_notification_profile: _NotificationProfile = _NotificationProfile()
+    os_image_notification_profile: _NotificationProfile = _NotificationProfile()
 
 
-class _Approval(_Part, frozen=True, kw_only=True):
+class _AutomaticApproval(_SettingsPart, frozen=True, kw_only=True):
     automatically_approve: bool = False
 
 
-class _Target(_Part, frozen=True, kw_only=True):
+class _PublishingTarget(_SettingsPart, frozen=True, kw_only=True):
     enable: bool = False
     scheduled_events_api_version: str = ""  # webhooks are told everything, whatever the version
 
 
-class _Targets(_Part, frozen=True, kw_only=True):
-    event_grid_and_resource_graph: _Target = _Target()
+class _PublishingTargets(_SettingsPart, frozen=True, kw_only=True):
+    event_grid_and_resource_graph: _PublishingTarget = _PublishingTarget()
 
 
-class _Policy(_Part, frozen=True, kw_only=True):
-    user_initiated_reboot: _Approval = _Approval()
-    user_initiated_redeploy: _Approval = _Approval()
-    all_instances_down: _Approval = _Approval()  # taken and without effect: a VM that is down is not waited for
-    scheduled_events_additional_publishing_targets: _Targets = _Targets()
+class _ScheduledEventsPolicy(_SettingsPart, frozen=True, kw_only=True):
+    user_initiated_reboot: _AutomaticApproval = _AutomaticApproval()
+    user_initiated_redeploy: _AutomaticApproval = _AutomaticApproval()
+    all_instances_down: _AutomaticApproval = (
+        _AutomaticApproval()
+    )  # taken and without effect: a VM that is down is not waited for
+    scheduled_events_additional_publishing_targets: _PublishingTargets = _PublishingTargets()
 
 
-T = TypeVar("T", bound=_Part)
+T = TypeVar("T", bound=_SettingsPart)
 
 
-def read_profile(said: Any, path: Path) -> Amendment:
+def read_profile(value: Any, path: MemberPath) -> VmSettingsChange:
     """Which notices there shall be; what is left out is none."""
-    profile = _read(said, _Profile, path)
+    profile = _convert(value, _ScheduledEventsProfile, path)
     terminate = (*path, "terminateNotificationProfile", "notBeforeTimeout")
     os_image = (*path, "osImageNotificationProfile", "notBeforeTimeout")
-    return Amendment(
-        terminate_notice_min=_minutes(
-            profile.terminate_notification_profile, terminate, SHORTEST_TERMINATE_MIN, LONGEST_TERMINATE_MIN
+    return VmSettingsChange(
+        terminate_notice_min=_notice_minutes(
+            profile.terminate_notification_profile, terminate, MIN_TERMINATE_NOTICE_MIN, MAX_TERMINATE_NOTICE_MIN
         ),
-        os_image_notice_min=_minutes(profile.os_image_notification_profile, os_image, OS_IMAGE_MIN, OS_IMAGE_MIN),
+        os_image_notice_min=_notice_minutes(
+            profile.os_image_notification_profile, os_image, OS_IMAGE_NOTICE_MIN, OS_IMAGE_NOTICE_MIN
+        ),
     )
 
 
-def read_policy(said: Any, path: Path) -> Amendment:
+def read_policy(value: Any, path: MemberPath) -> VmSettingsChange:
     """What needs nobody's approval, and whether events are told outside; what is left out is not so."""
-    policy = _read(said, _Policy, path)
+    policy = _convert(value, _ScheduledEventsPolicy, path)
     targets = policy.scheduled_events_additional_publishing_targets
-    return Amendment(
+    return VmSettingsChange(
         approve_restart=policy.user_initiated_reboot.automatically_approve,
         approve_redeploy=policy.user_initiated_redeploy.automatically_approve,
         publish_outside=targets.event_grid_and_resource_graph.enable,
     )
 
 
-def read_tags(said: Any, path: Path) -> dict[str, str]:
+def read_tags(value: Any, path: MemberPath) -> dict[str, str]:
     try:
-        tags = msgspec.convert(_spoken(said), dict[str, str])
+        tags = msgspec.convert(_drop_empty(value), dict[str, str])
     except msgspec.ValidationError as error:
-        raise _wrong(error, path) from error
-    if len(tags) > _MOST_TAGS:
-        raise invalid(path, f"has {len(tags)} members: give {_MOST_TAGS} or fewer")
+        raise _invalid_value(error, path) from error
+    if len(tags) > _MAX_TAGS:
+        raise invalid_member(path, f"has {len(tags)} members: give {_MAX_TAGS} or fewer")
     for name, text in tags.items():
-        if not name.strip() or len(name) > _LONGEST_NAME or len(text) > _LONGEST_TEXT:
-            limits = f"a name of 1 to {_LONGEST_NAME} characters and a text of up to {_LONGEST_TEXT}"
-            raise invalid((*path, name), f"cannot be a tag: give {limits}")
+        if not name.strip() or len(name) > _MAX_TAG_NAME or len(text) > _MAX_TAG_VALUE:
+            limits = f"a name of 1 to {_MAX_TAG_NAME} characters and a text of up to {_MAX_TAG_VALUE}"
+            raise invalid_member((*path, name), f"cannot be a tag: give {limits}")
     if len({name.casefold() for name in tags}) < len(tags):
-        raise invalid(path, "has a name twice, in other letters: tags are told apart without case")
+        raise invalid_member(path, "has a name twice, in other letters: tags are told apart without case")
     return tags
 
 
-def _minutes(notice: _Notice, path: Path, shortest: int, longest: int) -> int:
+def _notice_minutes(notice: _NotificationProfile, path: MemberPath, shortest: int, longest: int) -> int:
     """0: none. Whoever gives a time and does not say whether to enable it wants it: `az` sends that."""
     timeout = notice.not_before_timeout
     minutes = shortest if timeout is None else _whole_minutes(timeout)
     if minutes is None or not shortest <= minutes <= longest:
         allowed = f"PT{shortest}M" if shortest == longest else f"PT{shortest}M to PT{longest}M, in whole minutes"
-        raise invalid(path, f"is {text_of(timeout)}: give {allowed}")
+        raise invalid_member(path, f"is {json_text(timeout)}: give {allowed}")
     enable = timeout is not None if notice.enable is None else notice.enable
     return minutes if enable else 0
 
 
 def _whole_minutes(text: str) -> int | None:
     """`PT5M`, or the same as `PT300S`; None if it is no duration, or not one of whole minutes."""
-    match = _DURATION.fullmatch(text)
+    match = _ISO_DURATION.fullmatch(text)
     parts = {unit: int(number) for unit, number in match.groupdict().items() if number} if match else {}
-    seconds = sum(_SECONDS[unit] * number for unit, number in parts.items())
+    seconds = sum(_SECONDS_PER_UNIT[unit] * number for unit, number in parts.items())
     return seconds // 60 if parts and seconds % 60 == 0 else None
 
 
-def _read(said: Any, shape: type[T], path: Path) -> T:
+def _convert(value: Any, shape: type[T], path: MemberPath) -> T:
     try:
-        return msgspec.convert(_spoken(said), shape)
+        return msgspec.convert(_drop_empty(value), shape)
     except msgspec.ValidationError as error:
-        raise _wrong(error, path) from error
+        raise _invalid_value(error, path) from error
 
 
-def _wrong(error: msgspec.ValidationError, path: Path) -> Exception:
-    where, what = fault_in(error)
-    return invalid((*path, where) if where else path, f"cannot be taken: {short(what)}")
+def _invalid_value(error: msgspec.ValidationError, path: MemberPath) -> Exception:
+    where, what = split_validation_error(error)
+    return invalid_member((*path, where) if where else path, f"cannot be taken: {truncate_text(what)}")
 
 
-def _spoken(value: Any) -> Any:
+def _drop_empty(value: Any) -> Any:
     """Without members that say nothing."""
     if not isinstance(value, dict):
         return {} if value is None else value
-    return {name: _spoken(text) for name, text in value.items() if not says_nothing(text) or text == []}
+    return {name: _drop_empty(text) for name, text in value.items() if not is_empty_value(text) or text == []}

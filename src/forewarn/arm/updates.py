@@ -1,97 +1,173 @@
-"""PUT and PATCH of VMs and sets: tags, and the profile and policy of scheduled events. The fleet file has the rest.
+"""PUT and PATCH of VMs and sets: tags, scheduled events profile and policy.
 
-Both are answered when it is done, with what a GET shows then.
+Both answer when the change is done, with what a GET shows then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
 
-from forewarn.console.arm.action import INSTANCE, SCALE_SET, VM
-from forewarn.console.arm.member import MISSING, Path, member, merged, must_be_as_shown
-from forewarn.console.arm.profile import read_policy, read_profile, read_tags
-from forewarn.console.arm.refusal import Coded
-from forewarn.console.arm.route import ArmAnswer, ArmCall, ArmRoute, Handler, Over, own
-from forewarn.console.arm.scale_set import vms_in
-from forewarn.console.arm.shape import Json
-from forewarn.console.arm.subject import (
-    A_SCALE_SET,
-    A_VM,
-    AN_AVAILABILITY_SET,
-    AN_INSTANCE,
-    TAGS,
-    Sort,
-    Subject,
-    found,
+from forewarn.arm.actions import INSTANCE_PATH, SCALE_SET_PATH, VM_PATH
+from forewarn.arm.api_versions import require_member_supported
+from forewarn.arm.errors import ArmError
+from forewarn.arm.rendering import JsonObject, availability_set_json, instance_json, scale_set_json, vm_json
+from forewarn.arm.resources import all_vms_in
+from forewarn.arm.routing import ArmAuthorizer, ArmCall, ArmHandler, ArmResponse, ArmRoute, require_on_resource
+from forewarn.arm.targets import ResourceAbsent, find_instance, find_vm
+from forewarn.arm.update_body import (
+    MISSING,
+    MemberPath,
+    member_at,
+    merge_patch,
+    read_policy,
+    read_profile,
+    read_tags,
+    require_unchanged,
 )
-from forewarn.console.arm.version import must_know
-from forewarn.console.call import fault_in
-from forewarn.console.room import Room
 from forewarn.core.access import Right
-from forewarn.core.amendment import Amendment, settings_of
 from forewarn.core.fleet import Vm
-from forewarn.core.resource import resource_of
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.core.vm_settings import VmSettingsChange, current_settings
 from forewarn.errors import Forbidden, Rejected
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import split_validation_error
 
-_AVAILABILITY_SET = VM.replace("/virtualMachines/{vm}", "/availabilitySets/{set}")
-Routes = tuple[ArmRoute, ...]
+_TAGS_PATH: MemberPath = ("tags",)
+_PROFILE_PATH: MemberPath = ("properties", "scheduledEventsProfile")
+_SET_PROFILE_PATH: MemberPath = ("properties", "virtualMachineProfile", "scheduledEventsProfile")
+_POLICY_PATH: MemberPath = ("properties", "scheduledEventsPolicy")
 
 
-def _updates(sort: Sort) -> Handler:
-    async def handler(room: Room, call: ArmCall) -> ArmAnswer:
-        subject = found(sort, room, call)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTarget:
+    """What is updated: the VMs it consists of, and what a GET shows of it."""
+
+    vms: Sequence[Vm]
+    rendered: JsonObject
+    display_name: str  # by the history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatableKind:
+    """A sort of resource: how it is found, and where it has what can be changed."""
+
+    find: Callable[[RequestContext, ArmCall], UpdateTarget]
+    profile: MemberPath | None = None
+    policy: MemberPath | None = None
+
+    @property
+    def changeable_paths(self) -> frozenset[MemberPath]:
+        return frozenset(path for path in (_TAGS_PATH, self.profile, self.policy) if path is not None)
+
+
+def _vm_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+    vm = find_vm(context, call)
+    return UpdateTarget(vms=[vm], rendered=vm_json(vm), display_name=vm.name)
+
+
+def _instance_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+    vm = find_instance(context, call)
+    return UpdateTarget(vms=[vm], rendered=instance_json(vm), display_name=vm.name)
+
+
+def _scale_set_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+    vms = all_vms_in(context, call.resource)
+    if not vms:
+        raise _set_not_found(call, "scale set")
+    return UpdateTarget(vms=vms, rendered=scale_set_json(vms), display_name=vms[0].scale_set)
+
+
+def _availability_set_target(context: RequestContext, call: ArmCall) -> UpdateTarget:
+    vms = all_vms_in(context, call.resource)
+    if not vms:
+        raise _set_not_found(call, "availability set")
+    shown = availability_set_json(vms, [vm for vm in vms if context.can_see(vm)])
+    return UpdateTarget(vms=vms, rendered=shown, display_name=vms[0].availability_set)
+
+
+def _set_not_found(call: ArmCall, what: str) -> ResourceAbsent:
+    group = call.path_params["group"]
+    listed = f"`az {'vmss' if what == 'scale set' else 'vm availability-set'} list -g {group}` lists them"
+    return ResourceAbsent(f"{what} {call.path_params['set']!r} does not exist in resource group {group!r}: {listed}")
+
+
+def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) -> UpdateTarget:
+    try:
+        return kind.find(context, call)
+    except ResourceAbsent as error:
+        if call.method != "PUT":
+            raise
+        made = "what is new comes with a fleet file (`forewarn fleet apply`) or with `forewarn fleet add`"
+        raise ResourceAbsent(f"{str(error).partition(': `')[0]}, and a PUT does not make it: {made}") from error
+
+
+_VM_KIND = UpdatableKind(find=_vm_target, profile=_PROFILE_PATH, policy=_POLICY_PATH)
+_INSTANCE_KIND = UpdatableKind(find=_instance_target)
+_SCALE_SET_KIND = UpdatableKind(find=_scale_set_target, profile=_SET_PROFILE_PATH, policy=_POLICY_PATH)
+_AVAILABILITY_SET_KIND = UpdatableKind(find=_availability_set_target, policy=_POLICY_PATH)
+
+_AVAILABILITY_SET_PATH = VM_PATH.replace("/virtualMachines/{vm}", "/availabilitySets/{set}")
+ArmRoutes = tuple[ArmRoute, ...]
+
+
+def _update_handler(kind: UpdatableKind) -> ArmHandler:
+    async def handler(context: RequestContext, call: ArmCall) -> ArmResponse:
+        target = _find_target(kind, context, call)
         try:
-            amendment = _amendment(sort, subject, call, room.house.strict_api_versions)
+            amendment = _read_amendment(kind, target, call, context.dependencies.strict_api_versions)
         except RecursionError as error:
             raise Rejected("the body is nested too deeply: send less") from error
-        await room.control.fleets.amend(subject.vms, amendment, called=subject.called, who=room.who)
-        return ArmAnswer(body=sort.find(room, call).shown)
+        await context.control.fleet.update_settings(
+            target.vms, amendment, called=target.display_name, who=context.caller_name
+        )
+        return ArmResponse(body=kind.find(context, call).rendered)
 
     return handler
 
 
-def _amendment(sort: Sort, subject: Subject, call: ArmCall, strict: bool) -> Amendment:
+def _read_amendment(kind: UpdatableKind, target: UpdateTarget, call: ArmCall, strict: bool) -> VmSettingsChange:
     """What is to change; Rejected, if anything else would."""
-    sent, is_whole = _read(call), call.method == "PUT"
+    sent, is_whole = _read_object(call), call.method == "PUT"
     if is_whole and not sent.get("location"):
-        raise Coded(400, "LocationRequired", "location is missing: send the whole resource, or PATCH it", "location")
-    must_be_as_shown(sent, subject.shown, sort.changeable)
+        raise ArmError(400, "LocationRequired", "location is missing: send the whole resource, or PATCH it", "location")
+    require_unchanged(sent, target.rendered, kind.changeable_paths)
 
-    fields: dict[str, Any] = _tagging(sent, subject.shown["tags"], is_whole)
-    for path, read in ((sort.profile, read_profile), (sort.policy, read_policy)):
-        if path is not None and (is_whole or member(sent, path) is not MISSING):
+    fields: dict[str, Any] = _tag_changes(sent, target.rendered["tags"], is_whole)
+    for path, read in ((kind.profile, read_profile), (kind.policy, read_policy)):
+        if path is not None and (is_whole or member_at(sent, path) is not MISSING):
             if strict:
-                must_know(call.api_version, path, member(sent, path))
-            new = read(_wanted(sent, subject.shown, path, is_whole), path)
-            fields |= _moving(new, subject.vms[:1] if is_whole else subject.vms)
-    return Amendment(**fields)
+                require_member_supported(call.api_version, path, member_at(sent, path))
+            new = read(_target_value(sent, target.rendered, path, is_whole), path)
+            fields |= _changed_fields(new, target.vms[:1] if is_whole else target.vms)
+    return VmSettingsChange(**fields)
 
 
-def _read(call: ArmCall) -> Json:
+def _read_object(call: ArmCall) -> JsonObject:
     try:
         return msgspec.json.decode(call.body or b"{}", type=dict[str, Any])
     except msgspec.ValidationError as error:
-        raise Rejected(f"the body cannot be taken: {fault_in(error)[1]}") from error
+        raise Rejected(f"the body cannot be taken: {split_validation_error(error)[1]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
 
-def _wanted(sent: Json, shown: Json, path: Path, is_whole: bool) -> Any:
+def _target_value(sent: JsonObject, shown: JsonObject, path: MemberPath, is_whole: bool) -> Any:
     """What a PUT leaves out shall not be; what a PATCH leaves out stays."""
-    new, old = member(sent, path), member(shown, path)
+    new, old = member_at(sent, path), member_at(shown, path)
     if is_whole:
         return None if new is MISSING else new
-    return merged(None if old is MISSING else old, new)
+    return merge_patch(None if old is MISSING else old, new)
 
 
-def _moving(new: Amendment, vms: Sequence[Vm]) -> dict[str, Any]:
+def _changed_fields(new: VmSettingsChange, vms: Sequence[Vm]) -> dict[str, Any]:
     """Of what is wanted, that which is not so already. A PUT of what was shown moves nothing, even in a set whose VMs
     differ; a PATCH means all of them."""
-    settings = [settings_of(vm) for vm in vms]
+    settings = [current_settings(vm) for vm in vms]
     return {
         name: value
         for name, value in asdict(new).items()
@@ -99,30 +175,36 @@ def _moving(new: Amendment, vms: Sequence[Vm]) -> dict[str, Any]:
     }
 
 
-def _tagging(sent: Json, old: dict[str, str], is_whole: bool) -> dict[str, Any]:
+def _tag_changes(sent: JsonObject, old: dict[str, str], is_whole: bool) -> dict[str, Any]:
     """Tags come as a whole, in a PATCH too."""
-    new = member(sent, TAGS)
+    new = member_at(sent, _TAGS_PATH)
     if new == old or (new is MISSING and not is_whole):
         return {}
-    tags = read_tags(None if new is MISSING else new, TAGS)
+    tags = read_tags(None if new is MISSING else new, _TAGS_PATH)
     return {} if tags == old else {"tags": tags, "untagged": tuple(old)}
 
 
-def over_its_vms(room: Room, call: ArmCall, right: Right) -> None:
+def authorize_set_and_vms(context: RequestContext, call: ArmCall, right: Right) -> None:
     """Over the set and over each VM of it: these do not lie under the id of their availability set."""
-    own(room, call, right)
-    if not room.principal.may_all(right, map(resource_of, vms_in(room, call.resource))):
-        raise Forbidden(f"{room.who} does not have the right to {right} over every VM of {call.resource}")
+    require_on_resource(context, call, right)
+    if not context.principal.may_all(right, map(vm_resource_id, all_vms_in(context, call.resource))):
+        raise Forbidden(f"{context.caller_name} does not have the right to {right} over every VM of {call.resource}")
 
 
-def _routes(path: str, sort: Sort, what: str, over: Over = own, methods: Sequence[str] = ("PUT", "PATCH")) -> Routes:
+def _update_routes(
+    path: str,
+    kind: UpdatableKind,
+    what: str,
+    over: ArmAuthorizer = require_on_resource,
+    methods: Sequence[str] = ("PUT", "PATCH"),
+) -> ArmRoutes:
     summary = f"changes the settings of {what}"
-    return tuple(ArmRoute(method, path, _updates(sort), Right.OPERATE, over, summary) for method in methods)
+    return tuple(ArmRoute(method, path, _update_handler(kind), Right.OPERATE, over, summary) for method in methods)
 
 
-ROUTES: Routes = (
-    *_routes(VM, A_VM, "a VM"),
-    *_routes(SCALE_SET, A_SCALE_SET, "a scale set"),
-    *_routes(INSTANCE, AN_INSTANCE, "an instance", methods=("PUT",)),
-    *_routes(_AVAILABILITY_SET, AN_AVAILABILITY_SET, "an availability set", over_its_vms),
+ROUTES: ArmRoutes = (
+    *_update_routes(VM_PATH, _VM_KIND, "a VM"),
+    *_update_routes(SCALE_SET_PATH, _SCALE_SET_KIND, "a scale set"),
+    *_update_routes(INSTANCE_PATH, _INSTANCE_KIND, "an instance", methods=("PUT",)),
+    *_update_routes(_AVAILABILITY_SET_PATH, _AVAILABILITY_SET_KIND, "an availability set", authorize_set_and_vms),
 )

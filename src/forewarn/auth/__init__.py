@@ -1,35 +1,33 @@
-"""WHO MAY. Keys, certificates, secrets and tokens: proof of who is asking, and of who answers.
+"""Authentication: certificates, keys, secrets, tokens, sessions and sign-in at an external issuer.
 
-Real time comes in as an argument (spec §12); randomness is drawn here. Never here: which role allows what (that is
-`core.access`), the store, HTTP of ours.
+Real time comes in as an argument (spec §12); random values are made here. Which role allows what is in `core`. It
+may import `core`, `protocol` and leaf modules. Start reading at `token_service`.
 """
 
-from forewarn.access.bundle import bundle
-from forewarn.access.certificate import Certificates, own
-from forewarn.access.claims import BadToken, Claims, Reason
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.pem import Facts, Pair
-from forewarn.access.secret import fits, hashed, keep_secret, new_secret, read_secret
-from forewarn.access.signing import SigningKey
-from forewarn.access.token import Issued, Issuer, Subject
+from forewarn.auth.certificates import ServiceCertificates, load_user_certificate, write_ca_bundle
+from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason
+from forewarn.auth.client_secrets import hash_secret, new_secret, read_secret, secret_matches, write_secret
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.pem import CertificateFacts, CertificateFiles
+from forewarn.auth.tokens import IssuedToken, SigningKey, TokenIssuer, TokenSubject
 
 __all__ = [
-    "BadToken",
-    "Certificates",
+    "CertificateFacts",
+    "CertificateFiles",
     "Claims",
     "ExternalIssuer",
-    "Facts",
-    "Issued",
-    "Issuer",
-    "Pair",
-    "Reason",
+    "InvalidToken",
+    "IssuedToken",
+    "ServiceCertificates",
     "SigningKey",
-    "Subject",
-    "bundle",
-    "fits",
-    "hashed",
-    "keep_secret",
+    "TokenErrorReason",
+    "TokenIssuer",
+    "TokenSubject",
+    "hash_secret",
+    "load_user_certificate",
     "new_secret",
-    "own",
     "read_secret",
+    "secret_matches",
+    "write_ca_bundle",
+    "write_secret",
 ]

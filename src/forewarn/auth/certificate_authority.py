@@ -1,4 +1,7 @@
-"""A certificate authority of our own, and what it signs. Values only: `certificate` keeps them in files."""
+"""A local certificate authority and the server certificates it issues. No files.
+
+If all names are loopback names, the CA is constrained to them: trusting it carries little risk.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +20,28 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forewarn.errors import Rejected
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
-_CA_LASTS = timedelta(days=3652)
-_SERVER_LASTS = timedelta(days=397)  # no client takes more
-_HEAD_START = timedelta(hours=1)  # clocks of VMs may be behind ours
-_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
-_HOST_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.ASCII)
-_LOOPBACK_ONLY = (
+_CA_LIFETIME = timedelta(days=3652)
+_SERVER_LIFETIME = timedelta(days=397)  # no client takes more
+_CLOCK_SKEW = timedelta(hours=1)  # clocks of VMs may be behind ours
+_HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST_NAME = re.compile(rf"(\*\.)?{_HOST_LABEL}(\.{_HOST_LABEL})*", re.ASCII)
+_LOOPBACK_CONSTRAINTS = (
     x509.DNSName("localhost"),
     x509.IPAddress(IPv4Network("127.0.0.0/8")),
     x509.IPAddress(IPv6Network("::1/128")),
 )
 
 
-class Authority(msgspec.Struct, frozen=True, kw_only=True):
+class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
     """The certificate of a CA and its key, which belong together."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
-        return is_loopback(name) or not _is_limited(self.certificate)
+        return is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
         try:
@@ -48,33 +51,37 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
 
-def new_key() -> ec.EllipticCurvePrivateKey:
+def new_ec_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def new_authority(key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float) -> Authority:
+def new_certificate_authority(
+    key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
+) -> CertificateAuthority:
     """Where all names are loopback, the CA can vouch for nothing else: whoever trusts it risks little."""
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    subject = _named(f"forewarn local CA {identifier.digest.hex()[:8]}")  # tells two CAs in one bundle apart
-    begins = _instant(now) - _HEAD_START
-    builder = _begun(subject, subject, key.public_key(), begins, begins + _CA_LASTS)
+    subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # tells two CAs in one bundle apart
+    begins = _to_datetime(now) - _CLOCK_SKEW
+    builder = _start_builder(subject, subject, key.public_key(), begins, begins + _CA_LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    if all(map(is_loopback, names)):
-        limits = x509.NameConstraints(permitted_subtrees=_LOOPBACK_ONLY, excluded_subtrees=None)
+    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
+    if all(map(is_loopback_name, names)):
+        limits = x509.NameConstraints(permitted_subtrees=_LOOPBACK_CONSTRAINTS, excluded_subtrees=None)
         builder = builder.add_extension(limits, critical=True)
-    return Authority(certificate=builder.sign(key, SHA256()), key=key)
+    return CertificateAuthority(certificate=builder.sign(key, SHA256()), key=key)
 
 
-def server_certificate(
-    authority: Authority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
+def issue_server_certificate(
+    authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
     issuer = authority.certificate
-    begins = max(_instant(now) - _HEAD_START, issuer.not_valid_before_utc)
-    ends = min(begins + _SERVER_LASTS - timedelta(seconds=1), issuer.not_valid_after_utc)  # the last second counts too
-    builder = _begun(_named("forewarn server"), issuer.subject, key.public_key(), begins, ends)
+    begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
+    ends = min(
+        begins + _SERVER_LIFETIME - timedelta(seconds=1), issuer.not_valid_after_utc
+    )  # the last second counts too
+    builder = _start_builder(_x509_name("forewarn server"), issuer.subject, key.public_key(), begins, ends)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), critical=False)
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
@@ -82,12 +89,12 @@ def server_certificate(
     return builder.add_extension(pointer, critical=False).sign(authority.key, SHA256())
 
 
-def wanted_names(names: Iterable[str]) -> tuple[str, ...]:
+def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
     """The loopback names and these, each once, as certificates spell them. Rejected where one is no name."""
-    return tuple(dict.fromkeys((*LOOPBACK, *map(_spelled, names))))
+    return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 
 
-def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -96,14 +103,14 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return (*hosts, *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
-def is_loopback(name: str) -> bool:
+def is_loopback_name(name: str) -> bool:
     try:
         return ip_address(name).is_loopback
     except ValueError:
         return name == "localhost" or name.endswith(".localhost")
 
 
-def _spelled(name: str) -> str:
+def _normalize_name(name: str) -> str:
     try:
         return str(ip_address(name))
     except ValueError:
@@ -120,15 +127,15 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _named(common_name: str) -> x509.Name:
+def _x509_name(common_name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _instant(now: float) -> datetime:
+def _to_datetime(now: float) -> datetime:
     return datetime.fromtimestamp(int(now), UTC)
 
 
-def _begun(
+def _start_builder(
     subject: x509.Name, issuer: x509.Name, key: CertificatePublicKeyTypes, begins: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)
@@ -136,7 +143,7 @@ def _begun(
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -150,7 +157,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _is_limited(certificate: x509.Certificate) -> bool:
+def _has_name_constraints(certificate: x509.Certificate) -> bool:
     try:
         certificate.extensions.get_extension_for_class(x509.NameConstraints)
     except x509.ExtensionNotFound:

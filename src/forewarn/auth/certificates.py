@@ -1,12 +1,12 @@
-"""The certificates that the service shows its operators: a local CA and a server certificate, or the user's own.
+"""The certificates of the HTTPS port: a local CA and a server certificate, or the user's own.
 
-The CA is made once and never replaced: people have told their clients to trust it. The server's certificate and key are
-made anew whenever they no longer serve. Keys are written before certificates, so that what a crash leaves behind is
-sound, or a key that nothing refers to yet, or a server's pair that does not match and is made anew.
+The CA is made once and never replaced, because people told their clients to trust it. The server certificate is
+renewed when needed. Keys are written before certificates, so that a crash leaves nothing unusable.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,133 +14,191 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from forewarn.access import file, pem
-from forewarn.access.authority import Authority, new_authority, new_key, server_certificate, wanted_names
-from forewarn.access.pem import Facts, Pair
+from forewarn.auth import pem, secure_files
+from forewarn.auth.certificate_authority import (
+    CertificateAuthority,
+    certificate_names,
+    issue_server_certificate,
+    new_certificate_authority,
+    new_ec_key,
+)
+from forewarn.auth.pem import CertificateFacts, CertificateFiles
 from forewarn.errors import Rejected
 
-_RENEWED_BEFORE_S = 30 * 86400
-_MOVE_AWAY = "move 'ca.pem' and 'ca.key' away to have a new CA made, which clients must then be told to trust"
+_RENEW_BEFORE_S = 30 * 86400
+_REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to have a new CA made, which clients must then be told to trust"
 
 
-class Certificates(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
     """What is in the directory `tls`."""
 
-    ca: Pair
-    server: Pair
+    ca: CertificateFiles
+    server: CertificateFiles
 
     @classmethod
-    def ready(cls, directory: Path, names: Iterable[str], now: float) -> Certificates:
+    def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
         """Make what is missing, renew the server's certificate where it no longer serves, keep the rest.
 
         `names` come on top of the loopback ones. Rejected, and nothing changed, where the CA cannot be used.
         """
-        wanted = wanted_names(names)
-        file.make_directory(directory)
+        wanted = certificate_names(names)
+        secure_files.make_directory(directory)
 
-        authority = _authority(directory, wanted, now)
-        server = _serving(directory, authority, wanted, now) or _renew(directory, authority, wanted, now)
+        authority = _load_or_create_authority(directory, wanted, now)
+        server = _usable_server_certificate(directory, authority, wanted, now) or _renew_server_certificate(
+            directory, authority, wanted, now
+        )
 
-        ca = Pair(certificate=ca_file(directory), key=_ca_key(directory), facts=pem.facts_of(authority.certificate))
+        ca = CertificateFiles(
+            certificate=ca_certificate_path(directory),
+            key=_ca_key_path(directory),
+            facts=pem.certificate_facts(authority.certificate),
+        )
         return cls(ca=ca, server=server)
 
 
-def own(certificate: Path, key: Path, *, now: float) -> Pair:
+def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
     """The user's own certificate, with the chain after it if there is one. Rejected where it cannot serve."""
-    leaf, private = pem.read_certificate(certificate), pem.key_in(file.read_public(key), key)
-    if not pem.belong_together(leaf, private):
+    leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
+    if not pem.public_keys_match(leaf, private):
         raise Rejected(
             f"key {str(key)!r} does not belong to the first certificate in {str(certificate)!r}: "
             "give the key it was made with, or put the server's certificate before its chain"
         )
-    facts = pem.facts_of(leaf)
-    pem.must_be_valid(certificate, facts, now, "give one that is valid now")
+    facts = pem.certificate_facts(leaf)
+    pem.require_valid_now(certificate, facts, now, "give one that is valid now")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
     except OSError as error:  # also what ssl raises, of a key too weak and the like
         raise Rejected(f"certificate {str(certificate)!r} cannot be served ({error}): give another") from error
-    return Pair(certificate=certificate, key=key, facts=facts)
+    return CertificateFiles(certificate=certificate, key=key, facts=facts)
 
 
-def ca_file(directory: Path) -> Path:
+def ca_certificate_path(directory: Path) -> Path:
     return directory / "ca.pem"
 
 
-def _ca_key(directory: Path) -> Path:
+def _ca_key_path(directory: Path) -> Path:
     return directory / "ca.key"
 
 
-def _authority(directory: Path, wanted: tuple[str, ...], now: float) -> Authority:
-    path = ca_file(directory)
+def _load_or_create_authority(directory: Path, wanted: tuple[str, ...], now: float) -> CertificateAuthority:
+    path = ca_certificate_path(directory)
     if not path.exists():
-        return _new_authority(directory, wanted, now)
-    authority = _read_authority(path, _ca_key(directory))
-    pem.must_be_valid(path, pem.facts_of(authority.certificate), now, _MOVE_AWAY)
+        return _create_authority(directory, wanted, now)
+    authority = _read_authority(path, _ca_key_path(directory))
+    pem.require_valid_now(path, pem.certificate_facts(authority.certificate), now, _REPLACE_CA_ADVICE)
     if foreign := [name for name in wanted if not authority.may_sign(name)]:
         raise Rejected(
             f"CA {str(path)!r} vouches for loopback names only, not for {foreign[0]!r}: "
-            f"leave that name out, or {_MOVE_AWAY}"
+            f"leave that name out, or {_REPLACE_CA_ADVICE}"
         )
     return authority
 
 
-def _new_authority(directory: Path, wanted: tuple[str, ...], now: float) -> Authority:
+def _create_authority(directory: Path, wanted: tuple[str, ...], now: float) -> CertificateAuthority:
     """A key that a crash left without its certificate is used, not replaced."""
-    path = _ca_key(directory)
+    path = _ca_key_path(directory)
     if path.exists():
-        key = _signing_key(path)
+        key = _read_ca_key(path)
     else:
-        key = new_key()
+        key = new_ec_key()
         pem.write_key(path, key)
-    authority = new_authority(key, wanted, now)
-    pem.write_certificate(ca_file(directory), authority.certificate)
+    authority = new_certificate_authority(key, wanted, now)
+    pem.write_certificate(ca_certificate_path(directory), authority.certificate)
     return authority
 
 
-def _read_authority(path: Path, key_path: Path) -> Authority:
+def _read_authority(path: Path, key_path: Path) -> CertificateAuthority:
     try:
-        certificate, key = pem.read_certificate(path), _signing_key(key_path)
+        certificate, key = pem.read_certificate(path), _read_ca_key(key_path)
     except Rejected as error:
-        raise Rejected(f"the CA in {str(path.parent)!r} cannot be used: {error}; or {_MOVE_AWAY}") from error
-    if not pem.belong_together(certificate, key):
-        raise Rejected(f"CA {str(path)!r} does not belong to the key 'ca.key' beside it: put it back, or {_MOVE_AWAY}")
-    return Authority(certificate=certificate, key=key)
+        raise Rejected(f"the CA in {str(path.parent)!r} cannot be used: {error}; or {_REPLACE_CA_ADVICE}") from error
+    if not pem.public_keys_match(certificate, key):
+        raise Rejected(
+            f"CA {str(path)!r} does not belong to the key 'ca.key' beside it: put it back, or {_REPLACE_CA_ADVICE}"
+        )
+    return CertificateAuthority(certificate=certificate, key=key)
 
 
-def _signing_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    key = pem.key_in(file.read_private(path), path)
+def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    key = pem.parse_private_key(secure_files.read_private(path), path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise Rejected(f"key {str(path)!r} is no EC key, so not of forewarn's making: put the right one back")
     return key
 
 
-def _serving(directory: Path, authority: Authority, wanted: tuple[str, ...], now: float) -> Pair | None:
+def _usable_server_certificate(
+    directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float
+) -> CertificateFiles | None:
     """The server's certificate and key, if they will do for a while."""
-    path, key_path = _server_files(directory)
+    path, key_path = _server_paths(directory)
     if not (path.exists() and key_path.exists()):
         return None
-    content = file.read_private(key_path)
+    content = secure_files.read_private(key_path)
     try:
-        certificate, key = pem.read_certificate(path), pem.key_in(content, key_path)
+        certificate, key = pem.read_certificate(path), pem.parse_private_key(content, key_path)
     except Rejected:
         return None
-    facts = pem.facts_of(certificate)
-    sound = pem.belong_together(certificate, key) and authority.has_signed(certificate)
-    return Pair(certificate=path, key=key_path, facts=facts) if sound and _will_do(facts, wanted, now) else None
+    facts = pem.certificate_facts(certificate)
+    sound = pem.public_keys_match(certificate, key) and authority.has_signed(certificate)
+    return (
+        CertificateFiles(certificate=path, key=key_path, facts=facts)
+        if sound and _is_usable(facts, wanted, now)
+        else None
+    )
 
 
-def _will_do(facts: Facts, wanted: tuple[str, ...], now: float) -> bool:
-    return facts.not_before <= now < facts.not_after - _RENEWED_BEFORE_S and set(wanted) <= set(facts.names)
+def _is_usable(facts: CertificateFacts, wanted: tuple[str, ...], now: float) -> bool:
+    return facts.not_before <= now < facts.not_after - _RENEW_BEFORE_S and set(wanted) <= set(facts.names)
 
 
-def _renew(directory: Path, authority: Authority, wanted: tuple[str, ...], now: float) -> Pair:
-    path, key_path = _server_files(directory)
-    key = new_key()
-    certificate = server_certificate(authority, key, wanted, now)
+def _renew_server_certificate(
+    directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float
+) -> CertificateFiles:
+    path, key_path = _server_paths(directory)
+    key = new_ec_key()
+    certificate = issue_server_certificate(authority, key, wanted, now)
     pem.write_key(key_path, key)
     pem.write_certificate(path, certificate)
-    return Pair(certificate=path, key=key_path, facts=pem.facts_of(certificate))
+    return CertificateFiles(certificate=path, key=key_path, facts=pem.certificate_facts(certificate))
 
 
-def _server_files(directory: Path) -> tuple[Path, Path]:
+def _server_paths(directory: Path) -> tuple[Path, Path]:
     return directory / "server.pem", directory / "server.key"
+
+
+_PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_USUAL_BUNDLE_PATHS = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora and kin
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # Alpine, macOS
+)
+
+
+def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
+    """`ca-bundle.pem` beside our CA, written anew where it is missing or stale. `system`: where to look instead."""
+    path = directory / "ca-bundle.pem"
+    known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)
+    # Each once: a shell may name another lab's bundle as the system's, and the two must not grow in turn.
+    certificates = dict.fromkeys(
+        _PEM_CERTIFICATE.findall(known + secure_files.read_public(ca_certificate_path(directory)))
+    )
+    content = b"".join(certificate + b"\n" for certificate in certificates)
+    if not path.exists() or secure_files.read_public(path) != content:
+        secure_files.write_public(path, content)
+    return path
+
+
+def _system_bundle_paths() -> list[Path]:
+    defaults = ssl.get_default_verify_paths()
+    return [Path(place) for place in (defaults.cafile, defaults.openssl_cafile, *_USUAL_BUNDLE_PATHS) if place]
+
+
+def _read_system_bundle(places: Iterable[Path], directory: Path) -> bytes:
+    """What the first of these holds that exists; never a bundle of our own, which would outlive our CA."""
+    for place in places:
+        if place.is_file() and place.resolve().parent != directory.resolve():
+            return secure_files.read_public(place)
+    return b""

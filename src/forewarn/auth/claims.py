@@ -1,4 +1,7 @@
-"""What a token says of whoever holds it, and why one is refused; the same for our own tokens and an issuer's."""
+"""The claims of a verified token, the checks on them, and the reasons why a token is rejected.
+
+The same for our own tokens and for those of an external issuer.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from forewarn.errors import Rejected
-from forewarn.protocol.date import iso_date
+from forewarn.protocol.dates import iso_date
 
-_EARLY_S = 60  # two machines' clocks differ; a token that has ended has ended
+_CLOCK_SKEW_S = 60  # two machines' clocks differ; a token that has ended has ended
 
 
-class Reason(StrEnum):
+class TokenErrorReason(StrEnum):
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
     WRONG_AUDIENCE = "wrong audience"
@@ -24,10 +27,10 @@ class Reason(StrEnum):
     UNKNOWN_KEY = "unknown key"
 
 
-class BadToken(Rejected):
+class InvalidToken(Rejected):
     """A token that proves nothing. The sentence never holds the token itself."""
 
-    def __init__(self, reason: Reason, sentence: str) -> None:
+    def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
         super().__init__(sentence)
         self.reason = reason
 
@@ -39,16 +42,16 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str
     expires_at: float
-    secret_mark: str = ""  # of a client: by which of its secrets it signed in
+    secret_fingerprint: str = ""  # of a client: by which of its secrets it signed in
     vm_key: str = ""
     vm_id: str = ""
 
     @property
-    def who(self) -> str:
+    def primary_id(self) -> str:
         return self.ids[0]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
     """What every token must keep to, whoever issued it."""
 
     iss: str
@@ -57,22 +60,30 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     nbf: float = 0
 
 
-def must_hold(token: Bounds, *, issuer: str, audiences: frozenset[str], now: float) -> None:
+def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
     """Raise BadToken unless this token is from there, for here, and for now. `audiences` are `spelled`."""
     if token.iss.rstrip("/") != issuer.rstrip("/"):
-        raise BadToken(Reason.WRONG_ISSUER, f"the token was issued by {shown(token.iss)}: get one from {issuer!r}")
+        raise InvalidToken(
+            TokenErrorReason.WRONG_ISSUER,
+            f"the token was issued by {quote_excerpt(token.iss)}: get one from {issuer!r}",
+        )
     asked = [token.aud] if isinstance(token.aud, str) else token.aud
-    if audiences.isdisjoint(map(spelled, asked)):
-        named = ", ".join(map(shown, asked[:3])) or "nobody"
+    if audiences.isdisjoint(map(normalize_audience, asked)):
+        named = ", ".join(map(quote_excerpt, asked[:3])) or "nobody"
         wanted = min(audiences, default="")
-        raise BadToken(Reason.WRONG_AUDIENCE, f"the token is for {named}, not for this service: ask for {wanted!r}")
+        raise InvalidToken(
+            TokenErrorReason.WRONG_AUDIENCE, f"the token is for {named}, not for this service: ask for {wanted!r}"
+        )
     if now >= token.exp:
-        raise BadToken(Reason.EXPIRED, f"the token expired at {_date(token.exp)}: get a new one")
-    if now < token.nbf - _EARLY_S:
-        raise BadToken(Reason.NOT_YET_VALID, f"the token is not valid before {_date(token.nbf)}: check both clocks")
+        raise InvalidToken(TokenErrorReason.EXPIRED, f"the token expired at {_format_time(token.exp)}: get a new one")
+    if now < token.nbf - _CLOCK_SKEW_S:
+        raise InvalidToken(
+            TokenErrorReason.NOT_YET_VALID,
+            f"the token is not valid before {_format_time(token.nbf)}: check both clocks",
+        )
 
 
-def spelled(audience: str) -> str:
+def normalize_audience(audience: str) -> str:
     """An audience in the one spelling that is compared: scheme and host in small letters, no slash at the end."""
     try:
         parts = urlsplit(audience)
@@ -83,15 +94,15 @@ def spelled(audience: str) -> str:
     return parts._replace(scheme=parts.scheme.lower(), netloc=parts.netloc.lower()).geturl().rstrip("/")
 
 
-def all_spelled(audiences: Iterable[str]) -> frozenset[str]:
-    return frozenset(map(spelled, audiences))
+def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
+    return frozenset(map(normalize_audience, audiences))
 
 
-def shown(text: str) -> str:
+def quote_excerpt(text: str) -> str:
     """What a stranger wrote, cut short."""
     return repr(text if len(text) <= 100 else f"{text[:100]}…")
 
 
-def _date(at: float) -> str:
+def _format_time(at: float) -> str:
     """Strangers may write any number."""
     return iso_date(at) if 0 <= at < 2**37 else f"second {at:g}"

@@ -1,4 +1,7 @@
-"""Secrets that clients sign in with: made here, known afterwards by a hash only, kept in private files."""
+"""Client secrets: makes, hashes, compares and stores them in private files.
+
+A small file of its own, because `control` needs it without tokens and certificates.
+"""
 
 from __future__ import annotations
 
@@ -7,45 +10,45 @@ import hmac
 import secrets
 from pathlib import Path
 
-from forewarn.access import file
+from forewarn.auth import secure_files
 from forewarn.errors import Rejected
 
-_BYTES = 32
-_SALT = 16
-_MARK = 16  # characters
+_SECRET_BYTES = 32
+_SALT_BYTES = 16
+_FINGERPRINT_CHARACTERS = 16  # characters
 
 
 def new_secret() -> str:
     """256 bits, as 43 characters that need no quoting anywhere, and that no command takes for an option."""
-    while (secret := secrets.token_urlsafe(_BYTES)).startswith("-"):
+    while (secret := secrets.token_urlsafe(_SECRET_BYTES)).startswith("-"):
         pass
     return secret
 
 
-def hashed(secret: str) -> bytes:
+def hash_secret(secret: str) -> bytes:
     """Salt and hash. SHA-256 once: 256 random bits cannot be guessed, so a slow hash would slow down only us."""
-    salt = secrets.token_bytes(_SALT)
+    salt = secrets.token_bytes(_SALT_BYTES)
     return salt + _digest(salt, secret)
 
 
-def fits(secret: str, known: bytes) -> bool:
+def secret_matches(secret: str, known: bytes) -> bool:
     """Whether this secret was `hashed` to `known`, in the same time whichever it is."""
-    salt, digest = known[:_SALT], known[_SALT:]
+    salt, digest = known[:_SALT_BYTES], known[_SALT_BYTES:]
     return hmac.compare_digest(_digest(salt, secret), digest)
 
 
-def mark_of(known: bytes) -> str:
+def secret_fingerprint(known: bytes) -> str:
     """Tells what one secret was `hashed` to from what another was, and nothing else about either."""
-    return hashlib.sha256(b"mark" + known).hexdigest()[:_MARK]
+    return hashlib.sha256(b"mark" + known).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
-def keep_secret(path: Path, secret: str) -> None:
-    file.write_private(path, f"{secret}\n".encode())
+def write_secret(path: Path, secret: str) -> None:
+    secure_files.write_private(path, f"{secret}\n".encode())
 
 
 def read_secret(path: Path) -> str:
     try:
-        secret = file.read_private(path).decode().strip()
+        secret = secure_files.read_private(path).decode().strip()
     except UnicodeDecodeError:
         raise Rejected(f"file {str(path)!r} holds no secret but other bytes: name the right file") from None
     if not secret:

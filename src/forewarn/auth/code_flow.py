@@ -1,7 +1,6 @@
-"""Signing people in at an issuer outside: they come back with a code, which we redeem for who they are.
+"""Signs people in at an external issuer: OAuth authorization code flow with PKCE (RFC 7636).
 
-Authorization code with PKCE (RFC 7636). All that a sign-in under way needs follows from one secret, which the browser
-keeps: nothing is remembered here.
+Everything a sign-in needs is derived from one secret that the browser keeps; the service stores nothing.
 """
 
 from __future__ import annotations
@@ -15,72 +14,73 @@ from urllib.parse import quote_plus, urlencode
 
 import msgspec
 
-from forewarn.access.claims import Claims, shown
-from forewarn.access.discovery import Discovery, discovered
-from forewarn.access.fetch import must_be_safe, send_form
-from forewarn.access.issuer import ExternalIssuer
+from forewarn.auth.claims import Claims, quote_excerpt
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.oidc_discovery import OidcConfiguration, fetch_oidc_configuration, post_form, require_https
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
-_KEPT_S = 3600
-_PACE_S = 5  # whoever asks to sign in must not become a flood of requests to the issuer
-_MOST_REDEEMED = 3  # at a time: any stranger can bring a code, and the threads that ask are also for what VMs wait for
+_CONFIGURATION_TTL_S = 3600
+_RETRY_INTERVAL_S = 5  # whoever asks to sign in must not become a flood of requests to the issuer
+_MAX_CONCURRENT_REDEMPTIONS = (
+    3  # at a time: any stranger can bring a code, and the threads that ask are also for what VMs wait for
+)
 _SCOPE = "openid profile email"
 
 
-class Flow(msgspec.Struct, frozen=True):
+class AuthorizationFlow(msgspec.Struct, frozen=True):
     """One sign-in under way. Whoever does not know its secret can neither begin it for others nor end it."""
 
     secret: str
 
     @classmethod
-    def begun(cls) -> Flow:
+    def start(cls) -> AuthorizationFlow:
         return cls(secrets.token_urlsafe(32))
 
     @property
     def state(self) -> str:
-        return self._derived("state")
+        return self._derive("state")
 
     @property
     def nonce(self) -> str:
-        return self._derived("nonce")
+        return self._derive("nonce")
 
     @property
     def verifier(self) -> str:
-        return self._derived("verifier")
+        return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
-    def is_answered_by(self, state: str) -> bool:
+    def matches_state(self, state: str) -> bool:
         return hmac.compare_digest(state.encode("utf-8", "surrogatepass"), self.state.encode())
 
-    def _derived(self, what: str) -> str:
+    def _derive(self, what: str) -> str:
         return _base64(hmac.digest(self.secret.encode("utf-8", "surrogatepass"), what.encode(), hashlib.sha256))
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _TokenResponse(msgspec.Struct, frozen=True):
     id_token: str = ""
     error: str = ""
     error_description: str = ""
 
 
-class CodeFlow:
+class AuthorizationCodeFlow:
     """Signs people in at `issuer` as its client `client_id`; without a secret, as a public one."""
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
         self.issuer = issuer
         self._client_id = client_id
         self._secret = secret
-        self._known: Discovery | None = None
-        self._known_at = self._tried_at = float("-inf")
-        self._trouble = ""
-        self._finding = asyncio.Lock()
-        self._redeeming = asyncio.Semaphore(_MOST_REDEEMED)
+        self._configuration: OidcConfiguration | None = None
+        self._fetched_at = self._tried_at = float("-inf")
+        self._last_error = ""
+        self._fetch_lock = asyncio.Lock()
+        self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
-    async def address(self, flow: Flow, redirect_uri: str, now: float) -> str:
+    async def authorization_url(self, flow: AuthorizationFlow, redirect_uri: str, now: float) -> str:
         """Where the browser is sent."""
-        endpoint = (await self._discovery(now)).authorization_endpoint
+        endpoint = (await self._current_configuration(now)).authorization_endpoint
         asked = {
             "response_type": "code",
             "client_id": self._client_id,
@@ -93,9 +93,9 @@ class CodeFlow:
         }
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
 
-    async def redeem(self, code: str, flow: Flow, redirect_uri: str, now: float) -> Claims:
+    async def redeem_code(self, code: str, flow: AuthorizationFlow, redirect_uri: str, now: float) -> Claims:
         """Who came back with this code. Raises Unauthenticated, BadToken or Unavailable."""
-        found = await self._discovery(now)
+        found = await self._current_configuration(now)
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -107,45 +107,50 @@ class CodeFlow:
         if self._secret and found.takes_secret_in_form:
             form["client_secret"] = self._secret
         elif self._secret:
-            authorization = _basic(self._client_id, self._secret)
-        async with self._redeeming:
-            status, content = await asyncio.to_thread(send_form, found.token_endpoint, form, authorization)
-        answer = self._read(status, content)
-        return await self.issuer.verify_person(answer.id_token, client_id=self._client_id, nonce=flow.nonce, now=now)
+            authorization = _basic_authorization(self._client_id, self._secret)
+        async with self._redemption_slots:
+            status, content = await asyncio.to_thread(post_form, found.token_endpoint, form, authorization)
+        answer = self._parse_response(status, content)
+        return await self.issuer.verify_id_token(answer.id_token, client_id=self._client_id, nonce=flow.nonce, now=now)
 
-    def _read(self, status: int, content: bytes) -> _Answer:
+    def _parse_response(self, status: int, content: bytes) -> _TokenResponse:
         try:
-            answer = msgspec.json.decode(content, type=_Answer)
+            answer = msgspec.json.decode(content, type=_TokenResponse)
         except (ValueError, RecursionError):
-            answer = _Answer()
+            answer = _TokenResponse()
         if status == 429 or status >= 500:
             raise Unavailable(f"issuer {self.issuer.url!r} answers {status} and redeems no code now: try again")
         if answer.id_token:
             return answer
-        why = shown(answer.error_description or answer.error or f"status {status}")
+        why = quote_excerpt(answer.error_description or answer.error or f"status {status}")
         raise Unauthenticated(f"issuer {self.issuer.url!r} does not say who you are ({why}): sign in once more")
 
-    async def _discovery(self, now: float) -> Discovery:
+    async def _current_configuration(self, now: float) -> OidcConfiguration:
         """As the issuer said within the last hour; while it cannot be reached, as it said before."""
-        async with self._finding:
-            if not 0 <= now - self._known_at < _KEPT_S and not 0 <= now - self._tried_at < _PACE_S:
+        async with self._fetch_lock:
+            if (
+                not 0 <= now - self._fetched_at < _CONFIGURATION_TTL_S
+                and not 0 <= now - self._tried_at < _RETRY_INTERVAL_S
+            ):
                 self._tried_at = now
-                await self._find(now)
-        if self._known is None:
-            raise Unavailable(f"nobody can sign in at issuer {self.issuer.url!r} now: {self._trouble}; try again later")
-        return self._known
+                await self._fetch_configuration(now)
+        if self._configuration is None:
+            raise Unavailable(
+                f"nobody can sign in at issuer {self.issuer.url!r} now: {self._last_error}; try again later"
+            )
+        return self._configuration
 
-    async def _find(self, now: float) -> None:
+    async def _fetch_configuration(self, now: float) -> None:
         try:
-            found = await asyncio.to_thread(discovered, self.issuer.url)
+            found = await asyncio.to_thread(fetch_oidc_configuration, self.issuer.url)
             for endpoint in (found.authorization_endpoint, found.token_endpoint):
-                must_be_safe(endpoint)
-            self._known, self._known_at = found, now
+                require_https(endpoint)
+            self._configuration, self._fetched_at = found, now
         except (Unavailable, Rejected) as error:
-            self._trouble = str(error)
+            self._last_error = str(error)
 
 
-def _basic(client_id: str, secret: str) -> str:
+def _basic_authorization(client_id: str, secret: str) -> str:
     pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"  # RFC 6749 §2.3.1
     return f"Basic {b64encode(pair.encode()).decode()}"
 

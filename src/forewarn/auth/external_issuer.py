@@ -1,25 +1,115 @@
-"""An issuer of tokens outside (OpenID Connect): its keys, fetched and kept, and who its tokens say is asking."""
+"""Verifies the tokens of an external OpenID Connect issuer with its published keys (JWKS).
+
+Keys are cached. While the issuer is unreachable, the cached keys stay in use.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from forewarn.access import jws
-from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold, shown, spelled
-from forewarn.access.discovery import discovered
-from forewarn.access.fetch import fetch, must_be_safe
-from forewarn.access.jwks import ALGORITHMS, Key, keys_in
+import jwt
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from forewarn.auth import jws
+from forewarn.auth.claims import (
+    Claims,
+    InvalidToken,
+    RegisteredClaims,
+    TokenErrorReason,
+    check_claims,
+    normalize_audience,
+    normalize_audiences,
+    quote_excerpt,
+)
+from forewarn.auth.oidc_discovery import fetch_document, fetch_oidc_configuration, require_https
 from forewarn.errors import Rejected, Unavailable
 
-_KEPT_S = 3600
-_PACE_S = 30  # tokens that name keys at random must not become a flood of requests to the issuer
-_FIRST_PACE_S = 5  # without any key nobody can come in
-_LONGEST_NAME = 200
+_RSA_ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256"})
+_CURVE_ALGORITHMS = {"P-256": frozenset({"ES256"}), "P-384": frozenset({"ES384"})}
+ACCEPTED_ALGORITHMS = frozenset.union(
+    _RSA_ALGORITHMS, *_CURVE_ALGORITHMS.values()
+)  # never HS*: whoever can verify those can sign them
+_MIN_RSA_BITS = 2048
 
 
-class _Payload(Bounds, frozen=True, kw_only=True):
+class VerificationKey(msgspec.Struct, frozen=True, kw_only=True):
+    public: rsa.RSAPublicKey | ec.EllipticCurvePublicKey
+    algorithms: frozenset[str]
+
+
+class _JwksDocument(msgspec.Struct, frozen=True):
+    keys: list[dict[str, Any]]
+
+
+def parse_jwks(document: bytes) -> dict[str, VerificationKey]:
+    """The keys for signatures that have a name; those of other kinds are passed over, as RFC 7517 wants."""
+    try:
+        listed = msgspec.json.decode(document, type=_JwksDocument).keys
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(f"what it publishes is no list of keys ({error})") from None
+    found = dict(_usable_keys(listed))
+    if not found:
+        raise Unavailable("it publishes no key that can be used")
+    return found
+
+
+def _usable_keys(listed: list[dict[str, Any]]) -> Iterator[tuple[str, VerificationKey]]:
+    for jwk in listed:
+        kid = jwk.get("kid")
+        key = _parse_key(jwk) if jwk.get("use", "sig") == "sig" else None
+        if key and key.algorithms and isinstance(kid, str) and kid:
+            yield kid, key
+
+
+def _parse_key(jwk: dict[str, Any]) -> VerificationKey | None:
+    try:
+        match jwk.get("kty"):
+            case "RSA":
+                return _parse_rsa_key(jwk)
+            case "EC":
+                return _parse_ec_key(jwk)
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def _parse_rsa_key(jwk: dict[str, Any]) -> VerificationKey | None:
+    public = RSAAlgorithm.from_jwk(_public_members(jwk, "n", "e"))
+    if not isinstance(public, rsa.RSAPublicKey) or public.key_size < _MIN_RSA_BITS:
+        return None
+    return VerificationKey(public=public, algorithms=_restrict_to_named_algorithm(_RSA_ALGORITHMS, jwk))
+
+
+def _parse_ec_key(jwk: dict[str, Any]) -> VerificationKey | None:
+    public = ECAlgorithm.from_jwk(_public_members(jwk, "crv", "x", "y"))
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        return None
+    return VerificationKey(
+        public=public, algorithms=_restrict_to_named_algorithm(_CURVE_ALGORITHMS.get(jwk["crv"], frozenset()), jwk)
+    )
+
+
+def _public_members(jwk: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: jwk[name] for name in ("kty", *names) if name in jwk}
+
+
+def _restrict_to_named_algorithm(algorithms: frozenset[str], jwk: dict[str, Any]) -> frozenset[str]:
+    """A key that names its algorithm is for that one only."""
+    return algorithms & {jwk["alg"]} if "alg" in jwk else algorithms
+
+
+_KEYS_TTL_S = 3600
+_REFRESH_INTERVAL_S = 30  # tokens that name keys at random must not become a flood of requests to the issuer
+_FIRST_REFRESH_INTERVAL_S = 5  # without any key nobody can come in
+_MAX_NAME_CHARACTERS = 200
+
+
+class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
     sub: str | None = None
     oid: str | None = None
     tid: str | None = None
@@ -41,104 +131,110 @@ class ExternalIssuer:
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "") -> None:
         self.url = issuer_url
         self._jwks_url = jwks_url
-        self.audiences = all_spelled(audiences)
+        self.audiences = normalize_audiences(audiences)
         if not self.audiences:
             raise Rejected(f"issuer {issuer_url!r} has no audience, so tokens for anybody would do: name at least one")
         for url in (issuer_url, *([jwks_url] if jwks_url else [])):
-            must_be_safe(url)
-        self._keys: dict[str, Key] = {}
+            require_https(url)
+        self._keys: dict[str, VerificationKey] = {}
         self._fetched_at = self._tried_at = float("-inf")
-        self._trouble = ""
-        self._fetching: asyncio.Task[None] | None = None
+        self._last_error = ""
+        self._fetch_task: asyncio.Task[None] | None = None
 
     async def verify(self, token: str, now: float) -> Claims:
         """Raises BadToken, or Unavailable where the issuer could never be reached."""
-        payload = await self._payload(token, self.audiences, now)
-        return _claims(payload, _ids(payload))
+        payload = await self._verified_payload(token, self.audiences, now)
+        return _claims_from_payload(payload, _principal_ids(payload))
 
-    async def verify_person(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
+    async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
         """Who signed in by way of this client of the issuer's, by the ids that their access tokens have."""
-        payload = await self._payload(id_token, frozenset({spelled(client_id)}), now)
+        payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:
-            raise BadToken(Reason.WRONG_AUDIENCE, f"the sign-in was for {shown(payload.azp)}: sign in once more")
+            raise InvalidToken(
+                TokenErrorReason.WRONG_AUDIENCE, f"the sign-in was for {quote_excerpt(payload.azp)}: sign in once more"
+            )
         if not hmac.compare_digest((payload.nonce or "").encode(), nonce.encode()):
-            raise BadToken(Reason.MALFORMED, "the issuer answers another sign-in than this one: sign in once more")
-        return _claims(payload, list(filter(None, [payload.oid or payload.sub])))
+            raise InvalidToken(
+                TokenErrorReason.MALFORMED, "the issuer answers another sign-in than this one: sign in once more"
+            )
+        return _claims_from_payload(payload, list(filter(None, [payload.oid or payload.sub])))
 
-    async def _payload(self, token: str, audiences: frozenset[str], now: float) -> _Payload:
-        header = jws.header_of(token)
-        jws.must_be_signed_with(ALGORITHMS, header)
-        key = await self._key(header, now)
-        payload = jws.payload_of(token, key.public, header.alg, _Payload)
-        must_hold(payload, issuer=self.url, audiences=audiences, now=now)
+    async def _verified_payload(self, token: str, audiences: frozenset[str], now: float) -> _ExternalPayload:
+        header = jws.parse_header(token)
+        jws.require_algorithm(ACCEPTED_ALGORITHMS, header)
+        key = await self._verification_key(header, now)
+        payload = jws.verify_payload(token, key.public, header.alg, _ExternalPayload)
+        check_claims(payload, issuer=self.url, audiences=audiences, now=now)
         return payload
 
-    async def _key(self, header: jws.Header, now: float) -> Key:
-        if header.kid not in self._keys or not 0 <= now - self._fetched_at < _KEPT_S:
-            await self._refresh(now)
+    async def _verification_key(self, header: jws.JwsHeader, now: float) -> VerificationKey:
+        if header.kid not in self._keys or not 0 <= now - self._fetched_at < _KEYS_TTL_S:
+            await self._refresh_keys(now)
         if not self._keys:
-            raise Unavailable(f"issuer {self.url!r} cannot vouch for anybody now: {self._trouble}; try again later")
+            raise Unavailable(f"issuer {self.url!r} cannot vouch for anybody now: {self._last_error}; try again later")
         key = self._keys.get(header.kid)
         if key is None:
-            sentence = f"the token names the key {shown(header.kid)}, unknown to {self.url!r}: sign in again"
-            raise BadToken(Reason.UNKNOWN_KEY, sentence)
+            sentence = f"the token names the key {quote_excerpt(header.kid)}, unknown to {self.url!r}: sign in again"
+            raise InvalidToken(TokenErrorReason.UNKNOWN_KEY, sentence)
         if header.alg not in key.algorithms:
             sentence = f"the token is signed with {header.alg}, which is not what its key is for: sign in again"
-            raise BadToken(Reason.BAD_SIGNATURE, sentence)
+            raise InvalidToken(TokenErrorReason.BAD_SIGNATURE, sentence)
         return key
 
-    async def _refresh(self, now: float) -> None:
+    async def _refresh_keys(self, now: float) -> None:
         """Fetch the keys, unless that was tried a moment ago. All who wait share one attempt."""
-        pace = _PACE_S if self._keys else _FIRST_PACE_S
-        if self._fetching is None and not 0 <= now - self._tried_at < pace:
+        pace = _REFRESH_INTERVAL_S if self._keys else _FIRST_REFRESH_INTERVAL_S
+        if self._fetch_task is None and not 0 <= now - self._tried_at < pace:
             self._tried_at = now
-            self._fetching = asyncio.create_task(self._fetch(now))
-        if self._fetching is not None:
-            await asyncio.shield(self._fetching)  # whoever gives up waiting does not take it from the others
+            self._fetch_task = asyncio.create_task(self._fetch_keys(now))
+        if self._fetch_task is not None:
+            await asyncio.shield(self._fetch_task)  # whoever gives up waiting does not take it from the others
 
-    async def _fetch(self, now: float) -> None:
+    async def _fetch_keys(self, now: float) -> None:
         try:
-            self._keys = await asyncio.to_thread(self._published)
+            self._keys = await asyncio.to_thread(self._download_keys)
             self._fetched_at = now
         except (Unavailable, Rejected) as error:
-            self._trouble = str(error)
+            self._last_error = str(error)
         finally:
-            self._fetching = None
+            self._fetch_task = None
 
-    def _published(self) -> dict[str, Key]:
-        return keys_in(fetch(self._jwks_url or discovered(self.url).jwks_uri))
+    def _download_keys(self) -> dict[str, VerificationKey]:
+        return parse_jwks(fetch_document(self._jwks_url or fetch_oidc_configuration(self.url).jwks_uri))
 
 
-def _claims(payload: _Payload, ids: list[str]) -> Claims:
+def _claims_from_payload(payload: _ExternalPayload, ids: list[str]) -> Claims:
     if not ids:
-        raise BadToken(Reason.MALFORMED, "the token does not say whose it is (no oid, no sub): get an access token")
-    named = payload.preferred_username or payload.upn or payload.email or _app(payload) or ids[0]
+        raise InvalidToken(
+            TokenErrorReason.MALFORMED, "the token does not say whose it is (no oid, no sub): get an access token"
+        )
+    named = payload.preferred_username or payload.upn or payload.email or _app_id(payload) or ids[0]
     return Claims(
         ids=tuple(f"oidc:{found}" for found in ids),
-        name="".join(filter(str.isprintable, named))[:_LONGEST_NAME],
+        name="".join(filter(str.isprintable, named))[:_MAX_NAME_CHARACTERS],
         tenant=payload.tid or "",
         expires_at=payload.exp,
     )
 
 
-def _ids(payload: _Payload) -> list[str]:
+def _principal_ids(payload: _ExternalPayload) -> list[str]:
     """An app goes by its app id too. A person does not: what an app may do is not for everybody who signs in by it."""
-    person, app = payload.oid or payload.sub, _app(payload)
-    asking = (app, person) if _is_app(payload) else (person,)
+    person, app = payload.oid or payload.sub, _app_id(payload)
+    asking = (app, person) if _is_app_token(payload) else (person,)
     return list(dict.fromkeys(filter(None, asking)))
 
 
-def _app(payload: _Payload) -> str | None:
+def _app_id(payload: _ExternalPayload) -> str | None:
     return payload.appid or payload.azp or payload.client_id
 
 
-def _is_app(payload: _Payload) -> bool:
+def _is_app_token(payload: _ExternalPayload) -> bool:
     """By the issuer's word, or a subject that is the app itself; else by what the vendor's tokens of apps look like:
     in its tenant, one object as both `oid` and `sub`, and no sign of a person for whom the app would be acting.
     """
     if payload.idtyp:
         return payload.idtyp == "app"
-    if payload.sub and payload.sub == _app(payload):
+    if payload.sub and payload.sub == _app_id(payload):
         return True
     signs = (payload.scp, payload.scope, payload.preferred_username, payload.upn, payload.email)
     return bool(payload.tid and payload.oid and payload.oid == payload.sub and not any(signs))

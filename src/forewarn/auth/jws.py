@@ -1,4 +1,7 @@
-"""The signature around a token. Nothing in a token chooses how it is checked: the caller names key and algorithm."""
+"""Signs tokens and verifies their signatures (JWS, RFC 7515).
+
+Nothing in a token chooses how it is checked: the caller names the key and the algorithm.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from forewarn.access.claims import BadToken, Reason, shown
+from forewarn.auth.claims import InvalidToken, TokenErrorReason, quote_excerpt
 
-_LONGEST = 16 * 1024
-_MALFORMED = "the token is malformed: send the access token as it was issued"
+_MAX_TOKEN_CHARACTERS = 16 * 1024
+_MALFORMED_TEXT = "the token is malformed: send the access token as it was issued"
 
-_signatures = jwt.PyJWS()
-Payload = TypeVar("Payload")
+_pyjws = jwt.PyJWS()
+PayloadT = TypeVar("PayloadT")
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What the bearer says about the signature. Whatever else a header holds (keys, addresses of keys) is not read."""
 
     alg: str
@@ -27,39 +30,43 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     crit: Any = None
 
 
-def signed(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
-    return _signatures.encode(content, key, algorithm=algorithm, headers={"kid": kid})
+def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
+    return _pyjws.encode(content, key, algorithm=algorithm, headers={"kid": kid})
 
 
-def header_of(token: str) -> Header:
+def parse_header(token: str) -> JwsHeader:
     """Not proven by anything yet."""
-    if len(token) > _LONGEST or not token.isascii() or token.count(".") != 2:
-        raise BadToken(Reason.MALFORMED, _MALFORMED)
+    if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
+        raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     segment = token.partition(".")[0]
     try:
         content = urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
-        header = msgspec.json.decode(content, type=Header)
+        header = msgspec.json.decode(content, type=JwsHeader)
     except (ValueError, RecursionError):
-        raise BadToken(Reason.MALFORMED, _MALFORMED) from None
+        raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT) from None
     if header.crit is not None:  # extensions that must be understood: we know none (RFC 7515)
-        raise BadToken(Reason.MALFORMED, _MALFORMED)
+        raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     return header
 
 
-def must_be_signed_with(allowed: Collection[str], header: Header) -> None:
+def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
     if header.alg not in allowed:
-        sentence = f"the token is signed with {shown(header.alg)}: get one signed with {', '.join(sorted(allowed))}"
-        raise BadToken(Reason.BAD_SIGNATURE, sentence)
+        sentence = (
+            f"the token is signed with {quote_excerpt(header.alg)}: get one signed with {', '.join(sorted(allowed))}"
+        )
+        raise InvalidToken(TokenErrorReason.BAD_SIGNATURE, sentence)
 
 
-def payload_of(
-    token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, form: type[Payload]
-) -> Payload:
+def verify_payload(
+    token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, form: type[PayloadT]
+) -> PayloadT:
     """What the token says, proven by its signature."""
     try:
-        content = _signatures.decode(token, key, algorithms=[algorithm])
+        content = _pyjws.decode(token, key, algorithms=[algorithm])
         return msgspec.json.decode(content, type=form)
     except jwt.InvalidSignatureError:
-        raise BadToken(Reason.BAD_SIGNATURE, "the token's signature does not fit its key: get a new one") from None
+        raise InvalidToken(
+            TokenErrorReason.BAD_SIGNATURE, "the token's signature does not fit its key: get a new one"
+        ) from None
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise BadToken(Reason.MALFORMED, _MALFORMED) from None
+        raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT) from None

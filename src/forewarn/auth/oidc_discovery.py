@@ -1,4 +1,7 @@
-"""A small document from an issuer, over https; over http from loopback only. It blocks: call it in a thread."""
+"""Fetches an issuer's OpenID configuration and other documents, over https only, loopback excepted.
+
+All calls block: run them in a thread.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,24 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
+import msgspec
+
+from forewarn.auth.claims import quote_excerpt
 from forewarn.errors import Rejected, Unavailable
 
-_LARGEST = 1024 * 1024
-_WAIT_S = 5.0
+_MAX_RESPONSE_BYTES = 1024 * 1024
+_TIMEOUT_S = 5.0
 _HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}
 
 
-def fetch(url: str) -> bytes:
+def fetch_document(url: str) -> bytes:
     status, content = _exchange(Request(url, headers=_HEADERS))
     if status >= 300:
         raise Unavailable(f"{url!r} answers {status}")
     return content
 
 
-def send_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
+def post_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
     """Status and content of the answer, also of one that refuses."""
     headers = {**_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return _exchange(Request(url, urlencode(fields).encode(), headers, method="POST"))
@@ -33,29 +39,29 @@ def send_form(url: str, fields: Mapping[str, str], authorization: str = "") -> t
 
 def _exchange(request: Request) -> tuple[int, bytes]:
     url = request.full_url
-    must_be_safe(url)
+    require_https(url)
     try:
-        with _opener(url).open(request, timeout=_WAIT_S) as response:
-            status, content = int(response.status), bytes(response.read(_LARGEST + 1))
+        with _opener(url).open(request, timeout=_TIMEOUT_S) as response:
+            status, content = int(response.status), bytes(response.read(_MAX_RESPONSE_BYTES + 1))
     except HTTPError as error:
         with error:
-            status, content = error.code, _rest_of(error)
+            status, content = error.code, _error_body(error)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(f"{url!r} does not answer: {error}") from error
-    if len(content) > _LARGEST:
-        raise Unavailable(f"{url!r} answers with more than {_LARGEST} bytes")
+    if len(content) > _MAX_RESPONSE_BYTES:
+        raise Unavailable(f"{url!r} answers with more than {_MAX_RESPONSE_BYTES} bytes")
     return status, content
 
 
-def _rest_of(error: HTTPError) -> bytes:
+def _error_body(error: HTTPError) -> bytes:
     """Why it is refused; nothing where that breaks off."""
     try:
-        return error.read(_LARGEST + 1)
+        return error.read(_MAX_RESPONSE_BYTES + 1)
     except (OSError, http.client.HTTPException, ValueError):
         return b""
 
 
-def must_be_safe(url: str) -> None:
+def require_https(url: str) -> None:
     """Keys that came over plain http could be anybody's."""
     try:
         parts = urlsplit(url)
@@ -85,3 +91,32 @@ class _NoRedirect(HTTPRedirectHandler):
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> Request | None:
         return None
+
+
+_BASIC, _POST = "client_secret_basic", "client_secret_post"
+
+
+class OidcConfiguration(msgspec.Struct, frozen=True):
+    issuer: str
+    jwks_uri: str
+    authorization_endpoint: str = ""
+    token_endpoint: str = ""
+    token_endpoint_auth_methods_supported: tuple[str, ...] = (_BASIC,)
+
+    @property
+    def takes_secret_in_form(self) -> bool:
+        """Rather than in a header, which is the usual way."""
+        known = self.token_endpoint_auth_methods_supported
+        return _BASIC not in known and _POST in known
+
+
+def fetch_oidc_configuration(issuer_url: str) -> OidcConfiguration:
+    """Blocks: call it in a thread. Raises Unavailable."""
+    try:
+        content = fetch_document(f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")
+        found = msgspec.json.decode(content, type=OidcConfiguration)
+    except (ValueError, RecursionError) as error:
+        raise Unavailable(f"its openid-configuration cannot be read ({error})") from None
+    if found.issuer.rstrip("/") != issuer_url.rstrip("/"):
+        raise Unavailable(f"its openid-configuration is that of {quote_excerpt(found.issuer)}")
+    return found

@@ -1,4 +1,4 @@
-"""Certificates and keys as PEM files: read with one clear sentence for what is wrong, and the facts of each."""
+"""Reads and writes certificates and private keys as PEM files, and the facts people compare them by."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from forewarn.access import file
-from forewarn.access.authority import names_of
+from forewarn.auth import secure_files
+from forewarn.auth.certificate_authority import names_in_certificate
 from forewarn.errors import Rejected
-from forewarn.protocol.date import iso_date
+from forewarn.protocol.dates import iso_date
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a person compares a certificate by."""
 
     fingerprint: str  # SHA-256, as openssl prints it
@@ -27,12 +27,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     not_after: float
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
     """A certificate and its key, as files that belong together."""
 
     certificate: Path
     key: Path
-    facts: Facts
+    facts: CertificateFacts
 
 
 class HasPublicKey(Protocol):
@@ -44,12 +44,12 @@ class HasPublicKey(Protocol):
 def read_certificate(path: Path) -> x509.Certificate:
     """The first one in the file."""
     try:
-        return x509.load_pem_x509_certificates(file.read_public(path))[0]
+        return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
         raise Rejected(f"file {str(path)!r} is no certificate in PEM: give one that begins with BEGIN") from error
 
 
-def key_in(content: bytes, path: Path) -> PrivateKeyTypes:
+def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
@@ -61,18 +61,18 @@ def key_in(content: bytes, path: Path) -> PrivateKeyTypes:
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    file.write_private(path, key.private_bytes(serialization.Encoding.PEM, form, plain))
+    secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, form, plain))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    file.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
+    secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def belong_together(one: HasPublicKey, other: HasPublicKey) -> bool:
+def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
     return _public_bytes(one) == _public_bytes(other)
 
 
-def must_be_valid(path: Path, facts: Facts, now: float, advice: str) -> None:
+def require_valid_now(path: Path, facts: CertificateFacts, now: float, advice: str) -> None:
     if now >= facts.not_after:
         raise Rejected(f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}")
     if now < facts.not_before:
@@ -81,10 +81,10 @@ def must_be_valid(path: Path, facts: Facts, now: float, advice: str) -> None:
         )
 
 
-def facts_of(certificate: x509.Certificate) -> Facts:
-    return Facts(
+def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
+    return CertificateFacts(
         fingerprint=certificate.fingerprint(SHA256()).hex(":").upper(),
-        names=names_of(certificate),
+        names=names_in_certificate(certificate),
         not_before=certificate.not_valid_before_utc.timestamp(),
         not_after=certificate.not_valid_after_utc.timestamp(),
     )

@@ -1,4 +1,4 @@
-"""The files of this room: whole or not there, and a private one nobody else's from the moment it exists."""
+"""Writes files atomically, private ones with mode 0600, and rejects secrets that others can read."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 
 from forewarn.errors import NotFound, Rejected, Unavailable
 
-_PRIVATE, _PUBLIC = 0o600, 0o644
+_PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 def write_private(path: Path, content: bytes) -> None:
-    _write(path, content, _PRIVATE)
+    _write_atomically(path, content, _PRIVATE_MODE)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    _write(path, content, _PUBLIC)
+    _write_atomically(path, content, _PUBLIC_MODE)
 
 
 def read_private(path: Path) -> bytes:
     """What a file with a secret holds; Rejected where anybody but its owner could read it too."""
-    with _opened(path) as descriptor:
+    with _open_regular_file(path) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if mode & 0o077:
             raise Rejected(
                 f"file {str(path)!r} holds a secret and others may read it (mode {stat.S_IMODE(mode):04o}): "
                 "run chmod 600 on it, and replace the secret if somebody may have seen it"
             )
-        return _content(descriptor)
+        return _read_all(descriptor)
 
 
 def read_public(path: Path) -> bytes:
-    with _opened(path) as descriptor:
-        return _content(descriptor)
+    with _open_regular_file(path) as descriptor:
+        return _read_all(descriptor)
 
 
 def make_directory(path: Path) -> None:
@@ -46,7 +46,7 @@ def make_directory(path: Path) -> None:
         raise Rejected(f"directory {str(path)!r} cannot be used: {error.strerror}; name another") from error
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def _write_atomically(path: Path, content: bytes, mode: int) -> None:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)  # mode 0600
         try:
@@ -59,12 +59,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         except BaseException:
             os.unlink(name)
             raise
-        _sync(path.parent)
+        _sync_directory(path.parent)
     except OSError as error:
         raise Unavailable(f"file {str(path)!r} cannot be written now ({error}): see to it and try again") from error
 
 
-def _sync(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -73,7 +73,7 @@ def _sync(directory: Path) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_regular_file(path: Path) -> Iterator[int]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
     except FileNotFoundError:
@@ -88,6 +88,6 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _content(descriptor: int) -> bytes:
+def _read_all(descriptor: int) -> bytes:
     with os.fdopen(descriptor, "rb", closefd=False) as file:
         return file.read()

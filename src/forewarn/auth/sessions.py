@@ -1,27 +1,81 @@
-"""Sessions of people who look at pages: a signed text that their browser keeps, and which of them were ended early.
+"""Portal sessions, which are signed cookies, and one-time sign-in links.
 
-Signed with the key of our tokens, but for an audience of its own: neither is ever taken for the other.
+Sessions are signed with the token key but for their own audience, so neither is accepted as the other. Links work
+once, for 15 minutes; only their hash is kept, in memory.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from forewarn.access import jws
-from forewarn.access.claims import BadToken, Bounds, Claims, Reason, must_hold
-from forewarn.access.signing import ALGORITHM, SigningKey
+from forewarn.auth import jws
+from forewarn.auth.claims import Claims, InvalidToken, RegisteredClaims, TokenErrorReason, check_claims
+from forewarn.auth.tokens import SIGNING_ALGORITHM, SigningKey
+from forewarn.errors import Unauthenticated
 
-LASTS_S = 12 * 3600  # real time
-_AUDIENCE = frozenset({"forewarn portal"})
-_MOST_ENDED = 1000  # of one person
-_REMEMBERED = 1024  # open pages look again at every change, and proving one takes about 0.1 ms
-_OVER = "the session is over: sign in again"
+LINK_LIFETIME_S = 15 * 60  # real time
+_LINK_CODE_BYTES = 32
+_MAX_OPEN_LINKS = 256  # that nobody has opened yet; the oldest goes first
+_LINK_INVALID_TEXT = (
+    "this link signs nobody in: it was used already, or its 15 minutes are over; `forewarn portal` makes another"
+)
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInIdentity:
+    """Whom a link signs in."""
+
+    claims: Claims
+    is_owner: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInLink:
+    url: str = field(repr=False)
+    ends_at: float
+
+
+class SignInLinks:
+    """Makes links that begin with `prefix`."""
+
+    def __init__(self, prefix: str, real_time: Callable[[], float]) -> None:
+        self._prefix = prefix
+        self._real_time = real_time
+        self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
+
+    def create(self, whom: SignInIdentity) -> SignInLink:
+        code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
+        while len(self._open_links) >= _MAX_OPEN_LINKS:
+            del self._open_links[next(iter(self._open_links))]
+        self._open_links[_hash_link_code(code)] = whom, ends_at
+        return SignInLink(url=f"{self._prefix}{code}", ends_at=ends_at)
+
+    def redeem(self, code: str) -> SignInIdentity:
+        """Raises Unauthenticated where there is no such link, or no longer."""
+        whom, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
+        if whom is None or not self._real_time() < ends_at:
+            raise Unauthenticated(_LINK_INVALID_TEXT)
+        return whom
+
+
+def _hash_link_code(code: str) -> bytes:
+    return hashlib.sha256(code.encode("utf-8", "surrogatepass")).digest()
+
+
+SESSION_LIFETIME_S = 12 * 3600  # real time
+_SESSION_AUDIENCE = frozenset({"forewarn portal"})
+_MAX_ENDED_PER_PERSON = 1000  # of one person
+_MAX_VERIFIED_SESSIONS = 1024  # open pages look again at every change, and proving one takes about 0.1 ms
+_SESSION_ENDED_TEXT = "the session is over: sign in again"
+
+
+class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
     """Who signed in, and how; what they may do is looked up whenever they ask."""
 
     id: str
@@ -31,7 +85,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     is_owner: bool = False  # whoever the service belongs to, by a link that only they could have made
 
 
-class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
+class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=True):
     jti: str
     ids: tuple[str, ...]
     name: str
@@ -40,7 +94,7 @@ class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
     owner: bool = False
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions that count no longer, though their time is not over. Each person's apart: nobody ends those of others by
     signing out however often.
     """
@@ -48,66 +102,68 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     ids: dict[str, dict[str, float]] = {}  # whose and which → when it would have ended
     until: dict[str, float] = {}  # whose → all that end by then: too many of theirs were ended to know them one by one
 
-    def has(self, session: Session) -> bool:
-        who = session.claims.who
+    def contains(self, session: PortalSession) -> bool:
+        who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
-    def with_one(self, session: Session, now: float, most: int = _MOST_ENDED) -> Ended:
-        who = session.claims.who
-        left = {one: theirs for one in self.ids if (theirs := _left(self.ids[one], now))}
+    def with_session(self, session: PortalSession, now: float, most: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
+        who = session.claims.primary_id
+        left = {one: theirs for one in self.ids if (theirs := _unexpired(self.ids[one], now))}
         latest = sorted([*left.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
-        until = _left(self.until, now)
+        until = _unexpired(self.until, now)
         if lost := latest[most:]:
             until[who] = max(until.get(who, 0.0), lost[0][1])
-        return Ended(ids={**left, who: dict(latest[:most])}, until=until)
+        return EndedSessions(ids={**left, who: dict(latest[:most])}, until=until)
 
 
-def _left(ends: dict[str, float], now: float) -> dict[str, float]:
+def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
     return {one: at for one, at in ends.items() if at > now}
 
 
-class Sessions:
+class SessionIssuer:
     """Makes sessions at the service with this tenant id, and reads them."""
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
         self._key = key
         self._tenant_id = tenant_id
-        self._proven: OrderedDict[str, _Payload] = OrderedDict()  # which need not be proven again
+        self._verified: OrderedDict[str, _SessionPayload] = OrderedDict()  # which need not be proven again
 
-    def begin(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
-        payload = _Payload(
+    def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
+        payload = _SessionPayload(
             iss=self._tenant_id,
-            aud=min(_AUDIENCE),
+            aud=min(_SESSION_AUDIENCE),
             nbf=int(now),
-            exp=int(now) + LASTS_S,
+            exp=int(now) + SESSION_LIFETIME_S,
             jti=secrets.token_urlsafe(16),
             ids=claims.ids,
             name=claims.name,
-            mark=claims.secret_mark,
+            mark=claims.secret_fingerprint,
             via=issuer,
             owner=is_owner,
         )
-        return jws.signed(msgspec.json.encode(payload), self._key.private, algorithm=ALGORITHM, kid=self._key.kid)
+        return jws.sign(msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid)
 
-    def read(self, text: str, now: float) -> Session:
+    def verify(self, text: str, now: float) -> PortalSession:
         """Raises BadToken."""
-        payload = self._proven.get(text) or self._prove(text)
-        must_hold(payload, issuer=self._tenant_id, audiences=_AUDIENCE, now=now)
+        payload = self._verified.get(text) or self._verify_signature(text)
+        check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)
         claims = Claims(
             ids=payload.ids,
             name=payload.name,
             tenant=self._tenant_id,
             expires_at=payload.exp,
-            secret_mark=payload.mark,
+            secret_fingerprint=payload.mark,
         )
-        return Session(id=payload.jti, ends_at=payload.exp, claims=claims, issuer=payload.via, is_owner=payload.owner)
+        return PortalSession(
+            id=payload.jti, ends_at=payload.exp, claims=claims, issuer=payload.via, is_owner=payload.owner
+        )
 
-    def _prove(self, text: str) -> _Payload:
-        header = jws.header_of(text)
+    def _verify_signature(self, text: str) -> _SessionPayload:
+        header = jws.parse_header(text)
         if header.kid != self._key.kid:
-            raise BadToken(Reason.UNKNOWN_KEY, _OVER)
-        jws.must_be_signed_with((ALGORITHM,), header)
-        payload = self._proven[text] = jws.payload_of(text, self._key.public, ALGORITHM, _Payload)
-        if len(self._proven) > _REMEMBERED:
-            self._proven.popitem(last=False)
+            raise InvalidToken(TokenErrorReason.UNKNOWN_KEY, _SESSION_ENDED_TEXT)
+        jws.require_algorithm((SIGNING_ALGORITHM,), header)
+        payload = self._verified[text] = jws.verify_payload(text, self._key.public, SIGNING_ALGORITHM, _SessionPayload)
+        if len(self._verified) > _MAX_VERIFIED_SESSIONS:
+            self._verified.popitem(last=False)
         return payload

@@ -1,52 +1,60 @@
-"""Whose tokens count here: our own clients' and VMs', or an external issuer's and our VMs'."""
+"""Issues tokens to clients and VMs, and verifies tokens of our own and of an external issuer.
+
+With an external issuer, clients must get their tokens there; VMs still get ours.
+"""
 
 from __future__ import annotations
 
 import uuid
 
-from forewarn.access.claims import BadToken, Claims, Reason
-from forewarn.access.issuer import ExternalIssuer
-from forewarn.access.secret import mark_of
-from forewarn.access.token import Issued, Issuer, Subject
-from forewarn.core.access import Client
+from forewarn.auth.claims import Claims, InvalidToken, TokenErrorReason, normalize_audience
+from forewarn.auth.client_secrets import secret_fingerprint
+from forewarn.auth.external_issuer import ExternalIssuer
+from forewarn.auth.tokens import MANAGEMENT_AUDIENCES, IssuedToken, TokenIssuer, TokenSubject
+from forewarn.clock import read_real_time
+from forewarn.core.access import RegisteredClient
 from forewarn.core.fleet import Vm
-from forewarn.core.resource import resource_of
-from forewarn.protocol.identity import ManagedIdentity
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
-_NAMES = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # under which the ids of identities are derived
+_ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # under which the ids of identities are derived
 
 
-class SignIn:
+class TokenService:
     """Gives tokens to those who have proven who they are, and tells from a token who shows it."""
 
-    def __init__(self, *, issuer: Issuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
+    def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
         self.issuer = issuer
         self.tenant_id = tenant_id
         self.external = external
 
-    def for_client(self, client: Client, audience: str, now: float) -> Issued:
-        return self.issuer.issued(self._client(client), audience, now)
+    def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
+        return self.issuer.issue_token(self._client_subject(client), audience, now)
 
-    def for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> Issued:
-        return self.issuer.issued(self._vm(identity), audience, now)
+    def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
+        return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
-    def identity_of(self, vm: Vm) -> Subject:
-        return self._vm(ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=resource_of(vm)))
+    def subject_of_vm(self, vm: Vm) -> TokenSubject:
+        return self._identity_subject(
+            ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=vm_resource_id(vm))
+        )
 
     async def verify(self, token: str, now: float) -> Claims:
         """Raises BadToken, or Unavailable where an external issuer could never be reached."""
         try:
             claims = self.issuer.verify(token, now)
-        except BadToken as error:
-            if self.external is None or error.reason is not Reason.UNKNOWN_KEY:
+        except InvalidToken as error:
+            if self.external is None or error.reason is not TokenErrorReason.UNKNOWN_KEY:
                 raise
             return await self.external.verify(token, now)
         if self.external is not None and not claims.vm_id:
-            raise BadToken(Reason.WRONG_ISSUER, f"clients sign in at {self.external.url!r} now: get a token there")
+            raise InvalidToken(
+                TokenErrorReason.WRONG_ISSUER, f"clients sign in at {self.external.url!r} now: get a token there"
+            )
         return claims
 
-    def _vm(self, identity: ManagedIdentity) -> Subject:
-        return Subject(
+    def _identity_subject(self, identity: ManagedIdentity) -> TokenSubject:
+        return TokenSubject(
             client_id=identity.client_id,
             object_id=identity.object_id,
             tenant=self.tenant_id,
@@ -56,27 +64,42 @@ class SignIn:
             resource_id=identity.resource_id,
         )
 
-    def _client(self, client: Client) -> Subject:
-        object_id = _derived("object", client.principal_id)
-        return Subject(
+    def _client_subject(self, client: RegisteredClient) -> TokenSubject:
+        object_id = _derive_id("object", client.principal_id)
+        return TokenSubject(
             client_id=client.id,
             object_id=object_id,
             tenant=self.tenant_id,
             name=client.name or client.id,
-            secret_mark=mark_of(client.secret_hash),
+            secret_fingerprint=secret_fingerprint(client.secret_hash),
         )
 
 
-def claims_of(client: Client) -> Claims:
+def claims_of_client(client: RegisteredClient) -> Claims:
     """A client that has shown its secret, as its tokens will say it."""
     return Claims(
         ids=(client.principal_id,),
         name=client.name or client.id,
         tenant="",
         expires_at=0,
-        secret_mark=mark_of(client.secret_hash),
+        secret_fingerprint=secret_fingerprint(client.secret_hash),
     )
 
 
-def _derived(what: str, of: str) -> str:
-    return str(uuid.uuid5(_NAMES, f"{what}:{of.casefold()}"))
+def _derive_id(what: str, of: str) -> str:
+    return str(uuid.uuid5(_ID_NAMESPACE, f"{what}:{of.casefold()}"))
+
+
+class VmTokens:
+    """`sign_in` is None where there is no console: then nobody would take a token."""
+
+    def __init__(self, sign_in: TokenService | None = None, url: str = "") -> None:
+        self._token_service = sign_in
+        self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if sign_in else ()
+
+    async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
+        if self._token_service is None or not self._token_service.issuer.accepts(resource):
+            return WrongResource(accepted=self._accepted_audiences)
+        # In one spelling: whoever varies it would else have us sign every time.
+        issued = self._token_service.issue_for_vm(identity, normalize_audience(resource), read_real_time())
+        return ManagedIdentityToken(text=issued.token, not_before=issued.issued_at, expires_at=issued.expires_at)

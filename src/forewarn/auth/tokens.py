@@ -1,40 +1,106 @@
-"""Tokens of our own: what clients and VMs get for their secret or their place in the network, and show afterwards.
+"""The signing key, and the issuer of our own access tokens for clients and VMs.
 
-Shaped as the vendor's (version 1.0), so that the vendor's clients accept them; proven by our signature alone.
+Tokens have the form of Azure's tokens (version 1.0), so that Azure's clients accept them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
+from base64 import urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from forewarn.access import jws
-from forewarn.access.claims import BadToken, Bounds, Claims, Reason, all_spelled, must_hold, spelled
-from forewarn.access.signing import ALGORITHM, SigningKey
+from forewarn.auth import jws, pem, secure_files
+from forewarn.auth.claims import (
+    Claims,
+    InvalidToken,
+    RegisteredClaims,
+    TokenErrorReason,
+    check_claims,
+    normalize_audience,
+    normalize_audiences,
+)
 from forewarn.core.access import client_principal, vm_principal
+from forewarn.errors import Rejected
 
-MANAGEMENT = ("https://management.azure.com", "https://management.core.windows.net")  # as the vendor's clients ask
+SIGNING_ALGORITHM = "RS256"
+_RSA_BITS = 2048
 
-_REMEMBERED = 1024  # tokens; signing one takes about a millisecond
+
+class SigningKey:
+    """An RSA key and its name, which follows from it (RFC 7638)."""
+
+    def __init__(self, private: rsa.RSAPrivateKey) -> None:
+        self.private = private
+        self.public = private.public_key()
+        self._public_members = _public_jwk(self.public)
+        self.kid = _thumbprint(self._public_members)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> SigningKey:
+        """The key in this file, made if missing. Rejected where it is no RSA key, or not ours alone to read."""
+        if not path.exists():
+            secure_files.make_directory(path.parent)
+            pem.write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS))
+        key = pem.parse_private_key(secure_files.read_private(path), path)
+        if not isinstance(key, rsa.RSAPrivateKey) or key.key_size < _RSA_BITS:
+            raise Rejected(
+                f"key {str(path)!r} is no RSA key of {_RSA_BITS} bits or more: move it away to have a new one made, "
+                "with which everybody must sign in again"
+            )
+        return cls(key)
+
+    @property
+    def jwk(self) -> dict[str, str]:
+        """The public half, as JWKS documents list it (RFC 7517)."""
+        return {**self._public_members, "kid": self.kid, "use": "sig", "alg": SIGNING_ALGORITHM}
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+def _public_jwk(key: rsa.RSAPublicKey) -> dict[str, str]:
+    numbers = key.public_numbers()
+    return {"e": _base64(_integer_bytes(numbers.e)), "kty": "RSA", "n": _base64(_integer_bytes(numbers.n))}
+
+
+def _thumbprint(jwk: dict[str, str]) -> str:
+    return _base64(hashlib.sha256(json.dumps(jwk, sort_keys=True, separators=(",", ":")).encode()).digest())
+
+
+def _integer_bytes(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 7) // 8)
+
+
+def _base64(content: bytes) -> str:
+    return urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+MANAGEMENT_AUDIENCES = (
+    "https://management.azure.com",
+    "https://management.core.windows.net",
+)  # as the vendor's clients ask
+
+_MAX_CACHED_TOKENS = 1024  # tokens; signing one takes about a millisecond
+
+
+class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a token is for: a client, or a VM's managed identity when `vm_id` is given."""
 
     client_id: str
     object_id: str
     tenant: str
     name: str = ""
-    secret_mark: str = ""  # of a client: which of its secrets it has shown
+    secret_fingerprint: str = ""  # of a client: which of its secrets it has shown
     vm_key: str = ""
     vm_id: str = ""
     resource_id: str = ""  # of a VM, as ARM spells it
 
 
-class Issued(msgspec.Struct, frozen=True, kw_only=True):
+class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
     """A token, and what its answer says about it."""
 
     token: str
@@ -49,7 +115,7 @@ class Issued(msgspec.Struct, frozen=True, kw_only=True):
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
-class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
+class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=True):
     sub: str
     oid: str
     appid: str
@@ -66,67 +132,71 @@ class _Payload(Bounds, frozen=True, kw_only=True, omit_defaults=True):
     forewarn_vm_id: str = ""
 
 
-class Issuer:
+class TokenIssuer:
     """Issues tokens at `url` and verifies them. It accepts those for the vendor's management and for `audiences`."""
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
         self.url = url
         self.lifetime_s = lifetime_s
         self._key = key
-        self._audiences = all_spelled((*MANAGEMENT, *audiences))
-        self._remembered: OrderedDict[tuple[Subject, str], Issued] = OrderedDict()
+        self._audiences = normalize_audiences((*MANAGEMENT_AUDIENCES, *audiences))
+        self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
-    def issue(self, subject: Subject, audience: str, now: float) -> str:
-        return self.issued(subject, audience, now).token
+    def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
+        return self.issue_token(subject, audience, now).token
 
-    def issued(self, subject: Subject, audience: str, now: float) -> Issued:
+    def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
         """A token for this audience, ours or not: the same as before while more than half of its life is left."""
         asked = (subject, audience)
-        known = self._remembered.get(asked)
+        known = self._cached_tokens.get(asked)
         if known is None or not known.is_fresh(now):
-            known = self._remembered[asked] = self._sign(subject, audience, int(now))
-        self._remembered.move_to_end(asked)
-        if len(self._remembered) > _REMEMBERED:
-            self._remembered.popitem(last=False)
+            known = self._cached_tokens[asked] = self._sign(subject, audience, int(now))
+        self._cached_tokens.move_to_end(asked)
+        if len(self._cached_tokens) > _MAX_CACHED_TOKENS:
+            self._cached_tokens.popitem(last=False)
         return known
 
     def accepts(self, audience: str) -> bool:
         """Whether a token for this audience is worth something here."""
-        return spelled(audience) in self._audiences
+        return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
-        header = jws.header_of(token)
+        header = jws.parse_header(token)
         if header.kid != self._key.kid:
-            raise BadToken(Reason.UNKNOWN_KEY, "the token names a key that is not this service's: sign in again")
-        jws.must_be_signed_with((ALGORITHM,), header)
-        payload = jws.payload_of(token, self._key.public, ALGORITHM, _Payload)
-        must_hold(payload, issuer=self.url, audiences=self._audiences, now=now)
-        return _claims(payload)
+            raise InvalidToken(
+                TokenErrorReason.UNKNOWN_KEY, "the token names a key that is not this service's: sign in again"
+            )
+        jws.require_algorithm((SIGNING_ALGORITHM,), header)
+        payload = jws.verify_payload(token, self._key.public, SIGNING_ALGORITHM, _TokenPayload)
+        check_claims(payload, issuer=self.url, audiences=self._audiences, now=now)
+        return _claims_from_payload(payload)
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return {"keys": [self._key.jwk]}
 
-    def _sign(self, subject: Subject, audience: str, now: int) -> Issued:
+    def _sign(self, subject: TokenSubject, audience: str, now: int) -> IssuedToken:
         identifier = secrets.token_urlsafe(16)
-        payload = _Payload(
+        payload = _TokenPayload(
             iss=self.url, aud=audience, iat=now, nbf=now, exp=now + self.lifetime_s,
             sub=subject.object_id, oid=subject.object_id, appid=subject.client_id, tid=subject.tenant,
             uti=identifier, jti=identifier, idtyp="app", ver="1.0", app_displayname=subject.name,
-            xms_mirid=subject.resource_id, forewarn_secret=subject.secret_mark,
+            xms_mirid=subject.resource_id, forewarn_secret=subject.secret_fingerprint,
             forewarn_vm_key=subject.vm_key, forewarn_vm_id=subject.vm_id,
         )  # fmt: skip
-        token = jws.signed(msgspec.json.encode(payload), self._key.private, algorithm=ALGORITHM, kid=self._key.kid)
-        return Issued(token=token, issued_at=now, expires_at=now + self.lifetime_s)
+        token = jws.sign(
+            msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid
+        )
+        return IssuedToken(token=token, issued_at=now, expires_at=now + self.lifetime_s)
 
 
-def _claims(payload: _Payload) -> Claims:
+def _claims_from_payload(payload: _TokenPayload) -> Claims:
     vm_id = payload.forewarn_vm_id
     return Claims(
         ids=(vm_principal(vm_id) if vm_id else client_principal(payload.appid),),
         name=payload.app_displayname or payload.appid,
         tenant=payload.tid,
         expires_at=payload.exp,
-        secret_mark=payload.forewarn_secret,
+        secret_fingerprint=payload.forewarn_secret,
         vm_key=payload.forewarn_vm_key,
         vm_id=vm_id,
     )

@@ -1,8 +1,9 @@
-"""THE COMMAND. `forewarn`, one file per noun: reads what was typed, asks the service over its unix socket or
-HTTPS, or the endpoint of a VM, and shows the answer to people or, with --json, to programs.
+"""The `forewarn` command: one module per noun.
 
-Never here: the database, a decision about maintenance, a name resolved by guessing. This file imports nothing but
-the standard library, so that it can say what is missing.
+A command parses its arguments, makes calls to the operator API (unix socket or HTTPS) or to a VM's endpoint, and
+prints the answer as text or, with --json, as JSON. Nothing here opens the database or decides about maintenance.
+Start with `root_command` (which command is in which module), then `invocation`. This file imports the standard
+library only, so that it can say which extra is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.util
 import io
 import sys
 
-MISSING = (
+MISSING_EXTRAS_MESSAGE = (
     "the forewarn command needs click and rich: pip install 'forewarn[agent]' for use inside a VM, "
     "or 'forewarn[server]' for the service"
 )
@@ -19,20 +20,20 @@ MISSING = (
 
 def main() -> int:
     try:
-        return _main()
+        return _run_command()
     except KeyboardInterrupt:  # while the command was still being loaded
         return 130
 
 
-def _main() -> int:
+def _run_command() -> int:
     if any(importlib.util.find_spec(name) is None for name in ("click", "rich")):
-        print(MISSING, file=sys.stderr)
+        print(MISSING_EXTRAS_MESSAGE, file=sys.stderr)
         return 2
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # names may hold what this terminal cannot write
 
-    from forewarn.cli.program import forewarn
+    from forewarn.cli.root_command import forewarn
 
     forewarn.main(prog_name="forewarn")
     return 0

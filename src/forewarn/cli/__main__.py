@@ -1,4 +1,4 @@
-"""`python -m forewarn.cli` is the command too."""
+"""Runs the command as `python -m forewarn.cli`."""
 
 import sys
 

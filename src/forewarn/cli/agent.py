@@ -1,37 +1,55 @@
-"""The agent inside a VM: run it, check its file, ask it how things stand, and what it did. Needs the [agent] extra."""
+"""Commands for the agent inside a VM: run it, check its file, show its status, explain an event.
+
+The status comes from the running agent's HTTP pages, or from its journal when none answers. Needs the [agent] extra
+only.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from forewarn.agent.config import Config
-from forewarn.agent.config import load as load_config
-from forewarn.agent.rehearsal import rehearse
-from forewarn.agent.table import BadConfig
-from forewarn.cli.agentlook import state_of, stories_of
-from forewarn.cli.agentview import plan_view, rehearsal_view, show_plan, show_rehearsals, show_state, show_story
-from forewarn.cli.connection import Faulty
-from forewarn.cli.invocation import Function, Invocation, shown
+from forewarn.agent.actions import AgentSnapshot
+from forewarn.agent.config import AgentConfig, load_config
+from forewarn.agent.config_table import BadConfig
+from forewarn.agent.dry_run import DryRun, dry_run_event
+from forewarn.agent.explanation import explain_event, step_plan_table
+from forewarn.agent.http_server import DEFAULT_LISTEN_ADDRESS, parse_listen_address
+from forewarn.agent.journal import AgentJournal, is_journal_locked
+from forewarn.agent.model import OWN_VM, RuleConfig
+from forewarn.agent.records import EventRecord
+from forewarn.agent.status import state_view
+from forewarn.cli.api_client import InvalidFile, JsonObject
+from forewarn.cli.formatting import clock_times, count_noun, describe_time, join_names, relative_time
+from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
+from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.client import Client
+from forewarn.client.cursor import read_boot_id
+from forewarn.clock import read_real_time
+from forewarn.duration import format_duration
+from forewarn.errors import NotFound, Rejected, Unavailable
 
-DEFAULT = "/etc/forewarn/agent.toml"
-ENV = "FOREWARN_AGENT_CONFIG"
+DEFAULT_CONFIG = "/etc/forewarn/agent.toml"
+CONFIG_VARIABLE = "FOREWARN_AGENT_CONFIG"
 
 
-def _config_option(function: Function) -> Function:
+def _config_option(function: CommandFunction) -> CommandFunction:
     return click.option(
         "--config",
         "file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        envvar=ENV,
-        default=DEFAULT,
-        help=f"The agent's file.  [env: {ENV}; default: {DEFAULT}]",
+        envvar=CONFIG_VARIABLE,
+        default=DEFAULT_CONFIG,
+        help=f"The agent's file.  [env: {CONFIG_VARIABLE}; default: {DEFAULT_CONFIG}]",
     )(function)
 
 
@@ -45,20 +63,20 @@ def agent() -> None:
 @click.option("--endpoint", metavar="URL", help="Where to ask, whatever the file says.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, do and keep nothing.")
 @click.option("--once", is_flag=True, help="Look once, do what is due, and end.")
-@shown
+@offline_command
 def run(call: Invocation, file: Path, endpoint: str | None, dry_run: bool, once: bool) -> None:
     """Run the agent, until it is told to stop.
 
     It hears of maintenance, takes the steps that its file says, approves, and undoes them when the event is gone.
     """
-    config = load(file)
+    config = read_agent_config(file)
     if dry_run:
-        _rehearse(call, config, endpoint, once)
+        _print_dry_run(call, config, endpoint, once)
     else:
-        _become_agent(file, endpoint, once)
+        _replace_process_with_agent(file, endpoint, once)
 
 
-def _become_agent(file: Path, endpoint: str | None, once: bool) -> None:
+def _replace_process_with_agent(file: Path, endpoint: str | None, once: bool) -> None:
     """The agent gets a process without the command's libraries: it stays for months, and they are half its memory."""
     words = ["-P", "-m", "forewarn.agent", "--config", str(file)]
     words += ["--endpoint", endpoint] if endpoint else []
@@ -67,69 +85,69 @@ def _become_agent(file: Path, endpoint: str | None, once: bool) -> None:
     os.execv(sys.executable, [sys.executable, *words])
 
 
-def _rehearse(call: Invocation, config: Config, endpoint: str | None, once: bool) -> None:
+def _print_dry_run(call: Invocation, config: AgentConfig, endpoint: str | None, once: bool) -> None:
     client = Client(endpoint or config.endpoint)
     vm = config.vm or client.name()
     for received in [client.events()] if once else client.documents():
         now = client.date or 0.0
-        shown_now = [rehearse(event, config.rules, vm, now) for event in received.events]
-        if call.screen.as_json:
-            call.screen.document({"vm": vm, "now": now, "events": [rehearsal_view(each) for each in shown_now]})
+        shown_now = [dry_run_event(event, config.rules, vm, now) for event in received.events]
+        if call.output.as_json:
+            call.output.print_json({"vm": vm, "now": now, "events": [dry_run_document(each) for each in shown_now]})
         else:
-            show_rehearsals(call, vm, shown_now)
+            print_dry_runs(call, vm, shown_now)
 
 
 @agent.command()
 @click.argument("named", type=click.Path(path_type=Path), metavar="[FILE]", required=False)
 @_config_option
-@shown
+@offline_command
 def check(call: Invocation, named: Path | None, file: Path) -> None:
     """Check the agent's file, and show when its steps would begin.
 
     For each rule: what becomes of its steps with a notice of 15 minutes, 30 seconds and 7 days.
     """
     file = named or file
-    config = load(file)
-    if call.screen.as_json:
-        call.screen.document(plan_view(str(file), config))
+    config = read_agent_config(file)
+    if call.output.as_json:
+        call.output.print_json(plan_document(str(file), config))
     else:
-        show_plan(call, str(file), config)
+        print_plan(call, str(file), config)
 
 
 @agent.command()
 @_config_option
 @click.option("--at", metavar="ADDRESS:PORT", help="Where the agent listens, if its file cannot be read.")
-@shown
+@offline_command
 def status(call: Invocation, file: Path, at: str | None) -> None:
     """Show how things stand.
 
     The agent is asked, or its journal is read when none is running.
     """
-    state = state_of(None if at else load(file), at)
-    if call.screen.as_json:
-        call.screen.document(state)
+    state = agent_state(None if at else read_agent_config(file), at)
+    if call.output.as_json:
+        call.output.print_json(state)
     else:
-        show_state(call, state)
+        print_agent_state(call, state)
 
 
 @agent.command()
 @click.argument("event", metavar="EVENT")
 @_config_option
-@shown
+@offline_command
 def explain(call: Invocation, event: str, file: Path) -> None:
     """Tell what was done for an event, when and why.
 
     It stands in the agent's journal. EVENT is an event's id, or the first four or more characters of it.
     """
-    stories = stories_of(load(file), event)
-    if call.screen.as_json:
-        call.screen.document({"stories": stories})
+    stories = event_explanations(read_agent_config(file), event)
+    if call.output.as_json:
+        call.output.print_json({"stories": stories})
     else:
         for story in stories:
-            show_story(call, story)
+            print_explanation(call, story)
 
 
-def load(file: Path) -> Config:
+def read_agent_config(file: Path) -> AgentConfig:
     """The agent's file; whatever is wrong with it is told line by line."""
     try:
         return load_config(file)
@@ -137,6 +155,235 @@ def load(file: Path) -> Config:
         problems: list[dict[str, Any]] = [
             {"line": each.line, "what": each.what, "remedy": each.remedy} for each in error.problems
         ]
-        faulty = Faulty(str(error), problems)
-        faulty.source = str(file)
+        faulty = InvalidFile(str(error), problems)
+        faulty.file_name = str(file)
         raise faulty from error
+
+
+_AGENT_TIMEOUT_S = 10.0
+_MIN_ID_PREFIX = 4
+
+
+def agent_state(config: AgentConfig | None, at: str | None) -> JsonObject:
+    """How things stand; without an agent that answers, as far as the journal tells."""
+    where = at or (config.listen if config else "")
+    state = _state_from_agent(where) if where else None
+    if state is not None:
+        return {"running": True, "unheard": False, **state}
+    if config is None:
+        raise Unavailable(f"no agent answers at {where}: start it with `forewarn agent run`, or name its file")
+    return {"running": is_journal_locked(config.journal_path), "unheard": True, **_state_from_journal(config)}
+
+
+def _state_from_agent(where: str) -> JsonObject | None:
+    """What the agent says at this address; None if nobody listens there."""
+    host, port = _parse_address(where)
+    connection = http.client.HTTPConnection(host, port, timeout=_AGENT_TIMEOUT_S)  # which asks no proxy
+    try:
+        connection.request("GET", "/state")
+        answer = connection.getresponse()
+        state = json.loads(answer.read())
+    except (ConnectionError, TimeoutError):
+        return None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise Rejected(f"what listens at {where} is no agent ({error}): see its `listen`") from error
+    finally:
+        connection.close()
+    if answer.status != 200 or not isinstance(state, dict) or "in_maintenance" not in state:
+        raise Rejected(f"what listens at {where} is no agent: see its `listen`")
+    return state
+
+
+def _parse_address(where: str) -> tuple[str, int]:
+    try:
+        return parse_listen_address(where)
+    except Rejected:
+        raise Rejected(f"{where!r} is no address: give it as {DEFAULT_LISTEN_ADDRESS}") from None
+
+
+def _state_from_journal(config: AgentConfig) -> JsonObject:
+    journal = AgentJournal(config.journal_path, readonly=True)
+    try:
+        return state_view(
+            AgentSnapshot(
+                open_records=journal.open_records,
+                rules={rule.name: rule for rule in config.rules},
+                steps=config.steps,
+                vm=config.vm,
+                now=read_real_time(),
+                boot_id=read_boot_id(),
+            )
+        )
+    finally:
+        journal.close()
+
+
+def event_explanations(config: AgentConfig, given: str) -> list[JsonObject]:
+    """The stories of the event that this begins: several, if it was gone and came again."""
+    rules = {rule.name: rule for rule in config.rules}
+    return [asdict(explain_event(record, rules)) for record in _find_records(config.journal_path, given)]
+
+
+def _find_records(path: Path, given: str) -> tuple[EventRecord, ...]:
+    if len(given) < _MIN_ID_PREFIX:
+        raise Rejected(f"{given!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
+    journal = AgentJournal(path, readonly=True)
+    try:
+        found = journal.find_by_prefix(given)
+        ids = list(dict.fromkeys(record.key.partition("#")[0] for record in found))
+        latest = [record.key for record in journal.records(3)]
+    finally:
+        journal.close()
+    if not found:
+        seen = f"the latest are {', '.join(latest)}" if latest else "the agent has seen none yet"
+        raise NotFound(f"no event of the journal begins with {given!r}: {seen}")
+    if len(ids) > 1:
+        raise Rejected(f"{given!r} begins {len(ids)} events, {', '.join(ids)}: give more of it")
+    return found
+
+
+SAMPLE_NOTICES_S = {"15 minutes": 900.0, "30 seconds": 30.0, "7 days": 604_800.0}
+_PLAN_HEADERS = ("step", "use", "budget", *SAMPLE_NOTICES_S)
+_EVENT_HEADERS = ("event", "kind", "status", "VMs", "not before", "rule", "now")
+
+
+def plan_document(file: str, config: AgentConfig) -> JsonObject:
+    return {"file": file, "steps": list(config.steps), "rules": [_rule_document(rule) for rule in config.rules]}
+
+
+def _rule_document(rule: RuleConfig) -> JsonObject:
+    rows = step_plan_table(rule, tuple(SAMPLE_NOTICES_S.values()))
+    steps = [
+        {
+            "name": step.name,
+            "use": step.use,
+            "budget_s": step.budget_s,
+            "begins": dict(zip(SAMPLE_NOTICES_S, row, strict=True)),
+        }
+        for step, row in rows
+    ]
+    return {"name": rule.name, "for": _rule_conditions(rule), "approve": rule.approve.when.value, "steps": steps}
+
+
+def print_plan(call: Invocation, file: str, config: AgentConfig) -> None:
+    call.output.print_line(
+        f"{file} is fine: {count_noun(len(config.rules), 'rule')}, {count_noun(len(config.steps), 'step')}."
+    )
+    for rule in config.rules:
+        call.output.print_line()
+        call.output.print_line(bold(rule.name), dim(f"  {_rule_conditions(rule)}; approved: {rule.approve.when.value}"))
+        rows = step_plan_table(rule, tuple(SAMPLE_NOTICES_S.values()))
+        if rows:
+            call.output.print_table(
+                _PLAN_HEADERS, ([s.name, s.use, format_duration(s.budget_s), *row] for s, row in rows)
+            )
+        else:
+            call.output.print_line("no steps: the event is let pass")
+
+
+def _rule_conditions(rule: RuleConfig) -> str:
+    kinds = ", ".join(sorted(rule.kinds)) or "any event"
+    sources = f" by {', '.join(sorted(rule.sources))}" if rule.sources else ""
+    whose = "" if rule.vms == OWN_VM else f" of {rule.vms}"
+    return f"{kinds}{sources}{whose}{''.join(_rule_bounds(rule))}"
+
+
+def _rule_bounds(rule: RuleConfig) -> Iterator[str]:
+    """How long the event takes, and how much time is left."""
+    for text, bound in (
+        (", taking {} or more", rule.min_duration_s),
+        (", taking {} or less", rule.max_duration_s),
+        (", {} or more ahead", rule.min_left_s),
+        (", {} or less ahead", rule.max_left_s),
+    ):
+        if bound is not None:
+            yield text.format(format_duration(bound))
+
+
+def dry_run_document(rehearsal: DryRun) -> JsonObject:
+    return {**asdict(rehearsal), "event": rehearsal.event.id, "kind": rehearsal.event.kind}
+
+
+def print_dry_runs(call: Invocation, vm: str, rehearsals: Sequence[DryRun]) -> None:
+    if not rehearsals:
+        call.output.print_line(f"No event is announced to {vm}: nothing would be done.")
+    for rehearsal in rehearsals:
+        call.output.print_line(bold(rehearsal.title))
+        for text in (*rehearsal.steps, *([rehearsal.approval] if rehearsal.approval else [])):
+            call.output.print_labelled(join_text("  "), text)
+
+
+def print_agent_state(call: Invocation, state: JsonObject) -> None:
+    call.output.print_facts(_state_facts(state))
+    if not state["events"]:
+        call.output.print_line("No event is under way.")
+        return
+    call.output.print_line()
+    call.output.print_table(_EVENT_HEADERS, [_agent_event_row(call, event, state["now"]) for event in state["events"]])
+
+
+def _state_facts(state: JsonObject) -> Iterator[tuple[str, Cell]]:
+    yield "agent", _running_text(state)
+    for name in ("vm", "endpoint"):
+        if state.get(name):
+            yield name, str(state[name])
+    if state.get("health"):
+        yield "health", _health_text(state["health"])
+    holds = [f"{hold['step']} holds it for a {hold['kind']}" for hold in state["holds"]]
+    yield "ready", "yes" if state["ready"] else f"no: {join_names(holds)}"
+    yield "in maintenance", "yes" if state["in_maintenance"] else "no"
+    for problem in state.get("problems", []):
+        yield "problem", str(problem)
+
+
+def _running_text(state: JsonObject) -> Cell:
+    if not state["running"]:
+        return join_text(state_text("stopped"), ", as its journal says")
+    if state["unheard"]:
+        return join_text(state_text("running"), ", but its pages are not reached from here; as its journal says")
+    return state_text("running")
+
+
+def _health_text(health: JsonObject) -> str:
+    if health["text"]:
+        return str(health["text"])
+    return f"fine, answered {format_duration(health['silent_s'] or 0)} ago"
+
+
+def _agent_event_row(call: Invocation, event: JsonObject, now: float) -> list[Cell]:
+    return [
+        bold(call.output.short_id(event["key"])),
+        event["kind"],
+        state_text(event["outcome"] or event["status"]),
+        join_names(event["vms"]),
+        describe_time(event["not_before"], now),
+        event["rule"] or "none",
+        _current_activity(event, now),
+    ]
+
+
+def _current_activity(event: JsonObject, now: float) -> str:
+    """What is under way, else what is waited for, else how the steps ended."""
+    deeds = [(step["name"], phase, step[phase]) for step in event["steps"] for phase in ("do", "undo") if step[phase]]
+    under_way = [_step_phase_name(name, phase) for name, phase, deed in deeds if deed["state"] == "begun"]
+    if under_way:
+        return f"{join_names(under_way)} under way"
+    if event["waits_for"]:
+        until = event["waits_until"]
+        return str(event["waits_for"]) + ("" if until is None else f" ({relative_time(until, now)})")
+    return join_names([f"{_step_phase_name(name, phase)} {deed['state']}" for name, phase, deed in deeds])
+
+
+def _step_phase_name(step: str, phase: str) -> str:
+    return step if phase == "do" else f"undo of {step}"
+
+
+def print_explanation(call: Invocation, story: JsonObject) -> None:
+    call.output.print_line(bold(story["title"]))
+    lines: list[dict[str, Any]] = list(story["lines"])
+    times = clock_times((line["at"] for line in lines), lines[-1]["at"] if lines else 0.0)
+    for line, time in zip(lines, times, strict=True):
+        call.output.print_labelled(join_text("  ", dim(time), "  "), line["text"])
+        if line["detail"]:
+            call.output.print_labelled(join_text(" " * (len(time) + 4)), dim(line["detail"]))
+    call.output.print_labelled(bold("now  "), story["now"])

@@ -1,4 +1,7 @@
-"""The service's certificate authority, which clients are told to trust: in the data directory, service or none."""
+"""Shows and exports the service's certificate authority.
+
+It is read from the data directory, whether or not a service runs.
+"""
 
 from __future__ import annotations
 
@@ -7,68 +10,67 @@ from typing import Any
 
 import click
 
-from forewarn.cli.extra import server_extra
-from forewarn.cli.instant import local
-from forewarn.cli.invocation import Invocation, here
+from forewarn.cli.formatting import local_time
+from forewarn.cli.invocation import Invocation, local_command, require_server_extra
 from forewarn.errors import NotFound, Rejected
 
 _STDOUT = "-"
 
 
 @click.group(invoke_without_command=True)
-@here
+@local_command
 def ca(call: Invocation) -> None:
     """Show the CA that vouches for the console, or export it."""
     if click.get_current_context().invoked_subcommand is not None:
         return
-    _must_exist(call)
-    with server_extra("ca"):
-        from forewarn.access.pem import facts_of, read_certificate
+    _read_ca(call)
+    with require_server_extra("ca"):
+        from forewarn.auth.pem import certificate_facts, read_certificate
 
-    authority = facts_of(read_certificate(ca_file(call.data)))
-    server = _server_file(call.data)
-    names = facts_of(read_certificate(server)).names if server.exists() else ()
-    if call.screen.as_json:
+    authority = certificate_facts(read_certificate(ca_file(call.data)))
+    server = _server_certificate_file(call.data)
+    names = certificate_facts(read_certificate(server)).names if server.exists() else ()
+    if call.output.as_json:
         facts: dict[str, Any] = {"fingerprint": authority.fingerprint, "not_after": authority.not_after}
-        call.screen.document({"path": str(ca_file(call.data)), **facts, "names": list(names)})
+        call.output.print_json({"path": str(ca_file(call.data)), **facts, "names": list(names)})
         return
-    call.screen.facts(
+    call.output.print_facts(
         [
             ("CA", str(ca_file(call.data))),
             ("SHA-256", authority.fingerprint),
-            ("valid until", f"{local(authority.not_after):%Y-%m-%d}"),
+            ("valid until", f"{local_time(authority.not_after):%Y-%m-%d}"),
             ("vouches for", ", ".join(names) or "nobody yet"),
         ]
     )
-    call.screen.hints([("forewarn ca export ca.pem", "for the machine that is to trust it")])
+    call.output.print_hints([("forewarn ca export ca.pem", "for the machine that is to trust it")])
 
 
 @ca.command()
 @click.argument("file", default=_STDOUT, metavar="[FILE]")
-@here
+@local_command
 def export(call: Invocation, file: str) -> None:
     """Write the CA's certificate to a file, or to standard output."""
-    pem = _must_exist(call)
+    pem = _read_ca(call)
     if file != _STDOUT:
-        _write(Path(file).expanduser(), pem)
-    if call.screen.as_json:
-        call.screen.document({"file": None if file == _STDOUT else file, "pem": pem})
+        _write_ca(Path(file).expanduser(), pem)
+    if call.output.as_json:
+        call.output.print_json({"file": None if file == _STDOUT else file, "pem": pem})
     elif file == _STDOUT:
         click.echo(pem, nl=False)
     else:
-        call.screen.say(f"{file} holds the CA: no secret, but take care that nobody changes it on its way.")
-        call.screen.hints([(f"forewarn login --server URL --ca {file} --client-id ID", "where it was taken to")])
+        call.output.print_line(f"{file} holds the CA: no secret, but take care that nobody changes it on its way.")
+        call.output.print_hints([(f"forewarn login --server URL --ca {file} --client-id ID", "where it was taken to")])
 
 
 def ca_file(data: Path) -> Path:
     return data / "tls" / "ca.pem"
 
 
-def _server_file(data: Path) -> Path:
+def _server_certificate_file(data: Path) -> Path:
     return data / "tls" / "server.pem"
 
 
-def _must_exist(call: Invocation) -> str:
+def _read_ca(call: Invocation) -> str:
     try:
         return ca_file(call.data).read_text(encoding="ascii")
     except FileNotFoundError:
@@ -80,7 +82,7 @@ def _must_exist(call: Invocation) -> str:
         raise Rejected(f"the CA {str(ca_file(call.data))!r} cannot be read ({error}): see to it") from error
 
 
-def _write(path: Path, pem: str) -> None:
+def _write_ca(path: Path, pem: str) -> None:
     """A file that holds something else is left alone."""
     try:
         if path.exists() and path.read_bytes() != pem.encode():

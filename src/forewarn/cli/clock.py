@@ -1,17 +1,17 @@
-"""The service's clock: a lab's can be moved ahead and run at any speed."""
+"""Commands for the service's clock; only a lab's can be advanced or run at another speed."""
 
 from __future__ import annotations
 
 import click
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import duration, span
-from forewarn.cli.following import all_since, tell_entries
-from forewarn.cli.instant import local
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.screen import faint, strong
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.follow import entries_since, print_entries
+from forewarn.cli.formatting import local_time
+from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.output import bold, dim
+from forewarn.duration import format_duration
 
-_LONG_S = 3600.0
+_ADVANCE_TIMEOUT_S = 3600.0
 
 
 @click.group()
@@ -20,28 +20,28 @@ def clock() -> None:
 
 
 @clock.command()
-@served
+@service_command
 def show(call: Invocation) -> None:
     """Show the time."""
-    _show(call, call.api.get("clock"))
+    _print_clock(call, call.api.get("clock"))
 
 
 @clock.command()
 @click.argument("by", type=duration, metavar="DURATION")
-@served
+@service_command
 def advance(call: Invocation, by: float) -> None:
     """Move a lab's clock ahead, through everything that falls due."""
     seq = call.api.get("history", query={"limit": 1})["seq"]
-    view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_LONG_S)
-    entries = [entry for entry in all_since(call, seq) if entry["what"] != "clock"]  # that it moved is known
-    if call.screen.as_json:
-        call.screen.document({**view, "entries": entries})
+    view = call.api.post("clock", "advance", body={"by_s": by}, patience_s=_ADVANCE_TIMEOUT_S)
+    entries = [entry for entry in entries_since(call, seq) if entry["what"] != "clock"]  # that it moved is known
+    if call.output.as_json:
+        call.output.print_json({**view, "entries": entries})
         return
-    tell_entries(call, entries, view["now"])
-    call.screen.say(faint(f"{span(by)} later: "), _sentence(view))
+    print_entries(call, entries, view["now"])
+    call.output.print_line(dim(f"{format_duration(by)} later: "), _time_text(view))
 
 
-def factor(text: str) -> float:
+def speed_factor(text: str) -> float:
     """The type of an argument: any number from 0."""
     try:
         number = float(text)
@@ -53,25 +53,25 @@ def factor(text: str) -> float:
 
 
 @clock.command(context_settings={"ignore_unknown_options": True})
-@click.argument("speed", type=factor, metavar="FACTOR")
-@served
+@click.argument("speed", type=speed_factor, metavar="FACTOR")
+@service_command
 def speed(call: Invocation, speed: float) -> None:
     """Let a lab's clock run FACTOR times as fast; 0 stops it."""
-    _show(call, call.api.post("clock", "speed", body={"speed": speed}))
+    _print_clock(call, call.api.post("clock", "speed", body={"speed": speed}))
 
 
-def _show(call: Invocation, view: View) -> None:
-    if call.screen.as_json:
-        call.screen.document(view)
+def _print_clock(call: Invocation, view: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
     else:
-        call.screen.say(strong(_sentence(view)), faint(_manner(view)))
+        call.output.print_line(bold(_time_text(view)), dim(_speed_text(view)))
 
 
-def _sentence(view: View) -> str:
-    return f"{local(view['now']):%Y-%m-%d %H:%M:%S}"
+def _time_text(view: JsonObject) -> str:
+    return f"{local_time(view['now']):%Y-%m-%d %H:%M:%S}"
 
 
-def _manner(view: View) -> str:
+def _speed_text(view: JsonObject) -> str:
     if not view["lab"]:
         return "  real time: only a lab's clock can be moved"
     if view["speed"] == 0:

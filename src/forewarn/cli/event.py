@@ -1,20 +1,33 @@
-"""Events: what is pending, and what becomes of it."""
+"""Commands for events: list or watch them, approve or withdraw pending ones."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from forewarn.cli.connection import Query, View
-from forewarn.cli.following import PIPE_TICK_S, TERMINAL_TICK_S, bottom, news
-from forewarn.cli.instant import clock_time
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.screen import Cell, joined, table_of
-from forewarn.cli.suggestion import host_names, rollout_ids, scope_ids, vm_names
-from forewarn.cli.wording import event_headers, event_row, names, status, waits, what
+from forewarn.cli.api_client import JsonObject, QueryParameters, error_code
+from forewarn.cli.completion import event_ids, host_names, rollout_ids, scope_ids, vm_names
+from forewarn.cli.follow import PIPE_INTERVAL_S, TERMINAL_INTERVAL_S, live_area, wait_for_entries
+from forewarn.cli.formatting import (
+    clock_time,
+    count_noun,
+    event_headers,
+    event_kind,
+    event_row,
+    join_names,
+    status_text,
+    waiting_reason,
+)
+from forewarn.cli.invocation import CommandFunction, Invocation, non_empty_name, service_command
+from forewarn.cli.output import Cell, build_table, dim, join_text
+from forewarn.cli.request_output import show_events
+from forewarn.errors import Conflict, ForewarnError, Rejected
 
-_NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
+_NO_EVENTS = "No event is pending. Ask for one: forewarn restart VM, or forewarn rollout start --all-hosts"
 
 
 @click.command()
@@ -25,83 +38,212 @@ _NONE = "No event is pending. Ask for one: forewarn restart VM, or forewarn roll
 @click.option("--host", metavar="HOST", shell_complete=host_names, help="Only those that hit this host, or VMs on it.")
 @click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="Only those of this rollout.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many.")
-@served
+@service_command
 def events(call: Invocation, watch: bool, over_too: bool, limit: int | None, **selection: str | None) -> None:
     """Show pending events."""
     query = {"all": over_too or None, "limit": limit, **selection}
     page = call.api.get("events", query=query)
     if watch:
-        _watch(call, query, page)
-    elif call.screen.as_json:
-        call.screen.document(page)
+        _watch_events(call, query, page)
+    elif call.output.as_json:
+        call.output.print_json(page)
     elif page["events"]:
-        call.screen.table(event_headers(page["events"]), _rows(call, page["events"]))
+        call.output.print_table(event_headers(page["events"]), _event_rows(call, page["events"]))
     else:
-        call.screen.say(_none_of([name for name in selection.values() if name], over_too=over_too))
+        call.output.print_line(_no_events_text([name for name in selection.values() if name], over_too=over_too))
 
 
-def _none_of(selected: list[str], *, over_too: bool) -> str:
+def _no_events_text(selected: list[str], *, over_too: bool) -> str:
     if not selected:
-        return _NONE
+        return _NO_EVENTS
     return f"No event of {' and '.join(selected)} is {'known' if over_too else 'pending'}."
 
 
-def _rows(call: Invocation, listed: list[View]) -> list[list[Cell]]:
+def _event_rows(call: Invocation, listed: list[JsonObject]) -> list[list[Cell]]:
     now = call.api.now()
-    return [event_row(event, now, call.screen.short(event["id"])) for event in listed]
+    return [event_row(event, now, call.output.short_id(event["id"])) for event in listed]
 
 
-def _watch(call: Invocation, query: Query, page: View) -> None:
+def _watch_events(call: Invocation, query: QueryParameters, page: JsonObject) -> None:
     """For ever: a table that keeps up on a terminal, one line per change in a pipe, one document per change in JSON."""
-    tick_s = TERMINAL_TICK_S if call.screen.is_terminal else PIPE_TICK_S
-    before: list[View] = []
-    with bottom(call, stays=True) as place:
+    tick_s = TERMINAL_INTERVAL_S if call.output.is_terminal else PIPE_INTERVAL_S
+    before: list[JsonObject] = []
+    with live_area(call, stays=True) as place:
         while True:
-            place.show(_table(call, page["events"]))
-            if call.screen.as_json and (page["events"] != before or not before):
-                call.screen.document(page)
-            elif not call.screen.is_terminal:
-                _tell_changes(call, before, page["events"])
+            place.show(_event_table(call, page["events"]))
+            if call.output.as_json and (page["events"] != before or not before):
+                call.output.print_json(page)
+            elif not call.output.is_terminal:
+                _print_changes(call, before, page["events"])
             before, seq = page["events"], page["seq"]
-            while not news(call, seq, wait_s=tick_s)["entries"] and not call.screen.is_terminal:
+            while not wait_for_entries(call, seq, wait_s=tick_s)["entries"] and not call.output.is_terminal:
                 pass
             page = call.api.get("events", query=query)
 
 
-def _table(call: Invocation, listed: list[View]) -> RenderableType:
+def _event_table(call: Invocation, listed: list[JsonObject]) -> RenderableType:
     if not listed:
-        return Text(_NONE, style="bright_black")
-    return table_of(event_headers(listed), _rows(call, listed), call.screen.out.width)
+        return Text(_NO_EVENTS, style="bright_black")
+    return build_table(event_headers(listed), _event_rows(call, listed), call.output.stdout.width)
 
 
-def _tell_changes(call: Invocation, before: list[View], after: list[View]) -> None:
+def _print_changes(call: Invocation, before: list[JsonObject], after: list[JsonObject]) -> None:
     now = call.api.now()
-    for event in changed(before, after):
-        call.screen.say(_line(event, now))
-    for event_id in gone(before, after):
-        call.screen.say(_line(call.api.get("events", event_id), now))
+    for event in changed_events(before, after):
+        call.output.print_line(_event_line(event, now))
+    for event_id in removed_event_ids(before, after):
+        call.output.print_line(_event_line(call.api.get("events", event_id), now))
 
 
-def changed(before: list[View], after: list[View]) -> list[View]:
+def changed_events(before: list[JsonObject], after: list[JsonObject]) -> list[JsonObject]:
     """Those that are new, or have another status or an approval since."""
-    known = {event["id"]: _state(event) for event in before}
-    return [event for event in after if known.get(event["id"]) != _state(event)]
+    known = {event["id"]: _comparable_state(event) for event in before}
+    return [event for event in after if known.get(event["id"]) != _comparable_state(event)]
 
 
-def gone(before: list[View], after: list[View]) -> list[str]:
+def removed_event_ids(before: list[JsonObject], after: list[JsonObject]) -> list[str]:
     still = {event["id"] for event in after}
     return [event["id"] for event in before if event["id"] not in still]
 
 
-def _state(event: View) -> tuple[object, ...]:
+def _comparable_state(event: JsonObject) -> tuple[object, ...]:
     return event["status"], event["approved_at"], event["ending"]
 
 
-def _line(event: View, now: float) -> Text:
+def _event_line(event: JsonObject, now: float) -> Text:
     approved = ", approved" if event["approved_at"] and event["status"] == "scheduled" else ""
-    head = joined(clock_time(now, now), "  ", event["id"], "  ", status(event), approved)
-    return joined(head, f"  {what(event)} of {names(event['vms'])}", _tail(waits(event, now)))
+    head = join_text(clock_time(now, now), "  ", event["id"], "  ", status_text(event), approved)
+    return join_text(
+        head, f"  {event_kind(event)} of {join_names(event['vms'])}", _after_colon(waiting_reason(event, now))
+    )
 
 
-def _tail(text: str) -> str:
+def _after_colon(text: str) -> str:
     return f": {text}" if text else ""
+
+
+_ALL_EVENTS_LIMIT = 100_000
+_NO_EVENT_NAMED = "no event is named: give the ids of some, or select those of a --vm, a --host or a --rollout"
+
+
+def _selection_options(function: CommandFunction) -> CommandFunction:
+    """Events by their ids, or all pending ones of something."""
+    options = (
+        click.argument("events", type=non_empty_name, metavar="[EVENT]...", nargs=-1, shell_complete=event_ids),
+        click.option("--vm", metavar="VM", shell_complete=vm_names, help="All pending ones of this VM."),
+        click.option("--host", metavar="HOST", shell_complete=host_names, help="All pending ones on this host."),
+        click.option("--rollout", metavar="ROLLOUT", shell_complete=rollout_ids, help="All pending ones of a rollout."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@_selection_options
+@service_command
+def approve(call: Invocation, events: tuple[str, ...], **selection: str | None) -> int:
+    """Approve events, so that they may start before their time.
+
+    EVENT is an event's id, or the first four or more characters of it.
+    """
+    asked = _select_events(call, events, selection, lambda event: event["approved_at"] is None)
+    return _apply_to_each(call, asked, "approved", lambda event_id: call.api.post("events", event_id, "approve"))
+
+
+@click.command()
+@_selection_options
+@click.option("--reason", metavar="TEXT", help="Why, for the history.")
+@service_command
+def withdraw(call: Invocation, events: tuple[str, ...], reason: str | None, **selection: str | None) -> int:
+    """Take events back before they have started.
+
+    EVENT is an event's id, or the first four or more characters of it.
+    """
+    body = {"reason": reason} if reason else {}
+    asked = _select_events(call, events, selection, lambda event: True)
+    return _apply_to_each(
+        call, asked, "withdrawn", lambda event_id: call.api.post("events", event_id, "withdraw", body=body)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selection:
+    ids: list[str]
+    selected_by: str = ""  # by what, in words
+
+
+def _select_events(
+    call: Invocation, events: tuple[str, ...], selection: Mapping[str, str | None], wanted: Callable[[JsonObject], bool]
+) -> _Selection:
+    given = {what: value for what, value in selection.items() if value is not None}
+    if bool(events) == bool(given):
+        raise Rejected(_NO_EVENT_NAMED if not events else "events are named or selected, not both: leave out the one")
+    if events:
+        return _Selection(ids=list(dict.fromkeys(events)))
+    page = call.api.get("events", query={**given, "limit": _ALL_EVENTS_LIMIT})
+    pending = [event["id"] for event in page["events"] if event["status"] == "scheduled" and wanted(event)]
+    return _Selection(ids=pending, selected_by=" and ".join(f"{what} {value}" for what, value in given.items()))
+
+
+@dataclass(slots=True)
+class _Results:
+    events: list[JsonObject] = field(default_factory=list)
+    refused: list[JsonObject] = field(default_factory=list)
+
+
+def _apply_to_each(call: Invocation, asked: _Selection, done: str, do: Callable[[str], JsonObject]) -> int:
+    """One after the other: what is refused keeps no other from its turn."""
+    if len(asked.ids) == 1 and not asked.selected_by:
+        return _print_single_event(call, do(asked.ids[0]), done)
+    told = _Results()
+    for event_id in asked.ids:
+        try:
+            event = do(event_id)
+        except (Rejected, Conflict) as error:
+            told.refused.append(_print_refusal(call, event_id, error))
+        else:
+            told.events.append(event)
+            _print_result(call, event, done)
+    return _print_summary(call, asked, told, done)
+
+
+def _print_single_event(call: Invocation, event: JsonObject, done: str) -> int:
+    if call.output.as_json:
+        call.output.print_json({"events": [event], "refused": []})
+    else:
+        call.output.print_line(f"{done.capitalize()}.")
+        show_events(call, [event])
+    return 0
+
+
+def _print_result(call: Invocation, event: JsonObject, done: str) -> None:
+    if call.output.as_json:
+        return
+    after = f", and has {event['status']}" if done == "approved" and event["status"] == "started" else ""
+    wait = event["waits_for"]
+    after = f", and waits for {wait['text']}" if wait else after
+    call.output.print_line(
+        f"{call.output.short_id(event['id'])}  {event_kind(event)} of {join_names(event['vms'])} is {done}{after}."
+    )
+
+
+def _print_refusal(call: Invocation, event_id: str, error: ForewarnError) -> JsonObject:
+    if not call.output.as_json:
+        call.output.print_error(error)
+    return {"event": event_id, "code": error_code(error), "message": str(error)}
+
+
+def _print_summary(call: Invocation, asked: _Selection, told: _Results, done: str) -> int:
+    if call.output.as_json:
+        call.output.print_json({"events": told.events, "refused": told.refused})
+        if told.refused:
+            message = f"{len(told.refused)} of {count_noun(len(asked.ids), 'event')} could not be {done}"
+            call.output.print_error(message, code="Refused")
+    elif not asked.ids:
+        call.output.print_line(dim(f"No event of {asked.selected_by} is pending{_selection_suffix(done)}."))
+    return 2 if told.refused else 0
+
+
+def _selection_suffix(done: str) -> str:
+    return " without an approval" if done == "approved" else ""

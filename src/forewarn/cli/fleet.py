@@ -1,24 +1,23 @@
-"""The fleet: what there is, adding and taking out, and a file that describes it."""
+"""Commands for the fleet: show it, add and remove VMs and hosts, check and apply a fleet file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import IO, Any
 
 import click
 from rich.text import Text
 
-from forewarn.cli.connection import Faulty, NotRunning, View
-from forewarn.cli.extra import server_extra
-from forewarn.cli.fleetview import show_fleet, show_host, show_vm
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.name import name as name_of_vm
-from forewarn.cli.screen import clean, faint
-from forewarn.cli.suggestion import host_names, scope_ids, vm_names
-from forewarn.cli.wording import counted
+from forewarn.cli.api_client import InvalidFile, JsonObject, ServiceNotRunning
+from forewarn.cli.completion import host_names, scope_ids, vm_names
+from forewarn.cli.formatting import EVENT_HEADERS, count_noun, describe_time, event_row, join_names, relative_time
+from forewarn.cli.invocation import Invocation, require_server_extra, service_command
+from forewarn.cli.invocation import non_empty_name as name_of_vm
+from forewarn.cli.output import Cell, bold, dim, state_text, without_control_characters
 from forewarn.errors import Rejected
 
 file_argument = click.argument("file", type=click.File("rb"), metavar="FILE")
-_SIGNS = {"+": "green", "-": "red", "~": "yellow"}
+_DIFF_STYLES = {"+": "green", "-": "red", "~": "yellow"}
 
 
 @click.group()
@@ -31,19 +30,19 @@ def fleet() -> None:
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only this scope.")
 @click.option("--host", metavar="HOST", shell_complete=host_names, help="Only what runs on this host.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="At most so many VMs.")
-@served
+@service_command
 def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, limit: int | None) -> None:
     """Show hosts and VMs, or one VM with everything known of it."""
     if vm is not None:
         view = call.api.get("vms", vm)
     else:
         view = call.api.get("fleet", query={"scope": scope, "host": host, "limit": limit})
-    if call.screen.as_json:
-        call.screen.document(view)
+    if call.output.as_json:
+        call.output.print_json(view)
     elif vm is not None:
-        show_vm(call, view)
+        print_vm(call, view)
     else:
-        show_fleet(call, view)
+        print_fleet(call, view)
 
 
 @fleet.command()
@@ -55,84 +54,87 @@ def show(call: Invocation, vm: str | None, scope: str | None, host: str | None, 
 @click.option("--scale-set", metavar="SET", help="A name that is new makes a set.")
 @click.option("--zone", metavar="ZONE")
 @click.option("--spot", "priority", flag_value="Spot", help="A Spot VM: it can be evicted.")
-@served
+@service_command
 def add(call: Invocation, name: str, **facts: Any) -> None:
     """Add one VM."""
     given = {fact: value for fact, value in facts.items() if value is not None}
-    _answer(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
+    _print_changed_vm(call, call.api.post("fleet", "vms", body={"name": name, **given}), "added")
 
 
 @fleet.command()
 @click.argument("vm", metavar="VM", shell_complete=vm_names)
-@served
+@service_command
 def remove(call: Invocation, vm: str) -> None:
     """Take one VM out of the fleet at once, with no event.
 
     `forewarn delete VM` deletes it with notice.
     """
-    _answer(call, call.api.delete("fleet", "vms", vm), "taken out of the fleet")
+    _print_changed_vm(call, call.api.delete("fleet", "vms", vm), "taken out of the fleet")
 
 
-def _answer(call: Invocation, view: View, what: str) -> None:
-    if call.screen.as_json:
-        call.screen.document(view)
+def _print_changed_vm(call: Invocation, view: JsonObject, what: str) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
     else:
-        call.screen.say(f"VM {view['name']} is {what}.")
-        call.screen.say()
-        show_vm(call, view)
+        call.output.print_line(f"VM {view['name']} is {what}.")
+        call.output.print_line()
+        print_vm(call, view)
 
 
 @fleet.command("add-host")
 @click.argument("name")
 @click.option("--location", required=True, metavar="LOCATION")
 @click.option("--zone", metavar="ZONE")
-@served
+@service_command
 def add_host(call: Invocation, name: str, location: str, zone: str | None) -> None:
     """Add one host."""
     body = {"name": name, "location": location, **({"zone": zone} if zone else {})}
-    show_host(call, call.api.post("fleet", "hosts", body=body), "added")
+    print_host(call, call.api.post("fleet", "hosts", body=body), "added")
 
 
 @fleet.command("remove-host")
 @click.argument("host", metavar="HOST", shell_complete=host_names)
-@served
+@service_command
 def remove_host(call: Invocation, host: str) -> None:
     """Take one host out of the fleet; it must be empty."""
-    show_host(call, call.api.delete("fleet", "hosts", host), "taken out of the fleet")
+    print_host(call, call.api.delete("fleet", "hosts", host), "taken out of the fleet")
 
 
 @fleet.command()
 @file_argument
-@served
+@service_command
 def check(call: Invocation, file: IO[bytes]) -> None:
     """Say what is wrong with a fleet file, or what it would change."""
-    proposal = _proposal(file)
+    proposal = _read_proposal(file)
     try:
-        answer = _propose(call, proposal, "check")
-    except NotRunning:
-        _check_alone(call, proposal)
+        answer = _send_proposal(call, proposal, "check")
+    except ServiceNotRunning:
+        _check_without_service(call, proposal)
         return
-    if call.screen.as_json:
-        call.screen.document(answer)
+    if call.output.as_json:
+        call.output.print_json(answer)
     else:
-        _show_difference(call, answer, _name(file))
+        _print_difference(call, answer, _file_name(file))
 
 
-def _check_alone(call: Invocation, proposal: dict[str, object]) -> None:
+def _check_without_service(call: Invocation, proposal: dict[str, object]) -> None:
     """A file can be checked before there is a service; what it would change is known only with one."""
-    with server_extra("fleet check"):
-        from forewarn.core.proposal import BadFleet, read_fleet
+    with require_server_extra("fleet check"):
+        from forewarn.core.fleetfile.problems import InvalidFleetFile
+        from forewarn.core.fleetfile.reader import read_fleet_file
     source = str(proposal["source"])
     try:
-        found = read_fleet(str(proposal["text"]), source=source)
-    except BadFleet as error:
+        found = read_fleet_file(str(proposal["text"]), source=source)
+    except InvalidFleetFile as error:
         problems = [{"line": p.line, "what": p.what, "remedy": p.remedy} for p in error.problems]
-        raise faulty(f"{source} has {counted(len(problems), 'problem')}", problems, source) from error
-    if call.screen.as_json:
-        call.screen.document({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
+        raise invalid_fleet_file(f"{source} has {count_noun(len(problems), 'problem')}", problems, source) from error
+    if call.output.as_json:
+        call.output.print_json({"difference": None, "vms": len(found.vms), "hosts": len(found.hosts)})
     else:
-        call.screen.say(f"{source} is sound: {counted(len(found.vms), 'VM')} on {counted(len(found.hosts), 'host')}.")
-        call.screen.say(faint(f"No service answers in {call.data}, so what it would change is not known."))
+        call.output.print_line(
+            f"{source} is sound: {count_noun(len(found.vms), 'VM')} on {count_noun(len(found.hosts), 'host')}."
+        )
+        call.output.print_line(dim(f"No service answers in {call.data}, so what it would change is not known."))
 
 
 @fleet.command()
@@ -140,35 +142,37 @@ def _check_alone(call: Invocation, proposal: dict[str, object]) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show the difference.")
 @click.option("--resurrect", is_flag=True, help="Bring back VMs that were deleted but are still in the file.")
-@served
+@service_command
 def apply(call: Invocation, file: IO[bytes], yes: bool, dry_run: bool, resurrect: bool) -> int:
     """Make the fleet what a file describes.
 
     The difference is shown first, and you are asked.
     """
-    proposal: dict[str, object] = {**_proposal(file), "resurrect": resurrect}
-    preview = _propose(call, {**proposal, "dry_run": True}, "apply")
-    if not call.screen.as_json:
-        _show_difference(call, preview, _name(file))
+    proposal: dict[str, object] = {**_read_proposal(file), "resurrect": resurrect}
+    preview = _send_proposal(call, {**proposal, "dry_run": True}, "apply")
+    if not call.output.as_json:
+        _print_difference(call, preview, _file_name(file))
     if dry_run or preview["difference"]["is_empty"]:
-        return _conclude(call, preview)
+        return _print_applied(call, preview)
     if preview["difference"]["problems"]:
-        return _conclude(call, _propose(call, {**proposal, "dry_run": False}, "apply"))  # the service says why not
-    if not yes and not _agreed():
-        call.screen.complain("nothing was applied")
+        return _print_applied(
+            call, _send_proposal(call, {**proposal, "dry_run": False}, "apply")
+        )  # the service says why not
+    if not yes and not _confirmed():
+        call.output.print_error("nothing was applied")
         return 1
-    return _conclude(call, _propose(call, {**proposal, "dry_run": False}, "apply"))
+    return _print_applied(call, _send_proposal(call, {**proposal, "dry_run": False}, "apply"))
 
 
-def _conclude(call: Invocation, answer: View) -> int:
-    if call.screen.as_json:
-        call.screen.document(answer)
+def _print_applied(call: Invocation, answer: JsonObject) -> int:
+    if call.output.as_json:
+        call.output.print_json(answer)
     elif answer["applied"]:
-        call.screen.say("Applied.")
+        call.output.print_line("Applied.")
     return 0
 
 
-def _agreed() -> bool:
+def _confirmed() -> bool:
     try:
         return click.confirm("Apply this?", err=True)
     except click.Abort as error:
@@ -177,39 +181,138 @@ def _agreed() -> bool:
         raise Rejected("nothing was applied, because nobody could be asked: give --yes to apply") from error
 
 
-def _proposal(file: IO[bytes]) -> dict[str, object]:
+def _read_proposal(file: IO[bytes]) -> dict[str, object]:
     try:
         text = file.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Rejected(
-            f"the fleet file {_name(file)!r} is not UTF-8 at byte {error.start}: save it as UTF-8"
+            f"the fleet file {_file_name(file)!r} is not UTF-8 at byte {error.start}: save it as UTF-8"
         ) from error
-    return {"text": text, "source": _name(file)}
+    return {"text": text, "source": _file_name(file)}
 
 
-def _name(file: IO[bytes]) -> str:
+def _file_name(file: IO[bytes]) -> str:
     name = getattr(file, "name", "<stdin>")
     return "standard input" if name == "<stdin>" else str(name)
 
 
-def _propose(call: Invocation, proposal: dict[str, object], verb: str) -> View:
+def _send_proposal(call: Invocation, proposal: dict[str, object], verb: str) -> JsonObject:
     try:
         return call.api.post("fleet", verb, body=proposal)
-    except Faulty as error:
-        error.source = str(proposal["source"])
+    except InvalidFile as error:
+        error.file_name = str(proposal["source"])
         raise
 
 
-def faulty(message: str, problems: list[View], source: str) -> Faulty:
-    error = Faulty(message, problems)
-    error.source = source
+def invalid_fleet_file(message: str, problems: list[JsonObject], source: str) -> InvalidFile:
+    error = InvalidFile(message, problems)
+    error.file_name = source
     return error
 
 
-def _show_difference(call: Invocation, answer: View, source: str) -> None:
+def _print_difference(call: Invocation, answer: JsonObject, source: str) -> None:
     difference = answer["difference"]
     if difference["is_empty"]:
-        call.screen.say(f"The fleet is what {source} describes: nothing to change.")
+        call.output.print_line(f"The fleet is what {source} describes: nothing to change.")
         return
     for line in difference["lines"]:
-        call.screen.say(Text(clean(line), style=_SIGNS.get(line.lstrip()[:1], "")))
+        call.output.print_line(Text(without_control_characters(line), style=_DIFF_STYLES.get(line.lstrip()[:1], "")))
+
+
+_EMPTY_FLEET = "The fleet is empty. Describe one in a file and `forewarn fleet apply FILE`, or `forewarn fleet add VM`."
+
+
+def print_fleet(call: Invocation, view: JsonObject) -> None:
+    hosts, vms = view["hosts"], view["vms"]
+    if not hosts and not vms:
+        call.output.print_line(_EMPTY_FLEET)
+        return
+    now = call.api.now()
+    if hosts:
+        call.output.print_table(("host", "location", "zone", "health", "VMs"), map(_host_row, hosts))
+    if hosts and vms:
+        call.output.print_line()
+    if vms:
+        lab = any(vm["url"] for vm in vms)
+        headers = ("VM", "scope", "UD", "host", "power", "events", "asked", *(["endpoint"] if lab else []))
+        call.output.print_table(headers, [_vm_row(vm, now, lab) for vm in vms])
+    summary = (count_noun(len(vms), "VM"), count_noun(len(view["scopes"]), "scope"), count_noun(len(hosts), "host"))
+    if call.output.is_terminal:
+        call.output.print_line()
+        call.output.print_line(dim(" · ".join(summary)))
+
+
+def _host_row(host: JsonObject) -> list[Cell]:
+    return [
+        bold(host["name"]),
+        host["location"],
+        host["zone"] or "-",
+        state_text(host["health"]),
+        str(len(host["vms"])),
+    ]
+
+
+def _vm_row(vm: JsonObject, now: float, lab: bool) -> list[Cell]:
+    row: list[Cell] = [
+        bold(vm["name"]),
+        _scope_text(vm),
+        str(vm["update_domain"]),
+        vm["host"] or "-",
+        state_text(vm["power"]),
+        str(vm["pending"] or "-"),
+        "never" if vm["last_polled_at"] is None else relative_time(vm["last_polled_at"], now, units=1),
+    ]
+    return [*row, _endpoint_text(vm)] if lab else row
+
+
+def _scope_text(vm: JsonObject) -> str:
+    """Short, and as `--scope` takes it; its title is in the VM's own view."""
+    sort, _, path = vm["scope"].partition(":")
+    return "alone" if sort == "vm" else "/".join(path.split("/")[-2 if sort == "placement" else -1 :])
+
+
+def _endpoint_text(vm: JsonObject) -> str:
+    """Short, for `guest --endpoint`; the whole URL is in the VM's own view."""
+    return str(vm["url"] or "-").removeprefix("http://").partition("/")[0]
+
+
+def print_vm(call: Invocation, vm: JsonObject) -> None:
+    now = call.api.now()
+    call.output.print_line(bold(vm["name"]))
+    call.output.print_facts((name, value) for name, value in _vm_facts(vm, now) if str(value))
+    if vm.get("events"):
+        call.output.print_line()
+        call.output.print_table(EVENT_HEADERS, [event_row(e, now, call.output.short_id(e["id"])) for e in vm["events"]])
+
+
+def _vm_facts(vm: JsonObject, now: float) -> Iterator[tuple[str, Cell]]:
+    yield "resource group", vm["resource_group"]
+    yield "location", f"{vm['location']}, zone {vm['zone']}" if vm["zone"] else vm["location"]
+    yield "scope", vm["title_of_scope"]
+    yield "domains", f"update domain {vm['update_domain']}, fault domain {vm['fault_domain']}"
+    yield "host", vm["host"] or ""
+    yield "power", state_text(vm["power"])
+    yield "size", vm["size"] or ""
+    if vm["priority"] == "Spot":
+        yield "priority", f"Spot, {vm['eviction_policy']} on eviction"
+    if vm["terminate_notice_min"]:
+        yield "told of deletion", f"{vm['terminate_notice_min']} minutes before"
+    yield "asks for events", _polling_text(vm, now)
+    yield "endpoint", vm["url"] or vm["address"] or ""
+    yield "tags", join_names([f"{name}={value}" for name, value in vm["tags"].items()]) if vm["tags"] else ""
+
+
+def _polling_text(vm: JsonObject, now: float) -> str:
+    if vm["last_polled_at"] is None:
+        return "never"
+    return (
+        f"{describe_time(vm['last_polled_at'], now)}, api-version {vm['polled_version']}, "
+        f"{count_noun(vm['polls'], 'time')}"
+    )
+
+
+def print_host(call: Invocation, host: JsonObject, what: str) -> None:
+    if call.output.as_json:
+        call.output.print_json(host)
+    else:
+        call.output.print_line(f"Host {host['name']} in {host['location']} is {what}.")

@@ -1,45 +1,79 @@
-"""How the things of the service read: pure, from the JSON of its answers to text for people."""
+"""Formats API answers as text: times, names, counts, events and history entries. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 
 from rich.text import Text
 
-from forewarn.cli.connection import View
-from forewarn.cli.instant import clock_times, distance, when
-from forewarn.cli.screen import Cell, clean, faint, joined, strong, word
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.output import Cell, bold, dim, join_text, state_text, without_control_characters
+from forewarn.duration import format_duration
 
-MANY = 5
-_USUAL_SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # that of fleets that name none
-_SORTS = {
+
+def local_time(at: float) -> datetime:
+    return datetime.fromtimestamp(at).astimezone()
+
+
+def clock_time(at: float, now: float, *, dated: bool = False) -> str:
+    """The time of day, with its date where that is not today's or where its neighbours have one."""
+    try:
+        shown, today = local_time(at), local_time(now).date()
+    except (ValueError, OverflowError, OSError):
+        return "never"
+    return f"{shown:%H:%M:%S}" if shown.date() == today and not dated else f"{shown:%Y-%m-%d %H:%M:%S}"
+
+
+def clock_times(ats: Iterable[float], now: float) -> list[str]:
+    """Times that stand below each other: all with their date as soon as one needs it."""
+    listed = list(ats)
+    plain = [clock_time(at, now) for at in listed]
+    alike = len({len(text) for text in plain if text != "never"}) <= 1
+    return plain if alike else [clock_time(at, now, dated=True) for at in listed]
+
+
+def relative_time(at: float, now: float, *, units: int = 2) -> str:
+    if abs(at - now) < 1:
+        return "now"
+    far = " ".join(format_duration(abs(at - now)).split()[:units])
+    return f"in {far}" if at > now else f"{far} ago"
+
+
+def describe_time(at: float | None, now: float) -> str:
+    return "-" if at is None else f"{clock_time(at, now)} ({relative_time(at, now)})"
+
+
+MAX_NAMES_SHOWN = 5
+_DEFAULT_SUBSCRIPTION = "00000000-0000-0000-0000-000000000001"  # that of fleets that name none
+_RESOURCE_TYPES = {
     "virtualMachines": "VM",
     "virtualMachineScaleSets": "scale set",
     "availabilitySets": "availability set",
     "cloudServices": "cloud service",
 }
-_BY_SOMEBODY = frozenset(
+_ENTRIES_WITH_ACTOR = frozenset(
     {"requested", "approved", "withdrawn", "paused", "resumed", "stopped", "fleet", "host", "clock", "fault", "webhook"}
 )
 
 
-def names(listed: Sequence[str], most: int = MANY) -> str:
+def join_names(listed: Sequence[str], most: int = MAX_NAMES_SHOWN) -> str:
     """Some names, and how many more: `a, b, c and 97 more`."""
     if len(listed) <= most:
         return ", ".join(listed) or "-"
     return f"{', '.join(listed[:most])} and {len(listed) - most} more"
 
 
-def counted(count: int, thing: str) -> str:
+def count_noun(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
-def noun(verb: str) -> str:
+def action_noun(verb: str) -> str:
     """`eviction of web`, as people say it."""
     return "eviction" if verb == "evict" else verb
 
 
-def over(resource: str) -> str:
+def describe_resource(resource: str) -> str:
     """What a role is granted over, or a webhook is told of: as people call it, where that is clear."""
     if resource == "/":
         return "everything"
@@ -47,89 +81,93 @@ def over(resource: str) -> str:
     if len(words) < 4 or words[:3:2] != ["subscriptions", "resourceGroups"]:
         return resource
     group = f"resource group {words[3]}"
-    group += "" if words[1] == _USUAL_SUBSCRIPTION else f" of subscription {words[1]}"
+    group += "" if words[1] == _DEFAULT_SUBSCRIPTION else f" of subscription {words[1]}"
     if len(words) == 4:
         return group
-    return f"{_SORTS[words[6]]} {words[7]} of {group}" if len(words) == 8 and words[6] in _SORTS else resource
+    return (
+        f"{_RESOURCE_TYPES[words[6]]} {words[7]} of {group}"
+        if len(words) == 8 and words[6] in _RESOURCE_TYPES
+        else resource
+    )
 
 
-def what(event: View) -> str:
+def event_kind(event: JsonObject) -> str:
     """The kind that documents show; what is done, where none shows it."""
     return str(event["kind"] or event["verb"])
 
 
-def status(event: View) -> Text:
+def status_text(event: JsonObject) -> Text:
     """The status, or how it ended."""
-    return word(event["ending"] or event["status"])
+    return state_text(event["ending"] or event["status"])
 
 
-def due(event: View, now: float) -> str:
+def relevant_time(event: JsonObject, now: float) -> str:
     """The instant that matters most in the event's state."""
     at = event["over_at"] or event["started_at"] or event["not_before"]
-    return when(at, now)
+    return describe_time(at, now)
 
 
-def waits(event: View, now: float) -> str:
+def waiting_reason(event: JsonObject, now: float) -> str:
     wait = event["waits_for"]
     if not wait:
-        return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _started(event)
+        return str(event["reason"] or event["note"] or "") if event["status"] == "over" else _acts_under_way(event)
     until = wait["until"]
-    return str(wait["text"]) if until is None else f"{wait['text']} ({distance(until, now)})"
+    return str(wait["text"]) if until is None else f"{wait['text']} ({relative_time(until, now)})"
 
 
-def _started(event: View) -> str:
+def _acts_under_way(event: JsonObject) -> str:
     owed = [act["vm"] for act in event["acts"] if act["ok"] is None]
-    return f"{noun(event['verb'])} of {names(owed)}" if owed and event["status"] == "started" else ""
+    return f"{action_noun(event['verb'])} of {join_names(owed)}" if owed and event["status"] == "started" else ""
 
 
 EVENT_HEADERS = ("event", "kind", "status", "VMs", "when", "waits for")
 
 
-def event_headers(events: Sequence[View]) -> tuple[str, ...]:
+def event_headers(events: Sequence[JsonObject]) -> tuple[str, ...]:
     """What is over waits for nothing: there the last column says why it ended so."""
     over = [event["status"] == "over" for event in events]
     last = "why" if all(over) else "waits for, why" if any(over) else "waits for"
     return (*EVENT_HEADERS[:-1], last)
 
 
-def event_row(event: View, now: float, shown_id: str) -> list[Cell]:
-    approved = faint(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
+def event_row(event: JsonObject, now: float, shown_id: str) -> list[Cell]:
+    approved = dim(" approved") if event["approved_at"] and event["status"] == "scheduled" else Text()
     return [
-        strong(shown_id),
-        what(event),
-        joined(status(event), approved),
-        names(event["vms"]),
-        due(event, now),
-        _wait_in_short(event, now),
+        bold(shown_id),
+        event_kind(event),
+        join_text(status_text(event), approved),
+        join_names(event["vms"]),
+        relevant_time(event, now),
+        _short_waiting_reason(event, now),
     ]
 
 
-def _wait_in_short(event: View, now: float) -> str:
+def _short_waiting_reason(event: JsonObject, now: float) -> str:
     """Where the end of its notice stands beside it."""
     wait = event["waits_for"]
-    return "an approval" if wait and wait["reason"] == "notice" else waits(event, now)
+    return "an approval" if wait and wait["reason"] == "notice" else waiting_reason(event, now)
 
 
-def entry_lines(entries: Sequence[View], now: float) -> list[tuple[Text, Text]]:
+def history_lines(entries: Sequence[JsonObject], now: float) -> list[tuple[Text, Text]]:
     """Entries of the history: when and what, and the sentence that stands beside it."""
     times = clock_times((entry["at"] for entry in entries), now)
-    return [_entry(entry, time) for entry, time in zip(entries, times, strict=True)]
+    return [_history_line(entry, time) for entry, time in zip(entries, times, strict=True)]
 
 
-def _entry(entry: View, time: str) -> tuple[Text, Text]:
-    tells_who = entry["what"] in _BY_SOMEBODY and entry["who"] and entry["who"] not in entry["text"]
+def _history_line(entry: JsonObject, time: str) -> tuple[Text, Text]:
+    tells_who = entry["what"] in _ENTRIES_WITH_ACTOR and entry["who"] and entry["who"] not in entry["text"]
     who = f"  ({entry['who']})" if tells_who else ""
-    what = Text(f"{clean(entry['what']):<10}", style=word(entry["what"]).style)
-    return joined(faint(time), "  ", what, "  "), joined(entry["text"], faint(who))
+    what = Text(f"{without_control_characters(entry['what']):<10}", style=state_text(entry["what"]).style)
+    return join_text(dim(time), "  ", what, "  "), join_text(entry["text"], dim(who))
 
 
-def ending_sentence(events: Iterable[View]) -> str:
+def failure_summary(events: Iterable[JsonObject]) -> str:
     """Why what was waited for did not end well."""
     bad = [event for event in events if event["ending"] in ("failed", "withdrawn")]
-    return "; ".join(_ended(event) for event in bad)
+    return "; ".join(_failure_of_event(event) for event in bad)
 
 
-def _ended(event: View) -> str:
+def _failure_of_event(event: JsonObject) -> str:
     notes = [f"{act['vm']}: {act['note'] or 'no reason given'}" for act in event["acts"] if act["ok"] is False]
     why = "; ".join(notes) or event["reason"] or "no reason given"
     return (

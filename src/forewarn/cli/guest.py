@@ -1,4 +1,7 @@
-"""Inside a VM: the same endpoint that the VM's programs use, for people and scripts. Needs the [agent] extra only."""
+"""Commands for use inside a VM: show, watch and approve the events of its metadata endpoint.
+
+Needs the [agent] extra only.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,25 @@ from typing import Any
 import click
 from rich.text import Text
 
-from forewarn.cli.duration import span
-from forewarn.cli.instant import when
-from forewarn.cli.invocation import Function, Invocation, shown
-from forewarn.cli.screen import Cell, faint, joined, strong, word
-from forewarn.cli.wording import names
+from forewarn.cli.formatting import describe_time, join_names
+from forewarn.cli.invocation import CommandFunction, Invocation, offline_command
+from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.client import Client, Received, ReceivedEvent, lists
+from forewarn.duration import format_duration
 from forewarn.errors import ForewarnError, NotFound, Rejected
 
-_SHORTEST_PREFIX = 4
+_MIN_ID_PREFIX = 4
 _HEADERS = ("event", "kind", "status", "VMs", "not before", "impact", "description")
-_NONE = "No event is announced to this VM."
-_NONE_YET = f"{_NONE} `forewarn guest watch` waits for one."
+_NO_EVENTS = "No event is announced to this VM."
+_NO_EVENTS_YET = f"{_NO_EVENTS} `forewarn guest watch` waits for one."
 
 
-def endpoint_option(function: Function) -> Function:
+def endpoint_option(function: CommandFunction) -> CommandFunction:
     return click.option(
         "--endpoint",
         metavar="URL",
         help="Where to ask.  [env: FOREWARN_ENDPOINT, SCHEDULEDEVENTSIP; default: discovered]",
-    )(shown(function))
+    )(offline_command(function))
 
 
 @click.group()
@@ -41,11 +43,11 @@ def events(call: Invocation, endpoint: str | None) -> None:
     """Show the events that this VM is told of."""
     client = Client(endpoint)
     received = client.events()
-    name = own_name(client)
-    if call.screen.as_json:
-        call.screen.document(_document(client, received, name))
+    name = vm_name_or_none(client)
+    if call.output.as_json:
+        call.output.print_json(_events_document(client, received, name))
     else:
-        _show(call, client, received, name, none=_NONE_YET)
+        _print_events(call, client, received, name, none=_NO_EVENTS_YET)
 
 
 @guest.command()
@@ -55,13 +57,13 @@ def watch(call: Invocation, endpoint: str | None) -> None:
     client = Client(endpoint)
     name: str | None = None
     for received in client.documents():
-        name = name or own_name(client)
-        if call.screen.as_json:
-            call.screen.document(_document(client, received, name))
+        name = name or vm_name_or_none(client)
+        if call.output.as_json:
+            call.output.print_json(_events_document(client, received, name))
         else:
-            call.screen.say(faint(f"incarnation {received.incarnation}"))
-            _show(call, client, received, name, none=_NONE)
-            call.screen.say()
+            call.output.print_line(dim(f"incarnation {received.incarnation}"))
+            _print_events(call, client, received, name, none=_NO_EVENTS)
+            call.output.print_line()
 
 
 @guest.command()
@@ -81,24 +83,24 @@ def approve(call: Invocation, ids: tuple[str, ...], mine: bool, endpoint: str | 
         name = client.name()
         whole = [event.id for event in listed if lists(event, name)]
     else:
-        whole = [whole_id(event_id, listed) for event_id in ids]
+        whole = [complete_event_id(event_id, listed) for event_id in ids]
     if whole:
         client.approve(*whole)
-    if call.screen.as_json:
-        call.screen.document({"approved": whole})
+    if call.output.as_json:
+        call.output.print_json({"approved": whole})
     else:
         for event_id in whole:
-            call.screen.say(f"Approved {event_id}.")
+            call.output.print_line(f"Approved {event_id}.")
         if not whole:
-            call.screen.say("No event lists this VM: nothing was approved.")
+            call.output.print_line("No event lists this VM: nothing was approved.")
 
 
-def whole_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
+def complete_event_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
     """The id that this begins, among the events listed; a whole id may also be of one that is over."""
     if len(given) == 36:
         return given.upper()
-    if len(given) < _SHORTEST_PREFIX:
-        raise Rejected(f"{given!r} is too short for an event's id: give at least {_SHORTEST_PREFIX} characters")
+    if len(given) < _MIN_ID_PREFIX:
+        raise Rejected(f"{given!r} is too short for an event's id: give at least {_MIN_ID_PREFIX} characters")
     found = [event.id for event in listed if event.id.upper().startswith(given.upper())]
     if not found:
         raise NotFound(f"no event listed begins with {given!r}: see `forewarn guest events`")
@@ -107,7 +109,7 @@ def whole_id(given: str, listed: tuple[ReceivedEvent, ...]) -> str:
     return found[0]
 
 
-def own_name(client: Client) -> str | None:
+def vm_name_or_none(client: Client) -> str | None:
     """Not every endpoint tells; events are shown without it too."""
     try:
         return client.name()
@@ -115,50 +117,50 @@ def own_name(client: Client) -> str | None:
         return None
 
 
-def _show(call: Invocation, client: Client, received: Received, name: str | None, *, none: str) -> None:
+def _print_events(call: Invocation, client: Client, received: Received, name: str | None, *, none: str) -> None:
     if not received.events:
-        call.screen.say(none)
+        call.output.print_line(none)
         return
-    call.screen.table(_HEADERS, _rows(call, client, received, name))
+    call.output.print_table(_HEADERS, _event_rows(call, client, received, name))
 
 
-def _rows(call: Invocation, client: Client, received: Received, name: str | None) -> Iterator[list[Cell]]:
+def _event_rows(call: Invocation, client: Client, received: Received, name: str | None) -> Iterator[list[Cell]]:
     for event in received.events:
         yield [
-            strong(call.screen.short(event.id)),
+            bold(call.output.short_id(event.id)),
             event.kind,
-            word(event.status),
-            _vms(event, name),
-            _not_before(event, client.date),
-            _impact(event.duration_s),
+            state_text(event.status),
+            _vms_text(event, name),
+            _not_before_text(event, client.date),
+            _impact_text(event.duration_s),
             event.description,
         ]
 
 
-def _vms(event: ReceivedEvent, name: str | None) -> Text:
+def _vms_text(event: ReceivedEvent, name: str | None) -> Text:
     """Who is hit; whether this VM is among them is what matters (spec §7.2)."""
     mine = name is not None and lists(event, name)
-    return joined(names(event.resources), Text("  this VM", style="bold red") if mine else Text())
+    return join_text(join_names(event.resources), Text("  this VM", style="bold red") if mine else Text())
 
 
-def _not_before(event: ReceivedEvent, now: float | None) -> str:
+def _not_before_text(event: ReceivedEvent, now: float | None) -> str:
     if event.not_before is None or now is None:
         return event.not_before_text or "-"
-    return when(event.not_before, now)
+    return describe_time(event.not_before, now)
 
 
-def _impact(duration_s: int | None) -> str:
+def _impact_text(duration_s: int | None) -> str:
     if duration_s is None or duration_s < 0:
         return "unknown"
-    return span(duration_s) if duration_s else "none"
+    return format_duration(duration_s) if duration_s else "none"
 
 
-def _document(client: Client, received: Received, name: str | None) -> dict[str, Any]:
-    listed = [_event(event, name) for event in received.events]
+def _events_document(client: Client, received: Received, name: str | None) -> dict[str, Any]:
+    listed = [_event_document(event, name) for event in received.events]
     return {"name": name, "incarnation": received.incarnation, "now": client.date, "events": listed}
 
 
-def _event(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
+def _event_document(event: ReceivedEvent, name: str | None) -> dict[str, Any]:
     return {
         "id": event.id,
         "status": event.status,

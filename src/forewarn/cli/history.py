@@ -1,16 +1,17 @@
-"""The history: who asked for what, what followed, and why."""
+"""Commands about the past: `history` shows, follows and prunes it, `explain` says why."""
 
 from __future__ import annotations
 
 import click
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import duration
-from forewarn.cli.following import WATCH_TICK_S, news, tell_entries
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.suggestion import event_ids, scope_ids, vm_names
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import event_ids, explainable_names, scope_ids, vm_names
+from forewarn.cli.follow import WATCH_INTERVAL_S, print_entries, wait_for_entries
+from forewarn.cli.formatting import clock_times
+from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.output import bold, dim, join_text
 
-_NONE = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forewarn restart VM`."
+_NO_HISTORY = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forewarn restart VM`."
 
 
 @click.group(invoke_without_command=True)
@@ -20,7 +21,7 @@ _NONE = "Nothing has happened yet. Begin with `forewarn fleet show`, then `forew
 @click.option("--scope", metavar="SCOPE", shell_complete=scope_ids, help="Only about this scope.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=50, show_default=True, help="The latest so many.")
 @click.option("--watch", is_flag=True, help="Stay, and show what happens.")
-@served
+@service_command
 def history(
     call: Invocation,
     vm: str | None,
@@ -37,38 +38,69 @@ def history(
     about = {name: value for name, value in given.items() if value is not None}
     page = call.api.get("history", query={**about, "limit": limit})
     if watch:
-        _watch(call, page, about)
-    elif call.screen.as_json:
-        call.screen.document(page)
+        _watch_history(call, page, about)
+    elif call.output.as_json:
+        call.output.print_json(page)
     elif page["entries"]:
-        _show(call, page)
+        _print_page(call, page)
     else:
-        call.screen.say("Nothing in the history is about that." if about else _NONE)
+        call.output.print_line("Nothing in the history is about that." if about else _NO_HISTORY)
 
 
-def _watch(call: Invocation, page: View, about: dict[str, str]) -> None:
+def _watch_history(call: Invocation, page: JsonObject, about: dict[str, str]) -> None:
     while True:
-        _show(call, page)
-        page = news(call, page["seq"], wait_s=WATCH_TICK_S, about=about)
+        _print_page(call, page)
+        page = wait_for_entries(call, page["seq"], wait_s=WATCH_INTERVAL_S, about=about)
 
 
-def _show(call: Invocation, page: View) -> None:
-    if call.screen.as_json:
+def _print_page(call: Invocation, page: JsonObject) -> None:
+    if call.output.as_json:
         for entry in page["entries"]:
-            call.screen.document(entry)
+            call.output.print_json(entry)
     elif page["entries"]:
-        tell_entries(call, page["entries"], call.api.now())
+        print_entries(call, page["entries"], call.api.now())
 
 
 @history.command()
 @click.option("--older-than", type=duration, required=True, metavar="DURATION", help="At least 1d.")
-@served
+@service_command
 def prune(call: Invocation, older_than: float) -> None:
     """Forget entries older than that."""
     answer = call.api.post("history", "prune", body={"older_than_s": older_than}, patience_s=600)
-    if call.screen.as_json:
-        call.screen.document(answer)
+    if call.output.as_json:
+        call.output.print_json(answer)
     elif answer["pruned"] == 1:
-        call.screen.say("1 entry is forgotten.")
+        call.output.print_line("1 entry is forgotten.")
     else:
-        call.screen.say(f"{answer['pruned']} entries are forgotten.")
+        call.output.print_line(f"{answer['pruned']} entries are forgotten.")
+
+
+@click.command()
+@click.argument("thing", metavar="THING", shell_complete=explainable_names)
+@service_command
+def explain(call: Invocation, thing: str) -> None:
+    """Tell what happened to something, why, and what it waits for.
+
+    THING is a VM, an event, a host, a scope (its id, or the name of its set), a rollout or a request.
+    """
+    story = call.api.get("explain", thing)
+    if call.output.as_json:
+        call.output.print_json(story)
+        return
+    now = call.api.now()
+    call.output.print_line(bold(story["title"]))
+    times = clock_times((line["at"] for line in story["lines"] if line.get("at") is not None), now)
+    width = max((len(time) for time in times), default=8)
+    told = iter(times)
+    for line in story["lines"]:
+        _print_explanation_line(call, line, "" if line.get("at") is None else next(told), width)
+    if story["now"]:
+        call.output.print_line()
+    for text in story["now"]:
+        call.output.print_labelled(bold("now  "), text)
+
+
+def _print_explanation_line(call: Invocation, line: JsonObject, at: str, width: int) -> None:
+    call.output.print_labelled(join_text("  ", dim(f"{at:<{width}}"), "  "), line["text"])
+    if line.get("detail"):
+        call.output.print_labelled(join_text(" " * (width + 4)), dim(line["detail"]))

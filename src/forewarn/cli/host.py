@@ -1,17 +1,15 @@
-"""Hosts: hardware that is about to fail, has failed, or is well again."""
+"""Commands for hosts: predict a failure, let one fail, repair it."""
 
 from __future__ import annotations
 
 import click
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import duration
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.preview import dry_run_option, show_preview
-from forewarn.cli.receipt import show_events, wait_for_request
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import host_names
+from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.output import bold, state_text
 from forewarn.cli.request import short_notice_option, wait_option
-from forewarn.cli.screen import strong, word
-from forewarn.cli.suggestion import host_names
+from forewarn.cli.request_output import dry_run_option, show_events, show_preview, wait_for_request
 
 host_argument = click.argument("host", metavar="HOST", shell_complete=host_names)
 
@@ -22,7 +20,7 @@ host_argument = click.argument("host", metavar="HOST", shell_complete=host_names
 @short_notice_option
 @dry_run_option
 @wait_option
-@served
+@service_command
 def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_run: bool, wait: bool) -> int:
     """Predict a host's failure: each of its VMs is told to move."""
     body: dict[str, object] = {"in_s": in_s}
@@ -31,42 +29,42 @@ def degrade(call: Invocation, host: str, in_s: float, short_notice: bool, dry_ru
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "degrade", "preview", body=body))
         return 0
-    return _answered(call, host, "is predicted to fail", call.api.post("hosts", host, "degrade", body=body), wait)
+    return _print_answer(call, host, "is predicted to fail", call.api.post("hosts", host, "degrade", body=body), wait)
 
 
 @click.command()
 @host_argument
 @dry_run_option
 @wait_option
-@served
+@service_command
 def fail(call: Invocation, host: str, dry_run: bool, wait: bool) -> int:
     """Let a host fail now: its VMs start elsewhere, with no notice."""
     if dry_run:
         show_preview(call, call.api.post("hosts", host, "fail", "preview"))
         return 0
-    return _answered(call, host, "has failed", call.api.post("hosts", host, "fail"), wait)
+    return _print_answer(call, host, "has failed", call.api.post("hosts", host, "fail"), wait)
 
 
-def _answered(call: Invocation, host: str, what: str, answer: View, wait: bool) -> int:
+def _print_answer(call: Invocation, host: str, what: str, answer: JsonObject, wait: bool) -> int:
     if wait:
         return wait_for_request(call, answer)
-    if call.screen.as_json:
-        call.screen.document(answer)
+    if call.output.as_json:
+        call.output.print_json(answer)
     elif answer["events"]:
-        call.screen.say(strong(f"Host {host} {what}."))
+        call.output.print_line(bold(f"Host {host} {what}."))
         show_events(call, answer["events"])
     else:
-        call.screen.say(strong(f"Host {host} {what}"), ", and no VM is hit by that yet.")
+        call.output.print_line(bold(f"Host {host} {what}"), ", and no VM is hit by that yet.")
     return 0
 
 
 @click.command()
 @host_argument
-@served
+@service_command
 def repair(call: Invocation, host: str) -> None:
     """Make a host healthy again."""
     view = call.api.post("hosts", host, "repair")
-    if call.screen.as_json:
-        call.screen.document(view)
+    if call.output.as_json:
+        call.output.print_json(view)
     else:
-        call.screen.say(f"Host {view['name']} is ", word(view["health"]), ".")
+        call.output.print_line(f"Host {view['name']} is ", state_text(view["health"]), ".")

@@ -1,23 +1,32 @@
-"""Services elsewhere: signing in at one, what is kept of that, and who one is there."""
+"""Commands for signing in: profiles for remote services, `whoami`, and a one-time link to the portal."""
 
 from __future__ import annotations
 
+import html
 import os
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
 
-from forewarn.cli.connection import Api, View
-from forewarn.cli.invocation import Invocation, served, shown_elsewhere
-from forewarn.cli.place import Named
-from forewarn.cli.private import must_be_secret, read_secret
-from forewarn.cli.profile import USUAL, Profile, must_be_name, must_be_text
-from forewarn.cli.remote import Remote
-from forewarn.cli.screen import Cell, Screen, faint, strong
-from forewarn.cli.server import read_server
-from forewarn.cli.wording import over
-from forewarn.errors import Forbidden, Rejected
+from forewarn.cli.api_client import ApiClient, JsonObject
+from forewarn.cli.credentials import (
+    DEFAULT_PROFILE,
+    Profile,
+    parse_secret,
+    read_secret_file,
+    require_printable,
+    require_profile_name,
+)
+from forewarn.cli.formatting import describe_resource
+from forewarn.cli.invocation import Invocation, profile_command, service_command
+from forewarn.cli.output import Cell, Output, bold, dim, join_text
+from forewarn.cli.service_address import RemoteSelection, parse_server_url
+from forewarn.cli.transport import RemoteTransport
+from forewarn.errors import Forbidden, Rejected, Unavailable
 
 
 @click.command()
@@ -26,7 +35,7 @@ from forewarn.errors import Forbidden, Rejected
 @click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="The server's CA.  [env: FOREWARN_CA]")
 @click.option("--issuer", default="", metavar="URL", help="Who gives tokens, if not the one that the server names.")
 @click.option("--scope", default="", metavar="SCOPE", help="What to ask that issuer for, if not the server.")
-@shown_elsewhere
+@profile_command
 def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path | None, issuer: str, scope: str) -> None:
     """Sign in at a service elsewhere, and keep how as a profile.
 
@@ -36,59 +45,59 @@ def login(call: Invocation, client_id: str, secret_file: Path | None, ca: Path |
 
     Without --secret-file the secret is asked for, or read from standard input, and kept in the profile.
     """
-    name = must_be_name(call.named.profile or USUAL)
-    if not call.named.server:
+    name = require_profile_name(call.remote_selection.profile or DEFAULT_PROFILE)
+    if not call.remote_selection.server:
         raise Rejected("no server is named: give its URL with --server https://HOST:PORT")
     profile = Profile(
-        server=str(read_server(call.named.server)),
-        client_id=must_be_text(client_id, "client id"),
-        secret="" if secret_file else _asked_for(client_id),
-        secret_file=_whole(secret_file),
-        ca=_whole(ca) or _whole(os.environ.get("FOREWARN_CA")),
+        server=str(parse_server_url(call.remote_selection.server)),
+        client_id=require_printable(client_id, "client id"),
+        secret="" if secret_file else _prompt_for_secret(client_id),
+        secret_file=_absolute_path(secret_file),
+        ca=_absolute_path(ca) or _absolute_path(os.environ.get("FOREWARN_CA")),
         issuer=issuer,
         scope=scope,
     )
-    me = _try(profile)
-    before = call.profiles.all().get(name)
-    call.profiles.keep(name, profile)
+    me = _try_profile(profile)
+    before = call.profiles.read_all().get(name)
+    call.profiles.save(name, profile)
     call.given_server, call.given_profile = "", name  # as whoever reads the hints would go on
-    _tell(call.screen, name, profile, me)
+    _print_signed_in(call.output, name, profile, me)
     if before is not None and before.server != profile.server:
-        call.screen.note(f"profile {name} was for {before.server} until now")
+        call.output.print_note(f"profile {name} was for {before.server} until now")
 
 
-def _whole(path: Path | str | None) -> str:
+def _absolute_path(path: Path | str | None) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-def _asked_for(client_id: str) -> str:
+def _prompt_for_secret(client_id: str) -> str:
     """Never as an argument: others can read those."""
     if sys.stdin.isatty():
-        return must_be_secret(click.prompt(f"Secret of {client_id}", hide_input=True, err=True), "what was typed")
+        return parse_secret(click.prompt(f"Secret of {client_id}", hide_input=True, err=True), "what was typed")
     try:
-        return must_be_secret(sys.stdin.buffer.read().decode(), "standard input")
+        return parse_secret(sys.stdin.buffer.read().decode(), "standard input")
     except UnicodeDecodeError:
         raise Rejected("standard input is no text: give the secret there, or with --secret-file") from None
 
 
-def _try(profile: Profile) -> View:
+def _try_profile(profile: Profile) -> JsonObject:
     """Who we are there, if the secret is right; also somebody without any role has signed in."""
     if profile.secret_file:
-        read_secret(Path(profile.secret_file))
+        read_secret_file(Path(profile.secret_file))
     try:
-        return Api(Remote(profile)).get("access", "me")
+        return ApiClient(RemoteTransport(profile)).get("access", "me")
     except Forbidden:
         return {"name": f"client {profile.client_id}", "grants": []}
 
 
-def _tell(screen: Screen, name: str, profile: Profile, me: View) -> None:
+def _print_signed_in(screen: Output, name: str, profile: Profile, me: JsonObject) -> None:
     if screen.as_json:
-        screen.document({"profile": name, "server": profile.server, **me})
+        screen.print_json({"profile": name, "server": profile.server, **me})
         return
-    screen.say(f"Signed in at {profile.server} as {me['name']}; kept as profile {name}.")
+    screen.print_line(f"Signed in at {profile.server} as {me['name']}; kept as profile {name}.")
     if not me["grants"]:
-        screen.say(faint("It has no role there yet: `forewarn access grant` gives it one."))
-    screen.hints(
+        screen.print_line(dim("It has no role there yet: `forewarn access grant` gives it one."))
+    screen.print_hints(
         [
             ("forewarn fleet show", "what there is"),
             (f"export FOREWARN_PROFILE={name}", "to mean it in this shell from now on"),
@@ -97,63 +106,98 @@ def _tell(screen: Screen, name: str, profile: Profile, me: View) -> None:
 
 
 @click.command()
-@shown_elsewhere
+@profile_command
 def logout(call: Invocation) -> None:
     """Forget a profile, and the secret in it.
 
     The server is not told: `forewarn access client renew` there makes the secret worthless.
     """
-    name = call.named.profile or USUAL
-    gone = call.profiles.forget(name)
-    if call.screen.as_json:
-        call.screen.document({"profile": name, "server": gone.server})
+    name = call.remote_selection.profile or DEFAULT_PROFILE
+    gone = call.profiles.remove(name)
+    if call.output.as_json:
+        call.output.print_json({"profile": name, "server": gone.server})
     else:
-        call.screen.say(f"Profile {name}, for {gone.server}, is forgotten.")
+        call.output.print_line(f"Profile {name}, for {gone.server}, is forgotten.")
 
 
 @click.command()
-@shown_elsewhere
+@profile_command
 def profiles(call: Invocation) -> None:
     """Show the services at which `forewarn login` signed in."""
-    known = call.profiles.all()
-    used = {name for name in known if _is_meant(call.named, name, known[name])}
-    if call.screen.as_json:
-        call.screen.document({"profiles": [_document(name, known[name], name in used) for name in known]})
+    known = call.profiles.read_all()
+    used = {name for name in known if _is_selected(call.remote_selection, name, known[name])}
+    if call.output.as_json:
+        call.output.print_json({"profiles": [_profile_document(name, known[name], name in used) for name in known]})
     elif known:
-        rows = [_row(name, known[name], name in used) for name in known]
-        call.screen.table(("profile", "server", "client", "secret", "used"), rows)
+        rows = [_profile_row(name, known[name], name in used) for name in known]
+        call.output.print_table(("profile", "server", "client", "secret", "used"), rows)
         if not used:
-            call.screen.say(faint("None is used unless --profile or FOREWARN_PROFILE names it."))
+            call.output.print_line(dim("None is used unless --profile or FOREWARN_PROFILE names it."))
     else:
-        call.screen.say("There is no profile. `forewarn login --server URL --client-id ID` makes one.")
+        call.output.print_line("There is no profile. `forewarn login --server URL --client-id ID` makes one.")
 
 
-def _is_meant(named: Named, name: str, profile: Profile) -> bool:
+def _is_selected(named: RemoteSelection, name: str, profile: Profile) -> bool:
     """Whether a command would use this profile now."""
     if named.profile:
         return named.profile == name
-    return bool(named.server) and str(read_server(named.server)) == profile.server
+    return bool(named.server) and str(parse_server_url(named.server)) == profile.server
 
 
-def _document(name: str, profile: Profile, is_used: bool) -> View:
+def _profile_document(name: str, profile: Profile, is_used: bool) -> JsonObject:
     facts = {"server": profile.server, "client_id": profile.client_id, "ca": profile.ca or None}
     return {"name": name, **facts, "secret_file": profile.secret_file or None, "used": is_used}
 
 
-def _row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]:
+def _profile_row(name: str, profile: Profile, is_used: bool) -> tuple[Cell, ...]:
     secret = profile.secret_file or "kept"
-    return strong(name), profile.server, profile.client_id, secret, "yes" if is_used else ""
+    return bold(name), profile.server, profile.client_id, secret, "yes" if is_used else ""
 
 
 @click.command()
-@served
+@service_command
 def whoami(call: Invocation) -> None:
     """Show which service answers, and who one is there."""
     me = call.api.get("access", "me")
-    service = str(call.data) if call.elsewhere is None else call.elsewhere.server
-    if call.screen.as_json:
-        call.screen.document({"service": service, **me})
+    service = str(call.data) if call.remote_profile is None else call.remote_profile.server
+    if call.output.as_json:
+        call.output.print_json({"service": service, **me})
         return
-    call.screen.say(strong(me["name"]))
-    roles = [("role", f"{grant['role']} over {over(grant['over'])}") for grant in me["grants"]]
-    call.screen.facts([("service", service), ("id", me["id"]), *(roles or [("role", "none")])])
+    call.output.print_line(bold(me["name"]))
+    roles = [("role", f"{grant['role']} over {describe_resource(grant['over'])}") for grant in me["grants"]]
+    call.output.print_facts([("service", service), ("id", me["id"]), *(roles or [("role", "none")])])
+
+
+_REDIRECT_PAGE = '<!doctype html><title>forewarn</title><meta http-equiv="refresh" content="0; url={url}">\n'
+
+
+@click.command()
+@click.option("--open", "in_browser", is_flag=True, help="Open it in a browser, too.")
+@service_command
+def portal(call: Invocation, in_browser: bool) -> None:
+    """Give a link that signs you in to the portal, once."""
+    link = _with_reachable_url(call, call.api.post("access", "links"))
+    if call.output.as_json:
+        call.output.print_json(link)
+    else:
+        call.output.print_labelled(join_text(), link["url"])
+        if call.output.is_terminal:
+            call.output.print_line(dim(f"It signs in {link['signs_in']}: once, and within 15 minutes."))
+    if in_browser:
+        _open_in_browser(link["url"])
+
+
+def _with_reachable_url(call: Invocation, link: JsonObject) -> JsonObject:
+    """The service names itself as its own machine knows it; from elsewhere it is called as it was called now."""
+    if call.remote_profile is None:
+        return link
+    return {**link, "url": f"{call.remote_profile.server}{urlsplit(link['url']).path}"}
+
+
+def _open_in_browser(url: str) -> None:
+    """By a file that only its owner can read: what a browser is called with is in the list of processes."""
+    handle, name = tempfile.mkstemp(prefix="forewarn-portal-", suffix=".html")  # mode 0600
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(_REDIRECT_PAGE.format(url=html.escape(url)))
+    if not webbrowser.open(Path(name).as_uri()):
+        raise Unavailable("no browser could be started here: open the link yourself")

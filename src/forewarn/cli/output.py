@@ -1,6 +1,6 @@
-"""What people and programs see: tables and colours on a terminal, plain text in a pipe, JSON when asked for.
+"""Prints answers: tables and colours on a terminal, plain text in a pipe, JSON with --json.
 
-Text from elsewhere never reaches a terminal with its control characters.
+Control characters in text from elsewhere never reach the terminal.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 Cell = str | Text
-_SHORT = 8
-_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
-_GAP = 2  # blanks between the columns of a table
+_SHORT_ID_LENGTH = 8
+_UNBREAKABLE_PIECE = re.compile(r"\([^)]*\)|[-\d]{10} [:\d]{8}|\S+")
+_COLUMN_GAP = 2  # blanks between the columns of a table
 
-STYLES = {
+STATE_STYLES = {
     **dict.fromkeys(("scheduled", "paused", "waiting", "degraded", "published", "requested"), "yellow"),
     **dict.fromkeys(("started", "running", "approved", "released"), "cyan"),
     **dict.fromkeys(("finished", "completed", "healthy", "performed"), "green"),
@@ -32,119 +32,121 @@ STYLES = {
 }
 
 
-def clean(text: object) -> str:
+def without_control_characters(text: object) -> str:
     """Without what could move a cursor or change a colour."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(text))
 
 
-def word(text: object) -> Text:
+def state_text(text: object) -> Text:
     """A state, in its colour."""
-    return Text(clean(text), style=STYLES.get(str(text).lower(), ""))
+    return Text(without_control_characters(text), style=STATE_STYLES.get(str(text).lower(), ""))
 
 
-def faint(text: object) -> Text:
-    return Text(clean(text), style="bright_black")
+def dim(text: object) -> Text:
+    return Text(without_control_characters(text), style="bright_black")
 
 
-def strong(text: object) -> Text:
-    return Text(clean(text), style="bold")
+def bold(text: object) -> Text:
+    return Text(without_control_characters(text), style="bold")
 
 
-def joined(*parts: object) -> Text:
+def join_text(*parts: object) -> Text:
     """One line of pieces, each with its own style."""
     line = Text()
     for part in parts:
-        line.append_text(part if isinstance(part, Text) else Text(clean(part)))
+        line.append_text(part if isinstance(part, Text) else Text(without_control_characters(part)))
     return line
 
 
-class Screen:
+class Output:
     """Where answers go: documents and tables to stdout, what goes wrong to stderr."""
 
     def __init__(self, *, as_json: bool = False, program: str = "forewarn") -> None:
         self.as_json = as_json
-        self._program = program  # how whoever reads this would call us again
-        self.out = Console(markup=False, highlight=False, emoji=False)
-        self.err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._command_prefix = program  # how whoever reads this would call us again
+        self.stdout = Console(markup=False, highlight=False, emoji=False)
+        self.stderr = Console(stderr=True, markup=False, highlight=False, emoji=False)
 
     @property
     def is_terminal(self) -> bool:
-        return self.out.is_terminal and not self.as_json
+        return self.stdout.is_terminal and not self.as_json
 
-    def short(self, long_id: object) -> str:
+    def short_id(self, long_id: object) -> str:
         """An id as it is told to people: whole in a pipe, where a program may read it."""
-        return str(long_id)[:_SHORT] if self.is_terminal else str(long_id)
+        return str(long_id)[:_SHORT_ID_LENGTH] if self.is_terminal else str(long_id)
 
-    def document(self, view: Any) -> None:
+    def print_json(self, view: Any) -> None:
         """The machine's answer: one document; on one line, so that watchers can give one per line."""
         click.echo(json.dumps(view, ensure_ascii=False, separators=(",", ":")))
 
-    def say(self, *parts: object) -> None:
-        self.out.print(joined(*parts), soft_wrap=not self.is_terminal)
+    def print_line(self, *parts: object) -> None:
+        self.stdout.print(join_text(*parts), soft_wrap=not self.is_terminal)
 
-    def complain(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
+    def print_error(self, message: object, *, code: str = "Failed", problems: Sequence[Any] = ()) -> None:
         """What went wrong: a sentence for people, one document for programs."""
         if self.as_json:
             error = {"code": code, "message": str(message), **({"problems": list(problems)} if problems else {})}
             click.echo(json.dumps({"error": error}, ensure_ascii=False, separators=(",", ":")), err=True)
         else:
-            self.note(message)
+            self.print_note(message)
 
-    def note(self, message: object) -> None:
+    def print_note(self, message: object) -> None:
         """Beside what is asked for, for people only."""
-        self.err.print(Text(clean(message), style="red"), soft_wrap=True)
+        self.stderr.print(Text(without_control_characters(message), style="red"), soft_wrap=True)
 
-    def table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        cells = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
+    def print_table(self, headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+        cells = [
+            [cell if isinstance(cell, Text) else Text(without_control_characters(cell)) for cell in row] for row in rows
+        ]
         if self.is_terminal:
-            self.out.print(table_of(headers, cells, self.out.width))
+            self.stdout.print(build_table(headers, cells, self.stdout.width))
         else:
-            for line in aligned([[Text(header.upper()) for header in headers], *cells]):
+            for line in align_columns([[Text(header.upper()) for header in headers], *cells]):
                 click.echo(line)
 
-    def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
+    def print_facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
         """Names and values, one pair a line, values in one column."""
         listed = list(pairs)
         width = max((len(name) for name, _ in listed), default=0)
         for name, value in listed:
-            self.hang(joined("  ", faint(f"{name:<{width}}"), "  "), value)
+            self.print_labelled(join_text("  ", dim(f"{name:<{width}}"), "  "), value)
 
-    def hang(self, label: Text, value: Cell) -> None:
+    def print_labelled(self, label: Text, value: Cell) -> None:
         """A text beside its label; on a terminal what does not fit goes on below the text, not below the label."""
         if not self.is_terminal:
-            self.say(label, value)
+            self.print_line(label, value)
             return
         if " " not in str(value):
-            self.out.print(joined(label, value), soft_wrap=True)  # an address: to be copied in one piece
+            self.stdout.print(join_text(label, value), soft_wrap=True)  # an address: to be copied in one piece
             return
         grid = Table.grid()
         grid.add_column(width=label.cell_len)
         grid.add_column(overflow="fold")
-        grid.add_row(label, joined(value))
-        self.out.print(grid)
+        grid.add_row(label, join_text(value))
+        self.stdout.print(grid)
 
-    def hints(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def print_hints(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Commands to go on with, for people only."""
-        listed = [(self._spelled(command), use) for command, use in pairs]
+        listed = [(self._with_command_prefix(command), use) for command, use in pairs]
         width = max((len(command) for command, _ in listed), default=0)
-        self.say()
-        if width + max((len(use) for _, use in listed), default=0) + 4 > self.out.width:
+        self.print_line()
+        if width + max((len(use) for _, use in listed), default=0) + 4 > self.stdout.width:
             for command, use in listed:
-                self.say("  ", faint(use))
-                self.out.print(joined("    ", strong(command)), soft_wrap=True)  # to be copied in one piece
+                self.print_line("  ", dim(use))
+                self.stdout.print(join_text("    ", bold(command)), soft_wrap=True)  # to be copied in one piece
             return
         for command, use in listed:
-            self.say("  ", strong(f"{command:<{width}}"), "  ", faint(use))
+            self.print_line("  ", bold(f"{command:<{width}}"), "  ", dim(use))
 
-    def _spelled(self, command: str) -> str:
-        return re.sub(r"(^|(?<=\$\())forewarn\b", lambda _: self._program, command)
+    def _with_command_prefix(self, command: str) -> str:
+        return re.sub(r"(^|(?<=\$\())forewarn\b", lambda _: self._command_prefix, command)
 
 
-def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bright_black")
+def build_table(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="bright_black")
     listed = list(rows)
     columns = list(zip(headers, *([str(cell) for cell in row] for row in listed), strict=True))
-    fixed: list[int | None] = [*widths_of(columns, width)] or [None] * len(headers)
+    fixed: list[int | None] = [*column_widths(columns, width)] or [None] * len(headers)
     for header, columns_width in zip(headers, fixed, strict=True):
         table.add_column(header.upper(), overflow="fold", width=columns_width)
     for row in listed:
@@ -152,12 +154,15 @@ def table_of(headers: Sequence[str], rows: Iterable[Sequence[Cell]], width: int)
     return table
 
 
-def widths_of(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+def column_widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     """Each column as wide as its longest piece, those that then fit whole as they are, and the rest of the room to the
     one that lacks most; none if even the pieces are too wide. A piece is a word, an instant, or what is in parentheses.
     """
-    least = [max(cell_len(piece) for text in column for piece in _PIECE.findall(text) or [""]) for column in columns]
-    spare = width - sum(least) - _GAP * (len(least) - 1)
+    least = [
+        max(cell_len(piece) for text in column for piece in _UNBREAKABLE_PIECE.findall(text) or [""])
+        for column in columns
+    ]
+    spare = width - sum(least) - _COLUMN_GAP * (len(least) - 1)
     if spare < 0:
         return []
     lacks = [max(map(cell_len, column)) - at_least for column, at_least in zip(columns, least, strict=True)]
@@ -169,7 +174,7 @@ def widths_of(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     return least
 
 
-def aligned(rows: Sequence[Sequence[Text]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[Text]]) -> list[str]:
     """Columns in a pipe: two blanks between them, nothing cut off."""
     widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
     return [
@@ -178,7 +183,7 @@ def aligned(rows: Sequence[Sequence[Text]]) -> list[str]:
     ]
 
 
-def let_go_of_output() -> None:
+def discard_unwritable_output() -> None:
     """What could not be written, on a full disk say, is not tried once more when the process ends."""
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,4 +1,7 @@
-"""Recording what an endpoint tells a VM, into a file that a lab can replay. Needs the [agent] extra only."""
+"""Records what a VM's endpoint answers into a file that a lab can replay.
+
+Needs the [agent] extra only.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +16,27 @@ from typing import BinaryIO
 
 import click
 
-from forewarn.cli.duration import duration, span
-from forewarn.cli.guest import endpoint_option, own_name
-from forewarn.cli.invocation import Invocation
-from forewarn.cli.screen import faint
-from forewarn.cli.wording import counted
+from forewarn.cli.formatting import count_noun
+from forewarn.cli.guest import endpoint_option, vm_name_or_none
+from forewarn.cli.invocation import Invocation, duration
+from forewarn.cli.output import dim
 from forewarn.client import Client
-from forewarn.client.recorder import Recorder
-from forewarn.client.recording import Answer, Beginning, End, write_line
+from forewarn.client.recorder import EndpointRecorder
+from forewarn.client.recording import RecordedResponse, RecordingEnd, RecordingHeader, encode_line
 from forewarn.clock import read_real_time
+from forewarn.duration import format_duration
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import Unreadable, decode
-from forewarn.protocol.versions import NEWEST, VERSIONS
+from forewarn.protocol.codec import InvalidDocument, decode_document
+from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS
 
-_SHORTEST_S = 0.01
+_MIN_INTERVAL_S = 0.01
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="A new file.  [default: VM-TIME.jsonl]")
 @click.option("--every", "every_s", type=duration, default="1s", show_default=True, help="Between two polls.")
 @click.option("--for", "for_s", type=duration, metavar="DURATION", help="End by itself.  [default: at Ctrl-C]")
-@click.option("--api-version", "version", type=click.Choice(VERSIONS), default=NEWEST, show_default=True)
+@click.option("--api-version", "version", type=click.Choice(VERSIONS), default=NEWEST_VERSION, show_default=True)
 @endpoint_option
 def record(
     call: Invocation, out: Path | None, every_s: float, for_s: float | None, version: str, endpoint: str | None
@@ -43,38 +46,38 @@ def record(
     Every document and every answer that differs from the one before is written at once, errors too. Of the VM itself
     only its name is kept.
     """
-    if every_s < _SHORTEST_S:
-        raise Rejected(f"--every {every_s:g} s is too often: give {_SHORTEST_S:g} s or more")
+    if every_s < _MIN_INTERVAL_S:
+        raise Rejected(f"--every {every_s:g} s is too often: give {_MIN_INTERVAL_S:g} s or more")
     client = Client(endpoint)
     now = read_real_time()
-    beginning = Beginning(vm=own_name(client) or "", api_version=version, started_at=round(now, 3))
-    recorder = Recorder(client.endpoint, version=version, every_s=every_s, for_s=for_s)
-    path = out or _usual_path(beginning.vm, now)
-    with _kept(path, recorder, beginning) as file:
-        told = _record(call, recorder, file)
-    _conclude(call, path, beginning, told, recorder.end())
+    beginning = RecordingHeader(vm=vm_name_or_none(client) or "", api_version=version, started_at=round(now, 3))
+    recorder = EndpointRecorder(client.endpoint, version=version, every_s=every_s, for_s=for_s)
+    path = out or _default_path(beginning.vm, now)
+    with _recording_file(path, recorder, beginning) as file:
+        told = _record_answers(call, recorder, file)
+    _print_summary(call, path, beginning, told, recorder.end())
 
 
-def _usual_path(vm: str, now: float) -> Path:
+def _default_path(vm: str, now: float) -> Path:
     stem = re.sub(r"[^\w.-]+", "-", vm, flags=re.ASCII).strip("-.") or "vm"
     return Path(f"{stem}-{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%SZ}.jsonl")
 
 
 @contextmanager
-def _kept(path: Path, recorder: Recorder, beginning: Beginning) -> Iterator[BinaryIO]:
+def _recording_file(path: Path, recorder: EndpointRecorder, beginning: RecordingHeader) -> Iterator[BinaryIO]:
     """A new file, from its first line to its last; one that got no answer at all is not left behind."""
-    with _told_of_trouble(path), path.open("xb") as file:
+    with _file_errors_rejected(path), path.open("xb") as file:
         try:
-            _write(file, beginning)
+            _write_durably(file, beginning)
             yield file
-            _write(file, recorder.end())
+            _write_durably(file, recorder.end())
         finally:
             if not recorder.end().polls:
                 path.unlink()
 
 
 @contextmanager
-def _told_of_trouble(path: Path) -> Iterator[None]:
+def _file_errors_rejected(path: Path) -> Iterator[None]:
     try:
         yield
     except FileExistsError as error:
@@ -83,22 +86,22 @@ def _told_of_trouble(path: Path) -> Iterator[None]:
         raise Rejected(f"{str(path)!r} cannot be written ({error.strerror}): give another --out") from error
 
 
-def _record(call: Invocation, recorder: Recorder, file: BinaryIO) -> list[Answer]:
-    told: list[Answer] = []
+def _record_answers(call: Invocation, recorder: EndpointRecorder, file: BinaryIO) -> list[RecordedResponse]:
+    told: list[RecordedResponse] = []
     try:
         for answer in recorder.answers():
-            with _undisturbed():
-                _write(file, answer)
+            with _interrupt_blocked():
+                _write_durably(file, answer)
                 told.append(answer)
-            if not call.screen.as_json:
-                call.screen.say(faint(f"{span(answer.at_s):>8}  "), wording(answer))
+            if not call.output.as_json:
+                call.output.print_line(dim(f"{format_duration(answer.at_s):>8}  "), answer_text(answer))
     except KeyboardInterrupt:
         pass  # how a recording usually ends
     return told
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _interrupt_blocked() -> Iterator[None]:
     """Ctrl-C waits: what is being written is written whole, and counted."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -107,32 +110,34 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _write(file: BinaryIO, part: Beginning | Answer | End) -> None:
+def _write_durably(file: BinaryIO, part: RecordingHeader | RecordedResponse | RecordingEnd) -> None:
     """Durably: the VM may be gone the next moment."""
-    file.write(write_line(part))
+    file.write(encode_line(part))
     file.flush()
     os.fsync(file.fileno())
 
 
-def wording(answer: Answer) -> str:
+def answer_text(answer: RecordedResponse) -> str:
     """An answer in a line."""
     if answer.status is None:
         return f"no answer: {answer.broke}"
     if answer.status != 200:
         return f"status {answer.status}"
     try:
-        received = decode(answer.body)
-    except Unreadable as error:
+        received = decode_document(answer.body)
+    except InvalidDocument as error:
         return str(error).partition(": ")[0]
     events = [f"{event.kind} of {', '.join(event.resources)} {event.status.lower()}" for event in received.events]
     return f"incarnation {received.incarnation}: {'; '.join(events) or 'no events'}"
 
 
-def _conclude(call: Invocation, path: Path, beginning: Beginning, told: list[Answer], end: End) -> None:
-    if call.screen.as_json:
+def _print_summary(
+    call: Invocation, path: Path, beginning: RecordingHeader, told: list[RecordedResponse], end: RecordingEnd
+) -> None:
+    if call.output.as_json:
         summary = {"file": str(path), "vm": beginning.vm, "answers": len(told), "polls": end.polls, "for_s": end.at_s}
-        call.screen.document(summary)
+        call.output.print_json(summary)
         return
-    answers, polls = counted(len(told), "different answer"), counted(end.polls, "poll")
-    call.screen.say(f"{path} holds {answers} to {polls} in {span(end.at_s)}.")
-    call.screen.hints([(f"forewarn replay {path} --vm VM", "tell the story again, in a lab")])
+    answers, polls = count_noun(len(told), "different answer"), count_noun(end.polls, "poll")
+    call.output.print_line(f"{path} holds {answers} to {polls} in {format_duration(end.at_s)}.")
+    call.output.print_hints([(f"forewarn replay {path} --vm VM", "tell the story again, in a lab")])

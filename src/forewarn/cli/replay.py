@@ -1,4 +1,4 @@
-"""Recorded stories told again to a VM of a lab."""
+"""Commands that replay a recording to a VM of a lab, and list or stop replays."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import span
-from forewarn.cli.following import Look, follow
-from forewarn.cli.instant import when
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.screen import Cell, joined, strong, word
-from forewarn.cli.suggestion import vm_names
-from forewarn.client.recording import Answer, Recording, read_recording
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import vm_names
+from forewarn.cli.follow import Snapshot, follow
+from forewarn.cli.formatting import describe_time
+from forewarn.cli.invocation import Invocation, service_command
+from forewarn.cli.output import Cell, bold, join_text, state_text
+from forewarn.client.recording import EndpointRecording, RecordedResponse, decode_recording
+from forewarn.duration import format_duration
 from forewarn.errors import Rejected
 
-_BAR = 40
+_BAR_WIDTH = 40
 _HEADERS = ("replay", "VM", "state", "step", "telling", "shows", "until")
-_NONE = "There are no replays. Record a story with `forewarn record`, then: forewarn replay FILE --vm VM"
+_NO_REPLAYS = "There are no replays. Record a story with `forewarn record`, then: forewarn replay FILE --vm VM"
 
 
 @click.command()
@@ -33,61 +33,61 @@ _NONE = "There are no replays. Record a story with `forewarn record`, then: fore
 @click.option("--loop", "loops", type=int, default=1, show_default=True, metavar="N", help="Tell it N times.")
 @click.option("--map", "pairs", multiple=True, metavar="OLD=NEW", help="Another VM's name; repeat for more.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
-@served
+@service_command
 def replay(call: Invocation, file: Path, vm: str, speed: float, loops: int, pairs: tuple[str, ...], wait: bool) -> int:
     """Tell a recorded story again to a VM of a lab.
 
     The VM's scope is shown what was recorded, at the pace of the lab's clock, with new ids and times. Nothing is done
     to the VM; an event of its own ends the replay.
     """
-    recording = _body(_read(file))
-    body = {"vm": vm, "recording": recording, "speed": speed, "loops": loops, "map": _names(pairs)}
+    recording = _recording_body(_read_file(file))
+    body = {"vm": vm, "recording": recording, "speed": speed, "loops": loops, "map": _parse_name_map(pairs)}
     view = call.api.post("replays", body=body)
     if wait:
-        return _wait(call, view["id"])
-    _show(call, view)
+        return _wait_for_replay(call, view["id"])
+    _print_replay(call, view)
     return 0
 
 
 @click.command()
 @click.option("--stop", metavar="REPLAY", help="End this one; any unique beginning of its id will do.")
-@served
+@service_command
 def replays(call: Invocation, stop: str | None) -> None:
     """List the replays, or stop one."""
     if stop is not None:
-        _show(call, call.api.delete("replays", stop))
+        _print_replay(call, call.api.delete("replays", stop))
         return
     page = call.api.get("replays")
-    if call.screen.as_json:
-        call.screen.document(page)
+    if call.output.as_json:
+        call.output.print_json(page)
     elif page["replays"]:
         now = call.api.now()
-        call.screen.table(_HEADERS, (_row(call, view, now) for view in page["replays"]))
+        call.output.print_table(_HEADERS, (_replay_row(call, view, now) for view in page["replays"]))
     else:
-        call.screen.say(_NONE)
+        call.output.print_line(_NO_REPLAYS)
 
 
-def _read(file: Path) -> Recording:
+def _read_file(file: Path) -> EndpointRecording:
     try:
         raw = file.read_bytes()
     except OSError as error:
         raise Rejected(f"{str(file)!r} cannot be read ({error.strerror}): give a recording's file") from error
-    return read_recording(raw, str(file))
+    return decode_recording(raw, str(file))
 
 
-def _body(recording: Recording) -> dict[str, Any]:
+def _recording_body(recording: EndpointRecording) -> dict[str, Any]:
     end = recording.end
     return {
-        "vm": recording.beginning.vm,
-        "api_version": recording.beginning.api_version,
-        "started_at": recording.beginning.started_at,
+        "vm": recording.header.vm,
+        "api_version": recording.header.api_version,
+        "started_at": recording.header.started_at,
         "ended_s": end.at_s if end else None,
         "ended_date": end.date if end else None,
-        "answers": [_answer(answer) for answer in recording.answers],
+        "answers": [_answer_body(answer) for answer in recording.answers],
     }
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer_body(answer: RecordedResponse) -> dict[str, Any]:
     return {
         "at_s": answer.at_s,
         "date": answer.date,
@@ -98,7 +98,7 @@ def _answer(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _names(pairs: tuple[str, ...]) -> dict[str, str]:
+def _parse_name_map(pairs: tuple[str, ...]) -> dict[str, str]:
     names: dict[str, str] = {}
     for pair in pairs:
         old, _, new = pair.partition("=")
@@ -108,48 +108,50 @@ def _names(pairs: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-def _wait(call: Invocation, replay_id: str) -> int:
+def _wait_for_replay(call: Invocation, replay_id: str) -> int:
     """Until it is over; interrupting the waiting does not interrupt the replay."""
 
-    def look() -> Look:
+    def look() -> Snapshot:
         view = call.api.get("replays", replay_id)
-        return Look(view=view, over=view["ended"] is not None, shows=_panel(call, view))
+        return Snapshot(view=view, is_over=view["ended"] is not None, renderable=_progress_panel(call, view))
 
     try:
         view = follow(call, look, about={"request": replay_id})
     except KeyboardInterrupt:
-        call.screen.note(f"the replay goes on: `forewarn replays --stop {replay_id}` ends it")
+        call.output.print_note(f"the replay goes on: `forewarn replays --stop {replay_id}` ends it")
         raise
-    _show(call, view)
+    _print_replay(call, view)
     return 0 if view["ended"] == "finished" else 1
 
 
-def _panel(call: Invocation, view: View) -> RenderableType:
+def _progress_panel(call: Invocation, view: JsonObject) -> RenderableType:
     done, whole = (view["loop"] - 1) * view["steps"] + view["step"], view["loops"] * view["steps"]
     grid = Table.grid(padding=(0, 2, 0, 0))
-    left = span(view["ends_at"] - call.api.now())
-    grid.add_row(ProgressBar(total=whole, completed=done, width=_BAR), f"step {done} of {whole}, {left} left")
+    left = format_duration(view["ends_at"] - call.api.now())
+    grid.add_row(ProgressBar(total=whole, completed=done, width=_BAR_WIDTH), f"step {done} of {whole}, {left} left")
     return grid
 
 
-def _show(call: Invocation, view: View) -> None:
-    if call.screen.as_json:
-        call.screen.document(view)
+def _print_replay(call: Invocation, view: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
         return
-    shown = call.screen.short(view["id"])
+    shown = call.output.short_id(view["id"])
     why = f": {view['reason']}" if view["reason"] else ""
-    call.screen.say(f"Replay {shown} to {view['vm']} is ", word(view["ended"] or "running"), why, ".")
+    call.output.print_line(f"Replay {shown} to {view['vm']} is ", state_text(view["ended"] or "running"), why, ".")
     if view["ended"] is None:
-        call.screen.hints([("forewarn replays", "see how far it is"), (f"forewarn replays --stop {shown}", "end it")])
+        call.output.print_hints(
+            [("forewarn replays", "see how far it is"), (f"forewarn replays --stop {shown}", "end it")]
+        )
 
 
-def _row(call: Invocation, view: View, now: float) -> list[Cell]:
+def _replay_row(call: Invocation, view: JsonObject, now: float) -> list[Cell]:
     return [
-        strong(call.screen.short(view["id"])),
+        bold(call.output.short_id(view["id"])),
         view["vm"],
-        word(view["ended"] or "running"),
+        state_text(view["ended"] or "running"),
         f"{view['step']} of {view['steps']}",
         f"{view['loop']} of {view['loops']}",
-        joined(view["shows"] or "its own document"),
-        when(view["ended_at"] or view["ends_at"], now),
+        join_text(view["shows"] or "its own document"),
+        describe_time(view["ended_at"] or view["ends_at"], now),
     ]

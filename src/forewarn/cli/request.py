@@ -1,4 +1,7 @@
-"""What users ask for their VMs: restart, redeploy, evict, delete."""
+"""Commands that request maintenance of VMs.
+
+restart, redeploy, evict, delete, power and perform-maintenance.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,28 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from forewarn.cli.duration import duration
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.name import name
-from forewarn.cli.preview import dry_run_option, show_preview
-from forewarn.cli.receipt import show_receipt, wait_for_request
-from forewarn.cli.suggestion import vm_names
+from forewarn.cli.completion import vm_names
+from forewarn.cli.invocation import Invocation, duration, non_empty_name, service_command
+from forewarn.cli.request_output import (
+    dry_run_option,
+    show_events,
+    show_preview,
+    show_receipt,
+    wait_for_events,
+    wait_for_request,
+)
 from forewarn.errors import Rejected
 
-Command = Callable[..., Any]
-_NO_NOTICE = "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
+CommandCallback = Callable[..., Any]
+_ZERO_NOTICE = (
+    "a notice of 0 s is none: leave --notice out for the usual one, or say --short-notice to rehearse without"
+)
 
-vms_argument = click.argument("vms", type=name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names)
+vms_argument = click.argument(
+    "vms", type=non_empty_name, metavar="VM...", nargs=-1, required=True, shell_complete=vm_names
+)
 wait_option = click.option("--wait", is_flag=True, help="Stay until it is over; exit 1 if it failed.")
 notice_option = click.option(
     "--notice", "notice_s", type=duration, metavar="DURATION", help="Notice to give, such as 20m."
@@ -28,13 +40,13 @@ short_notice_option = click.option(
 )
 
 
-def _asking(function: Command) -> Command:
+def _request_options(function: CommandCallback) -> CommandCallback:
     for option in (wait_option, dry_run_option, short_notice_option, notice_option, vms_argument):
         function = option(function)
     return function
 
 
-def ask(
+def send_maintenance_request(
     call: Invocation,
     what: str,
     vms: tuple[str, ...],
@@ -46,7 +58,7 @@ def ask(
 ) -> int:
     """Send the request, say what becomes of it, and wait for that if told to."""
     if notice_s == 0 and not short_notice:
-        raise Rejected(_NO_NOTICE)
+        raise Rejected(_ZERO_NOTICE)
     if short_notice and notice_s is None:
         raise Rejected("a short notice needs a length: say how long with --notice")
     body: dict[str, object] = {"ask": what, "vms": list(vms)}
@@ -65,33 +77,90 @@ def ask(
 
 
 @click.command()
-@_asking
-@served
+@_request_options
+@service_command
 def restart(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Restart VMs, with notice."""
-    return ask(call, "restart", vms, **options)
+    return send_maintenance_request(call, "restart", vms, **options)
 
 
 @click.command()
-@_asking
-@served
+@_request_options
+@service_command
 def redeploy(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Move VMs to another host, with notice."""
-    return ask(call, "redeploy", vms, **options)
+    return send_maintenance_request(call, "redeploy", vms, **options)
 
 
 @click.command()
-@_asking
-@served
+@_request_options
+@service_command
 def evict(call: Invocation, vms: tuple[str, ...], **options: Any) -> int:
     """Evict Spot VMs, with 30 seconds of notice."""
-    return ask(call, "evict", vms, **options)
+    return send_maintenance_request(call, "evict", vms, **options)
 
 
 @click.command()
 @click.option("--scale-in", is_flag=True, help="As a scale-in by the platform, not by their user.")
-@_asking
-@served
+@_request_options
+@service_command
 def delete(call: Invocation, vms: tuple[str, ...], scale_in: bool, **options: Any) -> int:
     """Delete VMs, with notice where that is enabled."""
-    return ask(call, "scale-in" if scale_in else "delete", vms, **options)
+    return send_maintenance_request(call, "scale-in" if scale_in else "delete", vms, **options)
+
+
+_POWER_ACTIONS = {
+    "off": "power-off",
+    "start": "start",
+    "deallocate": "deallocate",
+    "reapply": "reapply",
+    "reimage": "reimage",
+}
+
+
+def _complete_words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    asks = [CompletionItem(word) for word in _POWER_ACTIONS if word.startswith(incomplete)]
+    return [*vm_names(ctx, param, incomplete), *asks]
+
+
+@click.command()
+@click.argument(
+    "words",
+    type=non_empty_name,
+    metavar=f"VM... {'|'.join(_POWER_ACTIONS)}",
+    nargs=-1,
+    required=True,
+    shell_complete=_complete_words,
+)
+@dry_run_option
+@wait_option
+@service_command
+def power(call: Invocation, words: tuple[str, ...], wait: bool, dry_run: bool) -> int:
+    """Turn VMs off or on, deallocate, reapply, reimage."""
+    *vms, what = words
+    if not vms or what not in _POWER_ACTIONS:
+        raise Rejected(f"say which VMs, then one of {', '.join(_POWER_ACTIONS)}: forewarn power {_corrected(words)}")
+    return send_maintenance_request(call, _POWER_ACTIONS[what], tuple(vms), wait=wait, dry_run=dry_run)
+
+
+def _corrected(words: tuple[str, ...]) -> str:
+    """What was probably meant."""
+    vm = next((word for word in words if word not in _POWER_ACTIONS), "VM")
+    return f"{vm} {next((word for word in words if word in _POWER_ACTIONS), 'start')}"
+
+
+@click.command("perform-maintenance")
+@click.argument("vm", metavar="VM", shell_complete=vm_names)
+@wait_option
+@service_command
+def perform_maintenance(call: Invocation, vm: str, wait: bool) -> int:
+    """Start a VM's pending platform maintenance now."""
+    answer = call.api.post("vms", vm, "perform-maintenance")
+    if wait:
+        return wait_for_events(call, [event["id"] for event in answer["events"]])
+    if call.output.as_json:
+        call.output.print_json(answer)
+    else:
+        call.output.print_line(f"The pending maintenance of {vm} may start now.")
+        show_events(call, answer["events"])
+    return 0

@@ -1,24 +1,34 @@
-"""Rollouts: platform maintenance over hosts or a scope, update domain by update domain."""
+"""Commands for rollouts: start, show, pause, resume and abort them, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import duration
-from forewarn.cli.following import Look, follow
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.preview import dry_run_option, show_preview
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import host_names, rollout_ids, scope_ids
+from forewarn.cli.follow import Snapshot, follow
+from forewarn.cli.formatting import (
+    count_noun,
+    describe_time,
+    event_headers,
+    event_kind,
+    event_row,
+    join_names,
+    waiting_reason,
+)
+from forewarn.cli.invocation import Invocation, duration, service_command
+from forewarn.cli.output import Cell, bold, dim, join_text, state_text
 from forewarn.cli.request import short_notice_option
-from forewarn.cli.rolloutview import panel, progress_line, show_rollout, show_rollouts, state
-from forewarn.cli.screen import word
-from forewarn.cli.suggestion import host_names, rollout_ids, scope_ids
+from forewarn.cli.request_output import dry_run_option, show_preview
 from forewarn.errors import Rejected
 
 rollout_argument = click.argument("rollout_id", metavar="ROLLOUT", shell_complete=rollout_ids)
-_STILL_DUE = (
+_PAUSED_BUT_SCHEDULED = (
     "What is scheduled still starts when approved or due: withdraw its events, or abort the rollout, to stop that."
 )
 _NO_HOSTS = "the fleet has no hosts: add some with `forewarn fleet add-host`, or give --scope"
@@ -51,7 +61,7 @@ def rollout() -> None:
 @short_notice_option
 @dry_run_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Stay until it is over.")
-@served
+@service_command
 def start(
     call: Invocation,
     hosts: tuple[str, ...],
@@ -63,19 +73,19 @@ def start(
 ) -> int:
     """Start a rollout."""
     body = {name: value for name, value in options.items() if value is not None and value is not False}
-    body |= _tolerance(body.pop("max_failures", None), body.pop("keep_going", False))
-    body |= _over(call, hosts, all_hosts, scope)
+    body |= _failure_limit(body.pop("max_failures", None), body.pop("keep_going", False))
+    body |= _rollout_targets(call, hosts, all_hosts, scope)
     if dry_run:
         show_preview(call, call.api.post("rollouts", "preview", body=body))
         return 0
     view = call.api.post("rollouts", body=body)
     if wait:
-        return _wait(call, view["id"])
-    show_rollout(call, view)
+        return _wait_for_rollout(call, view["id"])
+    print_rollout(call, view)
     return 0
 
 
-def _tolerance(max_failures: int | None, keep_going: bool) -> dict[str, int]:
+def _failure_limit(max_failures: int | None, keep_going: bool) -> dict[str, int]:
     if keep_going and max_failures is not None:
         raise Rejected("--max-failures and --keep-going exclude each other: say when it stops, or that it never does")
     if keep_going:
@@ -83,7 +93,7 @@ def _tolerance(max_failures: int | None, keep_going: bool) -> dict[str, int]:
     return {} if max_failures is None else {"max_failures": max_failures}
 
 
-def _over(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
+def _rollout_targets(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str | None) -> dict[str, object]:
     if (bool(hosts), all_hosts, scope is not None).count(True) != 1:
         raise Rejected("a rollout is over hosts or over a scope: give one of --host, --all-hosts and --scope")
     if scope is not None:
@@ -99,70 +109,207 @@ def _over(call: Invocation, hosts: tuple[str, ...], all_hosts: bool, scope: str 
 @rollout.command()
 @click.argument("rollout_id", metavar="[ROLLOUT]", required=False, shell_complete=rollout_ids)
 @click.option("--watch", is_flag=True, help="Stay until it is over.")
-@served
+@service_command
 def show(call: Invocation, rollout_id: str | None, watch: bool) -> int:
     """Show all rollouts, or one; any unique beginning of an id will do."""
     if rollout_id is None:
         if watch:
             raise Rejected("no rollout is named to watch: see `forewarn rollout show`, then name one")
-        show_rollouts(call, call.api.get("rollouts"))
+        print_rollouts(call, call.api.get("rollouts"))
         return 0
     view = call.api.get("rollouts", rollout_id)
     if watch:
-        return _wait(call, view["id"])
-    show_rollout(call, view)
+        return _wait_for_rollout(call, view["id"])
+    print_rollout(call, view)
     return 0
 
 
-def _command(verb: str, text: str) -> None:
+def _add_steering_command(verb: str, text: str) -> None:
     @rollout.command(verb, help=text)
     @rollout_argument
-    @served
+    @service_command
     def change(call: Invocation, rollout_id: str) -> None:
         view = call.api.post("rollouts", rollout_id, verb)
-        if call.screen.as_json:
-            call.screen.document(view)
+        if call.output.as_json:
+            call.output.print_json(view)
         else:
-            call.screen.say(f"Rollout {call.screen.short(view['id'])} is ", word(view["progress"]), ".")
-            call.screen.say(progress_line(view))
+            call.output.print_line(f"Rollout {call.output.short_id(view['id'])} is ", state_text(view["progress"]), ".")
+            call.output.print_line(progress_line(view))
             if view["progress"] == "paused" and view["tally"]["scheduled"]:
-                call.screen.say(_STILL_DUE)
+                call.output.print_line(_PAUSED_BUT_SCHEDULED)
 
 
-_command("pause", "Publish nothing more for now; what is pending goes on.")
-_command("resume", "Go on with a paused rollout.")
-_command("abort", "End a rollout: what has not started is withdrawn.")
+_BAR_PARTS = (
+    ("done", "green"),
+    ("failed", "red"),
+    ("withdrawn", "bright_black"),
+    ("started", "cyan"),
+    ("scheduled", "yellow"),
+    ("waiting", "grey23"),
+)
 
 
-def _wait(call: Invocation, rollout_id: str) -> int:
+def progress_line(view: JsonObject) -> Text:
+    """`12 of 40 done · 4 started · 4 scheduled · 20 waiting`."""
+    tally = view["tally"]
+    line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
+    for name, style in _BAR_PARTS[1:]:
+        if tally[name]:
+            said = "never begun" if name == "waiting" and view["closed"] else name
+            line.append_text(join_text(dim(" · "), Text(f"{tally[name]} {said}", style=style.replace("grey23", ""))))
+    return line
+
+
+_add_steering_command("pause", "Publish nothing more for now; what is pending goes on.")
+_add_steering_command("resume", "Go on with a paused rollout.")
+_add_steering_command("abort", "End a rollout: what has not started is withdrawn.")
+
+
+def _wait_for_rollout(call: Invocation, rollout_id: str) -> int:
     """Until nothing of it is left; interrupting the waiting does not interrupt the rollout."""
     told: list[str] = []
 
-    def look() -> Look:
+    def look() -> Snapshot:
         view = call.api.get("rollouts", rollout_id)
-        _tell_progress(call, view, told)
-        return Look(view=view, over=view["closed"], shows=panel(call, view))
+        _print_progress(call, view, told)
+        return Snapshot(view=view, is_over=view["closed"], renderable=rollout_panel(call, view))
 
     try:
         view = follow(call, look, about={"request": rollout_id}, quiet=True)
     except KeyboardInterrupt:
-        call.screen.note(f"the rollout goes on: `forewarn rollout show {rollout_id}` shows how far it is")
+        call.output.print_note(f"the rollout goes on: `forewarn rollout show {rollout_id}` shows how far it is")
         raise
-    return _conclude(call, view)
+    return _print_conclusion(call, view)
 
 
-def _tell_progress(call: Invocation, view: View, told: list[str]) -> None:
+def _print_progress(call: Invocation, view: JsonObject, told: list[str]) -> None:
     """In a pipe, one line per change takes the place of the bar."""
     line = progress_line(view).plain
-    if not call.screen.as_json and not call.screen.is_terminal and told[-1:] != [line]:
+    if not call.output.as_json and not call.output.is_terminal and told[-1:] != [line]:
         told.append(line)
-        call.screen.say(line)
+        call.output.print_line(line)
 
 
-def _conclude(call: Invocation, view: View) -> int:
-    show_rollout(call, view)
+def _print_conclusion(call: Invocation, view: JsonObject) -> int:
+    print_rollout(call, view)
     if view["progress"] == "completed" and not view["tally"]["failed"]:
         return 0
     why = f": {view['why']}" if view["why"] else ""
-    call.screen.complain(f"rollout {view['id']} {state(view).plain}{why}")
+    call.output.print_error(f"rollout {view['id']} {rollout_state(view).plain}{why}")
     return 1
+
+
+_BAR_WIDTH = 40
+_NO_ROLLOUTS = "There are no rollouts. Start one: forewarn rollout start --all-hosts --impact update"
+
+
+def bar_cells(counts: list[int], width: int) -> list[int]:
+    """How many cells of a bar each count gets: in proportion, together exactly the width."""
+    total = sum(counts)
+    if total == 0:
+        return [0] * len(counts)
+    ends = [round(sum(counts[: index + 1]) * width / total) for index in range(len(counts))]
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def progress_bar(tally: JsonObject, width: int = _BAR_WIDTH) -> Text:
+    text = Text()
+    for cells, (_, style) in zip(
+        bar_cells([int(tally[name]) for name, _ in _BAR_PARTS], width), _BAR_PARTS, strict=True
+    ):
+        text.append("━" * cells, style=style)
+    return text
+
+
+def rollout_panel(call: Invocation, view: JsonObject) -> RenderableType:
+    """What a terminal shows while it goes on."""
+    now = call.api.now()
+    lines: list[Text] = [_rollout_title(call, view), join_text(progress_bar(view["tally"]), "  ", progress_line(view))]
+    lines += [join_text("  ", line) for line in live_event_lines(view, now)]
+    return Group(*lines)
+
+
+def live_event_lines(view: JsonObject, now: float) -> Iterator[Text]:
+    """What is under way, by update domain."""
+    live = [event for event in view.get("events", ()) if event["status"] != "over"]
+    for event in live[:4]:
+        head = join_text(
+            state_text(event["status"]), f"  update domain {event['update_domain']}: ", join_names(event["vms"], 3)
+        )
+        yield join_text(head, dim(f"  {_activity(event, now)}"))
+    if len(live) > 4:
+        yield dim(f"and {count_noun(len(live) - 4, 'more event')}")
+
+
+def _activity(event: JsonObject, now: float) -> str:
+    doing = waiting_reason(event, now) or event_kind(event)
+    return f"waits for {doing}" if event["status"] == "scheduled" else doing
+
+
+def _rollout_title(call: Invocation, view: JsonObject) -> Text:
+    title = f"Rollout {call.output.short_id(view['id'])}: {view['impact']} over {_targets_text(view)}"
+    return join_text(bold(title), "  ", rollout_state(view))
+
+
+def rollout_state(view: JsonObject) -> Text:
+    """`completed with 3 failed VMs`, `stopped`."""
+    failed = view["tally"]["failed"]
+    if view["progress"] != "completed" or not failed:
+        return state_text(view["progress"])
+    return Text(f"completed with {count_noun(failed, 'failed VM')}", style="red")
+
+
+def _targets_text(view: JsonObject) -> str:
+    if not view["hosts"]:
+        return f"scope {'/'.join(view['scope'].split('/')[1:]) or view['scope']}"
+    return join_names(view["hosts"]) if len(view["hosts"]) <= 3 else count_noun(len(view["hosts"]), "host")
+
+
+def print_rollout(call: Invocation, view: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
+        return
+    now = call.api.now()
+    call.output.print_line(_rollout_title(call, view))
+    shown_bar = join_text(progress_bar(view["tally"]), "  ") if call.output.is_terminal else ""
+    call.output.print_line(shown_bar, progress_line(view))
+    if view["why"]:
+        call.output.print_labelled(join_text("why  "), view["why"])
+    if view.get("events"):
+        call.output.print_line()
+        rows = [event_row(event, now, call.output.short_id(event["id"])) for event in view["events"]]
+        call.output.print_table(event_headers(view["events"]), rows)
+    if not view["closed"]:
+        call.output.print_hints(_rollout_hints(call.output.short_id(view["id"]), paused=view["progress"] == "paused"))
+
+
+def _rollout_hints(shown: str, *, paused: bool) -> list[tuple[str, str]]:
+    if paused:
+        go_on = (f"forewarn rollout resume {shown}", "go on with it")
+        return [go_on, (f"forewarn rollout abort {shown}", "end it")]
+    return [(f"forewarn rollout show {shown} --watch", "follow it"), (f"forewarn rollout pause {shown}", "hold it")]
+
+
+def print_rollouts(call: Invocation, page: JsonObject) -> None:
+    if call.output.as_json:
+        call.output.print_json(page)
+    elif page["rollouts"]:
+        now = call.api.now()
+        call.output.print_table(
+            ("rollout", "impact", "progress", "over", "VMs", "asked"), _rollout_rows(call, page, now)
+        )
+    else:
+        call.output.print_line(_NO_ROLLOUTS)
+
+
+def _rollout_rows(call: Invocation, page: JsonObject, now: float) -> Iterator[list[Cell]]:
+    for view in page["rollouts"]:
+        shown = bold(call.output.short_id(view["id"]))
+        yield [
+            shown,
+            view["impact"],
+            rollout_state(view),
+            _targets_text(view),
+            progress_line(view),
+            describe_time(view["at"], now),
+        ]

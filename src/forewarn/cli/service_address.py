@@ -1,14 +1,19 @@
-"""Which service is meant: the one whose socket lies in the data directory, unless another is named."""
+"""Which service a command means: a data directory on this machine, or the URL of a server elsewhere.
+
+Flags come before the environment, and the environment before the default state directory.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from forewarn.errors import Rejected
 
-SOCKET = "forewarn.sock"
+SOCKET_NAME = "forewarn.sock"
 
 
 def data_directory(explicit: str | None, environ: Mapping[str, str]) -> Path:
@@ -27,7 +32,7 @@ def config_directory(environ: Mapping[str, str]) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class RemoteSelection:
     """A service elsewhere, as somebody named it: by its URL, by a profile, or by both."""
 
     server: str = ""
@@ -37,7 +42,7 @@ class Named:
         return bool(self.server or self.profile)
 
 
-def named_service(flags: Named, data: str | None, environ: Mapping[str, str]) -> Named:
+def select_remote_service(flags: RemoteSelection, data: str | None, environ: Mapping[str, str]) -> RemoteSelection:
     """What flags name, else the environment; nothing where the service on this machine is meant.
 
     Flags count as a whole: whoever names a service does not get half of another from the environment.
@@ -47,4 +52,39 @@ def named_service(flags: Named, data: str | None, environ: Mapping[str, str]) ->
         raise Rejected(f"--data and {given} name two services: give one of them")
     if flags or data:
         return flags
-    return Named(server=environ.get("FOREWARN_SERVER", ""), profile=environ.get("FOREWARN_PROFILE", ""))
+    return RemoteSelection(server=environ.get("FOREWARN_SERVER", ""), profile=environ.get("FOREWARN_PROFILE", ""))
+
+
+_HOST_AND_PORT = re.compile(r"[\w.-]+(:\d{1,5})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}" if self.port == 443 else f"https://{host}:{self.port}"
+
+
+def parse_server_url(text: str) -> ServerAddress:
+    try:
+        parts = urlsplit(text.strip())
+        server = ServerAddress(host=parts.hostname or "", port=443 if parts.port is None else parts.port)
+    except ValueError:
+        raise _bad_server_url(text) from None
+    more = parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None
+    if parts.scheme != "https" or not server.host or not server.port or more:
+        raise _bad_server_url(text)
+    return server
+
+
+def _bad_server_url(text: str) -> Rejected:
+    return Rejected(f"{text!r} is no server: give its URL, such as https://{_example_address(text)}")
+
+
+def _example_address(text: str) -> str:
+    """What was typed, if nothing but the scheme is wrong."""
+    bare = text.strip().removeprefix("http://").rstrip("/")
+    return bare if _HOST_AND_PORT.fullmatch(bare) else "vmhost.example.org:8443"

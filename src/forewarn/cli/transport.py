@@ -1,6 +1,8 @@
-"""Signing in as a client: the server says who issues its tokens, the issuer says where, and gives one for a secret.
+"""The two ways to reach a service: its unix socket on this machine, or HTTPS with a bearer token.
 
-The same steps as the vendor's clients take, so they lead to an issuer of the user's own as well.
+Signing in takes the steps of Azure's clients: the server names the issuer, the issuer's discovery document names
+the token endpoint, and that gives a token for the client's secret. The remote transport fetches a token on its
+first call and when the last one has expired.
 """
 
 from __future__ import annotations
@@ -8,78 +10,122 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from forewarn.cli.connection import exchange
-from forewarn.cli.profile import Profile
-from forewarn.cli.server import Server, read_server
+from forewarn.cli.api_client import ServiceNotRunning, send_request
+from forewarn.cli.credentials import Profile
+from forewarn.cli.service_address import SOCKET_NAME, ServerAddress, parse_server_url
+from forewarn.clock import read_real_time
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
-Connect = Callable[[Server], http.client.HTTPConnection]
-_METADATA = "/metadata/endpoints?api-version=2022-09-01"
-_WELL_KNOWN = ".well-known/openid-configuration"
-_FORM = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
-_TOKEN = re.compile(r"[\x21-\x7e]+")  # what a header can carry
-_EARLY_S = 60.0
+
+class LocalTransport:
+    def __init__(self, data: Path, or_else: str = "") -> None:
+        self._data = data
+        self._extra_remedy = or_else  # what may help besides starting one
+
+    @property
+    def location(self) -> str:
+        return f"in {self._data}"
+
+    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
+        return send_request(
+            _UnixSocketConnection(self._data, self._extra_remedy, patience_s), method, target, payload, {}
+        )
+
+
+class _UnixSocketConnection(http.client.HTTPConnection):
+    def __init__(self, data: Path, or_else: str, patience_s: float) -> None:
+        super().__init__("localhost", timeout=patience_s)
+        self._data, self._extra_remedy = data, or_else
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        path = self._data / SOCKET_NAME
+        try:
+            self.sock.connect(str(path))
+        except PermissionError as error:
+            raise ServiceNotRunning(
+                f"the forewarn service in {self._data} belongs to another user: run this as that user, "
+                "or name another service with --data"
+            ) from error
+        except OSError as error:
+            if "too long" in str(error):
+                raise Rejected(f"the path {str(path)!r} is too long for a socket: choose a shorter --data") from error
+            raise ServiceNotRunning(
+                f"no forewarn service answers in {self._data}: start one with `forewarn up`{self._extra_remedy}"
+            ) from error
+
+
+ConnectFunction = Callable[[ServerAddress], http.client.HTTPConnection]
+_METADATA_PATH = "/metadata/endpoints?api-version=2022-09-01"
+_OPENID_CONFIGURATION_PATH = ".well-known/openid-configuration"
+_FORM_HEADERS = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")  # what a header can carry
+_RENEW_EARLY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class BearerToken:
     text: str = field(repr=False)
     issued_at: float
     lifetime_s: float
 
-    def lasts_at(self, now: float) -> bool:
+    def is_valid_at(self, now: float) -> bool:
         """Renewed a minute early, so that it does not run out on the way; a short one when half of it is over."""
-        return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _EARLY_S, self.lifetime_s / 2)
+        return self.issued_at <= now < self.issued_at + max(self.lifetime_s - _RENEW_EARLY_S, self.lifetime_s / 2)
 
 
-def sign_in(profile: Profile, connect: Connect, now: float) -> Token:
+def fetch_token(profile: Profile, connect: ConnectFunction, now: float) -> BearerToken:
     issuer, scope = profile.issuer, profile.scope
     if not (issuer and scope):
-        found = _get(f"{profile.server}{_METADATA}", connect)
-        issuer, scope = issuer or _issuer(profile, found), scope or _scope(profile, found)
-    endpoint = _get(f"{issuer.rstrip('/')}/{_WELL_KNOWN}", connect).get("token_endpoint")
+        found = _get_json(f"{profile.server}{_METADATA_PATH}", connect)
+        issuer, scope = issuer or _issuer_url(profile, found), scope or _token_scope(profile, found)
+    endpoint = _get_json(f"{issuer.rstrip('/')}/{_OPENID_CONFIGURATION_PATH}", connect).get("token_endpoint")
     if not isinstance(endpoint, str):
         raise Rejected(f"issuer {issuer} does not say where it gives tokens: name the right one with --issuer")
-    return _token(profile, endpoint, scope, connect, now)
+    return _request_token(profile, endpoint, scope, connect, now)
 
 
-def _issuer(profile: Profile, metadata: dict[str, Any]) -> str:
-    return str(_authentication(profile, metadata).get("loginEndpoint"))
+def _issuer_url(profile: Profile, metadata: dict[str, Any]) -> str:
+    return str(_authentication_section(profile, metadata).get("loginEndpoint"))
 
 
-def _scope(profile: Profile, metadata: dict[str, Any]) -> str:
-    audiences = _authentication(profile, metadata).get("audiences")
+def _token_scope(profile: Profile, metadata: dict[str, Any]) -> str:
+    audiences = _authentication_section(profile, metadata).get("audiences")
     audience = audiences[0] if isinstance(audiences, list) and audiences else profile.server
     return f"{str(audience).rstrip('/')}/.default"
 
 
-def _authentication(profile: Profile, metadata: dict[str, Any]) -> dict[str, Any]:
+def _authentication_section(profile: Profile, metadata: dict[str, Any]) -> dict[str, Any]:
     found = metadata.get("authentication")
     if not isinstance(found, dict) or not found.get("loginEndpoint"):
         raise Rejected(f"{profile.server} does not say where to sign in, so it is no forewarn service: check its URL")
     return found
 
 
-def _token(profile: Profile, endpoint: str, scope: str, connect: Connect, now: float) -> Token:
+def _request_token(profile: Profile, endpoint: str, scope: str, connect: ConnectFunction, now: float) -> BearerToken:
     form = {
         "grant_type": "client_credentials",
         "client_id": profile.client_id,
         "client_secret": profile.read_secret(),
         "scope": scope,
     }
-    status, answer = _ask("POST", endpoint, urlencode(form).encode(), connect)
+    status, answer = _send_for_json("POST", endpoint, urlencode(form).encode(), connect)
     text = answer.get("access_token")
-    if status >= 400 or not isinstance(text, str) or not _TOKEN.fullmatch(text):
-        raise _refusal(profile, endpoint, status, answer)
-    return Token(text=text, issued_at=now, lifetime_s=_seconds(answer.get("expires_in")))
+    if status >= 400 or not isinstance(text, str) or not _HEADER_SAFE.fullmatch(text):
+        raise _token_error(profile, endpoint, status, answer)
+    return BearerToken(text=text, issued_at=now, lifetime_s=_parse_lifetime(answer.get("expires_in")))
 
 
-def _seconds(said: object) -> float:
+def _parse_lifetime(said: object) -> float:
     """A number or a text, as issuers differ; without it a token is good for one question."""
     try:
         return float(str(said))
@@ -87,7 +133,7 @@ def _seconds(said: object) -> float:
         return 0.0
 
 
-def _refusal(profile: Profile, endpoint: str, status: int, answer: dict[str, Any]) -> Rejected | Unavailable:
+def _token_error(profile: Profile, endpoint: str, status: int, answer: dict[str, Any]) -> Rejected | Unavailable:
     if status == 429 or status >= 500:
         return Unavailable(f"{endpoint} answers {status} and gives no token now: try again")
     why = str(answer.get("error_description") or answer.get("error") or f"status {status}").rstrip(".")
@@ -97,8 +143,8 @@ def _refusal(profile: Profile, endpoint: str, status: int, answer: dict[str, Any
     )
 
 
-def _get(url: str, connect: Connect) -> dict[str, Any]:
-    status, answer = _ask("GET", url, None, connect)
+def _get_json(url: str, connect: ConnectFunction) -> dict[str, Any]:
+    status, answer = _send_for_json("GET", url, None, connect)
     if status >= 500:
         raise Unavailable(f"{url} answers {status}: try again")
     if status >= 400:
@@ -106,25 +152,120 @@ def _get(url: str, connect: Connect) -> dict[str, Any]:
     return answer
 
 
-def _ask(method: str, url: str, payload: bytes | None, connect: Connect) -> tuple[int, dict[str, Any]]:
-    server, target = _split(url)
-    status, raw = exchange(connect(server), method, target, payload, _FORM if payload is not None else {})
-    return status, _object(raw)
+def _send_for_json(
+    method: str, url: str, payload: bytes | None, connect: ConnectFunction
+) -> tuple[int, dict[str, Any]]:
+    server, target = _split_url(url)
+    status, raw = send_request(connect(server), method, target, payload, _FORM_HEADERS if payload is not None else {})
+    return status, _parse_json_object(raw)
 
 
-def _split(url: str) -> tuple[Server, str]:
+def _split_url(url: str) -> tuple[ServerAddress, str]:
     """Https and nothing else: a secret is on its way."""
     try:
         parts = urlsplit(url)
     except ValueError:
         raise Rejected(f"{url!r} is no URL: name the issuer with --issuer") from None
     target = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
-    return read_server(f"{parts.scheme}://{parts.netloc}"), target
+    return parse_server_url(f"{parts.scheme}://{parts.netloc}"), target
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _parse_json_object(raw: bytes) -> dict[str, Any]:
     try:
         found = json.loads(raw)
     except ValueError:
         found = None
     return found if isinstance(found, dict) else {}
+
+
+_STATUS_UNAUTHENTICATED = 401
+_NAME_MISMATCH_CODES = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and …_IP_ADDRESS_MISMATCH
+
+
+class RemoteTransport:
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._server = parse_server_url(profile.server)
+        self._token: BearerToken | None = None
+
+    @property
+    def location(self) -> str:
+        return f"at {self._server}"
+
+    def send(self, method: str, target: str, payload: bytes | None, patience_s: float) -> tuple[int, bytes]:
+        known = self._valid_token()
+        token = known or self._fetch_token(patience_s)
+        status, raw = self._send_with_token(method, target, payload, token, patience_s)
+        if status == _STATUS_UNAUTHENTICATED and known is not None:
+            # Refused before anything was done, so it may be asked again: the server may have another key by now.
+            status, raw = self._send_with_token(method, target, payload, self._fetch_token(patience_s), patience_s)
+        return status, raw
+
+    def _valid_token(self) -> BearerToken | None:
+        token = self._token
+        return token if token is not None and token.is_valid_at(read_real_time()) else None
+
+    def _fetch_token(self, patience_s: float) -> BearerToken:
+        self._token = fetch_token(
+            self._profile, lambda server: self._open_connection(server, patience_s), read_real_time()
+        )
+        return self._token
+
+    def _send_with_token(
+        self, method: str, target: str, payload: bytes | None, token: BearerToken, patience_s: float
+    ) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token.text}"}
+        return send_request(self._open_connection(self._server, patience_s), method, target, payload, headers)
+
+    def _open_connection(self, server: ServerAddress, patience_s: float) -> http.client.HTTPConnection:
+        return _TlsConnection(server, _tls_context(self._profile.ca, also_system=server != self._server), patience_s)
+
+
+def _tls_context(ca: str, *, also_system: bool) -> ssl.SSLContext:
+    """Whom to believe: the server's own CA alone for the server, the system's too for an issuer somewhere else."""
+    if not ca:
+        return ssl.create_default_context()
+    try:
+        context = ssl.create_default_context(cafile=None if also_system else ca)
+        context.load_verify_locations(ca)
+    except OSError as error:  # also what ssl raises, of a file that holds something else
+        why = "does not exist" if not Path(ca).exists() else f"cannot be used ({error.strerror or error})"
+        raise Rejected(f"CA file {ca!r} {why}: fetch it with `forewarn ca export` on the server") from error
+    return context
+
+
+class _TlsConnection(http.client.HTTPSConnection):
+    """What keeps the two apart is told once, here."""
+
+    def __init__(self, server: ServerAddress, context: ssl.SSLContext, patience_s: float) -> None:
+        super().__init__(server.host, server.port, timeout=patience_s, context=context)
+        self._server = server
+
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except ssl.SSLCertVerificationError as error:
+            raise Rejected(_untrusted_certificate_message(self._server, error)) from error
+        except ssl.SSLError as error:
+            raise Rejected(f"{self._server} does not speak TLS as we do ({error.reason}): check its port") from error
+        except (socket.gaierror, UnicodeError) as error:
+            raise Unavailable(f"host {self._server.host!r} is not known: check its name") from error
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise Unavailable(
+                f"no forewarn service answers at {self._server} ({error.strerror or error}): see whether it runs, "
+                "and with which setting 'console'"
+            ) from error
+
+
+def _untrusted_certificate_message(server: ServerAddress, error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in _NAME_MISMATCH_CODES:
+        return (
+            f"the certificate of {server} is for other names: call it by one that `forewarn ca` shows on the server, "
+            "or add this one to its setting 'console_names'"
+        )
+    return (
+        f"the certificate of {server} is not trusted ({error.verify_message}): get its CA with `forewarn ca export` "
+        "on the server, and give that file with `forewarn login --ca FILE` or as FOREWARN_CA"
+    )

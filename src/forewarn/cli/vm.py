@@ -1,4 +1,4 @@
-"""Programs inside VMs: started where 169.254.169.254 is the service and the hostname is the VM's."""
+"""Commands that run programs inside namespace VMs, where 169.254.169.254 is the service."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from forewarn.cli.invocation import Function, Invocation, here, served
-from forewarn.cli.screen import Cell, faint, word
-from forewarn.cli.suggestion import vm_names
+from forewarn.cli.completion import vm_names
+from forewarn.cli.invocation import CommandFunction, Invocation, local_command, service_command
+from forewarn.cli.output import Cell, dim, state_text
 from forewarn.errors import Rejected
-from forewarn.vm.blueprint import Net
-from forewarn.vm.run import GRACE_S, Wish
-from forewarn.vm.run import run as run_wish
+from forewarn.namespace_vm.run import DEFAULT_GRACE_S, VmRunOptions
+from forewarn.namespace_vm.run import run_vm as run_wish
+from forewarn.namespace_vm.vm_spec import NetworkMode
 
 
 @click.group()
@@ -21,7 +21,7 @@ def vm() -> None:
     """Put programs inside VMs."""
 
 
-def _where(function: Function) -> Function:
+def _vm_options(function: CommandFunction) -> CommandFunction:
     """What both `run` and `shell` can be told."""
     options = (
         click.argument("name", metavar="VM", shell_complete=vm_names),
@@ -31,7 +31,7 @@ def _where(function: Function) -> Function:
         click.option(
             "--grace",
             type=click.FloatRange(0, 3600),
-            default=GRACE_S,
+            default=DEFAULT_GRACE_S,
             metavar="SECONDS",
             show_default=True,
             help="Between asking the program to end and ending it.",
@@ -42,7 +42,7 @@ def _where(function: Function) -> Function:
     return function
 
 
-class _WithProgram(click.Command):
+class _CommandWithProgram(click.Command):
     """Tells who forgot the `--` about it, when an option of the program is taken for one of ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -56,11 +56,11 @@ class _WithProgram(click.Command):
             raise click.UsageError(hint, ctx) from error
 
 
-@vm.command(cls=_WithProgram)
-@_where
+@vm.command(cls=_CommandWithProgram)
+@_vm_options
 @click.option("--detached", is_flag=True, help="Without a terminal: what it writes is kept with the service's data.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
-@here
+@local_command
 def run(call: Invocation, command: tuple[str, ...], detached: bool, **where: Any) -> int:
     """Run a program inside a VM.
 
@@ -71,38 +71,38 @@ def run(call: Invocation, command: tuple[str, ...], detached: bool, **where: Any
     It runs as you, in this directory; its exit code is ours. What happens to the VM happens to it: it stands still
     in a Freeze, and is ended and started again in a Reboot.
     """
-    return _run(call, command, detached=detached, **where)
+    return _run_in_vm(call, command, detached=detached, **where)
 
 
 @vm.command()
-@_where
-@here
+@_vm_options
+@local_command
 def shell(call: Invocation, **where: Any) -> int:
     """Start a shell inside a VM."""
-    return _run(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **where)
+    return _run_in_vm(call, (os.environ.get("SHELL") or "/bin/sh",), detached=False, **where)
 
 
 @vm.command("list")
-@served
+@service_command
 def list_(call: Invocation) -> None:
     """Show the VMs that have a program in them."""
     answer = call.api.get("keepers")
-    if call.screen.as_json:
-        call.screen.document(answer)
+    if call.output.as_json:
+        call.output.print_json(answer)
         return
-    rows = [_row(keeper) for keeper in answer["keepers"]]
+    rows = [_vm_row(keeper) for keeper in answer["keepers"]]
     if rows:
-        call.screen.table(("vm", "state", "keeper", "boot id", "program"), rows)
+        call.output.print_table(("vm", "state", "keeper", "boot id", "program"), rows)
     else:
-        call.screen.say(faint("No VM has a program in it: start one with `forewarn vm run VM -- COMMAND`."))
+        call.output.print_line(dim("No VM has a program in it: start one with `forewarn vm run VM -- COMMAND`."))
 
 
-def _row(keeper: dict[str, Any]) -> tuple[Cell, ...]:
+def _vm_row(keeper: dict[str, Any]) -> tuple[Cell, ...]:
     program = " ".join(keeper.get("program") or ())
-    return keeper["vm"], word(keeper["state"]), str(keeper["pid"]), faint(keeper["boot_id"]), program
+    return keeper["vm"], state_text(keeper["state"]), str(keeper["pid"]), dim(keeper["boot_id"]), program
 
 
-def _run(
+def _run_in_vm(
     call: Invocation,
     command: tuple[str, ...],
     *,
@@ -115,15 +115,15 @@ def _run(
 ) -> int:
     if netns and no_vnet:
         raise Rejected("--netns and --no-vnet exclude each other: a network that you made is left as it is")
-    net = Net.JOINED if netns else Net.NO_VNET if no_vnet else Net.OWN
-    wish = Wish(
+    net = NetworkMode.JOINED if netns else NetworkMode.NO_VNET if no_vnet else NetworkMode.OWN
+    wish = VmRunOptions(
         vm=name,
         program=command,
         data=call.data,
-        net=net,
-        joins=netns,
+        network_mode=net,
+        joined_netns=netns,
         is_isolated=isolated,
         is_detached=detached,
         grace_s=grace,
     )
-    return run_wish(wish, call.screen.note)
+    return run_wish(wish, call.output.print_note)

@@ -1,4 +1,4 @@
-"""Webhooks: who outside is told what happens to events."""
+"""Commands for webhooks: add, list, remove and test the receivers of event notifications."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from pathlib import Path
 
 import click
 
-from forewarn.cli.connection import View
-from forewarn.cli.duration import span
-from forewarn.cli.group import group_id
-from forewarn.cli.instant import when
-from forewarn.cli.invocation import Invocation, served
-from forewarn.cli.private import read_secret
-from forewarn.cli.screen import Cell, faint, joined, strong
-from forewarn.cli.suggestion import webhook_ids
-from forewarn.cli.wording import over
+from forewarn.cli.api_client import JsonObject
+from forewarn.cli.completion import webhook_ids
+from forewarn.cli.credentials import read_secret_file
+from forewarn.cli.formatting import describe_resource, describe_time
+from forewarn.cli.invocation import Invocation, resource_group_id, service_command
+from forewarn.cli.output import Cell, bold, dim, join_text
+from forewarn.duration import format_duration
 from forewarn.errors import Rejected
 
 _SCHEMAS = ("eventgrid", "cloudevents")
-_HAPPENINGS = ("Scheduled", "Started", "Completed", "Canceled")
-_SHORT = 8
+_NOTIFICATION_KINDS = ("Scheduled", "Started", "Completed", "Canceled")
+_SHORT_ID_LENGTH = 8
 id_argument = click.argument("webhook_id", metavar="WEBHOOK", shell_complete=webhook_ids)
 
 
@@ -37,7 +35,7 @@ def webhook() -> None:
 @click.option(
     "--happening",
     "happenings",
-    type=click.Choice(_HAPPENINGS, case_sensitive=False),
+    type=click.Choice(_NOTIFICATION_KINDS, case_sensitive=False),
     multiple=True,
     help="Only this; repeat for more.",
 )
@@ -47,7 +45,7 @@ def webhook() -> None:
 )
 @click.option("--validate", is_flag=True, help="Add it only if the receiver agrees, by the handshake of its schema.")
 @click.option("--from-start", is_flag=True, help="Tell the history from its beginning, not from now on.")
-@served
+@service_command
 def add_webhook(
     call: Invocation,
     url: str,
@@ -64,111 +62,113 @@ def add_webhook(
 
     Each delivery is signed.
     """
-    body: View = {"url": url, "schema": schema, "over": _within(call, resource, over_group)}
+    body: JsonObject = {"url": url, "schema": schema, "over": _resource_filter(call, resource, over_group)}
     body |= {"happenings": list(happenings)}
     body |= {"opted_in_only": opted_in_only, "validate": validate, "from_start": from_start}
     if secret_file is not None:
-        body["secret"] = read_secret(secret_file)
-    _show_added(call, call.api.post("webhooks", body=body), is_made=secret_file is None)
+        body["secret"] = read_secret_file(secret_file)
+    _print_added(call, call.api.post("webhooks", body=body), is_made=secret_file is None)
 
 
-def _within(call: Invocation, resource: str | None, group: str | None) -> str:
+def _resource_filter(call: Invocation, resource: str | None, group: str | None) -> str:
     if resource is not None and group is not None:
         raise Rejected("say over what once: give --over RESOURCE or --over-group GROUP")
-    return resource or "/" if group is None else group_id(call, group)
+    return resource or "/" if group is None else resource_group_id(call, group)
 
 
-def _show_added(call: Invocation, view: View, *, is_made: bool) -> None:
-    if call.screen.as_json:
-        call.screen.document(view)
+def _print_added(call: Invocation, view: JsonObject, *, is_made: bool) -> None:
+    if call.output.as_json:
+        call.output.print_json(view)
         return
-    short = view["id"][:_SHORT]
-    call.screen.say(strong(f"Webhook {short}"), f" is told what happens to {_over(view)}.")
+    short = view["id"][:_SHORT_ID_LENGTH]
+    call.output.print_line(bold(f"Webhook {short}"), f" is told what happens to {_resources_text(view)}.")
     if is_made:
-        call.screen.say("Its secret, which is not shown again: ", strong(view["secret"]))
-    call.screen.hints(
+        call.output.print_line("Its secret, which is not shown again: ", bold(view["secret"]))
+    call.output.print_hints(
         [(f"forewarn webhook test {short}", "send a test message"), ("forewarn webhook list", "how telling it goes")]
     )
 
 
 @webhook.command("list")
-@served
+@service_command
 def list_webhooks(call: Invocation) -> None:
     """Show who is told, and how that goes."""
     view = call.api.get("webhooks")
-    if call.screen.as_json:
-        call.screen.document(view)
+    if call.output.as_json:
+        call.output.print_json(view)
     elif view["webhooks"]:
-        _show_all(call, view["webhooks"])
+        _print_webhooks(call, view["webhooks"])
     else:
-        call.screen.say("There is no webhook. `forewarn webhook add URL` adds one.")
+        call.output.print_line("There is no webhook. `forewarn webhook add URL` adds one.")
 
 
-def _show_all(call: Invocation, webhooks: Sequence[View]) -> None:
-    now, length = call.api.now(), _distinct(webhooks)
+def _print_webhooks(call: Invocation, webhooks: Sequence[JsonObject]) -> None:
+    now, length = call.api.now(), _distinct_id_length(webhooks)
     headers = ("webhook", "receiver", "is told", "pending", "how it goes", "added")
-    call.screen.table(headers, [_row(view, now, length) for view in webhooks])
+    call.output.print_table(headers, [_webhook_row(view, now, length) for view in webhooks])
 
 
-def _distinct(webhooks: Sequence[View]) -> int:
+def _distinct_id_length(webhooks: Sequence[JsonObject]) -> int:
     """How much of the ids tells them apart."""
     ids = [view["id"] for view in webhooks]
-    return next((n for n in range(_SHORT, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
+    return next((n for n in range(_SHORT_ID_LENGTH, 36) if len({id_[:n] for id_ in ids}) == len(ids)), 36)
 
 
-def _row(view: View, now: float, length: int) -> list[Cell]:
+def _webhook_row(view: JsonObject, now: float, length: int) -> list[Cell]:
     pending = f"{view['pending']}{'+' if view['pending_at_least'] else ''}"
     return [
-        strong(view["id"][:length]),
+        bold(view["id"][:length]),
         view["url"],
-        joined(_told(view), faint(f" ({view['schema']})")),
+        join_text(_notifications_text(view), dim(f" ({view['schema']})")),
         pending,
-        _course(view),
-        when(view["at"], now),
+        _delivery_state(view),
+        describe_time(view["at"], now),
     ]
 
 
-def _told(view: View) -> str:
-    happenings = "all" if len(view["happenings"]) == len(_HAPPENINGS) else ", ".join(view["happenings"])
-    return f"{happenings} of {_over(view)}"
+def _notifications_text(view: JsonObject) -> str:
+    happenings = "all" if len(view["happenings"]) == len(_NOTIFICATION_KINDS) else ", ".join(view["happenings"])
+    return f"{happenings} of {_resources_text(view)}"
 
 
-def _over(view: View) -> str:
+def _resources_text(view: JsonObject) -> str:
     vms = "VMs that opted in" if view["opted_in_only"] else "all VMs"
-    return vms if view["over"] == "/" else f"{vms} within {over(view['over'])}"
+    return vms if view["over"] == "/" else f"{vms} within {describe_resource(view['over'])}"
 
 
-def _course(view: View) -> str:
+def _delivery_state(view: JsonObject) -> str:
     if view["failures"]:
         tries = f"failed {view['failures']} time{'s' if view['failures'] > 1 else ''}"
-        again = "now" if view["next_try_in_s"] is None else f"in {span(view['next_try_in_s'])}"
+        again = "now" if view["next_try_in_s"] is None else f"in {format_duration(view['next_try_in_s'])}"
         return f"{tries}: {view['error']}; next try {again}"
-    return "-" if view["told_ago_s"] is None else f"told {span(view['told_ago_s'])} ago"
+    return "-" if view["told_ago_s"] is None else f"told {format_duration(view['told_ago_s'])} ago"
 
 
 @webhook.command("remove")
 @id_argument
-@served
+@service_command
 def remove_webhook(call: Invocation, webhook_id: str) -> None:
     """Tell it nothing more; what is pending for it is dropped."""
     view = call.api.delete("webhooks", webhook_id)
-    if call.screen.as_json:
-        call.screen.document(view)
+    if call.output.as_json:
+        call.output.print_json(view)
     else:
         dropped = f"; {view['pending']} pending for it are dropped" if view["pending"] else ""
-        call.screen.say(f"Webhook {view['id'][:_SHORT]} ({view['url']}) is removed{dropped}.")
+        call.output.print_line(f"Webhook {view['id'][:_SHORT_ID_LENGTH]} ({view['url']}) is removed{dropped}.")
 
 
 @webhook.command("test")
 @id_argument
-@served
+@service_command
 def test_webhook(call: Invocation, webhook_id: str) -> int:
     """Send it one test message, and show the answer."""
     view = call.api.post("webhooks", webhook_id, "test")
-    if call.screen.as_json:
-        call.screen.document(view)
+    if call.output.as_json:
+        call.output.print_json(view)
     elif view["ok"]:
-        call.screen.say(f"Webhook {view['id'][:_SHORT]} took the test message: {view['text']}.")
+        call.output.print_line(f"Webhook {view['id'][:_SHORT_ID_LENGTH]} took the test message: {view['text']}.")
     else:
-        call.screen.complain(f"webhook {view['id'][:_SHORT]} did not take the test message: {view['text']}")
+        call.output.print_error(
+            f"webhook {view['id'][:_SHORT_ID_LENGTH]} did not take the test message: {view['text']}"
+        )
     return 0 if view["ok"] else 1

@@ -1,18 +1,17 @@
-"""GUEST SDK. What a program inside a VM needs to hear of maintenance and to approve it: `Client`, and the values
-that it returns. It talks to a real Azure endpoint and to forewarn alike.
+"""The guest SDK: `Client`, `AsyncClient`, `Handler`, and the values that they return (docs/sdk.md).
 
-The exchange is pure, so that several drivers can share it; a driver only moves bytes and sleeps. Standard library
-only. Never here: reactions to events, proxies from the environment, anything of the host's side.
+It works with Azure's endpoint and with forewarn alike. Decisions are generators (`effects.Flow`) that the blocking
+and the asyncio client both run; a client only moves bytes and sleeps. The package uses the standard library,
+`protocol` and the leaf modules, and ignores proxies of the environment. Start reading at `session`, then `watch`.
 """
 
-from forewarn.client.async_driver import AsyncClient
-from forewarn.client.change import Change, Gone, Outcome, Scheduled, Started
+from forewarn.client.async_client import AsyncClient
+from forewarn.client.blocking_client import Client
 from forewarn.client.discovery import Discovery
-from forewarn.client.driver import Client
+from forewarn.client.effects import Unreachable
 from forewarn.client.endpoint import Endpoint
-from forewarn.client.event import Event, lists
+from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Started, lists
 from forewarn.client.handler import Handler
-from forewarn.client.move import Unreachable
 from forewarn.protocol.codec import Received, ReceivedEvent
 from forewarn.protocol.document import Kind
 

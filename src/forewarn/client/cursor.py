@@ -1,7 +1,7 @@
-"""Where a watcher stands, in a file: what it knows, and the changes that nobody has handled yet.
+"""The cursor file of a watcher: what it knows, and the changes that are not handled yet.
 
-Written as JSON beside the old one, synced, then put in its place: a crash leaves the one or the other. With a file that
-cannot be read a watcher begins anew, and that is told: hearing of an event twice is better than not at all.
+It is JSON, written to a new file, synced and renamed into place, so that a crash leaves the old or the new one. A
+watcher whose file cannot be read starts again with a warning: to see an event twice is better than not at all.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forewarn.client.change import Change, Gone, Outcome, Scheduled, Started
-from forewarn.client.event import Event
-from forewarn.client.sight import Known, Seen
+from forewarn.client.change_detection import KnownDocument, KnownEvent
+from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Started
 from forewarn.errors import Rejected
-from forewarn.protocol.codec import decode
+from forewarn.protocol.codec import decode_document
 
-FORMAT = 1
-_MARK = "forewarn-cursor"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CURSOR_FORMAT = 1
+_FORMAT_KEY = "forewarn-cursor"
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cursor:
-    known: Known = field(default_factory=Known)
+class WatchCursor:
+    known: KnownDocument = field(default_factory=KnownDocument)
     unhandled: tuple[Change, ...] = ()  # in the order in which they are told
-    boot: str = ""  # during which it was written
+    boot_id: str = ""  # during which it was written
 
 
 class BadCursor(ValueError):
@@ -38,54 +37,58 @@ class BadCursor(ValueError):
 def read_boot_id() -> str:
     """Another one after every boot; "" where the system has none."""
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
 
 
-def write_cursor(cursor: Cursor) -> bytes:
+def encode_cursor(cursor: WatchCursor) -> bytes:
     known = cursor.known
     whole = {
-        _MARK: FORMAT,
-        "boot": cursor.boot,
+        _FORMAT_KEY: CURSOR_FORMAT,
+        "boot": cursor.boot_id,
         "epoch": known.epoch,
         "incarnation": known.incarnation,
         "exact": known.is_exact,
-        "seen": [{"boot": seen.boot, "event": _event(seen.event)} for seen in known.seen],
-        "over": list(known.over),
-        "unhandled": [_change(change) for change in cursor.unhandled],
+        "seen": [{"boot": seen.boot_id, "event": _event_to_json(seen.event)} for seen in known.events],
+        "over": list(known.gone_keys),
+        "unhandled": [_change_to_json(change) for change in cursor.unhandled],
     }
     return json.dumps(whole).encode("ascii") + b"\n"  # in one line: it is written with each change, and this is fast
 
 
-def read_cursor(raw: bytes) -> Cursor:
+def decode_cursor(raw: bytes) -> WatchCursor:
     """Raises BadCursor with a reason."""
     try:
         whole = json.loads(raw)
-        if not isinstance(whole, dict) or _MARK not in whole:
+        if not isinstance(whole, dict) or _FORMAT_KEY not in whole:
             raise BadCursor("it is no cursor of forewarn")
-        if whole[_MARK] != FORMAT:
-            raise BadCursor(f"it has format {whole[_MARK]!r}, and this forewarn reads {FORMAT}")
-        return _cursor(whole)
+        if whole[_FORMAT_KEY] != CURSOR_FORMAT:
+            raise BadCursor(f"it has format {whole[_FORMAT_KEY]!r}, and this forewarn reads {CURSOR_FORMAT}")
+        return _cursor_from_json(whole)
     except BadCursor:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCursor(f"it is damaged ({type(error).__name__})") from error
 
 
-def _cursor(whole: Mapping[str, Any]) -> Cursor:
-    known = Known(
+def _cursor_from_json(whole: Mapping[str, Any]) -> WatchCursor:
+    known = KnownDocument(
         epoch=str(whole["epoch"]),
         incarnation=int(whole["incarnation"]),
         is_exact=whole["exact"] is True,
-        seen=tuple(Seen(event=_read_event(seen["event"]), boot=str(seen["boot"])) for seen in whole["seen"]),
-        over=tuple(map(str, whole["over"])),
+        events=tuple(
+            KnownEvent(event=_event_from_json(seen["event"]), boot_id=str(seen["boot"])) for seen in whole["seen"]
+        ),
+        gone_keys=tuple(map(str, whole["over"])),
     )
-    return Cursor(known=known, unhandled=tuple(map(_read_change, whole["unhandled"])), boot=str(whole["boot"]))
+    return WatchCursor(
+        known=known, unhandled=tuple(map(_change_from_json, whole["unhandled"])), boot_id=str(whole["boot"])
+    )
 
 
-def _change(change: Change) -> dict[str, Any]:
-    event = _event(change.event)
+def _change_to_json(change: Change) -> dict[str, Any]:
+    event = _event_to_json(change.event)
     match change:
         case Scheduled():
             return {"change": "scheduled", "event": event, "left_s": change.left_s}
@@ -95,8 +98,8 @@ def _change(change: Change) -> dict[str, Any]:
             return {"change": "gone", "event": event, "outcome": change.outcome}
 
 
-def _read_change(line: Mapping[str, Any]) -> Change:
-    event = _read_event(line["event"])
+def _change_from_json(line: Mapping[str, Any]) -> Change:
+    event = _event_from_json(line["event"])
     match line["change"]:
         case "scheduled":
             return Scheduled(event=event, left_s=None if line["left_s"] is None else float(line["left_s"]))
@@ -108,42 +111,42 @@ def _read_change(line: Mapping[str, Any]) -> Change:
             raise BadCursor(f"it holds a change {other!r} that this forewarn does not know")
 
 
-def _event(event: Event) -> Mapping[str, object]:
+def _event_to_json(event: Event) -> Mapping[str, object]:
     """As it came over the wire: the reader of the wire reads it again."""
     return event.raw
 
 
-def _read_event(raw: object) -> Event:
-    (event,) = decode(json.dumps({"Events": [raw]}).encode("ascii")).events
+def _event_from_json(raw: object) -> Event:
+    (event,) = decode_document(json.dumps({"Events": [raw]}).encode("ascii")).events
     return event
 
 
-def load(path: Path) -> Cursor:
+def load_cursor(path: Path) -> WatchCursor:
     """An absent file is a new cursor. Raises BadCursor; Rejected if the place cannot be used at all."""
     try:
-        return read_cursor(path.read_bytes())
+        return decode_cursor(path.read_bytes())
     except FileNotFoundError:
-        return Cursor()
+        return WatchCursor()
     except OSError as error:
         raise Rejected(f"the cursor {str(path)!r} cannot be read ({error.strerror}): give another file") from error
 
 
-def save(path: Path, cursor: Cursor) -> None:
+def save_cursor(path: Path, cursor: WatchCursor) -> None:
     """Durably, and whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:
-            file.write(write_cursor(cursor))
+            file.write(encode_cursor(cursor))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-        _sync_directory(path.parent)
+        _fsync_directory(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise Rejected(f"the cursor {str(path)!r} cannot be written ({error.strerror}): give another file") from error
 
 
-def _sync_directory(directory: Path) -> None:
+def _fsync_directory(directory: Path) -> None:
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)

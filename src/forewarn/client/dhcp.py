@@ -1,6 +1,6 @@
-"""Discovery outside a virtual network: a DHCP DISCOVER, and the endpoint in option 245 of whatever answers (spec §2.5).
+"""Asks DHCP for the endpoint: a DISCOVER, and option 245 of the offer (spec §2.5).
 
-Packets are built and read purely; `ask` holds the socket. No address is taken: what the offer offers stays unclaimed.
+Packets are built and parsed purely; `ask_for_endpoint` owns the socket. The offered address is never claimed.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from dataclasses import dataclass
 
 from forewarn.errors import Unavailable
 
-ANSWER_S = 4.0  # some servers look for three seconds whether an address is free before they offer it
-WAITS_S = (0.0, 2.0)  # before each try; programs in the wild try five times over minutes
+ANSWER_TIMEOUT_S = 4.0  # some servers look for three seconds whether an address is free before they offer it
+TRY_DELAYS_S = (0.0, 2.0)  # before each try; programs in the wild try five times over minutes
 _SERVER_PORT, _CLIENT_PORT = 67, 68
-_COOKIE = bytes((99, 130, 83, 99))
-_XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _SHORTEST = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6
-_ANSWER, _PAD, _ENDPOINT, _END = 2, 0, 245, 255
-_GET_HARDWARE, _ETHERNET = 0x8927, 1  # of Linux
+_MAGIC_COOKIE = bytes((99, 130, 83, 99))
+_XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _MIN_PACKET_BYTES = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6
+_BOOTREPLY, _OPTION_PAD, _OPTION_ENDPOINT, _OPTION_END = 2, 0, 245, 255
+_SIOCGIFHWADDR, _ARPHRD_ETHER = 0x8927, 1  # of Linux
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class EthernetInterface:
     name: str
     mac: bytes
 
 
-def discover_packet(xid: bytes, mac: bytes) -> bytes:
+def encode_discover(xid: bytes, mac: bytes) -> bytes:
     """244 bytes. The answer is asked for by broadcast: without an address nothing else could be heard."""
     packet = bytearray(_OPTIONS_AT)
     packet[0:4] = bytes((1, 1, 6, 0))
     packet[_XID_AT : _XID_AT + 4] = xid
     packet[_FLAGS_AT] = 0x80
     packet[_MAC_AT : _MAC_AT + 6] = mac
-    packet[_COOKIE_AT:_OPTIONS_AT] = _COOKIE
-    return bytes(packet) + bytes((53, 1, 1, _END))
+    packet[_COOKIE_AT:_OPTIONS_AT] = _MAGIC_COOKIE
+    return bytes(packet) + bytes((53, 1, 1, _OPTION_END))
 
 
-def endpoint_in(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
+def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
     """The address that an answer to our own question gives; None if it is none, or another's, or gives none."""
     is_ours = (
-        len(packet) >= _SHORTEST
-        and packet[0] == _ANSWER
-        and packet[_COOKIE_AT:_OPTIONS_AT] == _COOKIE
+        len(packet) >= _MIN_PACKET_BYTES
+        and packet[0] == _BOOTREPLY
+        and packet[_COOKIE_AT:_OPTIONS_AT] == _MAGIC_COOKIE
         and packet[_XID_AT : _XID_AT + 4] == xid
         and packet[_MAC_AT : _MAC_AT + 6] == mac
     )
     if not is_ours:
         return None
-    given = next((data for code, data in _options(packet) if code == _ENDPOINT), b"")
+    given = next((data for code, data in _parse_options(packet) if code == _OPTION_ENDPOINT), b"")
     return socket.inet_ntoa(given) if len(given) == 4 and any(given) else None
 
 
-def _options(packet: bytes) -> Iterator[tuple[int, bytes]]:
+def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
     at = _OPTIONS_AT
-    while at + 1 < len(packet) and packet[at] != _END:
-        if packet[at] == _PAD:
+    while at + 1 < len(packet) and packet[at] != _OPTION_END:
+        if packet[at] == _OPTION_PAD:
             at += 1
             continue
         end = at + 2 + packet[at + 1]
@@ -69,41 +69,41 @@ def _options(packet: bytes) -> Iterator[tuple[int, bytes]]:
         at = end
 
 
-def interfaces() -> tuple[Interface, ...]:
+def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
     """Those of Ethernet, asked of the kernel: what /sys shows may be another namespace's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        found = (_read_interface(name, _hardware(sock, name)) for _, name in socket.if_nameindex())
+        found = (_parse_interface(name, _read_hardware_address(sock, name)) for _, name in socket.if_nameindex())
         return tuple(interface for interface in found if interface is not None)
 
 
-def _hardware(sock: socket.socket, name: str) -> bytes:
+def _read_hardware_address(sock: socket.socket, name: str) -> bytes:
     try:
-        return fcntl.ioctl(sock, _GET_HARDWARE, struct.pack("40s", name.encode()))
+        return fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("40s", name.encode()))
     except OSError:  # it went away meanwhile
         return b""
 
 
-def _read_interface(name: str, hardware: bytes) -> Interface | None:
+def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
     """`hardware`: the name in 16 bytes, the type of the hardware in two, its address."""
-    is_ethernet = len(hardware) >= 24 and struct.unpack_from("=H", hardware, 16) == (_ETHERNET,)
+    is_ethernet = len(hardware) >= 24 and struct.unpack_from("=H", hardware, 16) == (_ARPHRD_ETHER,)
     mac = hardware[18:24]
-    return Interface(name=name, mac=mac) if is_ethernet and any(mac) else None
+    return EthernetInterface(name=name, mac=mac) if is_ethernet and any(mac) else None
 
 
-def ask(interface: Interface, *, answer_s: float = ANSWER_S) -> str | None:
+def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
     """Ask once on this interface; None if nobody names an endpoint in time. Unavailable says what stands against it."""
     xid = os.urandom(4)
     try:
-        with _socket(interface) as sock:
-            sock.sendto(discover_packet(xid, interface.mac), ("255.255.255.255", _SERVER_PORT))
-            return _await(sock, xid, interface.mac, time.monotonic() + answer_s)
+        with _open_socket(interface) as sock:
+            sock.sendto(encode_discover(xid, interface.mac), ("255.255.255.255", _SERVER_PORT))
+            return _receive_endpoint(sock, xid, interface.mac, time.monotonic() + answer_s)
     except PermissionError as error:
         raise Unavailable("DHCP needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW: name the endpoint") from error
     except OSError as error:
         raise Unavailable(f"DHCP on {interface.name} failed ({error.strerror or error}): name the endpoint") from error
 
 
-def _socket(interface: Interface) -> socket.socket:
+def _open_socket(interface: EthernetInterface) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         for option in (socket.SO_BROADCAST, socket.SO_REUSEADDR):
@@ -116,7 +116,7 @@ def _socket(interface: Interface) -> socket.socket:
     return sock
 
 
-def _await(sock: socket.socket, xid: bytes, mac: bytes, deadline: float) -> str | None:
+def _receive_endpoint(sock: socket.socket, xid: bytes, mac: bytes, deadline: float) -> str | None:
     """Answers to others arrive here too, and an offer may come without the option: listen on."""
     while (left_s := deadline - time.monotonic()) > 0:
         sock.settimeout(left_s)
@@ -124,6 +124,6 @@ def _await(sock: socket.socket, xid: bytes, mac: bytes, deadline: float) -> str 
             packet = sock.recv(2048)
         except TimeoutError:
             return None
-        if endpoint := endpoint_in(packet, xid=xid, mac=mac):
+        if endpoint := endpoint_from_offer(packet, xid=xid, mac=mac):
             return endpoint
     return None

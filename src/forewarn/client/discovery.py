@@ -1,6 +1,4 @@
-"""Where the service is, if nobody has said so: the well-known address if it answers like one, else what DHCP names
-(spec §2.5). A talk; what counts as an answer is decided purely.
-"""
+"""Finds the endpoint: the well-known address if it answers, else the one DHCP gives (spec §2.5)."""
 
 from __future__ import annotations
 
@@ -10,57 +8,62 @@ from dataclasses import dataclass
 from functools import partial
 
 from forewarn.client import dhcp
-from forewarn.client.endpoint import WELL_KNOWN, Endpoint, read_endpoint
-from forewarn.client.exchange import is_passing, poll
-from forewarn.client.move import Broken, Do, Pause, Talk, Unreachable, send
+from forewarn.client.effects import CallFunction, Flow, IncompleteResponse, Sleep, Unreachable, request_flow
+from forewarn.client.endpoint import WELL_KNOWN_URL, Endpoint, parse_endpoint
+from forewarn.client.requests import is_transient_status, poll_request
 from forewarn.errors import Unavailable
-from forewarn.protocol.message import Response
+from forewarn.protocol.http_message import HttpResponse
 
-_WELL_KNOWN = read_endpoint(WELL_KNOWN)
-PROBE_CONNECT_S = 2.0
-_PORTS = (80, 8080)  # clients in the wild disagree about the port at the address that DHCP gives (evidence §9)
-_TRIES, _BETWEEN_S = 3, 1.0
-_MOST_INTERFACES = 4  # so that looking ends, on hosts with hundreds of them too
+_WELL_KNOWN_ENDPOINT = parse_endpoint(WELL_KNOWN_URL)
+PROBE_CONNECT_TIMEOUT_S = 2.0
+_DHCP_ENDPOINT_PORTS = (
+    80,
+    8080,
+)  # clients in the wild disagree about the port at the address that DHCP gives (evidence §9)
+_PROBE_TRIES, _PROBE_INTERVAL_S = 3, 1.0
+_MAX_INTERFACES = 4  # so that looking ends, on hosts with hundreds of them too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
     """How to look. `waits_s` stand before each round of DHCP questions; () asks none."""
 
-    well_known: Endpoint = _WELL_KNOWN
-    connect_s: float = PROBE_CONNECT_S
+    well_known: Endpoint = _WELL_KNOWN_ENDPOINT
+    connect_s: float = PROBE_CONNECT_TIMEOUT_S
     answer_s: float = 150.0  # it is the first request, whose answer may take two minutes (spec §8.1)
-    waits_s: Sequence[float] = dhcp.WAITS_S
-    interfaces: Callable[[], Sequence[dhcp.Interface]] = dhcp.interfaces
-    ask: Callable[[dhcp.Interface], str | None] = dhcp.ask
+    waits_s: Sequence[float] = dhcp.TRY_DELAYS_S
+    interfaces: Callable[[], Sequence[dhcp.EthernetInterface]] = dhcp.ethernet_interfaces
+    ask: Callable[[dhcp.EthernetInterface], str | None] = dhcp.ask_for_endpoint
 
 
-def answers_as_ours(response: Response) -> bool:
+def is_scheduled_events_response(response: HttpResponse) -> bool:
     """Whether this is what a scheduled events endpoint says, in good days or bad ones. Other clouds have other services
     at the same address.
     """
-    if is_passing(response.status):
+    if is_transient_status(response.status):
         return True
     try:
         said = json.loads(response.body)
     except (ValueError, RecursionError):
         return response.status == 200 and not response.body.strip()  # met in the wild (spec §11)
-    return isinstance(said, dict) and ("Events" in said if response.status == 200 else _is_refusal(response, said))
+    return isinstance(said, dict) and (
+        "Events" in said if response.status == 200 else _is_error_response(response, said)
+    )
 
 
-def _is_refusal(response: Response, said: dict[str, object]) -> bool:
+def _is_error_response(response: HttpResponse, said: dict[str, object]) -> bool:
     return response.status in (400, 404) and isinstance(said.get("error"), str)
 
 
-def discovered(discovery: Discovery) -> Talk[Endpoint]:
+def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
     """Unreachable says what was tried."""
-    if (yield from _is_there(discovery, discovery.well_known)):
+    if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known
     trouble = "nobody names one by DHCP" if discovery.waits_s else "DHCP was not asked"
     for wait_s in discovery.waits_s:
-        yield Pause(s=wait_s)
+        yield Sleep(seconds=wait_s)
         try:
-            found = yield from _asked(discovery)
+            found = yield from _ask_dhcp(discovery)
         except Unavailable as error:
             trouble = str(error).partition(":")[0]
             continue
@@ -72,33 +75,35 @@ def discovered(discovery: Discovery) -> Talk[Endpoint]:
     )
 
 
-def _asked(discovery: Discovery) -> Talk[Endpoint | None]:
+def _ask_dhcp(discovery: Discovery) -> Flow[Endpoint | None]:
     """One round over all interfaces; the last trouble is raised if there was nothing else."""
     trouble: Unavailable | None = None
-    found: Sequence[dhcp.Interface] = yield Do(call=discovery.interfaces)
-    for interface in found[:_MOST_INTERFACES]:
+    found: Sequence[dhcp.EthernetInterface] = yield CallFunction(function=discovery.interfaces)
+    for interface in found[:_MAX_INTERFACES]:
         try:
-            address: str | None = yield Do(call=partial(discovery.ask, interface))
+            address: str | None = yield CallFunction(function=partial(discovery.ask, interface))
         except Unavailable as error:
             trouble = error
             continue
-        for port in _PORTS if address else ():
+        for port in _DHCP_ENDPOINT_PORTS if address else ():
             endpoint = Endpoint(host=str(address), port=port)
-            if (yield from _is_there(discovery, endpoint)):
+            if (yield from _probe_endpoint(discovery, endpoint)):
                 return endpoint
     if trouble is not None:
         raise trouble
     return None
 
 
-def _is_there(discovery: Discovery, endpoint: Endpoint) -> Talk[bool]:
-    for _ in range(_TRIES):
+def _probe_endpoint(discovery: Discovery, endpoint: Endpoint) -> Flow[bool]:
+    for _ in range(_PROBE_TRIES):
         try:
-            response = yield from send(endpoint, poll(), discovery.answer_s, connect_s=discovery.connect_s)
+            response = yield from request_flow(
+                endpoint, poll_request(), discovery.answer_s, connect_s=discovery.connect_s
+            )
         except Unreachable:
             return False
-        except Broken:
-            yield Pause(s=_BETWEEN_S)
+        except IncompleteResponse:
+            yield Sleep(seconds=_PROBE_INTERVAL_S)
         else:
-            return answers_as_ours(response)
+            return is_scheduled_events_response(response)
     return False

@@ -1,4 +1,4 @@
-"""Where the service is, as people say it: an explicit setting, else the environment (spec §2.5)."""
+"""The endpoint's address: an explicit setting, else the environment (spec §2.5)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from forewarn.errors import Rejected
 
-WELL_KNOWN = "http://169.254.169.254"  # spec §2.1
+WELL_KNOWN_URL = "http://169.254.169.254"  # spec §2.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +22,13 @@ class Endpoint:
         return f"http://{host}" if self.port == 80 else f"http://{host}:{self.port}"
 
 
-def given_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
+def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
     """None: nobody has said, it must be discovered."""
     text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
-    return read_endpoint(text) if text else None
+    return parse_endpoint(text) if text else None
 
 
-def read_endpoint(text: str) -> Endpoint:
+def parse_endpoint(text: str) -> Endpoint:
     """With or without scheme and port. A path below /metadata is forgiven, so that URLs can be pasted."""
     whole = text.strip()
     try:
@@ -37,14 +37,14 @@ def read_endpoint(text: str) -> Endpoint:
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     path = parts.path.rstrip("/").lower()
-    if parts.scheme != "http" or not _is_host(host) or parts.username is not None or port == 0:
-        raise _bad(text)
+    if parts.scheme != "http" or not _is_host_name(host) or parts.username is not None or port == 0:
+        raise _invalid_endpoint_error(text)
     if path not in ("", "/metadata") and not path.startswith("/metadata/"):
-        raise _bad(text)
+        raise _invalid_endpoint_error(text)
     return Endpoint(host=str(host), port=port or 80)
 
 
-def _is_host(host: str | None) -> bool:
+def _is_host_name(host: str | None) -> bool:
     return host is not None and host != "" and host.isprintable() and " " not in host
 
 
@@ -55,5 +55,5 @@ def _bracketed(address: str) -> str:
         return address
 
 
-def _bad(text: str) -> Rejected:
-    return Rejected(f"the endpoint {text!r} is no plain HTTP address: write it like {WELL_KNOWN} or 127.0.1.1:8080")
+def _invalid_endpoint_error(text: str) -> Rejected:
+    return Rejected(f"the endpoint {text!r} is no plain HTTP address: write it like {WELL_KNOWN_URL} or 127.0.1.1:8080")

@@ -1,7 +1,8 @@
-"""Functions that are called when something happens to an event: decorated, and run over a client.
+"""`Handler`: calls decorated functions when an event is announced, starts or is gone.
 
-A change counts as handled when all of its functions have returned. One that raises is called again after a while; what
-else happens goes on meanwhile. What is next is `Round`'s to say; here it is done, in threads or in tasks.
+A change is handled when all of its functions have returned. A function that raises is called again after a delay,
+while everything else goes on. `HandlerScheduler` decides what to run next; this module runs it, in threads or in
+tasks.
 """
 
 from __future__ import annotations
@@ -17,15 +18,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forewarn.client.async_driver import AsyncClient
-from forewarn.client.change import Change, Gone, Scheduled, Started
-from forewarn.client.driver import Client
-from forewarn.client.round import Approve, Call, Job, Round, Rule
-from forewarn.client.watching import Manner
+from forewarn.client.async_client import AsyncClient
+from forewarn.client.blocking_client import Client
+from forewarn.client.events import Change, Gone, Scheduled, Started
+from forewarn.client.handler_scheduler import (
+    ApproveEvent,
+    CallHandlerFunction,
+    HandlerJob,
+    HandlerRule,
+    HandlerScheduler,
+)
+from forewarn.client.watch import WatchOptions
 from forewarn.errors import Rejected
 
 F = TypeVar("F", bound=Callable[[Any], Any])
-RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Handler:
@@ -37,30 +44,30 @@ class Handler:
         self,
         *,
         neighbours: bool = False,
-        retry_s: Sequence[float] = RETRY_S,
+        retry_s: Sequence[float] = DEFAULT_RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not retry_s:
             raise Rejected("retry_s is empty: give at least one wait, in seconds")
         self._neighbours, self._retry_s, self._clock = neighbours, tuple(retry_s), clock
-        self._rules: list[Rule] = []
+        self._rules: list[HandlerRule] = []
         self._stopped = threading.Event()
 
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
         """Called with the first that is heard of an event: a Scheduled, or a Started that had no notice. With `approve`
         a scheduled event may start as soon as the function has returned.
         """
-        return partial(self._add, _is_first, kinds, approve)
+        return partial(self._add_rule, _is_first_change, kinds, approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
         """Called when an event has started."""
-        return partial(self._add, _is_started, kinds, False)
+        return partial(self._add_rule, _is_started, kinds, False)
 
     def gone(self, *kinds: Any) -> Any:
         """Called when an event is gone; `change.outcome` says how. Also without parentheses, for all kinds."""
         if len(kinds) == 1 and callable(kinds[0]):
-            return self._add(_is_gone, (), False, kinds[0])
-        return partial(self._add, _is_gone, kinds, False)
+            return self._add_rule(_is_gone, (), False, kinds[0])
+        return partial(self._add_rule, _is_gone, kinds, False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
         """For ever, or until `stop`. Functions run in threads of their own."""
@@ -69,50 +76,52 @@ class Handler:
                 raise Rejected(
                     f"{rule.function.__name__} is an async function: use `await handler.arun(AsyncClient())`"
                 )
-        round_ = self._round()
-        crew = _Crew(client, round_)
-        with closing(client.follow(cursor, Manner(explicit=True, within_s=round_.within_s))) as news:
+        round_ = self._make_scheduler()
+        crew = _JobThreads(client, round_)
+        with closing(client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=round_.idle_time_s))) as news:
             for change in news:
                 if change is not None:
-                    round_.put(change)
-                crew.work()
+                    round_.add_change(change)
+                crew.run_due_jobs()
                 if self._stopped.is_set():
                     break
-        round_.is_ending = True
+        round_.is_stopping = True
         crew.finish()
         self._stopped.clear()
 
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
         """For ever, or until `stop`, or cancelled. Async functions run as tasks, others in threads."""
-        round_ = self._round()
+        round_ = self._make_scheduler()
         try:
             async with asyncio.TaskGroup() as group:
-                await self._attend(client, cursor, round_, group)
-                round_.is_ending = True
+                await self._watch_and_run_jobs(client, cursor, round_, group)
+                round_.is_stopping = True
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
         self._stopped.clear()
 
-    async def _attend(
-        self, client: AsyncClient, cursor: Path | str | None, round_: Round, group: asyncio.TaskGroup
+    async def _watch_and_run_jobs(
+        self, client: AsyncClient, cursor: Path | str | None, round_: HandlerScheduler, group: asyncio.TaskGroup
     ) -> None:
-        async def work(job: Job) -> None:
+        async def work(job: HandlerJob) -> None:
             try:
-                came = await _awaited(client, job)
+                came = await _run_job_async(client, job)
             except Exception as error:
-                round_.failed(job, error)
+                round_.job_failed(job, error)
             else:
-                round_.came(job, came)
+                round_.job_succeeded(job, came)
             begin()
 
         def begin() -> None:
-            for job in round_.jobs():
+            for job in round_.due_jobs():
                 group.create_task(work(job))
 
-        async with aclosing(client.follow(cursor, Manner(explicit=True, within_s=round_.within_s))) as news:
+        async with aclosing(
+            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=round_.idle_time_s))
+        ) as news:
             async for change in news:
                 if change is not None:
-                    round_.put(change)
+                    round_.add_change(change)
                 begin()
                 if self._stopped.is_set():
                     return
@@ -123,76 +132,78 @@ class Handler:
         """
         self._stopped.set()
 
-    def _add(self, wants: Callable[[Change], bool], kinds: Sequence[str], approve: bool, function: F) -> F:
+    def _add_rule(self, wants: Callable[[Change], bool], kinds: Sequence[str], approve: bool, function: F) -> F:
         folded = frozenset(kind.casefold() for kind in kinds)
-        self._rules.append(Rule(wants=wants, function=function, kinds=folded, approve=approve))
+        self._rules.append(HandlerRule(accepts=wants, function=function, kinds=folded, approve=approve))
         return function
 
-    def _round(self) -> Round:
-        return Round(rules=tuple(self._rules), retry_s=self._retry_s, clock=self._clock, neighbours=self._neighbours)
+    def _make_scheduler(self) -> HandlerScheduler:
+        return HandlerScheduler(
+            rules=tuple(self._rules), retry_s=self._retry_s, clock=self._clock, neighbours=self._neighbours
+        )
 
 
-class _Crew:
+class _JobThreads:
     """Threads that do jobs; what came of them is put into the round by whoever calls."""
 
-    def __init__(self, client: Client, round_: Round) -> None:
-        self._client, self._round = client, round_
-        self._outcomes: queue.SimpleQueue[tuple[Job, Any, BaseException | None]] = queue.SimpleQueue()
-        self._under_way = 0
+    def __init__(self, client: Client, round_: HandlerScheduler) -> None:
+        self._client, self._scheduler = client, round_
+        self._results: queue.SimpleQueue[tuple[HandlerJob, Any, BaseException | None]] = queue.SimpleQueue()
+        self._running = 0
 
-    def work(self) -> None:
+    def run_due_jobs(self) -> None:
         """Conclude what has ended, begin what is due."""
-        while not self._outcomes.empty():
-            self._conclude()
-        for job in self._round.jobs():
-            self._under_way += 1
-            threading.Thread(target=self._do, args=(job,), daemon=True).start()
+        while not self._results.empty():
+            self._handle_result()
+        for job in self._scheduler.due_jobs():
+            self._running += 1
+            threading.Thread(target=self._run, args=(job,), daemon=True).start()
 
     def finish(self) -> None:
-        while self._under_way:
-            self._conclude()
-            self.work()
+        while self._running:
+            self._handle_result()
+            self.run_due_jobs()
 
-    def _conclude(self) -> None:
-        job, came, error = self._outcomes.get()
-        self._under_way -= 1
+    def _handle_result(self) -> None:
+        job, came, error = self._results.get()
+        self._running -= 1
         if error is None:
-            self._round.came(job, came)
+            self._scheduler.job_succeeded(job, came)
         elif isinstance(error, Exception):
-            self._round.failed(job, error)
+            self._scheduler.job_failed(job, error)
         else:
             raise error
 
-    def _do(self, job: Job) -> None:
+    def _run(self, job: HandlerJob) -> None:
         try:
-            self._outcomes.put((job, _done(self._client, job), None))
+            self._results.put((job, _run_job(self._client, job), None))
         except BaseException as error:  # sys.exit() in a function is meant for the program, not for a thread
-            self._outcomes.put((job, None, error))
+            self._results.put((job, None, error))
 
 
-def _done(client: Client, job: Job) -> Any:
+def _run_job(client: Client, job: HandlerJob) -> Any:
     match job:
-        case Call(task=task):
+        case CallHandlerFunction(task=task):
             return task.rule.function(task.change)
-        case Approve():
+        case ApproveEvent():
             return client.approve(job.event)
         case _:
             return client.name()
 
 
-async def _awaited(client: AsyncClient, job: Job) -> Any:
+async def _run_job_async(client: AsyncClient, job: HandlerJob) -> Any:
     match job:
-        case Call(task=task) if inspect.iscoroutinefunction(task.rule.function):
+        case CallHandlerFunction(task=task) if inspect.iscoroutinefunction(task.rule.function):
             return await task.rule.function(task.change)
-        case Call(task=task):
+        case CallHandlerFunction(task=task):
             return await asyncio.to_thread(task.rule.function, task.change)
-        case Approve():
+        case ApproveEvent():
             return await client.approve(job.event)
         case _:
             return await client.name()
 
 
-def _is_first(change: Change) -> bool:
+def _is_first_change(change: Change) -> bool:
     return isinstance(change, Scheduled) or (isinstance(change, Started) and change.first)
 
 

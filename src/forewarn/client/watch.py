@@ -1,4 +1,4 @@
-"""The talks that never end: documents, and the changes that they tell of."""
+"""The endless flows: each document, and each change of an event, with a durable cursor."""
 
 from __future__ import annotations
 
@@ -9,62 +9,68 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from forewarn.client.change import Change, Scheduled
-from forewarn.client.cursor import BadCursor, Cursor, load, save
-from forewarn.client.exchange import HOLD_S, Step, Watch, after_answer, after_failure
-from forewarn.client.following import follow, left_s, might_have_rebooted
-from forewarn.client.move import Do, Pause, Talk, Tell
-from forewarn.client.session import LOG, Session, warning
-from forewarn.client.sight import Known, Sight, epoch_of, is_behind
-from forewarn.client.version import OLDEST
+from forewarn.client.change_detection import (
+    KnownDocument,
+    ObservedDocument,
+    detect_changes,
+    epoch_from_etag,
+    is_older_document,
+    is_vm_name_needed,
+    time_left_s,
+)
+from forewarn.client.cursor import BadCursor, WatchCursor, load_cursor, save_cursor
+from forewarn.client.effects import CallFunction, Flow, Sleep, YieldItem
+from forewarn.client.events import Change, Scheduled
+from forewarn.client.requests import LONG_POLL_S, PollState, PollStep, step_after_answer, step_after_failure
+from forewarn.client.session import LOG, OLDEST_COMPLETE_VERSION, ClientSession, warning_effect
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.protocol.codec import Received
 
-_TOLD_FAILURES = 3  # in a row, before people are told that the service is away
+_FAILURES_BEFORE_WARNING = 3  # in a row, before people are told that the service is away
 
 
-class Ledger:
+class CursorStore:
     """The cursor, and its file if there is one. Changes may be done with in any order, and from any thread."""
 
-    def __init__(self, path: Path | None, cursor: Cursor) -> None:
+    def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
         self.cursor = cursor
         self._path = path
         self._lock = Lock()
 
-    def begin(self) -> None:
+    def save_initial(self) -> None:
         """A place that cannot be written is refused now, not when something happens."""
         if self._path is not None:
-            save(self._path, self.cursor)
+            save_cursor(self._path, self.cursor)
 
-    def note(self, known: Known, news: tuple[Change, ...], boot: str) -> None:
+    def add_changes(self, known: KnownDocument, news: tuple[Change, ...], boot: str) -> None:
         with self._lock:
-            self._put(Cursor(known=known, unhandled=(*self.cursor.unhandled, *news), boot=boot))
+            self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *news), boot_id=boot))
 
-    def done(self, change: Change) -> None:
+    def mark_handled(self, change: Change) -> None:
         """Handled; said again, it changes nothing."""
         with self._lock:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
-            self._put(replace(self.cursor, unhandled=left))
+            self._replace(replace(self.cursor, unhandled=left))
 
-    def done_up_to(self, change: Change) -> None:
+    def mark_handled_up_to(self, change: Change) -> None:
         """Handled, and all that were told before it."""
         with self._lock:
             left = self.cursor.unhandled
             place = next((place for place, other in enumerate(left) if other is change), -1)
-            self._put(replace(self.cursor, unhandled=left[place + 1 :]))
+            self._replace(replace(self.cursor, unhandled=left[place + 1 :]))
 
-    def _put(self, cursor: Cursor) -> None:
+    def _replace(self, cursor: WatchCursor) -> None:
         is_new, self.cursor = cursor != self.cursor, cursor
         if self._path is None or not is_new:
             return
         try:
-            save(self._path, cursor)
+            save_cursor(self._path, cursor)
         except Rejected as error:  # a full disk must not keep anybody from hearing of an eviction
             LOG.warning("%s; what is handled may be told again", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class WatchOptions:
     """How changes are told: `explicit` ones count as handled only by done(), and `in_order` with all before them, so
     that a thousand need one write. With `within_s` somebody has other things to do: it says how long the next poll may
     take, and None is told after each.
@@ -72,82 +78,88 @@ class Manner:
 
     explicit: bool = False
     in_order: bool = False
-    within_s: Callable[[], float] | None = None
+    max_poll_s: Callable[[], float] | None = None
 
-    def hold_s(self) -> float:
-        return HOLD_S if self.within_s is None else min(HOLD_S, max(0.0, self.within_s()))
+    def long_poll_s(self) -> float:
+        return LONG_POLL_S if self.max_poll_s is None else min(LONG_POLL_S, max(0.0, self.max_poll_s()))
 
 
-def documents(session: Session) -> Talk[None]:
-    watch = Watch()
+def documents_flow(session: ClientSession) -> Flow[None]:
+    watch = PollState()
     while True:
-        step = yield from _step(session, watch, HOLD_S)
-        watch = step.watch
-        if step.news is not None:
-            yield Tell(news=step.news)
-        yield Pause(s=step.pause_s)
+        step = yield from _poll_once(session, watch, LONG_POLL_S)
+        watch = step.state
+        if step.new_document is not None:
+            yield YieldItem(item=step.new_document)
+        yield Sleep(seconds=step.pause_s)
 
 
-def changes(session: Session, path: Path | None, manner: Manner) -> Talk[None]:
-    boot = yield Do(call=session.boot_id)
-    ledger = Ledger(path, (yield from _loaded(path)))
-    yield Do(call=ledger.begin)
-    untold, watch, behind_at = ledger.cursor.unhandled, Watch(), math.inf
+def changes_flow(session: ClientSession, path: Path | None, manner: WatchOptions) -> Flow[None]:
+    boot = yield CallFunction(function=session.boot_id)
+    ledger = CursorStore(path, (yield from _load_or_create_cursor(path)))
+    yield CallFunction(function=ledger.save_initial)
+    untold, watch, behind_at = ledger.cursor.unhandled, PollState(), math.inf
     while True:
-        hold_s = manner.hold_s()
-        step = yield from _step(session, watch, hold_s)
-        watch = step.watch
-        if watch.known is not None and not watch.failures:
-            behind_at = min(behind_at, session.clock()) if is_behind(ledger.cursor.known, _sight(watch)) else math.inf
+        hold_s = manner.long_poll_s()
+        step = yield from _poll_once(session, watch, hold_s)
+        watch = step.state
+        if watch.document is not None and not watch.failures:
+            behind_at = (
+                min(behind_at, session.clock())
+                if is_older_document(ledger.cursor.known, _observed_document(watch))
+                else math.inf
+            )
             behind_s = max(0.0, session.clock() - behind_at)
-            sight = replace(_sight(watch), date=session.date, boot=boot, behind_s=behind_s)
-            news = yield from _followed(session, ledger, sight)
-            yield from _told(session, ledger, (*untold, *news), manner)
+            sight = replace(_observed_document(watch), date=session.date, boot_id=boot, older_for_s=behind_s)
+            news = yield from _record_changes(session, ledger, sight)
+            yield from _yield_changes(session, ledger, (*untold, *news), manner)
             untold = ()
-        if manner.within_s is not None:
-            yield Tell(news=None)
-        yield Pause(s=step.pause_s if manner.within_s is None else min(step.pause_s, manner.hold_s()))
+        if manner.max_poll_s is not None:
+            yield YieldItem(item=None)
+        yield Sleep(seconds=step.pause_s if manner.max_poll_s is None else min(step.pause_s, manner.long_poll_s()))
 
 
-def _step(session: Session, watch: Watch, hold_s: float) -> Talk[Step]:
+def _poll_once(session: ClientSession, watch: PollState, hold_s: float) -> Flow[PollStep]:
     """One poll and what follows from it. Outages of any length are waited out."""
     try:
-        step = after_answer(watch, (yield from session.poll(watch, hold_s=int(hold_s))))
+        step = step_after_answer(watch, (yield from session.poll(watch, hold_s=int(hold_s))))
     except Unavailable as error:
-        step = after_failure(watch, error)
-        session.trouble = str(error)
-        if step.watch.failures == _TOLD_FAILURES:
-            yield warning(f"{error}; going on trying")
+        step = step_after_failure(watch, error)
+        session.last_error = str(error)
+        if step.state.failures == _FAILURES_BEFORE_WARNING:
+            yield warning_effect(f"{error}; going on trying")
     return step
 
 
-def _loaded(path: Path | None) -> Talk[Cursor]:
+def _load_or_create_cursor(path: Path | None) -> Flow[WatchCursor]:
     if path is None:
-        return Cursor()
+        return WatchCursor()
     try:
-        cursor: Cursor = yield Do(call=partial(load, path))
+        cursor: WatchCursor = yield CallFunction(function=partial(load_cursor, path))
     except BadCursor as error:
-        yield warning(f"the cursor {str(path)!r} is not used, because {error}: events may be told again")
-        return Cursor()
+        yield warning_effect(f"the cursor {str(path)!r} is not used, because {error}: events may be told again")
+        return WatchCursor()
     return cursor
 
 
-def _sight(watch: Watch) -> Sight:
-    known = watch.known or Received(incarnation=-1)
-    return Sight(incarnation=known.incarnation, events=known.events, epoch=epoch_of(watch.tag))
+def _observed_document(watch: PollState) -> ObservedDocument:
+    known = watch.document or Received(incarnation=-1)
+    return ObservedDocument(incarnation=known.incarnation, events=known.events, epoch=epoch_from_etag(watch.etag))
 
 
-def _followed(session: Session, ledger: Ledger, sight: Sight) -> Talk[tuple[Change, ...]]:
+def _record_changes(session: ClientSession, ledger: CursorStore, sight: ObservedDocument) -> Flow[tuple[Change, ...]]:
     """The news of a document, noted as unhandled before anybody is told."""
     known = ledger.cursor.known
-    name = (yield from _name(session)) if might_have_rebooted(known, sight) else None
-    after, news = follow(known, replace(sight, name=name, shows_all=session.version >= OLDEST))
-    if news or after != known or sight.boot != ledger.cursor.boot:
-        yield Do(call=partial(ledger.note, after, news, sight.boot))
+    name = (yield from _vm_name_or_none(session)) if is_vm_name_needed(known, sight) else None
+    after, news = detect_changes(
+        known, replace(sight, vm_name=name, shows_all_kinds=session.version >= OLDEST_COMPLETE_VERSION)
+    )
+    if news or after != known or sight.boot_id != ledger.cursor.boot_id:
+        yield CallFunction(function=partial(ledger.add_changes, after, news, sight.boot_id))
     return news
 
 
-def _name(session: Session) -> Talk[str | None]:
+def _vm_name_or_none(session: ClientSession) -> Flow[str | None]:
     """Not every endpoint tells."""
     try:
         return (yield from session.name())
@@ -155,16 +167,18 @@ def _name(session: Session) -> Talk[str | None]:
         return None
 
 
-def _told(session: Session, ledger: Ledger, news: tuple[Change, ...], manner: Manner) -> Talk[None]:
+def _yield_changes(
+    session: ClientSession, ledger: CursorStore, news: tuple[Change, ...], manner: WatchOptions
+) -> Flow[None]:
     for change in news:
-        done = partial(ledger.done_up_to if manner.in_order else ledger.done, change)
-        yield Tell(news=_fresh(change, session, done))
+        done = partial(ledger.mark_handled_up_to if manner.in_order else ledger.mark_handled, change)
+        yield YieldItem(item=_with_current_time_left(change, session, done))
         if not manner.explicit:
-            yield Do(call=done)
+            yield CallFunction(function=done)
 
 
-def _fresh(change: Change, session: Session, done: Callable[[], None]) -> Change:
+def _with_current_time_left(change: Change, session: ClientSession, done: Callable[[], None]) -> Change:
     """With the time that is left now: it may have waited in a file, or for its turn."""
     if isinstance(change, Scheduled):
-        return replace(change, left_s=left_s(change.event, session.date), when_done=done)
+        return replace(change, left_s=time_left_s(change.event, session.date), when_done=done)
     return replace(change, when_done=done)

@@ -1,5 +1,6 @@
-"""THE LOOP. Use cases (ask, approve, withdraw, apply a fleet), and the reconciler that does what is due.
+"""Use cases (one module per noun) and the reconciler that carries out what is due.
 
-Gathers from the store, lets the core decide, commits, and only then performs. Never here: a rule about
-maintenance (those are in the core), HTTP, SQL.
+Reads from the store, lets `core` decide, commits, and only then performs acts. Imports `store`, `hypervisor`,
+`webhooks`, `auth`, `explain` and `core`; holds no rule about maintenance, no HTTP and no SQL. Start with
+`control_plane`, then `scope_transactions` and `reconciler`.
 """

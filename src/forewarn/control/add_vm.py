@@ -1,6 +1,6 @@
-"""One VM to add, written as a fleet file: so that it meets the same checks as a whole fleet does.
+"""Writes the fleet file for one VM to add, so that it passes the same checks as a whole fleet.
 
-What is left out is taken from the set it joins, else from where most VMs of the fleet are.
+Fields left out are taken from the set that the VM joins, otherwise from the group that most VMs are in.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from forewarn.core.fleet import MAX_PLACEMENT_GROUP, AutoApproval, EvictionPolicy, Host, Priority, Vm
-from forewarn.core.fleetfile.form import Defaults
+from forewarn.core.fleetfile.tables import DefaultsTable
 from forewarn.errors import Rejected
-from forewarn.store.seam import Store
+from forewarn.store.interface import Store
 
-_SETS = ("availability_set", "scale_set", "cloud_service")
-_USUAL_DOMAINS = 5
-_PLAIN = ("name", "zone", "host", "computer_name", "size", "os_type", *_SETS, "address")
+_SET_KEYS = ("availability_set", "scale_set", "cloud_service")
+_DEFAULT_DOMAIN_COUNT = 5
+_COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_SET_KEYS, "address")
 
 
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,34 +49,36 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     address: str = ""
 
 
-def file_for(asked: NewVm, store: Store, *, usual_home: tuple[str, str] | None, subscriptions: Iterable[str]) -> str:
+def fleet_file_for(
+    new_vm: NewVm, store: Store, *, usual_home: tuple[str, str] | None, subscriptions: Iterable[str]
+) -> str:
     """The text of a file with this VM, the set it is in, and the hosts that there are.
 
     `usual_home`: the subscription and resource group that most VMs are in.
     """
-    if "{" in asked.name or "}" in asked.name:
-        raise Rejected(f"the name {asked.name!r} has braces in it: give the name of one VM, such as 'web-3'")
+    if "{" in new_vm.name or "}" in new_vm.name:
+        raise Rejected(f"the name {new_vm.name!r} has braces in it: give the name of one VM, such as 'web-3'")
     hosts = store.hosts()
-    home = _home(asked, usual_home)
-    siblings = _siblings(asked, store, home)
-    location = asked.location or _location(asked, siblings, hosts)
+    home = _subscription_and_group(new_vm, usual_home)
+    siblings = _vms_of_same_set(new_vm, store, home)
+    location = new_vm.location or _location(new_vm, siblings, hosts)
     defaults: dict[str, object] = {"subscription": home[0], "resource_group": home[1], "location": location}
     tables = [("[defaults]", defaults)]
     tables += [("[[subscriptions]]", {"name": known, "id": known}) for known in sorted(subscriptions)]
-    tables += [("[[hosts]]", _host(host)) for host in hosts]
-    tables += [(f"[[{key}s]]", _set(asked, key, siblings)) for key in _SETS if getattr(asked, key)]
-    tables += [("[[vms]]", _vm(asked, siblings))]
-    return "\n".join(line for title, keys in tables for line in (title, *_lines(keys)))
+    tables += [("[[hosts]]", _host_table(host)) for host in hosts]
+    tables += [(f"[[{key}s]]", _set_table(new_vm, key, siblings)) for key in _SET_KEYS if getattr(new_vm, key)]
+    tables += [("[[vms]]", _vm_table(new_vm, siblings))]
+    return "\n".join(line for title, keys in tables for line in (title, *_toml_lines(keys)))
 
 
-def _home(asked: NewVm, usual_home: tuple[str, str] | None) -> tuple[str, str]:
-    usual = usual_home or (Defaults().subscription, Defaults().resource_group)
-    return asked.subscription_id or usual[0], asked.resource_group or usual[1]
+def _subscription_and_group(new_vm: NewVm, usual_home: tuple[str, str] | None) -> tuple[str, str]:
+    usual = usual_home or (DefaultsTable().subscription, DefaultsTable().resource_group)
+    return new_vm.subscription_id or usual[0], new_vm.resource_group or usual[1]
 
 
-def _siblings(asked: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
+def _vms_of_same_set(new_vm: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
     """The VMs of the set it joins."""
-    named = [(key, getattr(asked, key).casefold()) for key in _SETS if getattr(asked, key)]
+    named = [(key, getattr(new_vm, key).casefold()) for key in _SET_KEYS if getattr(new_vm, key)]
     place = (home[0].casefold(), home[1].casefold())
     return [
         vm
@@ -86,29 +88,31 @@ def _siblings(asked: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
     ]
 
 
-def _location(asked: NewVm, siblings: list[Vm], hosts: list[Host]) -> str:
+def _location(new_vm: NewVm, siblings: list[Vm], hosts: list[Host]) -> str:
     if siblings:
         return siblings[0].location
-    wanted = asked.host.casefold()
+    wanted = new_vm.host.casefold()
     places = sorted({host.location for host in hosts if not wanted or host.name.casefold() == wanted})
     if len(places) > 1:
-        raise Rejected(f"VM {asked.name!r} could be in several locations: say which with location, {_or(places)}")
-    return places[0] if places else Defaults().location
+        raise Rejected(
+            f"VM {new_vm.name!r} could be in several locations: say which with location, {_quoted_choices(places)}"
+        )
+    return places[0] if places else DefaultsTable().location
 
 
-def _or(places: list[str]) -> str:
+def _quoted_choices(places: list[str]) -> str:
     return " or ".join(repr(place) for place in places[:5])
 
 
-def _host(host: Host) -> dict[str, object]:
+def _host_table(host: Host) -> dict[str, object]:
     return {"name": host.name, "location": host.location, "zone": host.zone}
 
 
-def _set(asked: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
+def _set_table(new_vm: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
     """The set as its VMs show it to be."""
-    told: dict[str, object] = {"name": getattr(asked, key), "update_domains": 1000, "fault_domains": 1000}
+    told: dict[str, object] = {"name": getattr(new_vm, key), "update_domains": 1000, "fault_domains": 1000}
     if siblings and key != "cloud_service":
-        told["auto_approve"] = _approvals(siblings[0].auto_approve)
+        told["auto_approve"] = _auto_approve_words(siblings[0].auto_approve)
     if siblings and key == "scale_set":
         told["priority"] = siblings[0].priority.value
         told["terminate_notification"] = siblings[0].terminate_notice_min
@@ -118,56 +122,58 @@ def _set(asked: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
     return told
 
 
-def _vm(asked: NewVm, siblings: list[Vm]) -> dict[str, object]:
-    told: dict[str, object] = {key: getattr(asked, key) for key in _PLAIN}
-    told["placement_group"] = asked.placement_group or (_group(siblings) if asked.scale_set else "")
-    told["priority"] = asked.priority.value if asked.priority else ""
-    told["eviction_policy"] = asked.eviction_policy.value if asked.eviction_policy else ""
-    told["terminate_notification"] = asked.terminate_notice_min
-    told["auto_approve"] = _approvals(asked.auto_approve)
-    told["tags"] = asked.tags
-    in_set = any(getattr(asked, key) for key in _SETS)
+def _vm_table(new_vm: NewVm, siblings: list[Vm]) -> dict[str, object]:
+    told: dict[str, object] = {key: getattr(new_vm, key) for key in _COPIED_FIELDS}
+    told["placement_group"] = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
+    told["priority"] = new_vm.priority.value if new_vm.priority else ""
+    told["eviction_policy"] = new_vm.eviction_policy.value if new_vm.eviction_policy else ""
+    told["terminate_notification"] = new_vm.terminate_notice_min
+    told["auto_approve"] = _auto_approve_words(new_vm.auto_approve)
+    told["tags"] = new_vm.tags
+    in_set = any(getattr(new_vm, key) for key in _SET_KEYS)
     for key in ("update_domain", "fault_domain"):
-        given = getattr(asked, key)
-        told[key] = given if given is not None or not in_set else _domain([getattr(vm, key) for vm in siblings])
+        given = getattr(new_vm, key)
+        told[key] = (
+            given if given is not None or not in_set else _least_crowded_domain([getattr(vm, key) for vm in siblings])
+        )
     return told
 
 
-def _approvals(approval: AutoApproval) -> list[str]:
+def _auto_approve_words(approval: AutoApproval) -> list[str]:
     return [word for word in ("restart", "redeploy") if getattr(approval, word)]
 
 
-def _domain(taken: list[int]) -> int:
+def _least_crowded_domain(taken: list[int]) -> int:
     """The least crowded domain. Where one is crowded already, the set has no more than those that are in use."""
     crowd = Counter(taken)
     in_use = max(crowd, default=-1) + 1
-    domains = in_use if len(taken) > in_use else max(in_use, _USUAL_DOMAINS)
+    domains = in_use if len(taken) > in_use else max(in_use, _DEFAULT_DOMAIN_COUNT)
     return min(range(domains), key=lambda domain: (crowd[domain], domain))
 
 
-def _group(siblings: list[Vm]) -> str:
+def _free_placement_group(siblings: list[Vm]) -> str:
     """The first placement group with room (spec §7.1), else a new one."""
     crowd = Counter(vm.placement_group for vm in siblings)
     free = sorted(group for group, count in crowd.items() if count < MAX_PLACEMENT_GROUP)
-    return free[0] if free else next(name for name in _numbered_groups() if name not in crowd)
+    return free[0] if free else next(name for name in _placement_group_names() if name not in crowd)
 
 
-def _numbered_groups() -> Iterator[str]:
+def _placement_group_names() -> Iterator[str]:
     number = 0
     while True:
         yield f"pg-{number}"
         number += 1
 
 
-def _lines(keys: dict[str, object]) -> Iterator[str]:
+def _toml_lines(keys: dict[str, object]) -> Iterator[str]:
     """TOML as far as it is needed: what is empty is left out, and 0 where it stands for nothing."""
     for key, value in keys.items():
         if value in ("", None, [], {}) or (key == "terminate_notification" and value == 0):
             continue
-        yield f"{key} = {_toml(value)}"
+        yield f"{key} = {_toml_value(value)}"
 
 
-def _toml(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{_toml_value(str(k))} = {_toml_value(v)}" for k, v in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,5 +1,6 @@
-"""Storms: schedules of faults that follow from a seed, played in lab time; the schedule is stored, and goes on after
-a restart.
+"""Use cases for fault storms: start and clear them, and set each fault when it is due in lab time.
+
+The schedule is saved, so a storm continues after a restart.
 """
 
 from __future__ import annotations
@@ -8,99 +9,103 @@ from collections.abc import Container, Sequence
 
 from msgspec.structs import replace
 
-from forewarn.control.desk import Desk
-from forewarn.control.faultbook import FaultBook
-from forewarn.control.faults import Faults, Target, Wish
-from forewarn.core.change import Commit
-from forewarn.core.fault import Gust, Storm
+from forewarn.control.fault_registry import FaultRegistry
+from forewarn.control.faults import FaultService, FaultSpec, FaultTarget
+from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.core.commit import Commit
+from forewarn.core.fault_storm import StormTarget, plan_storm
+from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry, What
-from forewarn.core.storm import Exposed, gusts_of
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import NotFound, Refused, Rejected
 
-_LONGEST_S = 24 * 3600.0
+_MAX_DURATION_S = 24 * 3600.0
 
 
-class Storms:
-    def __init__(self, *, desk: Desk, book: FaultBook, faults: Faults) -> None:
-        self._desk = desk
+class FaultStormService:
+    def __init__(self, *, desk: ScopeTransactions, book: FaultRegistry, faults: FaultService) -> None:
+        self._transactions = desk
         self._store = desk.store
-        self._book = book
+        self._registry = book
         self._faults = faults
 
-    async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> Storm:
-        if not 0 < for_s <= _LONGEST_S:
-            raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_LONGEST_S:g} s")
+    async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
+        if not 0 < for_s <= _MAX_DURATION_S:
+            raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_MAX_DURATION_S:g} s")
         if not vms:
             raise Refused("a storm needs a VM to hit, and the fleet has none: add some with `forewarn fleet apply`")
-        gusts = gusts_of(seed, self._exposed(vms), for_s)
-        async with self._book.writing:
-            book = self._book.book
+        gusts = plan_storm(seed, self._storm_targets(vms), for_s)
+        async with self._registry.write_lock:
+            book = self._registry.active
             number = book.last_number + 1
-            storm = Storm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=gusts)
-            await self._book.adopt(replace(book, last_number=number, storms=(*book.storms, storm)))
-        await self._say(who, f"storm {storm.id} with seed {seed} set by {who}: {len(gusts)} faults within {for_s:g} s")
+            storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=gusts)
+            await self._registry.save(replace(book, last_number=number, storms=(*book.storms, storm)))
+        await self._write_history(
+            who, f"storm {storm.id} with seed {seed} set by {who}: {len(gusts)} faults within {for_s:g} s"
+        )
         return storm
 
-    async def clear(self, ids: Container[str], *, who: str) -> tuple[Storm, ...]:
+    async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
         """End these; the faults that they have set stay until they run out."""
-        async with self._book.writing:
-            book = self._book.book
+        async with self._registry.write_lock:
+            book = self._registry.active
             ended = tuple(storm for storm in book.storms if storm.id in ids)
             if ended:
-                await self._book.adopt(replace(book, storms=tuple(s for s in book.storms if s not in ended)))
+                await self._registry.save(replace(book, storms=tuple(s for s in book.storms if s not in ended)))
         for storm in ended:
-            await self._say(who, f"storm {storm.id} cleared by {who}")
+            await self._write_history(who, f"storm {storm.id} cleared by {who}")
         return ended
 
-    async def turn(self) -> bool:
+    async def reconcile(self) -> bool:
         """A step of the reconciler's turn: set the faults whose moment has come."""
         did = False
-        while (storm := self._due()) is not None:
-            await self._blow(storm, storm.gusts[storm.gone])
+        while (storm := self._due_storm()) is not None:
+            await self._set_storm_fault(storm, storm.gusts[storm.gone])
             did = True
         return did
 
-    def next_at(self) -> float | None:
-        moments = (storm.next_at for storm in self._book.book.storms)
+    def next_due_at(self) -> float | None:
+        moments = (storm.next_at for storm in self._registry.active.storms)
         return min((at for at in moments if at is not None), default=None)
 
-    def _due(self) -> Storm | None:
+    def _due_storm(self) -> FaultStorm | None:
         now = self._now()
-        return next((s for s in self._book.book.storms if s.next_at is not None and s.next_at <= now), None)
+        return next((s for s in self._registry.active.storms if s.next_at is not None and s.next_at <= now), None)
 
-    async def _blow(self, storm: Storm, gust: Gust) -> None:
+    async def _set_storm_fault(self, storm: FaultStorm, gust: StormFault) -> None:
         """Set the fault, then note that it is set: a crash in between repeats it."""
         vm = self._store.vm(gust.vm)
         name = vm.name if vm else gust.vm
         try:
             if vm is None or vm.removed_at is not None:
                 raise NotFound(f"VM {name!r} does not exist any more")
-            await self._faults.set(_wish(gust, vm), who=f"storm {storm.id}")
+            await self._faults.set(_fault_spec(gust, vm), who=f"storm {storm.id}")
         except Rejected as error:
-            await self._say(storm.who, f"storm {storm.id} left out {gust.kind} for {name}: {error}")
-        await self._go_on(storm)
+            await self._write_history(storm.who, f"storm {storm.id} left out {gust.kind} for {name}: {error}")
+        await self._advance_storm(storm)
 
-    async def _go_on(self, storm: Storm) -> None:
+    async def _advance_storm(self, storm: FaultStorm) -> None:
         further = replace(storm, gone=storm.gone + 1)
-        async with self._book.writing:
-            book = self._book.book
+        async with self._registry.write_lock:
+            book = self._registry.active
             storms = tuple(further if s.id == storm.id else s for s in book.storms)
-            await self._book.adopt(replace(book, storms=tuple(s for s in storms if s.next_at is not None)))
+            await self._registry.save(replace(book, storms=tuple(s for s in storms if s.next_at is not None)))
         if further.next_at is None:
-            await self._say(storm.who, f"storm {storm.id} is over: the last of its faults is set")
+            await self._write_history(storm.who, f"storm {storm.id} is over: the last of its faults is set")
 
-    def _exposed(self, vms: Sequence[Vm]) -> list[Exposed]:
+    def _storm_targets(self, vms: Sequence[Vm]) -> list[StormTarget]:
         sizes = {scope_id: len(self._store.vms(scope_id=scope_id)) for scope_id in {vm.scope_id for vm in vms}}
-        return [Exposed(vm=vm.key, has_neighbour=sizes[vm.scope_id] > 1) for vm in vms]
+        return [StormTarget(vm=vm.key, has_neighbour=sizes[vm.scope_id] > 1) for vm in vms]
 
-    async def _say(self, who: str, text: str) -> None:
-        await self._store.commit(Commit(entries=(Entry(at=self._now(), what=What.FAULT, who=who, text=text),)))
+    async def _write_history(self, who: str, text: str) -> None:
+        await self._store.commit(
+            Commit(entries=(HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text),))
+        )
 
     def _now(self) -> float:
-        return self._desk.clock.now()
+        return self._transactions.clock.now()
 
 
-def _wish(gust: Gust, vm: Vm) -> Wish:
-    target = Target(name=vm.name, vm=vm)
-    return Wish(kind=gust.kind, target=target, count=gust.count, for_s=gust.for_s, parameters=gust.parameters)
+def _fault_spec(gust: StormFault, vm: Vm) -> FaultSpec:
+    target = FaultTarget(name=vm.name, vm=vm)
+    return FaultSpec(kind=gust.kind, target=target, count=gust.count, for_s=gust.for_s, parameters=gust.parameters)

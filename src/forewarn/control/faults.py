@@ -1,4 +1,4 @@
-"""Use cases about faults: set and clear them, let them run out. What is set is durable and told."""
+"""Use cases for faults: set and clear them, record the requests they hit, remove expired ones."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from forewarn.control.desk import Desk
-from forewarn.control.faultbook import FaultBook
-from forewarn.core import mishap
-from forewarn.core.change import Commit
-from forewarn.core.fault import FAULTS, Book, Fault, FaultKind, Sphere, Touch, checked, lasting_s
+from forewarn.control.fault_registry import FaultRegistry
+from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.core import fault_effects
+from forewarn.core.commit import Commit
+from forewarn.core.decision import DecisionContext
+from forewarn.core.faults import (
+    FAULT_DEFINITIONS,
+    ActiveFaults,
+    Fault,
+    FaultCategory,
+    FaultHits,
+    FaultKind,
+    check_parameters,
+    fault_duration_s,
+)
 from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry, What
-from forewarn.core.planning import apply
-from forewarn.core.policy import Around
-from forewarn.core.request import Planned
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.planning import apply_planned_event
+from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
 
-_MOST_FAULTS = 1000
-_MOST_VMS_COUNTED = 100  # of one fault, singly
+_MAX_FAULTS = 1000
+_MAX_COUNTED_VMS = 100  # of one fault, singly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class FaultTarget:
     """Whom a fault is for: a VM, a scope, or with neither everything."""
 
     name: str = "every VM"
@@ -34,75 +43,78 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class FaultSpec:
     kind: FaultKind
-    target: Target
+    target: FaultTarget
     count: int | None = None
     for_s: float | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
 
 
-class Faults:
+class FaultService:
     def __init__(
-        self, *, desk: Desk, book: FaultBook, new_id: Callable[[], str], real_time: Callable[[], float]
+        self, *, desk: ScopeTransactions, book: FaultRegistry, new_id: Callable[[], str], real_time: Callable[[], float]
     ) -> None:
-        self._desk = desk
+        self._transactions = desk
         self._store = desk.store
-        self._book = book
+        self._registry = book
         self._new_id = new_id
         self._real_time = real_time
 
     @property
-    def book(self) -> Book:
-        return self._book.book
+    def active(self) -> ActiveFaults:
+        return self._registry.active
 
     def real_time(self) -> float:
         return self._real_time()
 
-    def follow(self, hear: Callable[[tuple[Fault, ...]], None]) -> None:
-        self._book.follow(hear)
+    def subscribe(self, hear: Callable[[tuple[Fault, ...]], None]) -> None:
+        self._registry.subscribe(hear)
 
-    async def set(self, wish: Wish, *, who: str) -> Fault:
+    async def set(self, wish: FaultSpec, *, who: str) -> Fault:
         """The fault, which is on from now; one that happens at once has happened."""
-        async with self._book.writing:
+        async with self._registry.write_lock:
             return await self._set(wish, who)
 
     async def clear(self, chosen: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
-        async with self._book.writing:
-            book = self.book
+        async with self._registry.write_lock:
+            book = self.active
             cleared = tuple(fault for fault in book.faults if chosen(fault))
-            await self._drop(book, cleared, f"cleared by {who}", who)
+            await self._remove(book, cleared, f"cleared by {who}", who)
             return cleared
 
-    async def note(self, touches: Sequence[Touch]) -> None:
+    async def record_hits(self, touches: Sequence[FaultHits]) -> None:
         """What was spoiled since the last time."""
         if not touches:
             return
-        async with self._book.writing:
-            book = self.book
-            noted = tuple(_noted(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
+        async with self._registry.write_lock:
+            book = self.active
+            noted = tuple(_with_hits(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
             if noted != book.faults:
-                await self._book.adopt(replace(book, faults=noted))
+                await self._registry.save(replace(book, faults=noted))
 
     async def expire(self) -> bool:
         """Drop what has run out by now; whether there was any. A step of the reconciler's turn, too."""
-        if not self._over():
+        if not self._expired():
             return False
-        async with self._book.writing:
-            over = self._over()
-            await self._drop(self.book, over, "ran out", "forewarn")
+        async with self._registry.write_lock:
+            over = self._expired()
+            await self._remove(self.active, over, "ran out", "forewarn")
             return bool(over)
 
-    def next_at(self) -> float | None:
+    def next_due_at(self) -> float | None:
         """When a fault runs out in lab time."""
-        ends = (fault.until for fault in self.book.faults if fault.sphere is Sphere.EVENTS)
+        ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 
-    async def _set(self, wish: Wish, who: str) -> Fault:
-        lasts_s, parameters = lasting_s(wish.kind, wish.count, wish.for_s), checked(wish.kind, wish.parameters)
-        book, vm = self.book, wish.target.vm
-        if len(book.faults) >= _MOST_FAULTS:
-            raise Refused(f"{_MOST_FAULTS} faults are on, and that is the most: clear some with `forewarn fault clear`")
+    async def _set(self, wish: FaultSpec, who: str) -> Fault:
+        lasts_s, parameters = (
+            fault_duration_s(wish.kind, wish.count, wish.for_s),
+            check_parameters(wish.kind, wish.parameters),
+        )
+        book, vm = self.active, wish.target.vm
+        if len(book.faults) >= _MAX_FAULTS:
+            raise Refused(f"{_MAX_FAULTS} faults are on, and that is the most: clear some with `forewarn fault clear`")
         fault = Fault(
             id=f"f{book.last_number + 1}",
             kind=wish.kind,
@@ -113,86 +125,90 @@ class Faults:
             vm_name=vm.name if vm else "",
             scope_id=vm.scope_id if vm else wish.target.scope_id,
             count=wish.count,
-            until=None if lasts_s is None else self._time_of(FAULTS[wish.kind].sphere) + lasts_s,
+            until=None if lasts_s is None else self._clock_time(FAULT_DEFINITIONS[wish.kind].category) + lasts_s,
             parameters=parameters,
         )
-        if fault.sphere is Sphere.AT_ONCE:
-            return await self._strike(fault)
-        await self._book.adopt(replace(book, last_number=book.last_number + 1, faults=(*book.faults, fault)))
-        await self._say(self._about(fault, f"set for {fault.name} by {who}{_extent(wish, lasts_s)}", who))
+        if fault.category is FaultCategory.AT_ONCE:
+            return await self._apply_at_once(fault)
+        await self._registry.save(replace(book, last_number=book.last_number + 1, faults=(*book.faults, fault)))
+        await self._write_history(
+            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(wish, lasts_s)}", who)
+        )
         return fault
 
-    async def _strike(self, fault: Fault) -> Fault:
+    async def _apply_at_once(self, fault: Fault) -> Fault:
         """Now, in each scope that it is for; Refused if there is none that it can be done to."""
-        await self._book.adopt(replace(self.book, last_number=self.book.last_number + 1))
-        entry = self._about(fault, f"set for {fault.name} by {fault.who}", fault.who)
+        await self._registry.save(replace(self.active, last_number=self.active.last_number + 1))
+        entry = self._fault_entry(fault, f"set for {fault.name} by {fault.who}", fault.who)
         if fault.scope_id:
-            await self._strike_scope(fault, fault.scope_id, Commit(entries=(entry,)))
-            return replace(fault, touched=_made(fault))
+            await self._apply_in_scope(fault, fault.scope_id, Commit(entries=(entry,)))
+            return replace(fault, touched=_events_per_scope(fault))
         done, refusal = 0, Refused(f"fault {fault.kind} needs a scope to happen to, and the fleet has none: add VMs")
         for scope_id in self._store.scope_ids():
             try:
-                await self._strike_scope(fault, scope_id, Commit(entries=() if done else (entry,)))
+                await self._apply_in_scope(fault, scope_id, Commit(entries=() if done else (entry,)))
                 done += 1
             except Refused as error:
                 refusal = error
         if not done:
             raise refusal
-        return replace(fault, touched=_made(fault) * done)
+        return replace(fault, touched=_events_per_scope(fault) * done)
 
-    async def _strike_scope(self, fault: Fault, scope_id: str, also: Commit) -> None:
-        ids = [self._new_id() for _ in range(_made(fault))]
+    async def _apply_in_scope(self, fault: Fault, scope_id: str, also: Commit) -> None:
+        ids = [self._new_id() for _ in range(_events_per_scope(fault))]
 
-        def decision(scope: Scope, around: Around) -> Scope:
+        def decision(scope: Scope, around: DecisionContext) -> Scope:
             if fault.kind is FaultKind.INCARNATION_RESET:
-                return mishap.reset(scope, fault, around.now)
-            for item in _planned(fault, scope, ids):
-                scope = apply(scope, item, around)
-            return mishap.marked(scope, fault, ids)
+                return fault_effects.reset_incarnation(scope, fault, around.now)
+            for item in _planned_events(fault, scope, ids):
+                scope = apply_planned_event(scope, item, around)
+            return fault_effects.mark_events_with_fault(scope, fault, ids)
 
-        await self._desk.decide(scope_id, decision, also=also)
+        await self._transactions.run(scope_id, decision, also=also)
 
-    async def _drop(self, book: Book, over: tuple[Fault, ...], how: str, who: str) -> None:
+    async def _remove(self, book: ActiveFaults, over: tuple[Fault, ...], how: str, who: str) -> None:
         if not over:
             return
         ids = {fault.id for fault in over}
-        await self._book.adopt(replace(book, faults=tuple(f for f in book.faults if f.id not in ids)))
-        await self._say(*(self._about(fault, f"of {fault.name} {how}: {_touched(fault)}", who) for fault in over))
+        await self._registry.save(replace(book, faults=tuple(f for f in book.faults if f.id not in ids)))
+        await self._write_history(
+            *(self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in over)
+        )
 
-    def _over(self) -> tuple[Fault, ...]:
-        return tuple(fault for fault in self.book.faults if fault.is_over(self._time_of(fault.sphere)))
+    def _expired(self) -> tuple[Fault, ...]:
+        return tuple(fault for fault in self.active.faults if fault.is_over(self._clock_time(fault.category)))
 
-    def _about(self, fault: Fault, text: str, who: str) -> Entry:
-        return replace(self._entry(who, f"{fault.title} {text}"), vm=fault.vm_name, scope_id=fault.scope_id)
+    def _fault_entry(self, fault: Fault, text: str, who: str) -> HistoryEntry:
+        return replace(self._history_entry(who, f"{fault.title} {text}"), vm=fault.vm_name, scope_id=fault.scope_id)
 
-    def _entry(self, who: str, text: str) -> Entry:
-        return Entry(at=self._now(), what=What.FAULT, who=who, text=text)
+    def _history_entry(self, who: str, text: str) -> HistoryEntry:
+        return HistoryEntry(at=self._now(), what=EntryKind.FAULT, who=who, text=text)
 
-    async def _say(self, *entries: Entry) -> None:
+    async def _write_history(self, *entries: HistoryEntry) -> None:
         await self._store.commit(Commit(entries=entries))
 
-    def _time_of(self, sphere: Sphere) -> float:
-        return self._real_time() if sphere is Sphere.TRANSPORT else self._now()
+    def _clock_time(self, sphere: FaultCategory) -> float:
+        return self._real_time() if sphere is FaultCategory.TRANSPORT else self._now()
 
     def _now(self) -> float:
-        return self._desk.clock.now()
+        return self._transactions.clock.now()
 
 
-def _planned(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planned, ...]:
+def _planned_events(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
     if fault.kind is FaultKind.NEIGHBOUR_ONLY:
-        return (mishap.neighbours_freeze(fault, scope, ids[0]),)
-    return mishap.freezes_for(fault, scope, ids)
+        return (fault_effects.plan_neighbour_freeze(fault, scope, ids[0]),)
+    return fault_effects.plan_freezes(fault, scope, ids)
 
 
-def _made(fault: Fault) -> int:
+def _events_per_scope(fault: Fault) -> int:
     """How many events it makes in a scope; a reset is one thing, too."""
-    return int(fault.value("events")) if fault.kind is FaultKind.SEVERAL_AT_ONCE else 1
+    return int(fault.parameter("events")) if fault.kind is FaultKind.SEVERAL_AT_ONCE else 1
 
 
-def _noted(fault: Fault, touches: list[Touch]) -> Fault:
+def _with_hits(fault: Fault, touches: list[FaultHits]) -> Fault:
     by_vm = dict(fault.touched_by_vm)
     for touch in touches:
-        if touch.vm in by_vm or len(by_vm) < _MOST_VMS_COUNTED:
+        if touch.vm in by_vm or len(by_vm) < _MAX_COUNTED_VMS:
             by_vm[touch.vm] = by_vm.get(touch.vm, 0) + touch.count
     if not touches:
         return fault
@@ -200,19 +216,19 @@ def _noted(fault: Fault, touches: list[Touch]) -> Fault:
     return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(touch.at for touch in touches))
 
 
-def _extent(wish: Wish, lasts_s: float | None) -> str:
-    things = "request" if FAULTS[wish.kind].sphere is Sphere.TRANSPORT else "event"
+def _limits_text(wish: FaultSpec, lasts_s: float | None) -> str:
+    things = "request" if FAULT_DEFINITIONS[wish.kind].category is FaultCategory.TRANSPORT else "event"
     count = "" if wish.count is None else f", {wish.count} {things}{'s' if wish.count > 1 else ''} at most"
     lasting = "" if lasts_s is None else f", for {lasts_s:g} s at most"
-    values = "".join(f", {_spoken(name, value)}" for name, value in wish.parameters.items())
+    values = "".join(f", {_parameter_text(name, value)}" for name, value in wish.parameters.items())
     return f"{values}{count}{lasting}"
 
 
-def _spoken(name: str, value: float) -> str:
+def _parameter_text(name: str, value: float) -> str:
     """`retry_after_s` is `retry-after` to people, in seconds."""
     return f"{name.removesuffix('_s').replace('_', '-')} {value:g}{' s' if name.endswith('_s') else ''}"
 
 
-def _touched(fault: Fault) -> str:
-    things = "request" if fault.sphere is Sphere.TRANSPORT else "event"
+def _hits_text(fault: Fault) -> str:
+    things = "request" if fault.category is FaultCategory.TRANSPORT else "event"
     return f"it touched {fault.touched} {things}{'' if fault.touched == 1 else 's'}"

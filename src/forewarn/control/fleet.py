@@ -1,4 +1,4 @@
-"""Use cases about the fleet itself: VMs and hosts come, change and go. All of a change is committed, or nothing."""
+"""Use cases for the fleet: add, change and remove VMs and hosts, update VM settings. All or nothing."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from forewarn.control.desk import Desk, by_scope
-from forewarn.core.agenda import stamped, turn
-from forewarn.core.amendment import Amendment, amended_scope, told
-from forewarn.core.change import Commit, difference, together
-from forewarn.core.enablement import enable
-from forewarn.core.event import Status
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.core.commit import Commit, merge_commits, scope_commit
+from forewarn.core.decision import DecisionContext, EnablementMode
+from forewarn.core.event import EventState
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.history import Entry, What
-from forewarn.core.policy import Around, Enablement
-from forewarn.core.scope import Scope
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.reconcile import reconcile_scope, with_next_wake
+from forewarn.core.scope import Scope, enable_scope
+from forewarn.core.vm_settings import VmSettingsChange, apply_settings_in_scope, describe_settings
 from forewarn.errors import Conflict, NotFound, Refused
 
-_TRIES = 20
+_MAX_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,32 +35,34 @@ class FleetChange:
     text: str = ""  # for the history
 
 
-class Fleets:
-    def __init__(self, *, desk: Desk, new_id: Callable[[], str], lab_addresses: bool = False) -> None:
-        self._desk = desk
+class FleetService:
+    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str], lab_addresses: bool = False) -> None:
+        self._transactions = desk
         self._store = desk.store
         self._new_id = new_id
         self.lab_addresses = lab_addresses  # give VMs without an address one on the loopback network
 
-    async def change(self, change: FleetChange, *, who: str) -> None:
-        for _ in range(_TRIES):
+    async def apply_change(self, change: FleetChange, *, who: str) -> None:
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                await self._store.commit(self._commit_for(self._completed(change), who))
+                await self._store.commit(self._change_commit(self._complete_change(change), who))
                 return
             except Conflict:
-                self._desk.placement.give_back(self._store.vms())
+                self._transactions.placement.release_claims(self._store.vms())
             except BaseException:
-                self._desk.placement.give_back(self._store.vms())
+                self._transactions.placement.release_claims(self._store.vms())
                 raise
         raise Conflict("the fleet changed too often while it was being changed: ask again")
 
-    async def amend(self, vms: Sequence[Vm], amendment: Amendment, *, called: str, who: str) -> None:
+    async def update_settings(self, vms: Sequence[Vm], amendment: VmSettingsChange, *, called: str, who: str) -> None:
         """Settings of VMs, of all of them or of none; `called` is what the history calls them together."""
         if amendment.is_empty:
             return
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                await self._store.commit(self._amending(vms, amendment, f"{who} set {told(amendment, called)}", who))
+                await self._store.commit(
+                    self._settings_commit(vms, amendment, f"{who} set {describe_settings(amendment, called)}", who)
+                )
                 return
             except Conflict:
                 continue
@@ -78,14 +79,14 @@ class Fleets:
             raise Refused(f"VM {name!r} is ambiguous: say {choices}")
         return found[0]
 
-    def _completed(self, change: FleetChange) -> FleetChange:
+    def _complete_change(self, change: FleetChange) -> FleetChange:
         """The change with what newcomers still lack: an id, a host, in a lab an address."""
         known = self._store.vms(removed=True) if self.lab_addresses else []
         free = _loopback_addresses({vm.lab_address for vm in known} | {vm.address for vm in change.vms})
-        vms = tuple(self._complete(vm, free) for vm in change.vms)
+        vms = tuple(self._complete_vm(vm, free) for vm in change.vms)
         return dataclasses.replace(change, vms=vms)
 
-    def _complete(self, vm: Vm, free: Iterator[str]) -> Vm:
+    def _complete_vm(self, vm: Vm, free: Iterator[str]) -> Vm:
         known = self._store.vm(vm.key)
         if known is None or (known.removed_at is not None and vm.removed_at is None):
             vm = replace(vm, vm_id=vm.vm_id or self._new_id().lower())
@@ -97,45 +98,45 @@ class Fleets:
             return vm.address
         return vm.lab_address or next(free)
 
-    def _commit_for(self, change: FleetChange, who: str) -> Commit:
-        around = self._desk.around()
+    def _change_commit(self, change: FleetChange, who: str) -> Commit:
+        around = self._transactions.decision_context()
         gone = tuple(replace(vm, removed_at=around.now, host="") for vm in change.removed)
-        grouped = by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
+        grouped = group_by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
         scopes = [self._scope_commit(scope_id, vms, around, who) for scope_id, vms in grouped.items()]
-        entry = _entry(change, who, around.now)
-        self._must_be_empty(change)
-        return together(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
+        entry = _history_entry(change, who, around.now)
+        self._require_unused_hosts(change)
+        return merge_commits(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
 
-    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], around: Around, who: str) -> Commit:
+    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], around: DecisionContext, who: str) -> Commit:
         old = self._store.scope(scope_id)
         scope = old or Scope(id=scope_id)
         for vm in vms:
             if vm.removed_at is not None:
-                _must_not_be_hit(scope, vm)
+                _require_no_started_event(scope, vm)
             scope = scope.with_vm(vm)
-        if around.policy.enablement is Enablement.ALWAYS:
-            scope = enable(scope, by="the service", now=around.now)
-        return difference(old, stamped(turn(scope, around), around))
+        if around.policy.enablement is EnablementMode.ALWAYS:
+            scope = enable_scope(scope, by="the service", now=around.now)
+        return scope_commit(old, with_next_wake(reconcile_scope(scope, around), around))
 
-    def _amending(self, vms: Sequence[Vm], amendment: Amendment, text: str, who: str) -> Commit:
-        around = self._desk.around()
+    def _settings_commit(self, vms: Sequence[Vm], amendment: VmSettingsChange, text: str, who: str) -> Commit:
+        around = self._transactions.decision_context()
         commits = []
-        for scope_id, members in by_scope(list(vms), lambda vm: vm.scope_id).items():
-            old = self._desk.scope(scope_id)
-            new = amended_scope(old, {vm.key for vm in members}, amendment)
-            commits.append(difference(old, stamped(new, around)))
+        for scope_id, members in group_by_scope(list(vms), lambda vm: vm.scope_id).items():
+            old = self._transactions.load(scope_id)
+            new = apply_settings_in_scope(old, {vm.key for vm in members}, amendment)
+            commits.append(scope_commit(old, with_next_wake(new, around)))
         # One entry for all: whoever may read a set may read each of its scopes, and so finds it.
         vm = vms[0].name if len(vms) == 1 else ""
-        entry = Entry(at=around.now, what=What.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
-        return together(*commits, Commit(entries=(entry,)))
+        entry = HistoryEntry(at=around.now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
+        return merge_commits(*commits, Commit(entries=(entry,)))
 
-    def _must_be_empty(self, change: FleetChange) -> None:
+    def _require_unused_hosts(self, change: FleetChange) -> None:
         """A host may go only when nothing is on it, or on its way to it, after the change."""
         leaving = {vm.key for vm in change.removed}
         for name in change.removed_hosts:
             if staying := [vm.name for vm in self._store.vms(host=name) if vm.key not in leaving]:
                 raise Refused(f"host {name!r} still has VM {staying[0]!r}: redeploy or remove its VMs first")
-            if arriving := self._desk.placement.bound_for(name):
+            if arriving := self._transactions.placement.vms_moving_to(name):
                 raise Refused(
                     f"host {name!r} cannot go while VM {arriving[0]!r} is moving to it: wait until it has moved"
                 )
@@ -143,8 +144,8 @@ class Fleets:
                 raise Refused(f"host {name!r} is to be removed and to hold VMs: decide for one of the two")
 
 
-def _must_not_be_hit(scope: Scope, vm: Vm) -> None:
-    for event in scope.live(Status.STARTED):
+def _require_no_started_event(scope: Scope, vm: Vm) -> None:
+    for event in scope.live_events(EventState.STARTED):
         if vm.name in event.vms:
             raise Refused(
                 f"VM {vm.name!r} cannot be removed while event {event.id} ({event.cause}) is hitting it: "
@@ -152,16 +153,18 @@ def _must_not_be_hit(scope: Scope, vm: Vm) -> None:
             )
 
 
-def _entry(change: FleetChange, who: str, now: float) -> Entry:
+def _history_entry(change: FleetChange, who: str, now: float) -> HistoryEntry:
     """Where it is about one VM or one host alone, it says which."""
     vms = {vm.name for vm in (*change.vms, *change.removed)}
     hosts = {*(host.name for host in change.hosts), *change.removed_hosts}
     vm = next(iter(vms)) if len(vms) == 1 and not hosts else ""
     host = next(iter(hosts)) if len(hosts) == 1 and not vms else ""
-    return Entry(at=now, what=What.FLEET, who=who, text=change.text or _summary(change), vm=vm, host=host)
+    return HistoryEntry(
+        at=now, what=EntryKind.FLEET, who=who, text=change.text or _change_summary(change), vm=vm, host=host
+    )
 
 
-def _summary(change: FleetChange) -> str:
+def _change_summary(change: FleetChange) -> str:
     counts = [
         (len(change.hosts), "hosts set"),
         (len(change.removed_hosts), "hosts removed"),

@@ -1,56 +1,55 @@
-"""Use cases of the VMs themselves: their first request enables the scope, and they approve events."""
+"""Use cases of the VMs themselves: enabling their scope with a first request, and approving events."""
 
 from __future__ import annotations
 
-from forewarn.control.desk import Desk
-from forewarn.control.replays import Replays
-from forewarn.control.requests import approving
-from forewarn.core.enablement import enable
+from forewarn.control.replays import ReplayService
+from forewarn.control.requests import approve_decision
+from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.core.decision import DecisionContext
 from forewarn.core.fleet import Vm
 from forewarn.core.lifecycle import awaits_approval
-from forewarn.core.policy import Around
-from forewarn.core.scope import Scope
+from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import NotFound
 
 
-class Guests:
-    def __init__(self, desk: Desk, replays: Replays) -> None:
-        self._desk = desk
+class GuestService:
+    def __init__(self, desk: ScopeTransactions, replays: ReplayService) -> None:
+        self._transactions = desk
         self._replays = replays
         self._store = desk.store
 
-    async def enable(self, vm_key: str) -> None:
+    async def enable_scope_of(self, vm_key: str) -> None:
         """Spec §8.1: the first request of any VM of a scope enables it, durably."""
         vm = self._vm(vm_key)
 
-        def decision(scope: Scope, around: Around) -> Scope:
-            return enable(scope, by=vm.name, now=around.now)
+        def decision(scope: Scope, around: DecisionContext) -> Scope:
+            return enable_scope(scope, by=vm.name, now=around.now)
 
-        await self._desk.decide(vm.scope_id, decision)
+        await self._transactions.run(vm.scope_id, decision)
 
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
         """Spec §5: durable on return. The first id that was never an event of this scope: then nothing took effect."""
         vm = self._vm(vm_key)
-        scope = self._desk.scope(vm.scope_id)
+        scope = self._transactions.load(vm.scope_id)
         for event_id in event_ids:
             if not self._is_known(scope, event_id):
                 return event_id
 
-        if self._is_settled(scope, event_ids, vm.name):
+        if self._changes_nothing(scope, event_ids, vm.name):
             return None
 
-        def decision(scope: Scope, around: Around) -> Scope:
-            noted = self._replays.approvals(scope, event_ids, by=vm.name, now=around.now)
-            return approving(event_ids, vm.name)(scope, around).saying(*noted)
+        def decision(scope: Scope, around: DecisionContext) -> Scope:
+            noted = self._replays.approval_entries(scope, event_ids, by=vm.name, now=around.now)
+            return approve_decision(event_ids, vm.name)(scope, around).with_entries(*noted)
 
-        await self._desk.decide(vm.scope_id, decision)
+        await self._transactions.run(vm.scope_id, decision)
         return None
 
-    def _is_settled(self, scope: Scope, event_ids: tuple[str, ...], by: str) -> bool:
+    def _changes_nothing(self, scope: Scope, event_ids: tuple[str, ...], by: str) -> bool:
         """Whether nothing would change: what the store says of this is durable, and never becomes otherwise."""
         if any(awaits_approval(event) for event in scope.events if event.id in event_ids):
             return False
-        return not any(self._replays.approvals(scope, event_ids, by=by, now=self._desk.clock.now()))
+        return not any(self._replays.approval_entries(scope, event_ids, by=by, now=self._transactions.clock.now()))
 
     def _is_known(self, scope: Scope, event_id: str) -> bool:
         if not event_id.isascii():
@@ -58,7 +57,7 @@ class Guests:
         live = scope.event(event_id)
         event = live or self._store.event(event_id)
         if event is None:
-            return self._replays.knows(scope.id, event_id)
+            return self._replays.was_shown(scope.id, event_id)
         return event.scope_id == scope.id and event.listed
 
     def _vm(self, vm_key: str) -> Vm:

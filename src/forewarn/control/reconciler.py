@@ -1,7 +1,7 @@
-"""The reconciler: `turn()` does what is due, `run()` calls it when something may be. All of it is read off the store.
+"""The reconciler: `reconcile()` does what the store says is due; `run()` repeats it when woken.
 
-Order within a turn matters for one rule only: events start nowhere else, so a gate that finds all its events free
-can release them and start them before anything else in their scopes does.
+Events start only here. So a gate whose events are all ready can release and start them before any other step changes
+their scopes; this is the one reason why the order of the steps matters.
 """
 
 from __future__ import annotations
@@ -13,134 +13,133 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from forewarn.control.desk import Desk, by_scope
-from forewarn.control.executor import Executor, Setback
-from forewarn.control.faults import Faults
-from forewarn.control.replays import Replays
-from forewarn.control.rollouts import Rollouts
-from forewarn.control.storms import Storms
-from forewarn.core.agenda import PLATFORM, record, turn
-from forewarn.core.cause import noun
-from forewarn.core.change import Commit
-from forewarn.core.event import Act, Event, Outcome, Status
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, What
-from forewarn.core.planning import apply
-from forewarn.core.policy import Around
-from forewarn.core.release import is_free, waits_for
-from forewarn.core.request import Planned
+from forewarn.control.executor import ActExecutor, FailedAttempt
+from forewarn.control.fault_storms import FaultStormService
+from forewarn.control.faults import FaultService
+from forewarn.control.replays import ReplayService
+from forewarn.control.rollouts import RolloutService
+from forewarn.control.scope_transactions import ScopeTransactions, group_by_scope
+from forewarn.core.cause import verb_noun
+from forewarn.core.commit import Commit
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Act, ActOutcome, Event, EventState, Gate
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.planning import apply_planned_event
+from forewarn.core.reconcile import PLATFORM_ACTOR, reconcile_scope, record_act_outcome
+from forewarn.core.release import start_wait, waits_only_for_gate
+from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, Refused, Unavailable
-from forewarn.store.seam import Behind, Committed
+from forewarn.store.interface import AppliedCommit, GatedEvents
 
 log = logging.getLogger(__name__)
-_BREATH_S = 1.0  # of real time, before trying again
-_AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
-_LOOKS_AT_ONCE = 64  # gates looked at without a break
+_ERROR_BACKOFF_S = 1.0  # of real time, before trying again
+_MAX_CONCURRENT_SCOPES = 256  # scopes decided side by side, so that the store can commit them together
+_GATE_BATCH_SIZE = 64  # gates looked at without a break
 
 
 class Reconciler:
     def __init__(
         self,
         *,
-        desk: Desk,
-        executor: Executor,
-        rollouts: Rollouts,
-        replays: Replays,
-        faults: Faults,
-        storms: Storms,
+        desk: ScopeTransactions,
+        executor: ActExecutor,
+        rollouts: RolloutService,
+        replays: ReplayService,
+        faults: FaultService,
+        storms: FaultStormService,
         woken: asyncio.Event,
     ) -> None:
-        self._desk = desk
+        self._transactions = desk
         self._store = desk.store
         self._executor = executor
         self._rollouts = rollouts
         self._replays = replays
         self._faults = faults
-        self._storms = storms
-        self._woken = woken
-        self._planned_left = True  # what a process before us may have left unapplied
-        self.driving = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
+        self._fault_storms = storms
+        self._wake_event = woken
+        self._has_unapplied = True  # what a process before us may have left unapplied
+        self.pass_lock = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
 
-    def hear(self, committed: Committed) -> None:
-        self._planned_left |= bool(committed.commit.planned)
+    def on_commit(self, committed: AppliedCommit) -> None:
+        self._has_unapplied |= bool(committed.commit.planned)
         for event in committed.commit.events:
-            self._executor.owe(event)
-        self._rollouts.hear(committed)
-        self._replays.hear(committed)
-        self._woken.set()
+            self._executor.add_acts(event)
+        self._rollouts.on_commit(committed)
+        self._replays.on_commit(committed)
+        self._wake_event.set()
 
-    def resume(self) -> None:
+    def resume_unfinished_acts(self) -> None:
         """Take on what the process before us owed."""
-        for event in self._store.events(statuses=[Status.STARTED]):
-            self._executor.owe(event)
+        for event in self._store.events(statuses=[EventState.STARTED]):
+            self._executor.add_acts(event)
 
     async def run(self) -> None:
         while True:
-            self._woken.clear()
+            self._wake_event.clear()
             try:
-                async with self.driving:
-                    while await self.turn():
+                async with self.pass_lock:
+                    while await self.reconcile():
                         pass
             except (Unavailable, Conflict) as error:
                 log.warning("the store is out of reach, trying again: %s", error)
-                await asyncio.sleep(_BREATH_S)
+                await asyncio.sleep(_ERROR_BACKOFF_S)
                 continue
             except Exception:
                 # A bug met in one scope must not end maintenance for all: what is due is still in the store.
                 log.exception("a turn failed, trying again")
-                await asyncio.sleep(_BREATH_S)
+                await asyncio.sleep(_ERROR_BACKOFF_S)
                 continue
-            await self._until_something_may_be_due()
+            await self._wait_until_due()
 
-    async def catch_up(self) -> None:
+    async def run_until_idle(self) -> None:
         """Turn until nothing is due now; acts at work are not waited for."""
-        async with self.driving:
-            while await self.turn():
+        async with self.pass_lock:
+            while await self.reconcile():
                 pass
 
-    async def settle(self) -> None:
+    async def run_until_settled(self) -> None:
         """Turn until everything due now is done, acts at work included."""
         while True:
-            if await self.turn():
+            if await self.reconcile():
                 continue
-            if not self._executor.at_work:
+            if not self._executor.running_acts:
                 return
-            await self._executor.wait()
+            await self._executor.wait_for_any()
 
-    async def turn(self) -> bool:
+    async def reconcile(self) -> bool:
         """Do what is due now; whether there was anything."""
         did = False
         failure: Exception | None = None
         for step in (
-            self._record_setbacks,
+            self._record_failed_attempts,
             self._record_outcomes,
             self._apply_planned,
-            self._turn_rollouts,
-            self._replays.turn,
-            self._turn_scopes,
-            self._turn_gates,
+            self._reconcile_rollouts,
+            self._replays.reconcile,
+            self._reconcile_scopes,
+            self._reconcile_gates,
             self._faults.expire,
-            self._storms.turn,
+            self._fault_storms.reconcile,
         ):
             try:
                 did |= await step()
             except Exception as error:
                 # What goes wrong in one scope keeps no other from its turn.
                 failure = failure or error
-        did |= self._executor.begin_due()
+        did |= self._executor.start_due_acts()
         if failure is not None:
             raise failure
         return did
 
-    def next_wake(self) -> float | None:
-        others = (self._executor, self._replays, self._faults, self._storms)
-        soonest = (self._store.next_wake(), *(other.next_at() for other in others))
+    def next_wake_at(self) -> float | None:
+        others = (self._executor, self._replays, self._faults, self._fault_storms)
+        soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
 
-    async def _until_something_may_be_due(self) -> None:
-        sleeper = asyncio.create_task(self._desk.clock.sleep_until(self.next_wake()))
-        waiter = asyncio.create_task(self._woken.wait())
+    async def _wait_until_due(self) -> None:
+        sleeper = asyncio.create_task(self._transactions.clock.sleep_until(self.next_wake_at()))
+        waiter = asyncio.create_task(self._wake_event.wait())
         try:
             await asyncio.wait({sleeper, waiter}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -148,25 +147,25 @@ class Reconciler:
             waiter.cancel()
             await asyncio.gather(sleeper, waiter, return_exceptions=True)
 
-    async def _record_setbacks(self) -> bool:
-        setbacks = self._executor.take_setbacks()
+    async def _record_failed_attempts(self) -> bool:
+        setbacks = self._executor.take_failed_attempts()
         if not setbacks:
             return False
         try:
-            await self._store.commit(Commit(entries=tuple(self._retried(setback) for setback in setbacks)))
+            await self._store.commit(Commit(entries=tuple(self._retry_entry(setback) for setback in setbacks)))
         except BaseException:
-            self._executor.put_back_setbacks(setbacks)
+            self._executor.return_failed_attempts(setbacks)
             raise
         return True
 
-    def _retried(self, setback: Setback) -> Entry:
+    def _retry_entry(self, setback: FailedAttempt) -> HistoryEntry:
         act = setback.act
         event = self._event_of(act)
-        return Entry(
+        return HistoryEntry(
             at=setback.at,
-            what=What.RETRIED,
-            who=PLATFORM,
-            text=f"{noun(act.verb)} of {act.name} is tried again in {setback.again_in_s:g} s: {setback.why}",
+            what=EntryKind.RETRIED,
+            who=PLATFORM_ACTOR,
+            text=f"{verb_noun(act.verb)} of {act.name} is tried again in {setback.retry_in_s:g} s: {setback.reason}",
             scope_id=event.scope_id,
             event_id=event.id,
             request_id=event.request_id,
@@ -174,16 +173,16 @@ class Reconciler:
         )
 
     async def _record_outcomes(self) -> bool:
-        known = self._executor.take_known()
-        grouped = by_scope(known, lambda item: self._event_of(item[0]).scope_id)
-        await _side_by_side(self._record(scope_id, items) for scope_id, items in grouped.items())
+        known = self._executor.take_outcomes()
+        grouped = group_by_scope(known, lambda item: self._event_of(item[0]).scope_id)
+        await _run_concurrently(self._record_scope_outcomes(scope_id, items) for scope_id, items in grouped.items())
         return bool(known)
 
-    async def _record(self, scope_id: str, items: list[tuple[Act, Outcome]]) -> None:
+    async def _record_scope_outcomes(self, scope_id: str, items: list[tuple[Act, ActOutcome]]) -> None:
         try:
-            await self._desk.decide(scope_id, _recording(items))
+            await self._transactions.run(scope_id, _recording_decision(items))
         except BaseException:
-            self._executor.put_back(items)
+            self._executor.return_outcomes(items)
             raise
 
     def _event_of(self, act: Act) -> Event:
@@ -192,78 +191,86 @@ class Reconciler:
         return event
 
     async def _apply_planned(self) -> bool:
-        if not self._planned_left:
+        if not self._has_unapplied:
             return False
-        self._planned_left = False  # before reading: what is accepted while we write is left again
+        self._has_unapplied = False  # before reading: what is accepted while we write is left again
         try:
-            waiting = by_scope(self._store.planned(), lambda planned: planned.scope_id)
-            await _side_by_side(self._desk.decide(s, _applying(p), also=_applied(p)) for s, p in waiting.items())
+            waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
+            await _run_concurrently(
+                self._transactions.run(s, _applying_decision(p), also=_applied_commit(p)) for s, p in waiting.items()
+            )
         except BaseException:
-            self._planned_left = True
+            self._has_unapplied = True
             raise
         return bool(waiting)
 
-    async def _turn_rollouts(self) -> bool:
-        return await self._rollouts.turn(acts_are_due=self._executor.has_due)
+    async def _reconcile_rollouts(self) -> bool:
+        return await self._rollouts.reconcile(acts_are_due=self._executor.has_due_acts)
 
-    async def _turn_scopes(self) -> bool:
-        due = self._store.due_scopes(self._desk.clock.now())
-        await _side_by_side(self._desk.decide(scope_id, turn) for scope_id in due)
+    async def _reconcile_scopes(self) -> bool:
+        due = self._store.due_scopes(self._transactions.clock.now())
+        await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in due)
         return bool(due)
 
-    async def _turn_gates(self) -> bool:
-        due = {gate.id: gate for gate in self._store.due_gates(self._desk.clock.now())}
+    async def _reconcile_gates(self) -> bool:
+        due = {gate.id: gate for gate in self._store.due_gates(self._transactions.clock.now())}
         if not due:
             return False
-        behind = self._store.behind(tuple(due))
+        behind = self._store.events_behind_gates(tuple(due))
         is_new = True
-        for gates in apart(_scopes_at(due, behind)):
-            for at in range(0, len(gates), _LOOKS_AT_ONCE):
-                some = {gate_id: due[gate_id] for gate_id in gates[at : at + _LOOKS_AT_ONCE]}
-                await self._turn_some(some, behind if is_new else self._store.behind(tuple(some)))
+        for gates in independent_rounds(_scopes_by_gate(due, behind)):
+            for at in range(0, len(gates), _GATE_BATCH_SIZE):
+                some = {gate_id: due[gate_id] for gate_id in gates[at : at + _GATE_BATCH_SIZE]}
+                await self._reconcile_gate_batch(
+                    some, behind if is_new else self._store.events_behind_gates(tuple(some))
+                )
                 is_new = False  # others were let through meanwhile
         return True
 
-    async def _turn_some(self, gates: Mapping[str, Gate], behind: Behind) -> None:
+    async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Most have somebody behind them who is not ready: they go back to sleep together."""
-        around = self._desk.around()
-        waiting = _at_each(gates, behind)
+        around = self._transactions.decision_context()
+        waiting = _events_by_gate(gates, behind)
         sleeps = {
-            gate_id: None if gate_id in behind.planned else self._sleeps_until(gate, waiting[gate_id], around)
+            gate_id: None
+            if gate_id in behind.gates_with_planned
+            else self._gate_wake_at(gate, waiting[gate_id], around)
             for gate_id, gate in gates.items()
         }
 
-        await self._let_sleep([replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _FREE])
-        ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _FREE]
-        await _side_by_side(self._turn_gate(gate, waiting[gate.id], around) for gate in ready)
+        await self._save_gate_wakes(
+            [replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _READY_NOW]
+        )
+        ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _READY_NOW]
+        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], around) for gate in ready)
 
-    def _sleeps_until(self, gate: Gate, waiting: list[Event], around: Around) -> float | None:
+    def _gate_wake_at(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> float | None:
         """_FREE: it does not sleep, since what is behind it can start."""
         if not waiting:
             return None
-        return _FREE if gate.released_at is not None else self._unready_until(waiting, around)
+        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting, around)
 
-    async def _turn_gate(self, gate: Gate, waiting: list[Event], around: Around) -> None:
+    async def _try_release_gate(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> None:
         try:
-            await self._pass_through(gate, waiting, around)
+            await self._release_gate(gate, waiting, around)
         except Conflict:
             pass  # woken again meanwhile: it is still due
 
-    async def _pass_through(self, gate: Gate, waiting: list[Event], around: Around) -> None:
+    async def _release_gate(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> None:
         if gate.released_at is not None:
-            await self._start_through(waiting)
+            await self._start_events(waiting)
             await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
         else:
             # It stays due until all have started: a crash from here on leaves nobody behind.
             released = replace(gate, released_at=around.now, wakes_at=around.now)
-            await self._store.commit(Commit(gates=(released,), entries=(_released(gate, around.now),)))
-            await self._start_through(waiting)
+            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, around.now),)))
+            await self._start_events(waiting)
 
-    async def _start_through(self, waiting: list[Event]) -> None:
+    async def _start_events(self, waiting: list[Event]) -> None:
         scopes = dict.fromkeys(event.scope_id for event in waiting)
-        await _side_by_side(self._desk.decide(scope_id, turn) for scope_id in scopes)
+        await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in scopes)
 
-    async def _let_sleep(self, gates: Sequence[Gate]) -> None:
+    async def _save_gate_wakes(self, gates: Sequence[Gate]) -> None:
         """All of them, or, where one was woken again meanwhile and is still due, half and half."""
         if not gates:
             return
@@ -272,26 +279,26 @@ class Reconciler:
         except Conflict:
             half = len(gates) // 2
             if half:
-                await self._let_sleep(gates[:half])
-                await self._let_sleep(gates[half:])
+                await self._save_gate_wakes(gates[:half])
+                await self._save_gate_wakes(gates[half:])
 
-    def _unready_until(self, waiting: list[Event], around: Around) -> float | None:
+    def _next_ready_at(self, waiting: list[Event], around: DecisionContext) -> float | None:
         """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""
         instants: list[float | None] = []
         for event in waiting:
-            scope = self._desk.scope(event.scope_id)
-            if not is_free(scope, event, around):
-                wait = waits_for(scope, event, around)
+            scope = self._transactions.load(event.scope_id)
+            if not waits_only_for_gate(scope, event, around):
+                wait = start_wait(scope, event, around)
                 instants.append(wait.until if wait else None)
         if not instants:
-            return _FREE
+            return _READY_NOW
         return max((at for at in instants if at is not None), default=None)
 
 
-_FREE = -1.0
+_READY_NOW = -1.0
 
 
-def _at_each(gates: Iterable[str], behind: Behind) -> dict[str, list[Event]]:
+def _events_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, list[Event]]:
     waiting: dict[str, list[Event]] = {gate_id: [] for gate_id in gates}
     for event in behind.scheduled:
         if event.gate_id in waiting:
@@ -299,11 +306,11 @@ def _at_each(gates: Iterable[str], behind: Behind) -> dict[str, list[Event]]:
     return waiting
 
 
-def _scopes_at(gates: Iterable[str], behind: Behind) -> dict[str, set[str]]:
-    return {gate_id: {event.scope_id for event in events} for gate_id, events in _at_each(gates, behind).items()}
+def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[str]]:
+    return {gate_id: {event.scope_id for event in events} for gate_id, events in _events_by_gate(gates, behind).items()}
 
 
-def apart(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
+def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     """Gates in rounds, such that those of one round have no scope in common: what one of them starts there decides
 
     whether another may. Of two that have, the one that comes first has its turn first.
@@ -319,48 +326,52 @@ def apart(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
     return rounds
 
 
-def _released(gate: Gate, now: float) -> Entry:
+def _released_entry(gate: Gate, now: float) -> HistoryEntry:
     text = f"everything on host {gate.host} is ready: its events start together"
-    return Entry(at=now, what=What.RELEASED, who=PLATFORM, text=text, request_id=gate.request_id, host=gate.host)
+    return HistoryEntry(
+        at=now, what=EntryKind.RELEASED, who=PLATFORM_ACTOR, text=text, request_id=gate.request_id, host=gate.host
+    )
 
 
-def _recording(items: list[tuple[Act, Outcome]]) -> Callable[[Scope, Around], Scope]:
-    def decision(scope: Scope, around: Around) -> Scope:
+def _recording_decision(items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
+    def decision(scope: Scope, around: DecisionContext) -> Scope:
         for act, outcome in items:
-            scope = record(scope, act, outcome)
-        return turn(scope, around)
+            scope = record_act_outcome(scope, act, outcome)
+        return reconcile_scope(scope, around)
 
     return decision
 
 
-def _applying(planned: list[Planned]) -> Callable[[Scope, Around], Scope]:
-    def decision(scope: Scope, around: Around) -> Scope:
+def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
+    def decision(scope: Scope, around: DecisionContext) -> Scope:
         for item in planned:
             try:
-                scope = apply(scope, item, around)
+                scope = apply_planned_event(scope, item, around)
             except Refused as error:
-                scope = scope.saying(_skipped(item, str(error), around.now))
+                scope = scope.with_entries(_skipped_entry(item, str(error), around.now))
         return scope
 
     return decision
 
 
-def _applied(planned: Sequence[Planned]) -> Commit:
+def _applied_commit(planned: Sequence[PlannedEvent]) -> Commit:
     """Their gates look again: what is refused leaves the others behind a gate to themselves."""
     gates = sorted({item.gate_id for item in planned if item.gate_id})
     return Commit(unplanned=tuple(item.event_id for item in planned), wake_gates=tuple(gates))
 
 
-def _skipped(planned: Planned, why: str, now: float) -> Entry:
-    return Entry(at=now, what=What.SKIPPED, who=PLATFORM, text=why, request_id=planned.request_id, vm=planned.vms[0])
+def _skipped_entry(planned: PlannedEvent, why: str, now: float) -> HistoryEntry:
+    return HistoryEntry(
+        at=now, what=EntryKind.SKIPPED, who=PLATFORM_ACTOR, text=why, request_id=planned.request_id, vm=planned.vms[0]
+    )
 
 
-async def _side_by_side(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
+async def _run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
     """Run decisions about different scopes together; the first failure is raised once all have ended."""
     waiting = list(decisions)
     failure: BaseException | None = None
-    for at in range(0, len(waiting), _AT_ONCE):
-        results = await asyncio.gather(*waiting[at : at + _AT_ONCE], return_exceptions=True)
+    for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):
+        results = await asyncio.gather(*waiting[at : at + _MAX_CONCURRENT_SCOPES], return_exceptions=True)
         failure = failure or next((r for r in results if isinstance(r, BaseException)), None)
     if failure is not None:
         raise failure

@@ -1,4 +1,4 @@
-"""One scope on the desk at a time: load it, let a decision be made, commit it on the version it was made on."""
+"""Transactions on one scope: load, decide, commit on the version that was read, retry on conflict."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from forewarn.clock import Clock
-from forewarn.control.faultbook import FaultBook
-from forewarn.control.placement import Placement
-from forewarn.core.agenda import stamped
-from forewarn.core.change import Commit, difference, together
-from forewarn.core.policy import Around, Policy
+from forewarn.control.fault_registry import FaultRegistry
+from forewarn.control.placement_index import PlacementIndex
+from forewarn.core.commit import Commit, merge_commits, scope_commit
+from forewarn.core.decision import DecisionContext, Policy
+from forewarn.core.reconcile import with_next_wake
 from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound
-from forewarn.store.seam import Committed, Store
+from forewarn.store.interface import AppliedCommit, Store
 
-Decision = Callable[[Scope, Around], Scope]
-NOTHING_ELSE = Commit()
-_TRIES = 20
-_GATES_KNOWN = 10_000
+Decision = Callable[[Scope, DecisionContext], Scope]
+EMPTY_COMMIT = Commit()
+_MAX_ATTEMPTS = 20
+_MAX_CACHED_GATES = 10_000
 T = TypeVar("T")
 
 
-class Desk:
-    def __init__(self, *, store: Store, clock: Clock, policy: Policy, placement: Placement, faults: FaultBook) -> None:
+class ScopeTransactions:
+    def __init__(
+        self, *, store: Store, clock: Clock, policy: Policy, placement: PlacementIndex, faults: FaultRegistry
+    ) -> None:
         self.store = store
         self.clock = clock
         self.policy = policy
@@ -35,61 +37,61 @@ class Desk:
         self.faults = faults
         self.resumed_at: float | None = None
         # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
-        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._gates: dict[str, bool] = {}  # whether each lets its events start, of those that were asked for lately
 
-    def around(self, *, rehearsal: bool = False) -> Around:
+    def decision_context(self, *, rehearsal: bool = False) -> DecisionContext:
         """The circumstances of a decision; of a rehearsed one nothing stays behind."""
         now = self.clock.now()
-        return Around(
+        return DecisionContext(
             now=now,
             policy=self.policy,
             resumed_at=self.resumed_at,
-            is_released=self._is_released,
-            destination=self.placement.destination if rehearsal else self.placement.claim,
-            befalls=partial(self.faults.peek if rehearsal else self.faults.claim, now),
+            is_gate_released=self._is_gate_released,
+            find_destination=self.placement.find_destination if rehearsal else self.placement.claim_destination,
+            fault_for=partial(self.faults.find_fault if rehearsal else self.faults.claim_fault, now),
         )
 
-    def scope(self, scope_id: str) -> Scope:
+    def load(self, scope_id: str) -> Scope:
         scope = self.store.scope(scope_id)
         if scope is None:
             raise NotFound(f"scope {scope_id!r} does not exist: `forewarn fleet show` lists them")
         return scope
 
-    async def decide(self, scope_id: str, decision: Decision, *, also: Commit = NOTHING_ELSE) -> Scope:
+    async def run(self, scope_id: str, decision: Decision, *, also: Commit = EMPTY_COMMIT) -> Scope:
         """The scope as decided and durably written. `also` is committed with it, whatever the decision."""
-        queue = self._queues.setdefault(scope_id, asyncio.Lock())
+        queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue:
-            for _ in range(_TRIES):
-                scope = self.scope(scope_id)
+            for _ in range(_MAX_ATTEMPTS):
+                scope = self.load(scope_id)
                 try:
-                    return await self._decide_once(scope, decision, also)
+                    return await self._run_once(scope, decision, also)
                 except Conflict:
-                    self.placement.give_back(scope.vms)
+                    self.placement.release_claims(scope.vms)
                 except BaseException:
-                    self.placement.give_back(scope.vms)
+                    self.placement.release_claims(scope.vms)
                     raise
                 finally:
-                    self.faults.release(scope_id)
-        raise Conflict(f"scope {scope_id!r} changed {_TRIES} times while it was decided upon: ask again")
+                    self.faults.release_claims(scope_id)
+        raise Conflict(f"scope {scope_id!r} changed {_MAX_ATTEMPTS} times while it was decided upon: ask again")
 
-    async def _decide_once(self, scope: Scope, decision: Decision, also: Commit) -> Scope:
-        around = self.around()
+    async def _run_once(self, scope: Scope, decision: Decision, also: Commit) -> Scope:
+        around = self.decision_context()
 
-        decided = stamped(decision(scope, around), around)
+        decided = with_next_wake(decision(scope, around), around)
 
-        if decided != scope or also is not NOTHING_ELSE:
-            change = difference(scope, decided)
-            await self.store.commit(change if also is NOTHING_ELSE else together(also, change))
+        if decided != scope or also is not EMPTY_COMMIT:
+            change = scope_commit(scope, decided)
+            await self.store.commit(change if also is EMPTY_COMMIT else merge_commits(also, change))
         return decided
 
-    def hear(self, committed: Committed) -> None:
+    def on_commit(self, committed: AppliedCommit) -> None:
         for gate in committed.commit.gates:
             self._gates[gate.id] = gate.released_at is not None
-        while len(self._gates) > _GATES_KNOWN:
+        while len(self._gates) > _MAX_CACHED_GATES:
             del self._gates[next(iter(self._gates))]
 
-    def _is_released(self, gate_id: str) -> bool:
+    def _is_gate_released(self, gate_id: str) -> bool:
         known = self._gates.get(gate_id)
         if known is None:
             gate = self.store.gate(gate_id)
@@ -97,7 +99,7 @@ class Desk:
         return known
 
 
-def by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
+def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
     grouped: dict[str, list[T]] = defaultdict(list)
     for item in items:
         grouped[scope_of(item)].append(item)

@@ -1,5 +1,7 @@
-"""Use cases about webhooks: they come and go. Both are in the history, by the receiver's host alone: the rest of an
-address may hold a password, and the secret is shown once, to whoever added the webhook.
+"""Use cases for webhooks: add, find and remove subscriptions.
+
+The history names only the host of the receiver, because the rest of its URL may contain a password. The secret is
+returned once, to the caller that added the webhook.
 """
 
 from __future__ import annotations
@@ -8,91 +10,91 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from forewarn.access.secret import new_secret
-from forewarn.control.desk import Desk
-from forewarn.core.change import Commit
-from forewarn.core.history import Entry, What
-from forewarn.core.resource import EVERYTHING, read_resource
-from forewarn.core.webhook import Happening, Schema, Webhook
+from forewarn.auth.client_secrets import new_secret
+from forewarn.control.scope_transactions import ScopeTransactions
+from forewarn.core.commit import Commit
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.resource_ids import ROOT_RESOURCE, parse_resource_id
+from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
 from forewarn.errors import NotFound, Refused, Rejected
-from forewarn.outbox import Outbox
+from forewarn.webhooks import WebhookDispatcher
 
-_SHORTEST_PREFIX = 4
-_SHORTEST_SECRET = 16
-_LONGEST_URL = 2000
+_MIN_ID_PREFIX = 4
+_MIN_SECRET_LENGTH = 16
+_MAX_URL_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WebhookSpec:
     """A webhook that somebody asks for."""
 
     url: str
-    schema: Schema = Schema.EVENT_GRID
-    over: str = EVERYTHING
-    happenings: tuple[Happening, ...] = ()  # (): all
+    schema: WebhookSchema = WebhookSchema.EVENT_GRID
+    over: str = ROOT_RESOURCE
+    happenings: tuple[EventGridStatus, ...] = ()  # (): all
     opted_in_only: bool = False
     secret: str = ""  # "": one is made
     from_start: bool = False  # told the history from its beginning, not from now on
     validate: bool = False  # only if the receiver agrees
 
 
-class Webhooks:
-    def __init__(self, *, desk: Desk, new_id: Callable[[], str], outbox: Outbox) -> None:
+class WebhookService:
+    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str], outbox: WebhookDispatcher) -> None:
         self._clock = desk.clock
         self._store = desk.store
         self._new_id = new_id
-        self._outbox = outbox
+        self._webhook_delivery = outbox
 
-    async def add(self, wanted: Wanted, *, who: str) -> Webhook:
-        webhook = Webhook(
+    async def add(self, wanted: WebhookSpec, *, who: str) -> WebhookSubscription:
+        webhook = WebhookSubscription(
             id=self._new_id().lower(),
-            url=read_url(wanted.url),
-            secret=_read_secret(wanted.secret) if wanted.secret else new_secret(),
+            url=parse_webhook_url(wanted.url),
+            secret=_check_secret(wanted.secret) if wanted.secret else new_secret(),
             schema=wanted.schema,
-            over=_read_over(wanted.over),
-            happenings=_in_order(wanted.happenings),
+            over=_parse_resource(wanted.over),
+            happenings=_in_declared_order(wanted.happenings),
             opted_in_only=wanted.opted_in_only,
             by=who,
             at=self._clock.now(),
             cursor=0 if wanted.from_start else self._store.last_seq(),
         )
         if wanted.validate:
-            await self._outbox.trial.validate(webhook)
-        over = "all VMs" if webhook.over == EVERYTHING else webhook.over
-        entry = self._entry(who, f"{called(webhook)} is told what happens to {over} from now on")
+            await self._webhook_delivery.verification.validate(webhook)
+        over = "all VMs" if webhook.over == ROOT_RESOURCE else webhook.over
+        entry = self._history_entry(who, f"{webhook_title(webhook)} is told what happens to {over} from now on")
         await self._store.commit(Commit(webhooks=(webhook,), entries=(entry,)))
         return webhook
 
-    async def remove(self, webhook_id: str, *, who: str) -> Webhook:
+    async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
         webhook = self.find(webhook_id)
-        entry = self._entry(who, f"{called(webhook)} was removed and is told nothing more")
+        entry = self._history_entry(who, f"{webhook_title(webhook)} was removed and is told nothing more")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
         return webhook
 
-    def find(self, name: str) -> Webhook:
+    def find(self, name: str) -> WebhookSubscription:
         """The webhook by its id, or by a beginning of it that no other has."""
         wanted = name.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
         if wanted in known:
             return known[wanted]
         found = [hook for id_, hook in known.items() if id_.startswith(wanted)]
-        if len(wanted) < _SHORTEST_PREFIX or not found:
+        if len(wanted) < _MIN_ID_PREFIX or not found:
             raise NotFound(f"webhook {name!r} does not exist: `forewarn webhook list` lists them")
         if len(found) > 1:
             raise Refused(f"webhook {name!r} is ambiguous, {len(found)} begin so: give more of the id")
         return found[0]
 
-    def _entry(self, who: str, text: str) -> Entry:
-        return Entry(at=self._clock.now(), what=What.WEBHOOK, who=who, text=text)
+    def _history_entry(self, who: str, text: str) -> HistoryEntry:
+        return HistoryEntry(at=self._clock.now(), what=EntryKind.WEBHOOK, who=who, text=text)
 
 
-def called(webhook: Webhook) -> str:
+def webhook_title(webhook: WebhookSubscription) -> str:
     return f"webhook {webhook.id} ({urlsplit(webhook.url).hostname})"
 
 
-def read_url(text: str) -> str:
+def parse_webhook_url(text: str) -> str:
     """An address as somebody typed it; Rejected if nothing can be sent there. The message does not repeat all of it."""
-    url = _split(text.strip())
+    url = _split_url(text.strip())
     if url is None or url.scheme not in ("http", "https") or not url.hostname:
         raise Rejected("the webhook's address is no URL: give one such as https://example.org/hook")
     if url.username is not None or url.password is not None:
@@ -102,8 +104,8 @@ def read_url(text: str) -> str:
     return url.geturl()
 
 
-def _split(text: str) -> SplitResult | None:
-    if not (text.isascii() and text.isprintable()) or " " in text or len(text) > _LONGEST_URL:
+def _split_url(text: str) -> SplitResult | None:
+    if not (text.isascii() and text.isprintable()) or " " in text or len(text) > _MAX_URL_LENGTH:
         return None
     try:
         url = urlsplit(text)
@@ -112,9 +114,9 @@ def _split(text: str) -> SplitResult | None:
         return None
 
 
-def _read_over(text: str) -> str:
+def _parse_resource(text: str) -> str:
     try:
-        return read_resource(text)
+        return parse_resource_id(text)
     except Rejected:
         raise Rejected(
             f"{text!r} is no resource that events happen to: give / for everything, /subscriptions/ID, "
@@ -122,14 +124,14 @@ def _read_over(text: str) -> str:
         ) from None
 
 
-def _read_secret(text: str) -> str:
-    if len(text) < _SHORTEST_SECRET or not text.isprintable():
+def _check_secret(text: str) -> str:
+    if len(text) < _MIN_SECRET_LENGTH or not text.isprintable():
         raise Rejected(
-            f"the secret is short enough to be guessed, or no text: give {_SHORTEST_SECRET} characters or more, "
+            f"the secret is short enough to be guessed, or no text: give {_MIN_SECRET_LENGTH} characters or more, "
             "or none to have one made"
         )
     return text
 
 
-def _in_order(happenings: tuple[Happening, ...]) -> tuple[Happening, ...]:
-    return tuple(happening for happening in Happening if happening in happenings) or tuple(Happening)
+def _in_declared_order(happenings: tuple[EventGridStatus, ...]) -> tuple[EventGridStatus, ...]:
+    return tuple(happening for happening in EventGridStatus if happening in happenings) or tuple(EventGridStatus)

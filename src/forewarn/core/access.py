@@ -1,4 +1,7 @@
-"""Who may do what: rights, the roles that hold them, and grants of roles over resources. One table decides."""
+"""Authorization model: rights, the roles that hold them, grants of roles over resources, principals.
+
+A principal may do something if one of its grants has a role with that right over the resource or one above it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.core.resource import EVERYTHING, covers
+from forewarn.core.resource_ids import ROOT_RESOURCE, is_within_resource
 
-ADMIN = "admin"  # the client that a service has from its first start
+ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 
 
 class Right(StrEnum):
@@ -30,7 +33,7 @@ class Role(StrEnum):
     ADMINISTRATOR = "Administrator"
 
 
-RIGHTS: dict[Role, frozenset[Right]] = {
+ROLE_RIGHTS: dict[Role, frozenset[Right]] = {
     Role.READER: frozenset({Right.READ}),
     Role.OPERATOR: frozenset({Right.READ, Right.OPERATE}),
     Role.SCHEDULED_EVENT_CONTRIBUTOR: frozenset({Right.READ, Right.APPROVE}),
@@ -39,9 +42,9 @@ RIGHTS: dict[Role, frozenset[Right]] = {
 }
 
 
-def role_for(right: Right) -> Role:
+def role_granting(right: Right) -> Role:
     """The role that brings this right, and little else."""
-    return next(role for role, rights in RIGHTS.items() if right in rights)
+    return next(role for role, rights in ROLE_RIGHTS.items() if right in rights)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,7 +58,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float = 0
 
 
-class Client(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A program that signs in with a secret of its own. The secret itself is nowhere."""
 
     id: str
@@ -86,16 +89,16 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...] = ()
 
     def may(self, right: Right, over: str) -> bool:
-        return any(right in RIGHTS[grant.role] and covers(grant.over, over) for grant in self.grants)
+        return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:
         return all(self.may(right, resource) for resource in resources)
 
-    def may_somewhere(self, right: Right) -> bool:
-        return any(right in RIGHTS[grant.role] for grant in self.grants)
+    def may_anywhere(self, right: Right) -> bool:
+        return any(right in ROLE_RIGHTS[grant.role] for grant in self.grants)
 
 
-def owner(name: str) -> Principal:
+def owner_principal(name: str) -> Principal:
     """Whoever the service belongs to: allowed everything."""
-    everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=EVERYTHING)
+    everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=ROOT_RESOURCE)
     return Principal(id="owner", name=name, grants=(everything,))

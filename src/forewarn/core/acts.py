@@ -1,38 +1,38 @@
-"""What an event does to its VMs: the acts it owes once started, and what each leaves behind."""
+"""Acts of an event: which VMs it affects, the acts it owes when it starts, and the VM after each act."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from forewarn.core.cause import Cause, Verb
-from forewarn.core.event import Act, Event, Outcome, act_id
-from forewarn.core.fleet import EvictionPolicy, Power, Vm
-from forewarn.core.policy import Around
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Act, ActOutcome, Event, act_id
+from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
 from forewarn.core.scope import Scope
 
 # A deallocated VM is on no host: these are all that can still be done to it.
-_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
+_VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
 
 
-def can_hit(vm: Vm, verb: Verb) -> bool:
-    return vm.power is not Power.DEALLOCATED or verb in _WITHOUT_HOST
+def can_act_on(vm: Vm, verb: Verb) -> bool:
+    return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
 
-def hit_by(scope: Scope, event: Event) -> tuple[Vm, ...]:
+def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
     """The VMs an event would really hit now: listed, still there, and not deallocated meanwhile (spec §4.2)."""
     listed = (scope.vm(name) for name in event.vms)
-    return tuple(vm for vm in listed if vm is not None and can_hit(vm, event.row.verb))
+    return tuple(vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
 
 
-def acts_of(scope: Scope, event: Event, around: Around) -> tuple[Act, ...]:
-    return tuple(_act(event, vm, around) for vm in hit_by(scope, event))
+def acts_for_event(scope: Scope, event: Event, around: DecisionContext) -> tuple[Act, ...]:
+    return tuple(_act_for_vm(event, vm, around) for vm in affected_vms(scope, event))
 
 
-def _act(event: Event, vm: Vm, around: Around) -> Act:
-    row = event.row
-    needs_host = row.moves or (row.verb is Verb.START and not vm.host)
-    to_host = around.destination(vm) if needs_host else None
-    nowhere = Outcome(ok=False, at=around.now, note=f"no healthy host to move to in {vm.location}")
+def _act_for_vm(event: Event, vm: Vm, around: DecisionContext) -> Act:
+    row = event.rules
+    needs_host = row.moves_vm or (row.verb is Verb.START and not vm.host)
+    to_host = around.find_destination(vm) if needs_host else None
+    nowhere = ActOutcome(ok=False, at=around.now, note=f"no healthy host to move to in {vm.location}")
     return Act(
         id=act_id(event.id, vm.name),
         vm=vm.key,
@@ -48,7 +48,7 @@ def _act(event: Event, vm: Vm, around: Around) -> Act:
     )
 
 
-def after(vm: Vm, act: Act, at: float) -> Vm:
+def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
     """The VM as a performed act leaves it."""
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:
@@ -58,11 +58,11 @@ def after(vm: Vm, act: Act, at: float) -> Vm:
         case Verb.EVICT if not act.keeps_vm:
             return replace(vm, removed_at=at, host="")
         case Verb.EVICT | Verb.DEALLOCATE:
-            return replace(vm, power=Power.DEALLOCATED, host="")
+            return replace(vm, power=PowerState.DEALLOCATED, host="")
         case Verb.POWER_OFF:
-            return replace(vm, power=Power.STOPPED)
+            return replace(vm, power=PowerState.STOPPED)
         case Verb.START:
             host = act.to_host or vm.host
-            return replace(vm, power=Power.RUNNING, host=host) if host else vm
+            return replace(vm, power=PowerState.RUNNING, host=host) if host else vm
         case _:
             return vm

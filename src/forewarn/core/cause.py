@@ -1,11 +1,11 @@
-"""Why maintenance happens, and what follows from it: the table of spec §6.4, one row per cause."""
+"""Causes of maintenance and the rules of each: event type, source, verb, minimum notice (spec §6.4)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forewarn.protocol.document import Kind, Source
+from forewarn.protocol.document import EventSource, Kind
 
 
 class Verb(StrEnum):
@@ -24,7 +24,7 @@ class Verb(StrEnum):
     REIMAGE = "reimage"
 
 
-def noun(verb: str) -> str:
+def verb_noun(verb: str) -> str:
     """What is done, as people say it: `eviction of web`."""
     return "eviction" if verb == Verb.EVICT else verb
 
@@ -48,11 +48,11 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CauseRules:
     """What one cause means."""
 
     kind: Kind | None  # None: no event, at once
-    source: Source
+    source: EventSource
     verb: Verb
     description: str = ""
     duration_s: int = -1
@@ -63,53 +63,57 @@ class Row:
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
 
     @property
-    def moves(self) -> bool:
+    def moves_vm(self) -> bool:
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
 
-def _at_once(verb: Verb) -> Row:
-    return Row(kind=None, source=Source.USER, verb=verb, by_user=True)
+def _rules_without_event(verb: Verb) -> CauseRules:
+    return CauseRules(kind=None, source=EventSource.USER, verb=verb, by_user=True)
 
 
-_HOST_WORK = "Host server is undergoing maintenance."
-_QUARTER, _TEN = 15 * 60, 10 * 60
+_HOST_MAINTENANCE_TEXT = "Host server is undergoing maintenance."
+_FIFTEEN_MINUTES_S, _TEN_MINUTES_S = 15 * 60, 10 * 60
 
-CAUSES: dict[Cause, Row] = {
-    Cause.HOST_UPDATE: Row(
-        kind=Kind.FREEZE, source=Source.PLATFORM, verb=Verb.FREEZE, description=_HOST_WORK, duration_s=9,
-        minimum_notice_s=_QUARTER, planned=True, whole_host=True,
+CAUSE_RULES: dict[Cause, CauseRules] = {
+    Cause.HOST_UPDATE: CauseRules(
+        kind=Kind.FREEZE, source=EventSource.PLATFORM, verb=Verb.FREEZE,
+        description=_HOST_MAINTENANCE_TEXT, duration_s=9,
+        minimum_notice_s=_FIFTEEN_MINUTES_S, planned=True, whole_host=True,
     ),
-    Cause.LIVE_MIGRATION: Row(
-        kind=Kind.FREEZE, source=Source.PLATFORM, verb=Verb.MIGRATE, duration_s=5,
+    Cause.LIVE_MIGRATION: CauseRules(
+        kind=Kind.FREEZE, source=EventSource.PLATFORM, verb=Verb.MIGRATE, duration_s=5,
         description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-        minimum_notice_s=_QUARTER, planned=True,
+        minimum_notice_s=_FIFTEEN_MINUTES_S, planned=True,
     ),
-    Cause.PLATFORM_REBOOT: Row(
-        kind=Kind.REBOOT, source=Source.PLATFORM, verb=Verb.REBOOT, description=_HOST_WORK,
-        minimum_notice_s=_QUARTER, planned=True, whole_host=True,
+    Cause.PLATFORM_REBOOT: CauseRules(
+        kind=Kind.REBOOT, source=EventSource.PLATFORM, verb=Verb.REBOOT, description=_HOST_MAINTENANCE_TEXT,
+        minimum_notice_s=_FIFTEEN_MINUTES_S, planned=True, whole_host=True,
     ),
-    Cause.PREDICTED_FAILURE: Row(
-        kind=Kind.REDEPLOY, source=Source.PLATFORM, verb=Verb.REDEPLOY, minimum_notice_s=_TEN, planned=True,
+    Cause.PREDICTED_FAILURE: CauseRules(
+        kind=Kind.REDEPLOY, source=EventSource.PLATFORM, verb=Verb.REDEPLOY,
+        minimum_notice_s=_TEN_MINUTES_S, planned=True,
         description="Host server is undergoing an emergency repair.",
     ),
-    Cause.HOST_FAILED: Row(
-        kind=Kind.REDEPLOY, source=Source.PLATFORM, verb=Verb.REDEPLOY,
+    Cause.HOST_FAILED: CauseRules(
+        kind=Kind.REDEPLOY, source=EventSource.PLATFORM, verb=Verb.REDEPLOY,
         description="Virtual machine has encountered a failure.",
     ),
-    Cause.EVICTION: Row(kind=Kind.PREEMPT, source=Source.PLATFORM, verb=Verb.EVICT, minimum_notice_s=30),
-    Cause.USER_RESTART: Row(
-        kind=Kind.REBOOT, source=Source.USER, verb=Verb.REBOOT, minimum_notice_s=_QUARTER, by_user=True, limited=True,
+    Cause.EVICTION: CauseRules(kind=Kind.PREEMPT, source=EventSource.PLATFORM, verb=Verb.EVICT, minimum_notice_s=30),
+    Cause.USER_RESTART: CauseRules(
+        kind=Kind.REBOOT, source=EventSource.USER, verb=Verb.REBOOT, minimum_notice_s=_FIFTEEN_MINUTES_S,
+        by_user=True, limited=True,
         description="Virtual machine is going to be restarted as requested by authorized user.",
     ),
-    Cause.USER_REDEPLOY: Row(
-        kind=Kind.REDEPLOY, source=Source.USER, verb=Verb.REDEPLOY, minimum_notice_s=_TEN, by_user=True, limited=True,
+    Cause.USER_REDEPLOY: CauseRules(
+        kind=Kind.REDEPLOY, source=EventSource.USER, verb=Verb.REDEPLOY, minimum_notice_s=_TEN_MINUTES_S,
+        by_user=True, limited=True,
         description="Virtual machine is going to be redeployed as requested by authorized user.",
     ),
-    Cause.USER_DELETE: Row(kind=Kind.TERMINATE, source=Source.USER, verb=Verb.DELETE, by_user=True),
-    Cause.SCALE_IN: Row(kind=Kind.TERMINATE, source=Source.PLATFORM, verb=Verb.DELETE),
-    Cause.POWER_OFF: _at_once(Verb.POWER_OFF),
-    Cause.START: _at_once(Verb.START),
-    Cause.DEALLOCATE: _at_once(Verb.DEALLOCATE),
-    Cause.REAPPLY: _at_once(Verb.REAPPLY),
-    Cause.REIMAGE: _at_once(Verb.REIMAGE),
+    Cause.USER_DELETE: CauseRules(kind=Kind.TERMINATE, source=EventSource.USER, verb=Verb.DELETE, by_user=True),
+    Cause.SCALE_IN: CauseRules(kind=Kind.TERMINATE, source=EventSource.PLATFORM, verb=Verb.DELETE),
+    Cause.POWER_OFF: _rules_without_event(Verb.POWER_OFF),
+    Cause.START: _rules_without_event(Verb.START),
+    Cause.DEALLOCATE: _rules_without_event(Verb.DEALLOCATE),
+    Cause.REAPPLY: _rules_without_event(Verb.REAPPLY),
+    Cause.REIMAGE: _rules_without_event(Verb.REIMAGE),
 }  # fmt: skip

@@ -1,17 +1,19 @@
-"""What is written down together: the difference a decision made, with the versions it was decided on."""
+"""A commit: what a store writes atomically; and the commit that turns one scope into another.
+
+Scopes, gates and requests carry the version they were decided on; the store raises Conflict if one has changed.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.event import Event, Status
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Cursor, Webhook
+from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,35 +29,35 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     removed_hosts: tuple[str, ...] = ()
     gates: tuple[Gate, ...] = ()
     wake_gates: tuple[str, ...] = ()  # to be looked at again; not guarded by a version
-    requests: tuple[Request, ...] = ()
-    planned: tuple[Planned, ...] = ()
+    requests: tuple[MaintenanceRequest, ...] = ()
+    planned: tuple[PlannedEvent, ...] = ()
     unplanned: tuple[str, ...] = ()  # event ids whose planned row has been applied or dropped
-    clients: tuple[Client, ...] = ()
+    clients: tuple[RegisteredClient, ...] = ()
     removed_clients: tuple[str, ...] = ()
     grants: tuple[Grant, ...] = ()
     removed_grants: tuple[str, ...] = ()
-    webhooks: tuple[Webhook, ...] = ()
+    webhooks: tuple[WebhookSubscription, ...] = ()
     removed_webhooks: tuple[str, ...] = ()
-    cursors: tuple[Cursor, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    cursors: tuple[WebhookCursor, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
 
 
-def difference(old: Scope | None, new: Scope) -> Commit:
+def scope_commit(old: Scope | None, new: Scope) -> Commit:
     """What must be written so that the stored scope becomes `new`, decided on `old` (None: it did not exist)."""
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
-    waiting = {e.gate_id for e in new.events if e.gate_id and e.status is Status.SCHEDULED}
-    ended = {e.gate_id for e in new.events if e.gate_id and e.status is Status.OVER}
+    waiting = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.SCHEDULED}
+    ended = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.OVER}
     return Commit(
         scopes=(new,),
         vms=() if old and old.vms is new.vms else tuple(vm for vm in new.vms if known_vms.get(vm.key) != vm),
         events=tuple(event for event in new.events if known_events.get(event.id) != event),
         wake_gates=tuple(sorted(waiting | ended)),
-        entries=new.news,
+        entries=new.new_entries,
     )
 
 
-def together(*commits: Commit) -> Commit:
+def merge_commits(*commits: Commit) -> Commit:
     """Several commits as one."""
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

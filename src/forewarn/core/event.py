@@ -1,6 +1,7 @@
-"""An event: maintenance of some VMs of one scope, its facts, and the acts it owes once started.
+"""An event, the acts it owes once started, and the gate that starts the events of one host together.
 
-Facts (approved by, started at, …) are fields; the state is `status` alone, and only `lifecycle` changes it.
+Facts (approved by, started at, …) are fields. Only `lifecycle` changes `status`. A gate is released once, when every
+event behind it is ready (spec §6.2); a release is never taken back, so no transaction spans scopes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.core.cause import CAUSES, Cause, Row, Verb
+from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 
 
-class Status(StrEnum):
+class EventState(StrEnum):
     SCHEDULED = "scheduled"
     STARTED = "started"
     OVER = "over"
@@ -26,7 +27,7 @@ class Ending(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one act ended, as its hypervisor told."""
 
     ok: bool
@@ -47,7 +48,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     duration_s: int = -1
     keeps_vm: bool = True  # an eviction by policy Deallocate keeps it, Delete does not
     abrupt: bool = False  # its host has failed: what runs inside is given no moment to end
-    outcome: Outcome | None = None
+    outcome: ActOutcome | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gate_id: str = ""
     listed: bool = True  # False: carried out at once, no document ever shows it
     note: str = ""  # why it is as it is, for people
-    status: Status = Status.SCHEDULED
+    status: EventState = EventState.SCHEDULED
     approved_at: float | None = None
     approved_by: str = ""
     started_at: float | None = None
@@ -77,20 +78,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     faults: tuple[str, ...] = ()  # ids of those that touched it
 
     @property
-    def row(self) -> Row:
-        return CAUSES[self.cause]
+    def rules(self) -> CauseRules:
+        return CAUSE_RULES[self.cause]
 
     @property
     def is_live(self) -> bool:
-        return self.status is not Status.OVER
+        return self.status is not EventState.OVER
 
     @property
-    def owed(self) -> tuple[Act, ...]:
+    def unfinished_acts(self) -> tuple[Act, ...]:
         """The acts whose outcome is not known yet: what must still be done, read off the record."""
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
-    def failures(self) -> tuple[Act, ...]:
+    def failed_acts(self) -> tuple[Act, ...]:
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
@@ -100,3 +101,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def act_id(event_id: str, vm_name: str) -> str:
     return f"{event_id}:{vm_name.casefold()}"
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    request_id: str
+    host: str
+    version: int = 0
+    released_at: float | None = None
+    wakes_at: float | None = 0.0  # when to look at it next; None once there is nothing left to look at

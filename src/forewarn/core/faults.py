@@ -1,7 +1,7 @@
-"""Faults that real clients have met (spec §11), produced on demand: what there is, what is on, whom it touches.
+"""Faults that can be injected (spec §11): kinds and parameters, active faults, fault storms.
 
-A fault of transport spoils answers and lives in real time; a fault of events changes what becomes of events and lives
-in lab time (spec §12); one that happens at once has no life: it is over when it is set.
+Faults on requests spoil HTTP answers and expire in real time; faults on events change events and expire in lab time
+(spec §12); faults that happen at once have no duration. The structs are stored as JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FaultKind(StrEnum):
     INCARNATION_RESET = "incarnation-reset"
 
 
-class Sphere(StrEnum):
+class FaultCategory(StrEnum):
     """Where a fault strikes, and so whose time it lives in."""
 
     TRANSPORT = "requests"
@@ -43,65 +43,68 @@ class Sphere(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class FaultParameter:
     default: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultRow:
+class FaultDefinition:
     """What one kind of fault is."""
 
-    sphere: Sphere
-    seen: str  # how a client sees it
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    longest_s: float | None = None  # it lasts this long at most, and unless less is asked for
+    category: FaultCategory
+    symptom: str  # how a client sees it
+    parameters: Mapping[str, FaultParameter] = field(default_factory=dict)
+    max_duration_s: float | None = None  # it lasts this long at most, and unless less is asked for
 
 
-_TRANSPORT, _EVENTS, _AT_ONCE = Sphere.TRANSPORT, Sphere.EVENTS, Sphere.AT_ONCE
+_ON_REQUESTS, _ON_EVENTS, _AT_ONCE = FaultCategory.TRANSPORT, FaultCategory.EVENTS, FaultCategory.AT_ONCE
 
-FAULTS: dict[FaultKind, FaultRow] = {
-    FaultKind.LATE_FIRST_ANSWER: FaultRow(
-        sphere=_TRANSPORT, seen="no answer until `delay` after the VM's first request; then all of them",
-        parameters={"delay_s": Parameter(default=120, least=0, most=120)},
+FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
+    FaultKind.LATE_FIRST_ANSWER: FaultDefinition(
+        category=_ON_REQUESTS, symptom="no answer until `delay` after the VM's first request; then all of them",
+        parameters={"delay_s": FaultParameter(default=120, minimum=0, maximum=120)},
     ),
-    FaultKind.EMPTY_BODY: FaultRow(sphere=_TRANSPORT, seen="200 with Content-Length 0 to a poll"),
-    FaultKind.GONE: FaultRow(sphere=_TRANSPORT, seen="410", longest_s=70),
-    FaultKind.THROTTLED: FaultRow(
-        sphere=_TRANSPORT, seen="429 as text, with Retry-After if `retry-after` is given",
-        parameters={"retry_after_s": Parameter(default=0, least=0, most=3600)},
+    FaultKind.EMPTY_BODY: FaultDefinition(category=_ON_REQUESTS, symptom="200 with Content-Length 0 to a poll"),
+    FaultKind.GONE: FaultDefinition(category=_ON_REQUESTS, symptom="410", max_duration_s=70),
+    FaultKind.THROTTLED: FaultDefinition(
+        category=_ON_REQUESTS, symptom="429 as text, with Retry-After if `retry-after` is given",
+        parameters={"retry_after_s": FaultParameter(default=0, minimum=0, maximum=3600)},
     ),
-    FaultKind.INTERNAL_ERROR: FaultRow(sphere=_TRANSPORT, seen="500"),
-    FaultKind.RESET: FaultRow(sphere=_TRANSPORT, seen="the connection is reset (RST) instead of answered"),
-    FaultKind.SLOW_BODY: FaultRow(
-        sphere=_TRANSPORT, seen="the document comes in drips, over `take`",
-        parameters={"take_s": Parameter(default=10, least=0, most=120)},
+    FaultKind.INTERNAL_ERROR: FaultDefinition(category=_ON_REQUESTS, symptom="500"),
+    FaultKind.RESET: FaultDefinition(
+        category=_ON_REQUESTS, symptom="the connection is reset (RST) instead of answered"
     ),
-    FaultKind.STALE: FaultRow(
-        sphere=_TRANSPORT, seen="the document as it was `age` ago",
-        parameters={"age_s": Parameter(default=60, least=0, most=60)},
+    FaultKind.SLOW_BODY: FaultDefinition(
+        category=_ON_REQUESTS, symptom="the document comes in drips, over `take`",
+        parameters={"take_s": FaultParameter(default=10, minimum=0, maximum=120)},
     ),
-    FaultKind.UNKNOWN_VERSION_404: FaultRow(
-        sphere=_TRANSPORT, seen="404 instead of 400 for an api-version that does not exist"
+    FaultKind.STALE: FaultDefinition(
+        category=_ON_REQUESTS, symptom="the document as it was `age` ago",
+        parameters={"age_s": FaultParameter(default=60, minimum=0, maximum=60)},
     ),
-    FaultKind.SHORT_NOTICE: FaultRow(
-        sphere=_EVENTS, seen="an event whose NotBefore is only `notice` ahead",
-        parameters={"notice_s": Parameter(default=5, least=0, most=3600)},
+    FaultKind.UNKNOWN_VERSION_404: FaultDefinition(
+        category=_ON_REQUESTS, symptom="404 instead of 400 for an api-version that does not exist"
     ),
-    FaultKind.NO_NOTICE: FaultRow(sphere=_EVENTS, seen="an event that is Started when it first appears"),
-    FaultKind.WITHDRAWN_AFTER_APPROVAL: FaultRow(
-        sphere=_EVENTS, seen="an event that is gone after its approval, and was never Started"
+    FaultKind.SHORT_NOTICE: FaultDefinition(
+        category=_ON_EVENTS, symptom="an event whose NotBefore is only `notice` ahead",
+        parameters={"notice_s": FaultParameter(default=5, minimum=0, maximum=3600)},
     ),
-    FaultKind.SEVERAL_AT_ONCE: FaultRow(
-        sphere=_AT_ONCE, seen="as many Freezes as `events` says in one document, the incarnation higher by as many",
-        parameters={"events": Parameter(default=3, least=2, most=20)},
+    FaultKind.NO_NOTICE: FaultDefinition(category=_ON_EVENTS, symptom="an event that is Started when it first appears"),
+    FaultKind.WITHDRAWN_AFTER_APPROVAL: FaultDefinition(
+        category=_ON_EVENTS, symptom="an event that is gone after its approval, and was never Started"
     ),
-    FaultKind.NEIGHBOUR_ONLY: FaultRow(
-        sphere=_AT_ONCE, seen="a Freeze whose Resources name another VM of the scope only"
+    FaultKind.SEVERAL_AT_ONCE: FaultDefinition(
+        category=_AT_ONCE,
+        symptom="as many Freezes as `events` says in one document, the incarnation higher by as many",
+        parameters={"events": FaultParameter(default=3, minimum=2, maximum=20)},
     ),
-    FaultKind.INCARNATION_RESET: FaultRow(
-        sphere=_AT_ONCE, seen="DocumentIncarnation 1 again, with another ETag, as after a day without requests"
+    FaultKind.NEIGHBOUR_ONLY: FaultDefinition(
+        category=_AT_ONCE, symptom="a Freeze whose Resources name another VM of the scope only"
+    ),
+    FaultKind.INCARNATION_RESET: FaultDefinition(
+        category=_AT_ONCE, symptom="DocumentIncarnation 1 again, with another ETag, as after a day without requests"
     ),
 }  # fmt: skip
 
@@ -125,26 +128,26 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     touched_at: float | None = None  # lab time of the last request
 
     @property
-    def sphere(self) -> Sphere:
-        return FAULTS[self.kind].sphere
+    def category(self) -> FaultCategory:
+        return FAULT_DEFINITIONS[self.kind].category
 
     @property
     def title(self) -> str:
         return f"fault {self.id} ({self.kind})"
 
     @property
-    def left(self) -> int | None:
+    def remaining(self) -> int | None:
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property
-    def untouched(self) -> Fault:
+    def without_counts(self) -> Fault:
         """As it was when it was set."""
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
-    def value(self, name: str) -> float:
-        return self.parameters.get(name, FAULTS[self.kind].parameters[name].default)
+    def parameter(self, name: str) -> float:
+        return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
-    def covers(self, *, scope_id: str, vm: str) -> bool:
+    def covers_request(self, *, scope_id: str, vm: str) -> bool:
         """Whether a request of this VM is meant."""
         if self.vm:
             return self.vm == vm
@@ -157,11 +160,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def is_over(self, now: float) -> bool:
         """`now` in the time that this fault lives in."""
-        return self.left == 0 or (self.until is not None and now >= self.until)
+        return self.remaining == 0 or (self.until is not None and now >= self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Touch:
+class FaultHits:
     """Requests of a VM that a fault spoiled since they were last told of."""
 
     fault_id: str
@@ -170,7 +173,7 @@ class Touch:
     at: float  # lab time of the last
 
 
-def kind_called(name: str) -> FaultKind:
+def parse_fault_kind(name: str) -> FaultKind:
     try:
         return FaultKind(name.strip().lower())
     except ValueError:
@@ -179,41 +182,44 @@ def kind_called(name: str) -> FaultKind:
         raise Rejected(f"there is no fault {name!r}: {hint}") from None
 
 
-def checked(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
+def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
     """The parameters, if this kind has them and they are in range."""
-    known = FAULTS[kind].parameters
+    known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
             has = f"it has {', '.join(map(repr, known))}" if known else "it has none"
             raise Rejected(f"fault {kind} has no parameter {name!r}: {has}")
         range_ = known[name]
-        if not range_.least <= value <= range_.most:
+        if not range_.minimum <= value <= range_.maximum:
             unit = " s" if name.endswith("_s") else ""
             raise Rejected(
-                f"parameter {name!r} of fault {kind} is {value:g}{unit}: give {range_.least:g} to {range_.most:g}{unit}"
+                f"parameter {name!r} of fault {kind} is {value:g}{unit}: give {range_.minimum:g} to "
+                f"{range_.maximum:g}{unit}"
             )
         if name == "events" and value != int(value):
             raise Rejected(f"parameter {name!r} of fault {kind} is {value:g}: give a whole number")
     return dict(given)
 
 
-def lasting_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
+def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
     """How long a fault lasts; None: until it is cleared."""
-    row = FAULTS[kind]
-    if row.sphere is Sphere.AT_ONCE and (count is not None or for_s is not None):
+    row = FAULT_DEFINITIONS[kind]
+    if row.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
         raise Rejected(f"fault {kind} happens once, at once: leave count and duration out")
     if count is not None and count < 1:
         raise Rejected(f"count {count} of fault {kind} is too small: give 1 or more")
     if for_s is not None and for_s <= 0:
         raise Rejected(f"duration {for_s:g} s of fault {kind} is too short: give more than 0 s")
-    if row.longest_s is None:
+    if row.max_duration_s is None:
         return for_s
-    if for_s is not None and for_s > row.longest_s:
-        raise Rejected(f"fault {kind} lasts {row.longest_s:g} s at most, not {for_s:g} s: give {row.longest_s:g} s")
-    return row.longest_s if for_s is None else for_s
+    if for_s is not None and for_s > row.max_duration_s:
+        raise Rejected(
+            f"fault {kind} lasts {row.max_duration_s:g} s at most, not {for_s:g} s: give {row.max_duration_s:g} s"
+        )
+    return row.max_duration_s if for_s is None else for_s
 
 
-class Gust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fault of a storm, at its offset from the storm's beginning."""
 
     after_s: float  # lab time
@@ -224,13 +230,13 @@ class Gust(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parameters: dict[str, float] = {}
 
 
-class Storm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     seed: int
     who: str
     set_at: float  # lab time
     for_s: float
-    gusts: tuple[Gust, ...]  # in order
+    gusts: tuple[StormFault, ...]  # in order
     gone: int = 0  # how many of them have been
 
     @property
@@ -238,12 +244,12 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
 
 
-class Book(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All faults and storms that are on, as they are stored; numbers are never given twice."""
 
     last_number: int = 0
     faults: tuple[Fault, ...] = ()
-    storms: tuple[Storm, ...] = ()
+    storms: tuple[FaultStorm, ...] = ()
 
     def fault(self, fault_id: str) -> Fault | None:
         return next((fault for fault in self.faults if fault.id == fault_id), None)

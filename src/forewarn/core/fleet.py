@@ -1,25 +1,21 @@
-"""What a fleet consists of: hosts, VMs, and which scope a VM belongs to (spec §7)."""
+"""Hosts and VMs of a fleet, and the scope that each VM belongs to (spec §7)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
 
 import msgspec
-
-from forewarn.errors import Refused
 
 MAX_PLACEMENT_GROUP = 100  # spec §7.1
 
 
-class Health(StrEnum):
+class HostHealth(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     FAILED = "failed"
 
 
-class Power(StrEnum):
+class PowerState(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"
     DEALLOCATED = "deallocated"
@@ -41,7 +37,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str = ""
-    health: Health = Health.HEALTHY
+    health: HostHealth = HostHealth.HEALTHY
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +78,7 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: str = ""  # by which a trusted network knows it
     lab_address: str = ""  # the loopback address that is this VM in a lab; assigned once
     host: str = ""  # "" while deallocated
-    power: Power = Power.RUNNING
+    power: PowerState = PowerState.RUNNING
     removed_at: float | None = None
 
     @property
@@ -99,12 +95,12 @@ def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
     return f"{subscription_id}/{resource_group}/{name}".casefold()
 
 
-def key_in_scope(scope_id: str, name: str) -> str:
+def vm_key_in_scope(scope_id: str, name: str) -> str:
     """The key of the VM of that name in a scope: a scope lies within one resource group."""
-    return f"{group_of_scope(scope_id)}/{name.casefold()}"
+    return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
-def group_of_scope(scope_id: str) -> str:
+def resource_group_of_scope(scope_id: str) -> str:
     """Subscription and resource group, as the keys of its VMs begin."""
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
@@ -120,38 +116,3 @@ def scope_id_for(vm: Vm) -> str:
     if vm.availability_set:
         return f"set:{group}/{vm.availability_set.casefold()}"
     return f"vm:{group}/{vm.name.casefold()}"
-
-
-class Tenancy(Protocol):
-    """Who is on which host, as far as choosing a host for one more VM needs to know."""
-
-    def crowd(self, host: str) -> int: ...
-
-    def mixes(self, host: str, vm: Vm) -> bool:
-        """Whether the host holds another update domain of this VM's scope."""
-
-
-def destination_for(vm: Vm, hosts: Iterable[Host], tenancy: Tenancy) -> str | None:
-    """The host a VM moves to: healthy, of its location and zone, not its own; least crowded first (spec §6.4).
-
-    A host that holds another update domain of the same scope is taken only where there is no other, so that
-    later work on that host stays within one update domain.
-    """
-    fit = [host.name for host in hosts if is_destination(host, vm)]
-    return min(fit, key=lambda name: (tenancy.mixes(name, vm), tenancy.crowd(name), name), default=None)
-
-
-def is_destination(host: Host, vm: Vm) -> bool:
-    return (
-        host.health is Health.HEALTHY and host.name != vm.host and host.location == vm.location and host.zone == vm.zone
-    )
-
-
-def must_have_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Spec §6.4: with no healthy host to move to, the request is refused."""
-    if not any(is_destination(host, vm) for host in hosts):
-        where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
-        raise Refused(
-            f"VM {vm.name!r} cannot move: {where} has no other healthy host than {vm.host!r}; "
-            "add or repair a host first"
-        )

@@ -1,21 +1,23 @@
-"""What applying a fleet file would do to the running fleet: shown first, applied when somebody agrees.
+"""Compares a fleet file with the running fleet: what it would change, and why it cannot be applied.
 
-The file says what a VM is; the running fleet owns where and how it is now (host, power, health, vm_id), and what the
-file left open when the VM was added. Those are kept, never reset.
+The file declares what a VM is. The running fleet owns where and how it is now (host, power, health, vm_id) and the
+fields that the file left unspecified when the VM was added; applying a file keeps those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from forewarn.core.event import Event
-from forewarn.core.fleet import Host, Vm
-from forewarn.core.objection import objections_to
-from forewarn.core.proposal import Problem, Proposal
-from forewarn.core.prospect import prospect_of
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, HostHealth, Vm
+from forewarn.core.fleet_merge import FleetMerge, merge_fleet
+from forewarn.core.fleetfile.fleet_checks import location_text
+from forewarn.core.fleetfile.problems import FleetFileProblem
+from forewarn.core.fleetfile.reader import DeclaredFleet
 from forewarn.errors import Refused
 
 
@@ -37,7 +39,7 @@ class HostChange(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[FieldChange, ...]
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
     """VMs that are added or come back have no vm_id yet; they have a host, unless a problem says why not."""
 
     source: str
@@ -52,7 +54,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Vm, ...] = ()  # not in the file, and not to be removed
     stay_deleted: tuple[Vm, ...] = ()  # in the file, but deleted since
     unchanged: tuple[Vm, ...] = ()
-    problems: tuple[Problem, ...] = ()  # while there is one, nothing of it can be applied
+    problems: tuple[FleetFileProblem, ...] = ()  # while there is one, nothing of it can be applied
 
     @property
     def is_empty(self) -> bool:
@@ -69,22 +71,22 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     def hosts_to_set(self) -> tuple[Host, ...]:
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
-    def lines(self, limit: int | None = 20) -> list[str]:
+    def to_lines(self, limit: int | None = 20) -> list[str]:
         """For people: one line per host and VM, at most `limit` of each sort, and a summary."""
         sections = (
             [f"+ host {host.name}" for host in self.hosts_added],
-            [f"~ host {change.old.name}: {_told(change.fields)}" for change in self.hosts_changed],
+            [f"~ host {change.old.name}: {_changes_text(change.fields)}" for change in self.hosts_changed],
             [f"- host {host.name}" for host in self.hosts_removed],
             [f"+ VM {vm.name} on {vm.host or 'no host'}" for vm in self.added],
             [f"+ VM {vm.name} on {vm.host or 'no host'}, deleted before" for vm in self.resurrected],
-            [f"~ VM {change.old.name}: {_told(change.fields)}" for change in self.changed],
+            [f"~ VM {change.old.name}: {_changes_text(change.fields)}" for change in self.changed],
             [f"- VM {vm.name}" for vm in self.removed],
             [f"  VM {vm.name} was deleted and stays deleted" for vm in self.stay_deleted],
             [f"  VM {vm.name} is not in the file and is kept" for vm in self.kept],
             [f"  host {host.name} is not in the file and is kept" for host in self.hosts_kept],
             [f"! {problem.sentence(self.source)}" for problem in self.problems],
         )
-        return [line for section in sections for line in _shortened(section, limit)] + [self.summary()]
+        return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
         if self.is_empty:
@@ -95,29 +97,29 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         told += "hosts: {} to add, {} to change, {} to remove".format(*hosts)
         return f"{told}; cannot be applied" if self.problems else told
 
-    def builtins(self) -> dict[str, Any]:
+    def to_builtins(self) -> dict[str, Any]:
         """For JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
-def must_be_applicable(difference: Difference) -> None:
+def require_applicable_diff(difference: FleetDiff) -> None:
     if difference.problems:
         told = "\n".join(problem.sentence(difference.source) for problem in difference.problems)
         raise Refused(f"{difference.source} cannot be applied, and nothing was changed:\n{told}")
 
 
-def compare(
-    proposal: Proposal,
+def diff_fleet(
+    proposal: DeclaredFleet,
     *,
     hosts: Sequence[Host],
     vms: Sequence[Vm],
     live_events: Sequence[Event],
     resurrect: bool = False,
     remove_missing: bool = True,
-) -> Difference:
+) -> FleetDiff:
     """What applying the proposal would do. `vms` are all that were ever there, removed ones too."""
-    prospect = prospect_of(
+    prospect = merge_fleet(
         proposal,
         hosts=hosts,
         vms=vms,
@@ -125,24 +127,26 @@ def compare(
         resurrect=resurrect,
         remove_missing=remove_missing,
     )
-    return Difference(
+    return FleetDiff(
         source=proposal.source,
         hosts_added=prospect.new_hosts,
-        hosts_changed=tuple(HostChange(old=o, new=n, fields=_fields(o, n)) for o, n in prospect.hosts if o != n),
+        hosts_changed=tuple(
+            HostChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in prospect.hosts if o != n
+        ),
         hosts_removed=prospect.missing_hosts if remove_missing else (),
         hosts_kept=() if remove_missing else prospect.missing_hosts,
         added=prospect.new_vms,
-        resurrected=prospect.returning,
-        changed=tuple(VmChange(old=o, new=n, fields=_fields(o, n)) for o, n in prospect.vms if o != n),
-        removed=prospect.missing if remove_missing else (),
-        kept=() if remove_missing else prospect.missing,
-        stay_deleted=prospect.deleted,
+        resurrected=prospect.resurrected_vms,
+        changed=tuple(VmChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in prospect.vms if o != n),
+        removed=prospect.missing_vms if remove_missing else (),
+        kept=() if remove_missing else prospect.missing_vms,
+        stay_deleted=prospect.still_deleted_vms,
         unchanged=tuple(old for old, new in prospect.vms if old == new),
-        problems=objections_to(prospect),
+        problems=merge_problems(prospect),
     )
 
 
-def _fields(old: msgspec.Struct, new: msgspec.Struct) -> tuple[FieldChange, ...]:
+def _changed_fields(old: msgspec.Struct, new: msgspec.Struct) -> tuple[FieldChange, ...]:
     both = ((name, getattr(old, name), getattr(new, name)) for name in old.__struct_fields__)
     return tuple(
         FieldChange(field=name, old=msgspec.to_builtins(was), new=msgspec.to_builtins(will))
@@ -151,15 +155,154 @@ def _fields(old: msgspec.Struct, new: msgspec.Struct) -> tuple[FieldChange, ...]
     )
 
 
-def _told(fields: Iterable[FieldChange]) -> str:
-    return ", ".join(f"{change.field} {_shown(change.old)} → {_shown(change.new)}" for change in fields)
+def _changes_text(fields: Iterable[FieldChange]) -> str:
+    return ", ".join(f"{change.field} {_json_text(change.old)} → {_json_text(change.new)}" for change in fields)
 
 
-def _shown(value: object) -> str:
+def _json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _shortened(lines: list[str], limit: int | None) -> list[str]:
+def _limited(lines: list[str], limit: int | None) -> list[str]:
     if limit is None or len(lines) <= limit:
         return lines
     return [*lines[:limit], f"{lines[limit][:1]} … and {len(lines) - limit:,} more of the kind"]
+
+
+def merge_problems(prospect: FleetMerge) -> tuple[FleetFileProblem, ...]:
+    hits = _events_by_vm(prospect)
+    found = (
+        *_removed_vms_with_started_events(prospect, hits),
+        *_vms_that_change_location(prospect),
+        *_vms_that_change_domain_during_event(prospect, hits),
+        *_removed_hosts_in_use(prospect),
+        *_moved_hosts_in_use(prospect),
+        *_new_vms_without_host(prospect),
+        *_duplicate_addresses(prospect),
+        *_oversized_placement_groups(prospect),
+    )
+    return tuple(sorted(found, key=lambda problem: problem.line))
+
+
+_EventsByVm = dict[tuple[str, str], list[Event]]  # by scope and name of the VM: the live events that list it
+
+
+def _events_by_vm(prospect: FleetMerge) -> _EventsByVm:
+    hits: _EventsByVm = {}
+    for event in prospect.live_events:
+        for name in event.vms:
+            hits.setdefault((event.scope_id, name.casefold()), []).append(event)
+    return hits
+
+
+def _events_of_vm(vm: Vm, hits: _EventsByVm) -> list[Event]:
+    return hits.get((vm.scope_id, vm.name.casefold()), [])
+
+
+def _declared_line(prospect: FleetMerge, vm: Vm) -> int:
+    origin = prospect.declared.origins.get(vm.key)
+    return origin.line if origin else 0
+
+
+def _event_title(event: Event) -> str:
+    return f"event {event.id} ({event.cause})"
+
+
+def _removed_vms_with_started_events(prospect: FleetMerge, hits: _EventsByVm) -> Iterator[FleetFileProblem]:
+    for vm in prospect.missing_vms if prospect.remove_missing else ():
+        for event in (event for event in _events_of_vm(vm, hits) if event.status is EventState.STARTED):
+            what = f"VM {vm.name!r} is not in the file, but {_event_title(event)} has started and is hitting it"
+            yield FleetFileProblem(
+                line=0, what=what, remedy="it cannot be removed now; apply again when the event is over"
+            )
+
+
+def _vms_that_change_location(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    """Who sees whose events (spec §7) is settled when a VM is added, and so is where it runs."""
+    remedy = "take it out of the file, apply, then put it back and apply with --resurrect"
+    for old, new in prospect.vms:
+        what = ""
+        if old.scope_id != new.scope_id:
+            what = f"VM {old.name!r} is in scope {old.scope_id!r} and cannot move to {new.scope_id!r}"
+        elif (old.location, old.zone) != (new.location, new.zone):
+            what = f"VM {old.name!r} is in {location_text(old)} and cannot move to {location_text(new)}"
+        if what:
+            yield FleetFileProblem(line=_declared_line(prospect, new), what=what, remedy=remedy)
+
+
+def _vms_that_change_domain_during_event(prospect: FleetMerge, hits: _EventsByVm) -> Iterator[FleetFileProblem]:
+    """Spec §7.3: an event stays within one update domain, so its VMs do too while it lives."""
+    for old, new in prospect.vms:
+        events = _events_of_vm(old, hits) if old.update_domain != new.update_domain else []
+        if events:
+            change = f"from update domain {old.update_domain} to {new.update_domain}"
+            what = f"VM {old.name!r} cannot go {change} while {_event_title(events[0])} is {events[0].status}"
+            remedy = "apply again when the event is over, or leave out update_domain"
+            yield FleetFileProblem(line=_declared_line(prospect, new), what=what, remedy=remedy)
+
+
+def _removed_hosts_in_use(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    """A host may go only when nothing is on it, or on its way to it, after the change."""
+    going = {host.name for host in prospect.missing_hosts} if prospect.remove_missing else set()
+    told: set[str] = set()
+    acts = ((act.name, act.to_host) for event in prospect.live_events for act in event.unfinished_acts if act.to_host)
+    for name, host in (*((vm.name, vm.host) for vm in prospect.vms_after), *acts):
+        if host in going and host not in told:
+            told.add(host)
+            what = f"host {host!r} is not in the file, but VM {name!r} stays on it or moves to it"
+            remedy = "keep the host in the file, or redeploy or remove its VMs first"
+            yield FleetFileProblem(line=0, what=what, remedy=remedy)
+
+
+def _moved_hosts_in_use(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    moved = {new.name: new for old, new in prospect.hosts if (old.location, old.zone) != (new.location, new.zone)}
+    told: set[str] = set()
+    for vm in (old for old, _ in prospect.vms):
+        host = moved.get(vm.host)
+        if host and host.name not in told:
+            told.add(host.name)
+            what = (
+                f"host {host.name!r} cannot move to {location_text(host)}: VM {vm.name!r} runs "
+                f"on it in {location_text(vm)}"
+            )
+            yield FleetFileProblem(line=0, what=what, remedy="redeploy or remove its VMs first")
+
+
+def _new_vms_without_host(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    unfit = {host.name: host.health for host in prospect.hosts_after if host.health is not HostHealth.HEALTHY}
+    for vm in (*prospect.new_vms, *prospect.resurrected_vms):
+        if not vm.host:
+            what = f"VM {vm.name!r} has nowhere to run: there is no healthy host in {location_text(vm)}"
+            yield FleetFileProblem(line=_declared_line(prospect, vm), what=what, remedy="add or repair a host first")
+        elif vm.host in unfit:
+            what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unfit[vm.host]}"
+            yield FleetFileProblem(
+                line=_declared_line(prospect, vm), what=what, remedy="name another host, or leave out host"
+            )
+
+
+def _duplicate_addresses(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    owner: dict[str, Vm] = {}
+    places = ((vm, address) for vm in prospect.vms_after for address in _addresses_of(vm))
+    for vm, address in places:
+        other = owner.setdefault(address, vm)
+        if other is not vm:
+            line = _declared_line(prospect, vm) or _declared_line(prospect, other)
+            what = f"address {address!r} would belong to VM {other.name!r} and to VM {vm.name!r}"
+            yield FleetFileProblem(line=line, what=what, remedy="give one of them another address in the file")
+
+
+def _addresses_of(vm: Vm) -> set[str]:
+    """Its address, and the loopback address that is this VM in a lab; one on loopback is both (spec §7.4)."""
+    return {vm.address} if vm.address.startswith("127.") else {vm.address, vm.lab_address} - {""}
+
+
+def _oversized_placement_groups(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+    crowd = Counter(vm.scope_id for vm in prospect.vms_after if vm.scale_set)
+    first = {vm.scope_id: vm for vm in reversed(prospect.vms_after) if crowd[vm.scope_id] > MAX_PLACEMENT_GROUP}
+    for scope_id, vm in first.items():
+        group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
+        what = f"{group} would have {crowd[scope_id]} VMs, and {MAX_PLACEMENT_GROUP} is the most (spec §7.1)"
+        yield FleetFileProblem(
+            line=_declared_line(prospect, vm), what=what, remedy="name another placement_group for the new ones"
+        )

@@ -1,4 +1,4 @@
-"""The append-only record: one entry per thing that happened, with who, when, why. Never read from logs."""
+"""The append-only history: entries of what happened, and deliveries of events to VMs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class What(StrEnum):
+class EntryKind(StrEnum):
     """Everything the history can say."""
 
     REQUESTED = "requested"
@@ -40,9 +40,9 @@ class What(StrEnum):
     PROGRAM = "program"  # what runs inside a VM began or ended
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
-    what: What
+    what: EntryKind
     text: str  # a sentence for people
     who: str = ""
     scope_id: str = ""
@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int = 0  # given by the store
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """A VM was given an event for the first time in this status."""
 
     event_id: str

@@ -1,7 +1,7 @@
-"""From what somebody asked to the events that follow (spec §6.3, §6.4, §8.2, §8.4, §9).
+"""Plans the events of a request and publishes them in their scopes (spec §6.3, §6.4, §8.2, §8.4, §9).
 
-`planned_for_*` turns a request into planned events, each within one scope and one update domain. `apply` publishes
-one of them in its scope with every rule there is; applied twice it changes nothing, and it refuses what cannot be.
+`plan_events_for_vms` makes planned events, each within one scope and one update domain. `apply_planned_event` checks
+every rule and publishes one of them; applying it again changes nothing.
 """
 
 from __future__ import annotations
@@ -11,55 +11,57 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from forewarn.core import lifecycle, mishap
-from forewarn.core.cause import CAUSES, Cause, Row
-from forewarn.core.event import Event, Status
-from forewarn.core.fleet import Power, Priority, Vm
-from forewarn.core.impact import acts_of
-from forewarn.core.policy import Around
-from forewarn.core.request import Ask, Planned, Request
+from forewarn.core import fault_effects, lifecycle
+from forewarn.core.acts import acts_for_event
+from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules
+from forewarn.core.decision import DecisionContext
+from forewarn.core.event import Event, EventState
+from forewarn.core.fleet import PowerState, Priority, Vm
+from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Rejected
 from forewarn.protocol.document import Kind
 
-ASK_CAUSE: dict[Ask, Cause] = {
-    Ask.RESTART: Cause.USER_RESTART,
-    Ask.REDEPLOY: Cause.USER_REDEPLOY,
-    Ask.EVICT: Cause.EVICTION,
-    Ask.DELETE: Cause.USER_DELETE,
-    Ask.SCALE_IN: Cause.SCALE_IN,
-    Ask.POWER_OFF: Cause.POWER_OFF,
-    Ask.START: Cause.START,
-    Ask.DEALLOCATE: Cause.DEALLOCATE,
-    Ask.REAPPLY: Cause.REAPPLY,
-    Ask.REIMAGE: Cause.REIMAGE,
-    Ask.DEGRADE: Cause.PREDICTED_FAILURE,
-    Ask.FAIL: Cause.HOST_FAILED,
+OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
+    RequestedOperation.RESTART: Cause.USER_RESTART,
+    RequestedOperation.REDEPLOY: Cause.USER_REDEPLOY,
+    RequestedOperation.EVICT: Cause.EVICTION,
+    RequestedOperation.DELETE: Cause.USER_DELETE,
+    RequestedOperation.SCALE_IN: Cause.SCALE_IN,
+    RequestedOperation.POWER_OFF: Cause.POWER_OFF,
+    RequestedOperation.START: Cause.START,
+    RequestedOperation.DEALLOCATE: Cause.DEALLOCATE,
+    RequestedOperation.REAPPLY: Cause.REAPPLY,
+    RequestedOperation.REIMAGE: Cause.REIMAGE,
+    RequestedOperation.DEGRADE: Cause.PREDICTED_FAILURE,
+    RequestedOperation.FAIL: Cause.HOST_FAILED,
 }
 
 # What a new user operation on a VM takes the place of (spec §8.4).
-REPLACES: dict[Cause, frozenset[Cause]] = {
+REPLACED_CAUSES: dict[Cause, frozenset[Cause]] = {
     Cause.USER_REDEPLOY: frozenset({Cause.USER_RESTART}),
     Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
     Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
 }
-_USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, row in CAUSES.items() if row.by_user)})
+_USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, row in CAUSE_RULES.items() if row.by_user)})
 
 NewId = Callable[[], str]
 
 
-def planned_for_vms(request: Request, vms: Iterable[Vm], new_id: NewId, *, host: str = "") -> tuple[Planned, ...]:
+def plan_events_for_vms(
+    request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
+) -> tuple[PlannedEvent, ...]:
     """One event per VM: user operations, evictions, predicted and real failures hit VMs singly."""
-    cause = ASK_CAUSE[request.ask]
+    cause = OPERATION_CAUSES[request.ask]
     return tuple(
-        Planned(
+        PlannedEvent(
             event_id=new_id(),
             request_id=request.id,
             scope_id=vm.scope_id,
             cause=cause,
             who=request.who,
             vms=(vm.name,),
-            notice_s=notice_for(request, CAUSES[cause], vm),
+            notice_s=notice_seconds(request, CAUSE_RULES[cause], vm),
             update_domain=vm.update_domain,
             host=host,
         )
@@ -67,7 +69,7 @@ def planned_for_vms(request: Request, vms: Iterable[Vm], new_id: NewId, *, host:
     )
 
 
-def notice_for(request: Request, row: Row, vm: Vm) -> float:
+def notice_seconds(request: MaintenanceRequest, row: CauseRules, vm: Vm) -> float:
     """The notice this VM gets: what was asked, at least the minimum, unless less was named on purpose (spec §6.3)."""
     minimum = vm.terminate_notice_min * 60 if row.kind is Kind.TERMINATE else row.minimum_notice_s
     if not request.notice_s and not request.short_notice:
@@ -87,32 +89,32 @@ def notice_for(request: Request, row: Row, vm: Vm) -> float:
     return request.notice_s
 
 
-def apply(scope: Scope, planned: Planned, around: Around) -> Scope:
+def apply_planned_event(scope: Scope, planned: PlannedEvent, around: DecisionContext) -> Scope:
     """The scope with the planned event published, begun or carried out at once; Refused where it cannot be."""
     if scope.event(planned.event_id) is not None:
         return scope
-    row = CAUSES[planned.cause]
+    row = CAUSE_RULES[planned.cause]
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
         raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {row.verb}")
     # A VM may have come back in another update domain since this was planned (spec §7.3).
     vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
-        _must_suit(vm, planned.cause)
+        _require_applicable(vm, planned.cause)
 
-    replaced = _rivals(scope, planned)
+    replaced = _replaced_events(scope, planned)
     for event in replaced:
         reason = f"replaced by {planned.cause}"
         scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=around.now)
-    event = replace(_event(scope, planned, vms, around.now), replaces=tuple(event.id for event in replaced))
-    scope = _begin(scope, event, vms, around)
+    event = replace(_new_event(scope, planned, vms, around.now), replaces=tuple(event.id for event in replaced))
+    scope = _announce_or_start(scope, event, vms, around)
     if row.limited:
-        _must_be_within_limit(scope, around.policy.max_user_operations)
+        _require_within_limit(scope, around.policy.max_user_operations)
     return scope
 
 
-def _event(scope: Scope, planned: Planned, vms: list[Vm], now: float) -> Event:
-    unlisted = _why_unlisted(scope, planned, CAUSES[planned.cause], vms)
+def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], now: float) -> Event:
+    unlisted = _unlisted_reason(scope, planned, CAUSE_RULES[planned.cause], vms)
     return Event(
         id=planned.event_id,
         scope_id=scope.id,
@@ -130,7 +132,7 @@ def _event(scope: Scope, planned: Planned, vms: list[Vm], now: float) -> Event:
     )
 
 
-def _why_unlisted(scope: Scope, planned: Planned, row: Row, vms: list[Vm]) -> str | None:
+def _unlisted_reason(scope: Scope, planned: PlannedEvent, row: CauseRules, vms: list[Vm]) -> str | None:
     """Why there is no event for this, in words for whoever asked; None: there is one."""
     if row.kind is None:
         return f"a {planned.cause} gives no event"
@@ -143,13 +145,13 @@ def _why_unlisted(scope: Scope, planned: Planned, row: Row, vms: list[Vm]) -> st
     return None
 
 
-def _begin(scope: Scope, event: Event, vms: list[Vm], around: Around) -> Scope:
+def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], around: DecisionContext) -> Scope:
     if not event.listed or event.cause is Cause.HOST_FAILED:
-        return lifecycle.strike(scope, event, acts_of(scope, event, around), around.now)
+        return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, around), around.now)
     if _is_preapproved(event, vms):
         approved = replace(event, approved_at=around.now, approved_by="policy", note="approved by policy")
-        return lifecycle.strike(scope, approved, acts_of(scope, approved, around), around.now)
-    return mishap.announce(scope, event, around)
+        return lifecycle.start_without_notice(scope, approved, acts_for_event(scope, approved, around), around.now)
+    return fault_effects.announce_with_faults(scope, event, around)
 
 
 def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
@@ -158,26 +160,26 @@ def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
     return event.cause is Cause.USER_REDEPLOY and all(vm.auto_approve.redeploy for vm in vms)
 
 
-def _rivals(scope: Scope, planned: Planned) -> list[Event]:
+def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
     """Whose place it takes. Spec §8.4: one user operation per VM at a time, but for those that replace another."""
     rivals: list[Event] = []
-    for event in scope.live():
-        if not _are_rivals(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
+    for event in scope.live_events():
+        if not _are_exclusive(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
             continue
-        if event.cause not in REPLACES.get(planned.cause, frozenset()) or event.status is Status.STARTED:
-            raise Refused(_busy(event))
+        if event.cause not in REPLACED_CAUSES.get(planned.cause, frozenset()) or event.status is EventState.STARTED:
+            raise Refused(_busy_message(event))
         rivals.append(event)
     return rivals
 
 
-def _are_rivals(pending: Cause, new: Cause) -> bool:
+def _are_exclusive(pending: Cause, new: Cause) -> bool:
     """Whether the two cannot both be under way for one VM."""
     return (pending in _USER_OPERATIONS and new in _USER_OPERATIONS) or (pending is new is Cause.EVICTION)
 
 
-def _must_be_within_limit(scope: Scope, limit: int) -> None:
+def _require_within_limit(scope: Scope, limit: int) -> None:
     """Spec §8.4, asked of the scope as it would be: Terminates and what runs at once do not count."""
-    scheduled = [e for e in scope.live(Status.SCHEDULED) if e.row.limited and e.listed]
+    scheduled = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
             f"scope {scope.id!r} may have at most {limit} user operations scheduled at once, "
@@ -185,36 +187,36 @@ def _must_be_within_limit(scope: Scope, limit: int) -> None:
         )
 
 
-def _busy(event: Event) -> str:
+def _busy_message(event: Event) -> str:
     name = f"the {event.cause} of VM {event.vms[0]!r}"
-    if event.status is Status.STARTED:
+    if event.status is EventState.STARTED:
         return f"{name} has started: wait until it is done"
     return f"{name} is pending: approve or withdraw event {event.id} first"
 
 
-def _must_suit(vm: Vm, cause: Cause) -> None:
+def _require_applicable(vm: Vm, cause: Cause) -> None:
     """Whether this can be asked of a VM in its present state."""
     if cause is Cause.EVICTION and vm.priority is not Priority.SPOT:
         raise Refused(f"VM {vm.name!r} is not a Spot VM and cannot be evicted: delete or redeploy it instead")
     if cause is Cause.START:
-        if vm.power is Power.RUNNING:
+        if vm.power is PowerState.RUNNING:
             raise Refused(f"VM {vm.name!r} is running already: there is nothing to start")
         return
-    if vm.power is Power.DEALLOCATED and cause not in _FITS_DEALLOCATED:
+    if vm.power is PowerState.DEALLOCATED and cause not in _ALLOWED_WHEN_DEALLOCATED:
         raise Refused(f"VM {vm.name!r} is deallocated: start it first")
-    if vm.power is Power.STOPPED and cause is Cause.USER_RESTART:
+    if vm.power is PowerState.STOPPED and cause is Cause.USER_RESTART:
         raise Refused(f"VM {vm.name!r} is stopped and cannot be restarted: start it instead")
 
 
-def suits(vm: Vm, cause: Cause) -> bool:
+def is_applicable(vm: Vm, cause: Cause) -> bool:
     try:
-        _must_suit(vm, cause)
+        _require_applicable(vm, cause)
     except Refused:
         return False
     return True
 
 
-_FITS_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.REAPPLY})
+_ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.REAPPLY})
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
@@ -222,8 +224,8 @@ def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
     wanted = name.casefold()
     pending = tuple(
         event
-        for event in scope.live(Status.SCHEDULED)
-        if event.row.planned and any(vm.casefold() == wanted for vm in event.vms)
+        for event in scope.live_events(EventState.SCHEDULED)
+        if event.rules.planned and any(vm.casefold() == wanted for vm in event.vms)
     )
     if not pending:
         raise Refused(f"VM {name!r} has no pending maintenance: there is nothing to perform")

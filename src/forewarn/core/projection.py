@@ -1,10 +1,10 @@
-"""From a scope to what its VMs are shown: the document (spec §4) and what each VM may know of itself (spec §2.6)."""
+"""Projects a scope to what its VMs see: the document (spec §4) and instance metadata (spec §2.6)."""
 
 from __future__ import annotations
 
-from forewarn.core.event import Event, Status
+from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import Priority, Vm
-from forewarn.core.resource import resource_of
+from forewarn.core.resource_ids import vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.protocol import document as wire
 from forewarn.protocol.instance import InstanceFacts
@@ -12,21 +12,21 @@ from forewarn.protocol.instance import InstanceFacts
 
 def document_for(scope: Scope) -> wire.Document:
     """The listed events in the order they were published; a finished or withdrawn one is no longer listed."""
-    listed = (event for event in scope.live() if event.listed)
+    listed = (event for event in scope.live_events() if event.listed)
     return wire.Document(
         incarnation=scope.incarnation,
-        notices=tuple(notice_for(event) for event in sorted(listed, key=lambda event: event.seq)),
-        roles=scope.is_service,
+        notices=tuple(wire_notice(event) for event in sorted(listed, key=lambda event: event.seq)),
+        roles=scope.is_cloud_service,
     )
 
 
-def notice_for(event: Event) -> wire.Notice:
-    row = event.row
+def wire_notice(event: Event) -> wire.EventNotice:
+    row = event.rules
     assert row.kind is not None
-    started = event.status is Status.STARTED
-    return wire.Notice(
+    started = event.status is EventState.STARTED
+    return wire.EventNotice(
         id=event.id,
-        status=wire.Status.STARTED if started else wire.Status.SCHEDULED,
+        status=wire.NoticeStatus.STARTED if started else wire.NoticeStatus.SCHEDULED,
         kind=row.kind,
         resources=event.vms,
         not_before=None if started else event.not_before,
@@ -36,12 +36,12 @@ def notice_for(event: Event) -> wire.Notice:
     )
 
 
-def facts_for(vm: Vm) -> InstanceFacts:
+def instance_facts(vm: Vm) -> InstanceFacts:
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(
         name=vm.name,
         vm_id=vm.vm_id,
-        resource_id=resource_of(vm),
+        resource_id=vm_resource_id(vm),
         location=vm.location,
         subscription_id=vm.subscription_id,
         resource_group=vm.resource_group,

@@ -1,7 +1,7 @@
-"""What somebody asked for: durable before it is answered, carried out scope by scope, idempotent by its id.
+"""Maintenance requests, the rollout or replay a request may carry, and the events it has planned.
 
-How far a request has come is computed from its events; of a rollout that is closed it is kept. A rollout has a state
-of its own, because people pause, resume and abort it, and so has a replay, which has no events.
+A request is durable before it is answered and idempotent by its id. Its progress is computed from its events; a
+rollout and a replay also store a state of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from forewarn.core.cause import Cause
 from forewarn.core.replay import Replay
 
 
-class Ask(StrEnum):
+class RequestedOperation(StrEnum):
     RESTART = "restart"
     REDEPLOY = "redeploy"
     EVICT = "evict"
@@ -32,7 +32,7 @@ class Ask(StrEnum):
     REPLAY = "replay"
 
 
-class Impact(StrEnum):
+class RolloutImpact(StrEnum):
     """What a rollout does to the VMs it reaches."""
 
     UPDATE = "update"
@@ -40,14 +40,14 @@ class Impact(StrEnum):
     REBOOT = "reboot"
 
 
-IMPACT_CAUSE: dict[Impact, Cause] = {
-    Impact.UPDATE: Cause.HOST_UPDATE,
-    Impact.MIGRATE: Cause.LIVE_MIGRATION,
-    Impact.REBOOT: Cause.PLATFORM_REBOOT,
+IMPACT_CAUSES: dict[RolloutImpact, Cause] = {
+    RolloutImpact.UPDATE: Cause.HOST_UPDATE,
+    RolloutImpact.MIGRATE: Cause.LIVE_MIGRATION,
+    RolloutImpact.REBOOT: Cause.PLATFORM_REBOOT,
 }
 
 
-class Progress(StrEnum):
+class RolloutState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     STOPPED = "stopped"  # by itself, at its maximum of failures
@@ -55,7 +55,7 @@ class Progress(StrEnum):
     COMPLETED = "completed"
 
 
-class Tally(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
     """How far a rollout has come, counted in VMs, each once; computed from its events while it is open."""
 
     total: int
@@ -70,23 +70,23 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Platform maintenance over many VMs, update domain by update domain."""
 
-    impact: Impact
+    impact: RolloutImpact
     hosts: tuple[str, ...] = ()  # either these
     scope_id: str = ""  # or the VMs of this scope
     max_failures: int = 1  # stops at so many; 0: never
-    progress: Progress = Progress.RUNNING
+    progress: RolloutState = RolloutState.RUNNING
     why: str = ""  # why it ended as it did, for people
     closed: bool = False  # nothing of it is left to publish, withdraw or wait for
-    tally: Tally | None = None  # as it was when it closed: its events are pruned, its hosts get other VMs
+    tally: RolloutTally | None = None  # as it was when it closed: its events are pruned, its hosts get other VMs
 
     @property
     def cause(self) -> Cause:
-        return IMPACT_CAUSE[self.impact]
+        return IMPACT_CAUSES[self.impact]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
-    ask: Ask
+    ask: RequestedOperation
     who: str
     at: float
     targets: tuple[str, ...]  # names of VMs, hosts, or a scope: as they are shown to people
@@ -105,7 +105,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.rollout is not None and not self.rollout.closed
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PlannedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An event that a request will publish in one scope: accepted, not yet applied."""
 
     event_id: str

@@ -1,4 +1,4 @@
-"""What things are called in Azure's API: the resource id of a VM, and which resources one that stands above covers."""
+"""Azure resource ids: building them for VMs, sets and groups, parsing them, and testing containment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from forewarn.core.fleet import Vm
 from forewarn.errors import Rejected
 
-EVERYTHING = "/"
+ROOT_RESOURCE = "/"
 
 _PROVIDER = "providers/Microsoft.Compute"
-_PATTERN = re.compile(
+_RESOURCE_ID_PATTERN = re.compile(
     r"/subscriptions/[^/]+"
     r"(/resourceGroups/[^/]+"
     r"(/providers/Microsoft\.Compute/(virtualMachines/[^/]+|availabilitySets/[^/]+"
@@ -19,54 +19,65 @@ _PATTERN = re.compile(
 )
 
 
-def resource_of(vm: Vm) -> str:
+def vm_resource_id(vm: Vm) -> str:
     """The id of a VM, also of one that is an instance of a scale set or of a cloud service."""
-    group = group_resource(vm.subscription_id, vm.resource_group)
+    group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"
     if vm.scale_set:
-        return f"{scale_set_resource(vm)}/virtualMachines/{instance_id(vm)}"
+        return f"{scale_set_resource_id(vm)}/virtualMachines/{scale_set_instance_id(vm)}"
     return f"{group}/{_PROVIDER}/virtualMachines/{vm.name}"
 
 
-def group_resource(subscription_id: str, resource_group: str) -> str:
+def group_resource_id(subscription_id: str, resource_group: str) -> str:
     return f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
 
 
-def scale_set_resource(vm: Vm) -> str:
+def scale_set_resource_id(vm: Vm) -> str:
     """Of the scale set that this VM is an instance of."""
-    return f"{group_resource(vm.subscription_id, vm.resource_group)}/{_PROVIDER}/virtualMachineScaleSets/{vm.scale_set}"
+    return (
+        f"{group_resource_id(vm.subscription_id, vm.resource_group)}/{_PROVIDER}/virtualMachineScaleSets/{vm.scale_set}"
+    )
 
 
-def availability_set_resource(vm: Vm) -> str:
-    group = group_resource(vm.subscription_id, vm.resource_group)
+def availability_set_resource_id(vm: Vm) -> str:
+    group = group_resource_id(vm.subscription_id, vm.resource_group)
     return f"{group}/{_PROVIDER}/availabilitySets/{vm.availability_set}"
 
 
-def instance_id(vm: Vm) -> str:
+def scale_set_instance_id(vm: Vm) -> str:
     """By which its scale set knows an instance: `3` of `workers_3`; the whole name where it is made otherwise."""
     start = f"{vm.scale_set}_"
     rest = vm.name[len(start) :]
     return rest if rest and vm.name.casefold().startswith(start.casefold()) else vm.name
 
 
-def covers(over: str, resource: str) -> bool:
+def is_within_resource(over: str, resource: str) -> bool:
     """Whether `resource` is `over` or lies within it. Azure compares ids without case."""
-    if over == EVERYTHING:
+    if over == ROOT_RESOURCE:
         return True
     above, below = over.casefold(), resource.casefold()
     return below == above or below.startswith(f"{above}/")
 
 
-def read_resource(text: str) -> str:
+def parse_resource_id(text: str) -> str:
     """An id as somebody typed it, without a slash at its end; Rejected if nothing of ours can have it."""
     given = text.strip()
-    if given == EVERYTHING:
-        return EVERYTHING
+    if given == ROOT_RESOURCE:
+        return ROOT_RESOURCE
     given = given.rstrip("/")
-    if _PATTERN.fullmatch(given) is None:
+    if _RESOURCE_ID_PATTERN.fullmatch(given) is None:
         raise Rejected(
             f"{text!r} is no resource that roles can be granted over: give / for everything, /subscriptions/ID, "
             "/subscriptions/ID/resourceGroups/NAME, or the id of a VM or set within one"
         )
     return given
+
+
+def scope_resource_id(vm: Vm) -> str:
+    """What this VM's scope is in Azure's API."""
+    if vm.cloud_service:
+        return vm_resource_id(vm).rpartition("/roleInstances/")[0]
+    if vm.scale_set:
+        return scale_set_resource_id(vm)
+    return availability_set_resource_id(vm) if vm.availability_set else vm_resource_id(vm)

@@ -1,4 +1,4 @@
-"""Word outwards: who outside wants to be told what happens to events, and how far each has been told."""
+"""Webhook subscriptions: who receives which event statuses, and the cursor of each in the history."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.core.resource import EVERYTHING
+from forewarn.core.resource_ids import ROOT_RESOURCE
 
 
-class Schema(StrEnum):
+class WebhookSchema(StrEnum):
     """In which form a webhook is told."""
 
     EVENT_GRID = "eventgrid"
     CLOUD_EVENTS = "cloudevents"
 
 
-class Happening(StrEnum):
+class EventGridStatus(StrEnum):
     """What is told of an event, by the words Azure's Event Grid has for it."""
 
     SCHEDULED = "Scheduled"
@@ -25,20 +25,20 @@ class Happening(StrEnum):
     CANCELED = "Canceled"
 
 
-class Webhook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     url: str
     secret: str  # signs what is sent
-    schema: Schema = Schema.EVENT_GRID
-    over: str = EVERYTHING  # only what happens to VMs within this resource
-    happenings: tuple[Happening, ...] = tuple(Happening)
+    schema: WebhookSchema = WebhookSchema.EVENT_GRID
+    over: str = ROOT_RESOURCE  # only what happens to VMs within this resource
+    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)
     opted_in_only: bool = False  # only VMs whose policy publishes outside
     by: str = ""
     at: float = 0
     cursor: int = 0  # everything up to this number of the history has been told, or is none of its business
 
 
-class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
     """How far a webhook has come. One that is gone by now stays gone."""
 
     webhook_id: str

@@ -1,30 +1,41 @@
-"""Who pays attention: whether a VM still asks for events, and whether anybody was told of the one that awaits it.
+"""Whether a VM polls for events, and whether anybody in its scope knows of an event that is scheduled.
 
-An event is known to a VM when it was given it while it was scheduled; a neighbour in the scope who was given it may
-prepare for the VM. Where nobody was, and nobody is about to ask, the VM will be hit unprepared.
+A VM knows of an event if it was given it while it was scheduled. Another VM of the scope that was given it may
+prepare on its behalf. Where no VM was given it and none is about to poll, no handler can prepare.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
-from forewarn.core.event import Event, Status
-from forewarn.core.history import Sighting
-from forewarn.core.pace import Pace
-from forewarn.protocol.versions import VERSIONS, shows_kind
+from forewarn.core.event import Event, EventState
+from forewarn.core.history import EventDelivery
+from forewarn.protocol.versions import VERSIONS, version_lists_kind
+
+SILENCE_LIMIT_S = 60.0  # whoever has asked within this time still asks
 
 
-class Asks(StrEnum):
+class PollingPace(NamedTuple):
+    silent_s: float  # since it last asked, and a long poll it sent was to be answered; at least, after a restart
+    gap_s: float | None = None  # between two requests, of late
+
+    @property
+    def is_silent(self) -> bool:
+        return self.silent_s > SILENCE_LIMIT_S
+
+
+class PollingState(StrEnum):
     """Whether a VM asks for events."""
 
     STOPPED = "stopped"  # it did once
     NEVER = "never"
-    NOW = "now"
+    ACTIVE = "now"
     OFF = "off"  # it does not run, so nothing in it can ask
 
 
-class Told(StrEnum):
+class EventAwareness(StrEnum):
     """Whether a VM knows of an event that awaits it, the worst first."""
 
     NOBODY = "nobody"  # was given it: unprepared
@@ -33,43 +44,45 @@ class Told(StrEnum):
     GIVEN = "given"
 
 
-def asks(pace: Pace | None, *, is_off: bool = False) -> Asks:
+def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
     if is_off:
-        return Asks.OFF
+        return PollingState.OFF
     if pace is None:
-        return Asks.NEVER
-    return Asks.STOPPED if pace.is_silent else Asks.NOW
+        return PollingState.NEVER
+    return PollingState.STOPPED if pace.is_silent else PollingState.ACTIVE
 
 
-def awaits(event: Event) -> bool:
+def can_still_prepare(event: Event) -> bool:
     """Whether VMs could still prepare for it, if they knew."""
-    return event.status is Status.SCHEDULED and event.listed and event.row.kind is not None
+    return event.status is EventState.SCHEDULED and event.listed and event.rules.kind is not None
 
 
-def given_to(sightings: Iterable[Sighting]) -> set[str]:
+def vms_given_before_start(sightings: Iterable[EventDelivery]) -> set[str]:
     """The keys of the VMs that were given an event before it started."""
-    return {sighting.vm for sighting in sightings if sighting.status == Status.SCHEDULED}
+    return {sighting.vm for sighting in sightings if sighting.status == EventState.SCHEDULED}
 
 
-class Neighbour:
+class ScopePoller:
     """One VM of a scope that has ever asked: how it does now, when it last did in lab time, and in which version."""
 
     __slots__ = ("at", "pace", "version")
 
-    def __init__(self, *, pace: Pace | None, at: float, version: str) -> None:
+    def __init__(self, *, pace: PollingPace | None, at: float, version: str) -> None:
         self.pace, self.at, self.version = pace, at, version
 
-    def will_ask_for(self, event: Event) -> bool:
+    def will_poll_for(self, event: Event) -> bool:
         """It has not had the chance yet, and what it asks with shows events of this kind (spec §3)."""
-        kind = event.row.kind
-        shows = kind is not None and self.version in VERSIONS and shows_kind(self.version, kind)
-        return shows and asks(self.pace) is Asks.NOW and self.at <= event.published_at
+        kind = event.rules.kind
+        shows = kind is not None and self.version in VERSIONS and version_lists_kind(self.version, kind)
+        return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at
 
 
-def told(event: Event, vm: str, *, given: Collection[str], scope: Mapping[str, Neighbour]) -> Told:
+def event_awareness(
+    event: Event, vm: str, *, given: Collection[str], scope: Mapping[str, ScopePoller]
+) -> EventAwareness:
     """Of the VM with this key; `scope` are those in its scope that have ever asked, by their keys."""
     if vm in given:
-        return Told.GIVEN
+        return EventAwareness.GIVEN
     if given:
-        return Told.NEIGHBOUR
-    return Told.SOON if any(one.will_ask_for(event) for one in scope.values()) else Told.NOBODY
+        return EventAwareness.NEIGHBOUR
+    return EventAwareness.SOON if any(one.will_poll_for(event) for one in scope.values()) else EventAwareness.NOBODY

@@ -1,6 +1,6 @@
-"""What would come of a request, told before anybody asks for it: which events, in which order, and when.
+"""Preview of a request before it is made: the events it would publish, in which order and when.
 
-It holds if nobody approves, every act takes its usual time, and nobody asks for anything else meanwhile.
+Assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from forewarn.core.cause import CAUSES, noun
+from forewarn.core.cause import CAUSE_RULES, verb_noun
 from forewarn.core.event import Event
-from forewarn.core.request import Planned
-from forewarn.core.story import span
+from forewarn.core.request import PlannedEvent
+from forewarn.explain.phrases import duration_text
 
-_REASONS = 4  # why something happens at once: told one by one; the others are counted
+_MAX_LISTED_REASONS = 4  # why something happens at once: told one by one; the others are counted
 
 
-class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event that would be."""
 
     wave: int  # from 1: those of one wave are published together
@@ -42,27 +42,29 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     now: float
-    events: tuple[Foreseen, ...]
+    events: tuple[PreviewedEvent, ...]
     vms: int  # that it is about, each once
     over_at: float | None  # None: its end was not looked ahead to
     is_cut: bool  # there is more to come than is told here
     sentences: tuple[str, ...]
 
 
-def preview_of(events: Sequence[Event], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()) -> Preview:
+def preview_from_events(
+    events: Sequence[Event], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
+) -> Preview:
     """Of the events that a rehearsal came to, in the order of their publication."""
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
-    foreseen = tuple(_foreseen(event, waves[event.published_at]) for event in events)
-    return _told(foreseen, now=now, vms=vms, is_over=is_over, skipped=skipped)
+    foreseen = tuple(_from_event(event, waves[event.published_at]) for event in events)
+    return _preview(foreseen, now=now, vms=vms, is_over=is_over, skipped=skipped)
 
 
-def preview_of_wave(planned: Iterable[Planned], *, now: float, vms: int) -> Preview:
+def preview_from_first_wave(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
     """Of what would be published first, where the rest is too much to rehearse."""
-    return _told(tuple(_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
+    return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
 
-def _told(
-    foreseen: tuple[Foreseen, ...], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
+def _preview(
+    foreseen: tuple[PreviewedEvent, ...], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
 ) -> Preview:
     ends = [event.over_at for event in foreseen if event.over_at is not None]
     over_at = max(ends, default=now) if is_over else None
@@ -70,13 +72,13 @@ def _told(
     return Preview(now=now, events=foreseen, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences)
 
 
-def _foreseen(event: Event, wave: int) -> Foreseen:
-    return Foreseen(
+def _from_event(event: Event, wave: int) -> PreviewedEvent:
+    return PreviewedEvent(
         wave=wave,
         scope=event.scope_id,
         cause=event.cause,
-        kind=event.row.kind if event.listed else None,
-        verb=event.row.verb,
+        kind=event.rules.kind if event.listed else None,
+        verb=event.rules.verb,
         vms=event.vms,
         host=event.host,
         update_domain=event.update_domain,
@@ -92,9 +94,9 @@ def _foreseen(event: Event, wave: int) -> Foreseen:
     )
 
 
-def _planned(item: Planned, now: float) -> Foreseen:
-    row = CAUSES[item.cause]
-    return Foreseen(
+def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
+    row = CAUSE_RULES[item.cause]
+    return PreviewedEvent(
         wave=1,
         scope=item.scope_id,
         cause=item.cause,
@@ -110,32 +112,34 @@ def _planned(item: Planned, now: float) -> Foreseen:
     )
 
 
-def _sentences(events: Sequence[Foreseen], *, now: float, vms: int, over_at: float | None) -> Iterator[str]:
-    yield from _at_once([event for event in events if not event.listed])
+def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_at: float | None) -> Iterator[str]:
+    yield from _immediate_sentences([event for event in events if not event.listed])
     listed = [event for event in events if event.listed]
-    yield from _published(listed, vms, is_over=over_at is not None)
+    yield from _published_sentences(listed, vms, is_over=over_at is not None)
     if replaced := [event_id for event in events for event_id in event.replaces]:
-        named = ", ".join(replaced[:_REASONS]) + (" and others" if len(replaced) > _REASONS else "")
-        yield f"It takes the place of {_count(len(replaced), 'pending event')}, which would be withdrawn: {named}."
+        named = ", ".join(replaced[:_MAX_LISTED_REASONS]) + (
+            " and others" if len(replaced) > _MAX_LISTED_REASONS else ""
+        )
+        yield f"It takes the place of {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}."
     if over_at is not None and listed:
         yield (
-            f"If nobody approves and every act takes its usual time, all is over in {span(over_at - now)}; "
+            f"If nobody approves and every act takes its usual time, all is over in {duration_text(over_at - now)}; "
             "approvals make it faster."
         )
 
 
-def _at_once(events: Sequence[Foreseen]) -> Iterator[str]:
+def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
     """One sentence per reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for event in events:
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
-    for (verb, why), names in list(reasons.items())[:_REASONS]:
-        yield f"{noun(verb)} of {_names(names)} at once, without an event: {why}."
-    if len(reasons) > _REASONS:
-        yield f"So it goes for {len(reasons) - _REASONS} more."
+    for (verb, why), names in list(reasons.items())[:_MAX_LISTED_REASONS]:
+        yield f"{verb_noun(verb)} of {_first_names(names)} at once, without an event: {why}."
+    if len(reasons) > _MAX_LISTED_REASONS:
+        yield f"So it goes for {len(reasons) - _MAX_LISTED_REASONS} more."
 
 
-def _published(events: Sequence[Foreseen], vms: int, *, is_over: bool) -> Iterator[str]:
+def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over: bool) -> Iterator[str]:
     if not events:
         return
     hit = len({(event.scope, name) for event in events for name in event.vms})
@@ -145,19 +149,21 @@ def _published(events: Sequence[Foreseen], vms: int, *, is_over: bool) -> Iterat
         how = f"in {'' if is_over else 'the first '}{waves} waves, one update domain of a scope at a time"
     else:
         how = "published at once" if is_over else "published first"
-    yield f"{_count(len(events), 'event')} over {_count(hit, 'VM')}, {how}."
+    yield f"{_counted(len(events), 'event')} over {_counted(hit, 'VM')}, {how}."
     if struck:
-        yield f"{_count(struck, 'event')} of them start{'s' if struck == 1 else ''} at once, without notice."
+        yield f"{_counted(struck, 'event')} of them start{'s' if struck == 1 else ''} at once, without notice."
     if not is_over and hit < vms:
         rest = (
-            f"{_count(vms, 'VM')} are too many to rehearse to the end" if waves == 1 else "the rehearsal was cut there"
+            f"{_counted(vms, 'VM')} are too many to rehearse to the end"
+            if waves == 1
+            else "the rehearsal was cut there"
         )
-        yield f"{_count(vms - hit, 'VM')} more follow in later waves, which are not told here: {rest}."
+        yield f"{_counted(vms - hit, 'VM')} more follow in later waves, which are not told here: {rest}."
 
 
-def _names(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _count(number: int, thing: str) -> str:
+def _counted(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"

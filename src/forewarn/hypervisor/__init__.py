@@ -1,6 +1,6 @@
-"""HANDS. One act on one VM, idempotent by the act's id: perform it again and nothing happens twice.
+"""Hypervisors: perform one act on one VM, at most once per act id.
 
-Level, not edge: an implementation of `Hypervisor` (see `seam`) never waits for lab time, it says when to ask again; for
-a keeper or a command it waits a few real seconds at most. Never here: a decision about events, the store, lab time
-other than the `now` it is given.
+`interface` is what `control` calls; `simulated`, `command` and `process` implement it. A hypervisor never waits for
+lab time: it returns when to ask again. It may import `core`, `protocol` and leaf modules, not the store. Start
+reading at `interface`.
 """

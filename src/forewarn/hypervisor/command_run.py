@@ -1,6 +1,7 @@
-"""An errand: one run of an operator's command, in a session of its own, with a limit of real time.
+"""One run of an operator's command, with a time limit, and the durable journal of all runs.
 
-What it writes goes to a file and not to a pipe, so that a command outlives the service that sent it undisturbed.
+A command runs in its own session and writes to a file, so that it outlives the service. The journal says that a run
+began, which process it is, and how it ended.
 """
 
 from __future__ import annotations
@@ -8,19 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.hypervisor.life import started_of, until_gone
+import msgspec
 
-_TAIL = 4096
-_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM)  # Python and we ignore or catch some
+from forewarn.errors import Rejected
+from forewarn.hypervisor.interface import ActNotTried
+from forewarn.hypervisor.liveness import process_start_time, wait_for_process_exit
+
+_OUTPUT_TAIL_BYTES = 4096
+_DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM)  # Python and we ignore or catch some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CommandResult:
     """How a command ended. `code` is negative for a signal, None when it was ended for taking too long."""
 
     code: int | None
@@ -28,7 +34,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class CommandRun:
     """A command that was started."""
 
     pid: int
@@ -36,7 +42,7 @@ class Errand:
     output: Path
 
     @classmethod
-    def send(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], given: bytes, output: Path) -> Errand:
+    def start(cls, argv: tuple[str, ...], *, environment: Mapping[str, str], given: bytes, output: Path) -> CommandRun:
         """Start it; OSError if it cannot be. `given` is what it reads, and must be short."""
         output.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         ours, theirs = os.pipe()
@@ -49,50 +55,107 @@ class Errand:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ]
             pid = os.posix_spawnp(
-                argv[0], argv, environment, file_actions=actions, setsid=True, setsigdef=_SIGNALS, setsigmask=()
+                argv[0], argv, environment, file_actions=actions, setsid=True, setsigdef=_DEFAULT_SIGNALS, setsigmask=()
             )
         finally:
             os.close(ours)
             os.close(theirs)
-        return cls(pid=pid, started=started_of(pid), output=output)
+        return cls(pid=pid, started=process_start_time(pid), output=output)
 
-    async def come_back(self, *, within_s: float) -> Ran:
+    async def wait(self, *, within_s: float) -> CommandResult:
         """Wait for its end; after that time, end it with all that it started."""
         deadline = asyncio.get_running_loop().time() + within_s
         nap_s = 0.005
-        while (code := self._code()) is None:
+        while (code := self._exit_code()) is None:
             if asyncio.get_running_loop().time() >= deadline:
                 await self._kill()
-                return Ran(code=None, output=self._tail())
+                return CommandResult(code=None, output=self._read_output_tail())
             await asyncio.sleep(nap_s)
             nap_s = min(0.2, nap_s * 1.5)
-        return Ran(code=code, output=self._tail())
+        return CommandResult(code=code, output=self._read_output_tail())
 
-    def _code(self) -> int | None:
+    def _exit_code(self) -> int | None:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
 
     async def _kill(self) -> None:
-        kill_session(self.pid)
-        while self._code() is None:
+        kill_process_group(self.pid)
+        while self._exit_code() is None:
             await asyncio.sleep(0.01)
 
-    def _tail(self) -> str:
+    def _read_output_tail(self) -> str:
         with self.output.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_TAIL_BYTES))
             text = file.read().decode(errors="replace").strip()
         self.output.unlink(missing_ok=True)
         return text
 
 
-def kill_session(pid: int) -> None:
+def kill_process_group(pid: int) -> None:
     """End the command and what it started, as far as that stayed in its group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-async def end_left_over(pid: int, started: str, *, within_s: float) -> None:
+async def end_orphaned_command(pid: int, started: str, *, within_s: float) -> None:
     """A command that a service before us sent: let it finish, and end it if it does not."""
-    if not await until_gone(pid, started, within_s=within_s):
-        kill_session(pid)
-        await until_gone(pid, started, within_s=10.0)
+    if not await wait_for_process_exit(pid, started, within_s=within_s):
+        kill_process_group(pid)
+        await wait_for_process_exit(pid, started, within_s=10.0)
+
+
+_RETENTION_S = 30 * 24 * 3600.0  # of lab time; the history has known of the act for long by then
+_CREATE_TABLE = (
+    "CREATE TABLE IF NOT EXISTS attempt (act_id TEXT PRIMARY KEY, begun_at REAL NOT NULL, pid INTEGER NOT NULL,"
+    " started TEXT NOT NULL, ok INTEGER, note TEXT NOT NULL) WITHOUT ROWID"
+)
+
+
+class CommandRunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    act_id: str
+    begun_at: float
+    pid: int = 0  # of the command; 0: not known to have started
+    started: str = ""
+    ok: bool | None = None  # None: nobody saw it end
+    note: str = ""
+
+
+class CommandRunJournal:
+    """A small file; every call is one transaction, synced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute(_CREATE_TABLE)
+        except sqlite3.DatabaseError as error:
+            raise Rejected(
+                f"the ledger of commands {str(path)!r} cannot be used ({error}): move it away, or name another --data"
+            ) from error
+
+    def find(self, act_id: str) -> CommandRunRecord | None:
+        rows = self._execute("SELECT act_id, begun_at, pid, started, ok, note FROM attempt WHERE act_id = ?", act_id)
+        values = dict(zip(CommandRunRecord.__struct_fields__, rows[0], strict=True)) if rows else None
+        return msgspec.convert(values, CommandRunRecord, strict=False) if values else None
+
+    def begin(self, act_id: str, now: float) -> None:
+        """Before the command is run: from here on it may have had its effect."""
+        self._execute("DELETE FROM attempt WHERE ok IS NOT NULL AND begun_at < ?", now - _RETENTION_S)
+        self._execute("INSERT OR REPLACE INTO attempt VALUES (?, ?, 0, '', NULL, '')", act_id, now)
+
+    def record_process(self, act_id: str, pid: int, started: str) -> None:
+        self._execute("UPDATE attempt SET pid = ?, started = ? WHERE act_id = ?", pid, started, act_id)
+
+    def end(self, act_id: str, *, ok: bool, note: str) -> None:
+        self._execute("UPDATE attempt SET ok = ?, note = ? WHERE act_id = ?", ok, note, act_id)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _execute(self, sql: str, *values: object) -> list[tuple[object, ...]]:
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise ActNotTried(f"the ledger of commands {str(self._path)!r} does not answer ({error})") from error

@@ -1,7 +1,7 @@
-"""The ledger: every effect on a VM, durably, once per act id. What is in it happened; what is not did not.
+"""The durable ledger of the simulated hypervisor: every effect on a VM, once per act id.
 
-What is asked for at one moment is written down `together`, in a thread, with one wait for the disk. Other calls block
-for what they do; the lock lets tests look while a lab runs in another thread.
+Writes requested at the same time share one transaction, in a thread. Other calls block. The lock lets tests read
+while a lab runs in another thread.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import msgspec
 
 from forewarn.core.cause import Verb
 from forewarn.errors import Rejected, Unavailable
-from forewarn.hypervisor.seam import NotTried
+from forewarn.hypervisor.interface import ActNotTried
 
 _IN_MEMORY = ":memory:"
-_MARK, _VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
+_APPLICATION_ID, _USER_VERSION = 0x66776C67, 1  # this file is a ledger ("fwlg"), of this layout
 _SCHEMA = (
     "CREATE TABLE act (act_id TEXT PRIMARY KEY, performs INTEGER NOT NULL DEFAULT 0,"
     " repeats INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID",
@@ -30,17 +30,17 @@ _SCHEMA = (
     " verb TEXT NOT NULL, event_id TEXT NOT NULL, begun_at REAL NOT NULL, ends_at REAL NOT NULL,"
     " ended INTEGER NOT NULL, from_host TEXT NOT NULL, to_host TEXT NOT NULL)",
     "CREATE INDEX effect_of_vm ON effect (vm)",
-    f"PRAGMA application_id = {_MARK}",
-    f"PRAGMA user_version = {_VERSION}",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+    f"PRAGMA user_version = {_USER_VERSION}",
 )
-_FIELDS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
-_READ = f"SELECT {_FIELDS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
+_EFFECT_COLUMNS = "act_id, vm, verb, event_id, begun_at, ends_at, ended, from_host, to_host"
+_SELECT_EFFECTS = f"SELECT {_EFFECT_COLUMNS}, coalesce(performs, 0) FROM effect LEFT JOIN act USING (act_id)"
 
 T = TypeVar("T")
-_Write = Callable[[], Any]
-_Outcome = tuple[Any, Exception | None]
-_BOOTS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
-_LEAVES_HOST = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
+_WriteFunction = Callable[[], Any]
+_WriteOutcome = tuple[Any, Exception | None]
+_BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
+_HOST_LEAVING_VERBS = frozenset({Verb.EVICT, Verb.DELETE, Verb.DEALLOCATE})
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,137 +58,140 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     performs: int = 0  # how often perform was called for it
 
 
-class Lived(msgspec.Struct, frozen=True, kw_only=True):
+class VmHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM has been through, by the effects that ended."""
 
     boots: int = 0
     host: str = ""  # where it is now; "" when on none, or never seen
 
 
-class Ledger:
+class EffectLedger:
     """Opened with `Ledger.open`; whoever performs with it closes it."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
         self._name = name
         self._lock = threading.RLock()
-        self._asked: list[tuple[_Write, asyncio.Future[Any]]] = []
-        self._committing: asyncio.Task[None] | None = None
+        self._queued_writes: list[tuple[_WriteFunction, asyncio.Future[Any]]] = []
+        self._commit_task: asyncio.Task[None] | None = None
         weakref.finalize(self, connection.close)  # one that nobody closed goes with its last user
 
     @classmethod
-    def open(cls, path: Path | None) -> Ledger:
+    def open(cls, path: Path | None) -> EffectLedger:
         """The ledger in this file, made if missing; None: in memory. Rejected if the file is no ledger."""
         name = str(path) if path else _IN_MEMORY
-        return cls(_connected(name), name)
+        return cls(_connect(name), name)
 
-    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+    def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
             try:
                 return self._connection.execute(sql, values).fetchall()
             except sqlite3.Error as error:
-                raise NotTried(f"ledger {self._name!r} does not answer ({error}): try again later") from error
+                raise ActNotTried(f"ledger {self._name!r} does not answer ({error}): try again later") from error
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All that is written inside becomes durable together at the end, or nothing does."""
         with self._lock:
-            self._run("BEGIN IMMEDIATE")
+            self._execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._run("COMMIT")
+                self._execute("COMMIT")
             finally:
                 if self._connection.in_transaction:
-                    self._run("ROLLBACK")
+                    self._execute("ROLLBACK")
 
-    async def together(self, write: Callable[[], T]) -> T:
+    async def write_in_group(self, write: Callable[[], T]) -> T:
         """What `write` gives, once all it wrote is durable; one transaction for all that is asked for meanwhile."""
         if self._name == _IN_MEMORY:
             with self.transaction():
                 return write()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._asked.append((write, future))
-        if self._committing is None:
-            self._committing = asyncio.create_task(self._commit_asked())
+        self._queued_writes.append((write, future))
+        if self._commit_task is None:
+            self._commit_task = asyncio.create_task(self._commit_groups())
         return await future
 
-    async def settle(self) -> None:
+    async def wait_until_written(self) -> None:
         """Until nothing is being written down any more."""
-        if self._committing is not None:
-            await self._committing
+        if self._commit_task is not None:
+            await self._commit_task
 
-    async def _commit_asked(self) -> None:
+    async def _commit_groups(self) -> None:
         try:
-            while self._asked:
-                group, self._asked = self._asked, []
-                outcomes = await asyncio.to_thread(self._carry_out, [write for write, _ in group])
+            while self._queued_writes:
+                group, self._queued_writes = self._queued_writes, []
+                outcomes = await asyncio.to_thread(self._run_writes, [write for write, _ in group])
                 for (_, future), outcome in zip(group, outcomes, strict=True):
-                    _answer(future, outcome)
+                    _resolve_future(future, outcome)
         finally:
-            self._committing = None
+            self._commit_task = None
 
-    def _carry_out(self, writes: Sequence[_Write]) -> list[_Outcome]:
+    def _run_writes(self, writes: Sequence[_WriteFunction]) -> list[_WriteOutcome]:
         try:
             with self.transaction():
                 return [(write(), None) for write in writes]
-        except NotTried as error:
+        except ActNotTried as error:
             return [(None, error) for _ in writes]
         except Exception as error:
             if len(writes) == 1:
                 return [(None, error)]
-        return [self._carry_out([write])[0] for write in writes]
+        return [self._run_writes([write])[0] for write in writes]
 
     def count_perform(self, act_id: str) -> int:
         """How often this act has been performed, this time included."""
-        rows = self._run(
+        rows = self._execute(
             "INSERT INTO act (act_id, performs) VALUES (?, 1)"
             " ON CONFLICT DO UPDATE SET performs = performs + 1 RETURNING performs",
             act_id,
         )
         return int(rows[0][0])
 
-    def begin(self, effect: Effect) -> bool:
+    def record_effect(self, effect: Effect) -> bool:
         """Write the effect; False if its act already took effect: then only the count of repeats changes."""
-        values = [getattr(effect, name) for name in _FIELDS.split(", ")]
+        values = [getattr(effect, name) for name in _EFFECT_COLUMNS.split(", ")]
         marks = ", ".join("?" * len(values))
-        insert = f"INSERT INTO effect ({_FIELDS}) VALUES ({marks}) ON CONFLICT DO NOTHING RETURNING seq"
-        if self._run(insert, *values):
+        insert = f"INSERT INTO effect ({_EFFECT_COLUMNS}) VALUES ({marks}) ON CONFLICT DO NOTHING RETURNING seq"
+        if self._execute(insert, *values):
             return True
-        self._run(
+        self._execute(
             "INSERT INTO act (act_id, repeats) VALUES (?, 1) ON CONFLICT DO UPDATE SET repeats = repeats + 1",
             effect.act_id,
         )
         return False
 
-    def end(self, act_id: str) -> None:
-        self._run("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
+    def mark_ended(self, act_id: str) -> None:
+        self._execute("UPDATE effect SET ended = 1 WHERE act_id = ?", act_id)
 
     def find(self, act_id: str) -> Effect | None:
-        rows = self._run(f"{_READ} WHERE act_id = ?", act_id)
-        return _effect(rows[0]) if rows else None
+        rows = self._execute(f"{_SELECT_EFFECTS} WHERE act_id = ?", act_id)
+        return _effect_from_row(rows[0]) if rows else None
 
-    def entries(self, vm: str | None = None) -> list[Effect]:
+    def effects(self, vm: str | None = None) -> list[Effect]:
         """All effects in the order they began, or those on one VM (by its key)."""
-        return [_effect(row) for row in self._run(f"{_READ} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)]
+        return [
+            _effect_from_row(row)
+            for row in self._execute(f"{_SELECT_EFFECTS} WHERE ? IS NULL OR vm = ? ORDER BY seq", vm, vm)
+        ]
 
-    def state(self, vm: str) -> Lived:
-        ended = sorted((e for e in self.entries(vm) if e.ended), key=lambda e: e.ends_at)
+    def vm_history(self, vm: str) -> VmHistory:
+        ended = sorted((e for e in self.effects(vm) if e.ended), key=lambda e: e.ends_at)
         host = ""
         for effect in ended:
-            host = "" if effect.verb in _LEAVES_HOST else effect.to_host or effect.from_host or host
-        return Lived(boots=sum(e.verb in _BOOTS for e in ended), host=host)
+            host = "" if effect.verb in _HOST_LEAVING_VERBS else effect.to_host or effect.from_host or host
+        return VmHistory(boots=sum(e.verb in _BOOT_VERBS for e in ended), host=host)
 
     @property
-    def repeats(self) -> int:
+    def repeated_effects(self) -> int:
         """How often an act was about to take effect a second time: 0, unless a hypervisor is wrong."""
-        return int(self._run("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
+        return int(self._execute("SELECT coalesce(sum(repeats), 0) FROM act")[0][0])
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
 
 
-def _answer(future: asyncio.Future[Any], outcome: _Outcome) -> None:
+def _resolve_future(future: asyncio.Future[Any], outcome: _WriteOutcome) -> None:
     result, error = outcome
     if future.done():
         return  # whoever asked was cancelled
@@ -198,16 +201,16 @@ def _answer(future: asyncio.Future[Any], outcome: _Outcome) -> None:
         future.set_exception(error)
 
 
-def _effect(row: tuple[Any, ...]) -> Effect:
+def _effect_from_row(row: tuple[Any, ...]) -> Effect:
     return msgspec.convert(dict(zip(Effect.__struct_fields__, row, strict=True)), Effect, strict=False)
 
 
-def _connected(name: str) -> sqlite3.Connection:
+def _connect(name: str) -> sqlite3.Connection:
     try:
         with ExitStack() as undo:
             connection = sqlite3.connect(name, timeout=1.0, isolation_level=None, check_same_thread=False)
             undo.callback(connection.close)
-            _lay_out(connection, name)
+            _create_schema(connection, name)
             undo.pop_all()
             return connection
     except sqlite3.OperationalError as error:
@@ -216,13 +219,13 @@ def _connected(name: str) -> sqlite3.Connection:
         raise Rejected(f"file {name!r} is no ledger, or damaged ({error}): restore it or name another") from error
 
 
-def _lay_out(connection: sqlite3.Connection, name: str) -> None:
+def _create_schema(connection: sqlite3.Connection, name: str) -> None:
     """Make the tables if there are none. A file of somebody else keeps every byte."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         (found,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         mark = [connection.execute(f"PRAGMA {word}").fetchone()[0] for word in ("application_id", "user_version")]
-        if found and mark != [_MARK, _VERSION]:
+        if found and mark != [_APPLICATION_ID, _USER_VERSION]:
             raise Rejected(f"file {name!r} is no ledger of this forewarn and was not touched: name another")
         for statement in () if found else _SCHEMA:
             connection.execute(statement)

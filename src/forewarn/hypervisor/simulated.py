@@ -1,15 +1,100 @@
-"""The simulated hypervisor: no VMs, but a ledger that shows what would have happened to them, and when."""
+"""The simulated hypervisor: records in a ledger what would have happened to VMs, on lab time.
+
+Rules from the settings make it depart from the ideal, per VM name and verb: `{vm = "web-*", verb = "reboot", then =
+"fail"}`. Without `vm` or `verb` a rule matches all; of several rules with the same `then`, the first match applies.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, TypeVar
+
+import msgspec
+
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
-from forewarn.errors import Unavailable
-from forewarn.hypervisor.behaviour import Behaviour, Fail, Lie
-from forewarn.hypervisor.ledger import Effect, Ledger
-from forewarn.hypervisor.seam import Done, Later
+from forewarn.errors import Rejected, Unavailable
+from forewarn.hypervisor.interface import ActDone, ActUnderWay
+from forewarn.hypervisor.ledger import Effect, EffectLedger
 
-USUAL_S: dict[Verb, float] = {
+
+class _BaseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="then"):
+    vm: str = "*"  # a pattern for the VM's name, compared without case
+    verb: Verb | None = None
+
+    def matches(self, act: Act) -> bool:
+        return self.verb in (None, act.verb) and fnmatchcase(act.name.casefold(), self.vm.casefold())
+
+
+class DurationRule(_BaseRule, frozen=True, kw_only=True, tag="take"):
+    """It takes this long, whatever the act says."""
+
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class SlowRule(_BaseRule, frozen=True, kw_only=True, tag="slow"):
+    """It takes so many times as long as it should."""
+
+    factor: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 10.0
+
+
+class FailRule(_BaseRule, frozen=True, kw_only=True, tag="fail"):
+    """It fails at once, with no effect."""
+
+    note: str = "the simulated hypervisor was told to fail"
+
+
+class UnreachableRule(_BaseRule, frozen=True, kw_only=True, tag="unavailable"):
+    """The first so many performs of an act find nobody there."""
+
+    times: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class FalseSuccessRule(_BaseRule, frozen=True, kw_only=True, tag="lie"):
+    """It says done, and did nothing."""
+
+
+BehaviourRule = DurationRule | SlowRule | FailRule | UnreachableRule | FalseSuccessRule
+_RuleT = TypeVar("_RuleT", DurationRule, SlowRule, FailRule, UnreachableRule, FalseSuccessRule)
+
+
+class SimulatedBehaviour(msgspec.Struct, frozen=True):
+    rules: tuple[BehaviourRule, ...] = ()
+
+    @classmethod
+    def from_rules(cls, rows: Sequence[Mapping[str, object]]) -> SimulatedBehaviour:
+        """The behaviour that settings describe; Rejected names the rule that cannot be."""
+        if not isinstance(rows, list | tuple):
+            raise Rejected(f"hypervisor rules {rows!r} are no list: give a list of tables, one per rule")
+        return cls(rules=tuple(parse_rule(row) for row in rows))
+
+    def first_match(self, kind: type[_RuleT], act: Act) -> _RuleT | None:
+        return next((rule for rule in self.rules if isinstance(rule, kind) and rule.matches(act)), None)
+
+    def duration_s(self, act: Act, usual_s: float) -> float:
+        take, slow = self.first_match(DurationRule, act), self.first_match(SlowRule, act)
+        return (take.seconds if take else usual_s) * (slow.factor if slow else 1.0)
+
+    def unreachable_attempts(self, act: Act) -> int:
+        """How many performs of this act find nobody there."""
+        unreachable = self.first_match(UnreachableRule, act)
+        return unreachable.times if unreachable else 0
+
+
+def parse_rule(row: Mapping[str, object]) -> BehaviourRule:
+    try:
+        rule: BehaviourRule = msgspec.convert(row, BehaviourRule)
+    except msgspec.ValidationError as error:
+        raise Rejected(
+            f"hypervisor rule {row!r} is not understood ({error}): give then = take (with seconds),"
+            " slow (factor), fail (note), unavailable (times) or lie; for some acts only, vm = a name pattern"
+            f" and verb = one of {', '.join(Verb)}"
+        ) from None
+    return rule
+
+
+USUAL_DURATION_S: dict[Verb, float] = {
     Verb.FREEZE: 9.0,  # spec §6.4
     Verb.MIGRATE: 5.0,  # spec §6.4
     Verb.REBOOT: 30.0,
@@ -24,52 +109,52 @@ USUAL_S: dict[Verb, float] = {
 }
 
 
-class Simulated:
+class SimulatedHypervisor:
     """Performs on lab time. An act behaves as the rules said when it began; closing it closes its ledger."""
 
-    def __init__(self, ledger: Ledger, behaviour: Behaviour = Behaviour()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, ledger: EffectLedger, behaviour: SimulatedBehaviour = SimulatedBehaviour()) -> None:  # noqa: B008 (frozen)
         self._ledger = ledger
         self._behaviour = behaviour
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> EffectLedger:
         return self._ledger
 
-    def set_behaviour(self, behaviour: Behaviour) -> None:
+    def set_behaviour(self, behaviour: SimulatedBehaviour) -> None:
         """For acts that begin from now on."""
         self._behaviour = behaviour
 
     def has_begun(self, act_id: str) -> bool:
         return self._ledger.find(act_id) is not None
 
-    async def perform(self, act: Act, now: float) -> Done | Later:
-        answer = await self._ledger.together(lambda: self._write_down(act, now))
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        answer = await self._ledger.write_in_group(lambda: self._perform_in_ledger(act, now))
         if answer is None:
             raise Unavailable(f"the hypervisor of VM {act.name!r} does not answer for act {act.id!r}")
         return answer
 
-    def _write_down(self, act: Act, now: float) -> Done | Later | None:
+    def _perform_in_ledger(self, act: Act, now: float) -> ActDone | ActUnderWay | None:
         """None: there is no answer this time."""
-        missed = self._ledger.count_perform(act.id) <= self._behaviour.misses(act)
-        return None if missed else self._answer(act, now)
+        missed = self._ledger.count_perform(act.id) <= self._behaviour.unreachable_attempts(act)
+        return None if missed else self._perform_reachable(act, now)
 
-    def _answer(self, act: Act, now: float) -> Done | Later:
+    def _perform_reachable(self, act: Act, now: float) -> ActDone | ActUnderWay:
         effect = self._ledger.find(act.id)
         if effect is None:
-            if fail := self._behaviour.first(Fail, act):
-                return Done(ok=False, note=fail.note)
-            effect = self._effect(act, now)
-            if self._behaviour.first(Lie, act):
-                return Done(ok=True, note=_note(effect))
-            self._ledger.begin(effect)
+            if fail := self._behaviour.first_match(FailRule, act):
+                return ActDone(ok=False, note=fail.note)
+            effect = self._new_effect(act, now)
+            if self._behaviour.first_match(FalseSuccessRule, act):
+                return ActDone(ok=True, note=_outcome_text(effect))
+            self._ledger.record_effect(effect)
         if now < effect.ends_at:
-            return Later(at=effect.ends_at)
+            return ActUnderWay(at=effect.ends_at)
         if not effect.ended:
-            self._ledger.end(act.id)
-        return Done(ok=True, note=_note(effect))
+            self._ledger.mark_ended(act.id)
+        return ActDone(ok=True, note=_outcome_text(effect))
 
-    def _effect(self, act: Act, now: float) -> Effect:
-        usual_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_S[act.verb]
+    def _new_effect(self, act: Act, now: float) -> Effect:
+        usual_s = float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]
         return Effect(
             act_id=act.id,
             vm=act.vm,
@@ -82,10 +167,10 @@ class Simulated:
         )
 
     async def close(self) -> None:
-        await self._ledger.settle()
+        await self._ledger.wait_until_written()
         self._ledger.close()
 
 
-def _note(effect: Effect) -> str:
+def _outcome_text(effect: Effect) -> str:
     place = f", now on {effect.to_host!r}" if effect.to_host else ""
     return f"{effect.verb} took {effect.ends_at - effect.begun_at:g} s{place}"

@@ -1,14 +1,15 @@
-"""A WORLD IN A BOX. What tests of forewarn and of its users stand on: the `Lab` for other people's tests, fakes of the
-outside world, and the conformance suites that say what a store or a hypervisor must do. Public, and tested like
-everything else.
+"""The in-process lab for tests of handlers: a whole service on loopback, in virtual time. Public.
 
-Never here: anything a running service needs.
+Use `from forewarn.lab import Lab`. May import `service` and everything below it. Start with `lab`; `values` holds
+the events, VMs and faults that a test is given. `Lab` is imported on first use, so that a missing [server] extra is
+reported in a sentence.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forewarn.testing.lab import Lab
+    from forewarn.lab.lab import Lab
+
 
 __all__ = ["Lab"]
 
@@ -18,7 +19,7 @@ def __getattr__(name: str) -> Any:
     if name != "Lab":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from forewarn.testing.lab import Lab
+        from forewarn.lab.lab import Lab
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "forewarn":
             raise

@@ -1,57 +1,81 @@
-"""The fleet of a lab: a fleet file, its text, or names of VMs, for which the text is written here."""
+"""What tests pass to a lab: durations such as "15m", and fleets as VM names, a file or its text."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from forewarn.core.proposal import Proposal, read_fleet
+from forewarn.core.fleetfile.reader import DeclaredFleet, read_fleet_file
 from forewarn.errors import Rejected
 
-LONGEST_DOMAINS = 20  # of an availability set
-_TERMINATE_MIN = 5
+DurationLike = str | float | timedelta  # "15m", "7d", "1h30m"; seconds; a timedelta
+
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DURATION_TEXT = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
 
 
-def proposal_from_file(path: str | Path) -> Proposal:
+def duration_seconds(span: DurationLike) -> float:
+    if isinstance(span, timedelta):
+        return span.total_seconds()
+    if not isinstance(span, str):
+        return float(span)
+    bare = span.replace(" ", "")
+    if not _DURATION_TEXT.fullmatch(bare):
+        raise Rejected(f"{span!r} is not a length of time: write it like '15m', '7d', '1h30m', or give seconds")
+    return sum(float(number) * _UNITS[unit.lower()] for number, unit in _DURATION_PART.findall(bare))
+
+
+def utc_datetime(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+MAX_UPDATE_DOMAINS = 20  # of an availability set
+_TERMINATE_NOTICE_MIN = 5
+
+
+def load_fleet(path: str | Path) -> DeclaredFleet:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise Rejected(f"fleet file {str(path)!r} cannot be read ({error.strerror}): name another") from error
     except UnicodeDecodeError as error:
         raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as such") from error
-    return read_fleet(text, source=str(path))
+    return read_fleet_file(text, source=str(path))
 
 
-def fleet_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
+def fleet_file_text(vms: Sequence[str], *, spot: Sequence[str] = (), availability_set: str = "") -> str:
     """A fleet file: each VM on a host of its own, and one host to spare, so that work on a host hits one VM."""
-    names = (*_listed("vms", vms), *_listed("spot", spot))
+    names = (*_name_list("vms", vms), *_name_list("spot", spot))
     if not names:
         raise Rejected("a lab needs at least one VM: name it, as in Lab(vms=['web-0'])")
-    return "\n".join(_tables(names, set(spot), availability_set, len(vms)))
+    return "\n".join(_fleet_tables(names, set(spot), availability_set, len(vms)))
 
 
-def _listed(parameter: str, names: Sequence[str]) -> tuple[str, ...]:
+def _name_list(parameter: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):
         raise Rejected(f"{parameter} is the text {names!r}: give a list of names, as in {parameter}=[{names!r}]")
     return tuple(names)
 
 
-def _tables(names: Sequence[str], spot: set[str], availability_set: str, together: int) -> Iterator[str]:
+def _fleet_tables(names: Sequence[str], spot: set[str], availability_set: str, together: int) -> Iterator[str]:
     yield f'[[hosts]]\nname = "host-{{n}}"\ncount = {len(names) + 1}\n'
     if availability_set:
-        domains = max(1, min(together, LONGEST_DOMAINS))
-        yield f"[[availability_sets]]\nname = {_quoted(availability_set)}\nupdate_domains = {domains}\n"
+        domains = max(1, min(together, MAX_UPDATE_DOMAINS))
+        yield f"[[availability_sets]]\nname = {_toml_string(availability_set)}\nupdate_domains = {domains}\n"
     for number, name in enumerate(names):
-        yield f'[[vms]]\nname = {_quoted(name)}\nhost = "host-{number}"'
+        yield f'[[vms]]\nname = {_toml_string(name)}\nhost = "host-{number}"'
         if name in spot:
             yield 'priority = "Spot"\n'
             continue
         if availability_set:
-            yield f"availability_set = {_quoted(availability_set)}"
+            yield f"availability_set = {_toml_string(availability_set)}"
         # Else a deletion would be carried out at once, and there would be nothing to rehearse.
-        yield f"terminate_notification = {_TERMINATE_MIN}\n"
+        yield f"terminate_notification = {_TERMINATE_NOTICE_MIN}\n"
 
 
-def _quoted(text: str) -> str:
+def _toml_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -21,28 +21,26 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from forewarn.clock import read_real_time
+from forewarn.core.decision import EnablementMode, Policy
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.policy import Enablement, Policy
-from forewarn.core.proposal import read_fleet
-from forewarn.core.request import Ask, Impact, Rollout
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact
 from forewarn.errors import ForewarnError, Refused, Rejected
-from forewarn.hypervisor.behaviour import Behaviour
-from forewarn.testing import lab_request as request
-from forewarn.testing.lab_event import LabEvent
-from forewarn.testing.lab_fleet import fleet_text, proposal_from_file
-from forewarn.testing.lab_request import Notice, find
-from forewarn.testing.lab_service import WHO, LabService, lab_service
-from forewarn.testing.lab_span import Span, instant_of, seconds_of
-from forewarn.testing.lab_stage import Stage
-from forewarn.testing.lab_story import history_of, whole_story
-from forewarn.testing.lab_vm import LabFault, LabVm
+from forewarn.hypervisor.simulated import SimulatedBehaviour
+from forewarn.lab import requests as request
+from forewarn.lab.arguments import DurationLike, duration_seconds, fleet_file_text, load_fleet, utc_datetime
+from forewarn.lab.explanation import full_report, history_lines
+from forewarn.lab.loop_thread import LoopThread
+from forewarn.lab.requests import RequestedNotice, find_vm
+from forewarn.lab.service import TEST_ACTOR, LabService, open_lab_service
+from forewarn.lab.values import LabEvent, LabFault, LabVm
 
 __tracebackhide__ = True  # pytest shows the line of the test, not ours
 
 T = TypeVar("T")
-_MOST_STEPS = 100_000  # from one thing that is due to the next
-_LOOKS_EVERY_S = 0.01  # real time
+_MAX_STEPS = 100_000  # from one thing that is due to the next
+_CONDITION_INTERVAL_S = 0.01  # real time
 
 
 class Lab:
@@ -64,15 +62,15 @@ class Lab:
             raise Rejected("a lab has a fleet file or names of VMs, and both were given: leave one out")
         if fleet is None:
             named = vms or (() if spot else ("vm-0",))
-            self._proposal = read_fleet(
-                fleet_text(named, spot=spot, availability_set=availability_set), source="the names of its VMs"
+            self._proposal = read_fleet_file(
+                fleet_file_text(named, spot=spot, availability_set=availability_set), source="the names of its VMs"
             )
         else:
-            self._proposal = proposal_from_file(fleet)
-        self._began_at = _beginning(at)
-        self._enablement = _enablement(enablement)
-        self._behaviour = Behaviour.from_rules(simulate)
-        self._stage: Stage[LabService] | None = None
+            self._proposal = load_fleet(fleet)
+        self._started_at = _start_time(at)
+        self._enablement = _parse_enablement(enablement)
+        self._behaviour = SimulatedBehaviour.from_rules(simulate)
+        self._loop_thread: LoopThread[LabService] | None = None
         self._service: LabService | None = None
         self._is_open = False
 
@@ -80,24 +78,24 @@ class Lab:
     def from_text(cls, text: str, **options: Any) -> Self:
         """With the fleet that this text, a fleet file, describes; options as above."""
         lab = cls(**options)
-        lab._proposal = read_fleet(text, source="the text")
+        lab._proposal = read_fleet_file(text, source="the text")
         return lab
 
     def open(self) -> Self:
-        if self._stage is not None:
+        if self._loop_thread is not None:
             raise Refused("the lab has been opened before, and is opened once: make another")
         policy = Policy(enablement=self._enablement)
-        serve = partial(lab_service, self._proposal, at=self._began_at, policy=policy, behaviour=self._behaviour)
-        self._stage = Stage(serve)
-        self._service = self._stage.open()
+        serve = partial(open_lab_service, self._proposal, at=self._started_at, policy=policy, behaviour=self._behaviour)
+        self._loop_thread = LoopThread(serve)
+        self._service = self._loop_thread.open()
         self._is_open = True
         return self
 
     def close(self) -> None:
         """Sockets, thread and loop go; what happened can still be read. Closing again is harmless."""
         try:
-            if self._stage is not None:
-                self._stage.close()
+            if self._loop_thread is not None:
+                self._loop_thread.close()
         finally:
             self._is_open = False  # only now: until then the stage may be at work on what others would read
 
@@ -113,91 +111,95 @@ class Lab:
 
     @property
     def now(self) -> datetime:
-        return instant_of(self.read(LabService.now))
+        return utc_datetime(self.read(LabService.now))
 
-    def advance(self, by: Span) -> tuple[str, ...]:
+    def advance(self, by: DurationLike) -> tuple[str, ...]:
         """Let so much time pass; what happened meanwhile, line by line."""
-        return self._advance(seconds_of(by))
+        return self._advance(duration_seconds(by))
 
-    def run_until(self, condition: Callable[[], T], *, within: Span = "30d") -> T:
+    def run_until(self, condition: Callable[[], T], *, within: DurationLike = "30d") -> T:
         """Let time pass, from one thing that is due to the next, until the condition holds."""
-        end = self.read(LabService.now) + seconds_of(within)
-        for _ in range(_MOST_STEPS):
+        end = self.read(LabService.now) + duration_seconds(within)
+        for _ in range(_MAX_STEPS):
             if given := condition():
                 return given
-            now, wake = self.read(lambda service: (service.now(), service.control.reconciler.next_wake()))
+            now, wake = self.read(lambda service: (service.now(), service.control.reconciler.next_wake_at()))
             if now >= end:
                 break
             self._advance(max(min(end if wake is None else wake, end) - now, 1e-6))
         raise AssertionError(f"it did not happen within {within} of lab time:\n{self.story}")
 
-    def wait_for(self, condition: Callable[[], T], *, within: Span = "10s") -> T:
+    def wait_for(self, condition: Callable[[], T], *, within: DurationLike = "10s") -> T:
         """Wait in real time, while the lab's stands still, until a handler that runs beside the test has done it."""
-        deadline = time.monotonic() + seconds_of(within)
+        deadline = time.monotonic() + duration_seconds(within)
         while not (given := condition()):
             if time.monotonic() >= deadline:
                 raise AssertionError(f"it did not happen within {within} of real time:\n{self.story}")
-            time.sleep(_LOOKS_EVERY_S)
+            time.sleep(_CONDITION_INTERVAL_S)
         return given
 
-    def reboot(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def reboot(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Its user restarts it: a Reboot, 15 minutes ahead."""
-        return self._ask(Ask.RESTART, vm, notice)
+        return self._request(RequestedOperation.RESTART, vm, notice)
 
-    def redeploy(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def redeploy(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Its user has it moved to another host: a Redeploy, 10 minutes ahead."""
-        return self._ask(Ask.REDEPLOY, vm, notice)
+        return self._request(RequestedOperation.REDEPLOY, vm, notice)
 
-    def evict(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def evict(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """The platform wants a Spot VM's place: a Preempt, 30 seconds ahead."""
-        return self._ask(Ask.EVICT, vm, notice)
+        return self._request(RequestedOperation.EVICT, vm, notice)
 
-    def terminate(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def terminate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Its user deletes it: a Terminate, as far ahead as its terminate notification says."""
-        return self._ask(Ask.DELETE, vm, notice)
+        return self._request(RequestedOperation.DELETE, vm, notice)
 
     delete = terminate
 
-    def freeze(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def freeze(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Its host is updated: a Freeze of nine seconds, 15 minutes ahead."""
-        return self._ask_platform(Impact.UPDATE, vm, notice)
+        return self._request_host_maintenance(RolloutImpact.UPDATE, vm, notice)
 
-    def migrate(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def migrate(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """It is moved to another host while it runs: a Freeze of five seconds, 15 minutes ahead."""
-        return self._ask_platform(Impact.MIGRATE, vm, notice)
+        return self._request_host_maintenance(RolloutImpact.MIGRATE, vm, notice)
 
-    def reboot_host(self, vm: str, *, notice: Span | None = None) -> LabEvent:
+    def reboot_host(self, vm: str, *, notice: DurationLike | None = None) -> LabEvent:
         """Its host is maintained in a way that it does not live through: a Reboot by the platform."""
-        return self._ask_platform(Impact.REBOOT, vm, notice)
+        return self._request_host_maintenance(RolloutImpact.REBOOT, vm, notice)
 
-    def roll_out(self, vm: str, *, impact: str = "update", notice: Span | None = None) -> tuple[LabEvent, ...]:
+    def roll_out(self, vm: str, *, impact: str = "update", notice: DurationLike | None = None) -> tuple[LabEvent, ...]:
         """Over all VMs that share this one's document, one update domain at a time: the events of the first."""
-        rollout = Rollout(impact=request.impact_called(impact), scope_id=self._scope_id(vm))
-        return self._events(self._do(lambda service: request.roll_out(service, rollout, Notice(notice))))
+        rollout = Rollout(impact=request.parse_impact(impact), scope_id=self._scope_id(vm))
+        return self._lab_events(
+            self._run_and_settle(lambda service: request.start_rollout(service, rollout, RequestedNotice(notice)))
+        )
 
-    def degrade(self, host: str, *, in_: Span = "7d") -> tuple[LabEvent, ...]:
+    def degrade(self, host: str, *, in_: DurationLike = "7d") -> tuple[LabEvent, ...]:
         """The host is predicted to fail: a Redeploy for each of its VMs."""
-        return self._events(self._do(lambda service: request.degrade(service, host, Notice(in_))))
+        return self._lab_events(
+            self._run_and_settle(lambda service: request.degrade_host(service, host, RequestedNotice(in_)))
+        )
 
     def fail_host(self, host: str) -> tuple[LabEvent, ...]:
         """The host is gone: its VMs are redeployed, with no notice at all."""
-        return self._events(self._do(lambda service: request.fail(service, host)))
+        return self._lab_events(self._run_and_settle(lambda service: request.fail_host(service, host)))
 
     def power_off(self, vm: str) -> LabEvent:
         """At once, without an event that VMs could see."""
-        return self._ask(Ask.POWER_OFF, vm, None)
+        return self._request(RequestedOperation.POWER_OFF, vm, None)
 
     def start(self, vm: str) -> LabEvent:
         """At once, after it was stopped or evicted."""
-        return self._ask(Ask.START, vm, None)
+        return self._request(RequestedOperation.START, vm, None)
 
     def approve(self, event: LabEvent) -> None:
         """Somebody outside of the VMs lets it start."""
-        self._do(lambda service: service.control.requests.approve(event.id, who=WHO))
+        self._run_and_settle(lambda service: service.control.requests.approve(event.id, who=TEST_ACTOR))
 
     def withdraw(self, event: LabEvent) -> None:
         """Taken back before it started."""
-        self._do(lambda service: service.control.requests.withdraw(event.id, who=WHO))
+        self._run_and_settle(lambda service: service.control.requests.withdraw(event.id, who=TEST_ACTOR))
 
     def fault(
         self,
@@ -205,12 +207,12 @@ class Lab:
         *,
         vm: str | None = None,
         times: int | None = None,
-        lasts: Span | None = None,
-        **parameters: Span,
+        lasts: DurationLike | None = None,
+        **parameters: DurationLike,
     ) -> LabFault:
         """Something goes wrong, for one VM or for all: `docs/faults.md` has the kinds and their parameters."""
-        wish = self.read(lambda service: request.wish(service, kind, vm, times, lasts, parameters))
-        fault = self._do(lambda service: service.control.faults.set(wish, who=WHO))
+        wish = self.read(lambda service: request.fault_request(service, kind, vm, times, lasts, parameters))
+        fault = self._run_and_settle(lambda service: service.control.faults.set(wish, who=TEST_ACTOR))
         return LabFault(self, fault.id, str(fault.kind))
 
     def fail_next_polls(self, times: int, *, vm: str | None = None) -> LabFault:
@@ -218,28 +220,28 @@ class Lab:
         return self.fault("internal-error", vm=vm, times=times)
 
     def clear_faults(self) -> None:
-        self._do(lambda service: service.control.faults.clear(lambda fault: True, who=WHO))
+        self._run_and_settle(lambda service: service.control.faults.clear(lambda fault: True, who=TEST_ACTOR))
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        return self.read(lambda service: tuple(self._vm(service, vm) for vm in service.store.vms(removed=True)))
+        return self.read(lambda service: tuple(self._lab_vm(service, vm) for vm in service.store.vms(removed=True)))
 
     def vm(self, name: str) -> LabVm:
-        return self.read(lambda service: self._vm(service, find(service, name)))
+        return self.read(lambda service: self._lab_vm(service, find_vm(service, name)))
 
     @property
     def events(self) -> tuple[LabEvent, ...]:
         """All that there ever were, the oldest first."""
-        return self._events(self.read(lambda service: service.store.events()))
+        return self._lab_events(self.read(lambda service: service.store.events()))
 
     @property
     def history(self) -> tuple[str, ...]:
-        return self.read(history_of)
+        return self.read(history_lines)
 
     @property
     def story(self) -> str:
         """The history, then event by event who was told, who approved, and what it waits for."""
-        return self.read(whole_story)
+        return self.read(full_report)
 
     def explain(self, thing: LabEvent | LabVm | str) -> str:
         """Why it came as it did, and what it waits for."""
@@ -258,32 +260,38 @@ class Lab:
             await service.settle()
             return look(service)
 
-        return self._on_stage(settle_and_look)
+        return self._run_on_loop(settle_and_look)
 
-    def _vm(self, service: LabService, vm: Vm) -> LabVm:
-        return LabVm(self, vm.key, vm.name, service.mouth.endpoint_of(vm))
+    def _lab_vm(self, service: LabService, vm: Vm) -> LabVm:
+        return LabVm(self, vm.key, vm.name, service.publisher.lab_endpoint(vm))
 
     def _scope_id(self, vm: str) -> str:
-        return self.read(lambda service: find(service, vm).scope_id)
+        return self.read(lambda service: find_vm(service, vm).scope_id)
 
-    def _ask(self, what: Ask, vm: str, notice: Span | None) -> LabEvent:
-        return self._event(self._do(lambda service: request.ask(service, what, vm, Notice(notice))))
+    def _request(self, what: RequestedOperation, vm: str, notice: DurationLike | None) -> LabEvent:
+        return self._lab_event(
+            self._run_and_settle(lambda service: request.request_for_vm(service, what, vm, RequestedNotice(notice)))
+        )
 
-    def _ask_platform(self, impact: Impact, vm: str, notice: Span | None) -> LabEvent:
-        return self._event(self._do(lambda service: request.ask_platform(service, impact, vm, Notice(notice))))
+    def _request_host_maintenance(self, impact: RolloutImpact, vm: str, notice: DurationLike | None) -> LabEvent:
+        return self._lab_event(
+            self._run_and_settle(
+                lambda service: request.request_host_maintenance(service, impact, vm, RequestedNotice(notice))
+            )
+        )
 
-    def _event(self, event: Event) -> LabEvent:
+    def _lab_event(self, event: Event) -> LabEvent:
         return LabEvent(self, event.id)
 
-    def _events(self, events: Sequence[Event]) -> tuple[LabEvent, ...]:
-        return tuple(map(self._event, events))
+    def _lab_events(self, events: Sequence[Event]) -> tuple[LabEvent, ...]:
+        return tuple(map(self._lab_event, events))
 
     def _advance(self, by_s: float) -> tuple[str, ...]:
         before = self.read(lambda service: service.store.last_seq())
-        self._do(lambda service: service.control.labtime.advance(by_s))
-        return self.read(lambda service: history_of(service, after=before))
+        self._run_and_settle(lambda service: service.control.lab_clock.advance(by_s))
+        return self.read(lambda service: history_lines(service, after=before))
 
-    def _do(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
+    def _run_and_settle(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
         """Do it on the stage, and let what follows from it happen."""
 
         async def do_and_settle(service: LabService) -> T:
@@ -291,18 +299,18 @@ class Lab:
             await service.settle()
             return given
 
-        return self._on_stage(do_and_settle)
+        return self._run_on_loop(do_and_settle)
 
-    def _on_stage(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
-        if self._stage is None:
+    def _run_on_loop(self, work: Callable[[LabService], Coroutine[Any, Any, T]]) -> T:
+        if self._loop_thread is None:
             raise Refused("the lab is not open: use it in a `with` block, or call open() first")
         try:
-            return self._stage.do(work)
+            return self._loop_thread.run(work)
         except ForewarnError as error:
             raise error.with_traceback(None) from None  # a mistake of the test's: the service's lines tell nothing
 
 
-def _beginning(at: datetime | None) -> float:
+def _start_time(at: datetime | None) -> float:
     """A whole second, as documents show them."""
     if at is None:
         return float(int(read_real_time()))
@@ -311,8 +319,8 @@ def _beginning(at: datetime | None) -> float:
     return at.timestamp()
 
 
-def _enablement(name: str) -> Enablement:
+def _parse_enablement(name: str) -> EnablementMode:
     try:
-        return Enablement(name)
+        return EnablementMode(name)
     except ValueError:
-        raise Rejected(f"there is no enablement {name!r}: choose from {', '.join(Enablement)}") from None
+        raise Rejected(f"there is no enablement {name!r}: choose from {', '.join(EnablementMode)}") from None

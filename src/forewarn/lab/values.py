@@ -1,27 +1,37 @@
-"""An event of a lab, as a test holds it. It reads the lab anew whenever it is asked, also when the lab is closed."""
+"""The events, VMs and faults of a lab, as a test holds them.
+
+Each property reads the lab anew, also after the lab was closed.
+"""
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta
+from typing import Any
 
-from forewarn.core.event import Ending, Event, Status
-from forewarn.core.story import kind_of
-from forewarn.testing.lab_service import LabService
-from forewarn.testing.lab_span import instant_of
-from forewarn.testing.lab_story import Reader, story_of, told, told_in_a_line
+from forewarn.core.cause import Verb
+from forewarn.core.event import Ending, Event, EventState
+from forewarn.core.fleet import Vm
+from forewarn.core.projection import document_for
+from forewarn.explain.phrases import event_kind_text
+from forewarn.lab.arguments import utc_datetime
+from forewarn.lab.explanation import LabReader, explanation_of, format_explanation, format_in_one_line
+from forewarn.lab.service import LabService
+from forewarn.protocol.codec import encode_document
+from forewarn.protocol.versions import NEWEST_VERSION
 
 
 class LabEvent:
     """Maintenance of some VMs. Its `repr` is its story, in a line; `print(event)` tells it in full."""
 
-    def __init__(self, lab: Reader, event_id: str) -> None:
+    def __init__(self, lab: LabReader, event_id: str) -> None:
         self._lab = lab
         self.id = event_id
 
     @property
     def kind(self) -> str:
         """`Freeze`, `Reboot`, `Redeploy`, `Preempt` or `Terminate`; what is done, where VMs are told nothing."""
-        return kind_of(self._event)
+        return event_kind_text(self._event)
 
     @property
     def vms(self) -> tuple[str, ...]:
@@ -39,7 +49,7 @@ class LabEvent:
 
     @property
     def not_before(self) -> datetime:
-        return instant_of(self._event.not_before)
+        return utc_datetime(self._event.not_before)
 
     @property
     def notice(self) -> timedelta:
@@ -58,7 +68,7 @@ class LabEvent:
         """The VMs that were given it, the first one first."""
 
         def look(service: LabService) -> tuple[str, ...]:
-            seen = sorted(service.store.sightings(event_id=self.id), key=lambda sighting: sighting.at)
+            seen = sorted(service.store.deliveries(event_id=self.id), key=lambda sighting: sighting.at)
             vms = (service.store.vm(key) for key in dict.fromkeys(sighting.vm for sighting in seen))
             return tuple(vm.name for vm in vms if vm is not None)
 
@@ -81,17 +91,17 @@ class LabEvent:
     @property
     def started_at(self) -> datetime | None:
         at = self._event.started_at
-        return None if at is None else instant_of(at)
+        return None if at is None else utc_datetime(at)
 
     @property
     def over(self) -> bool:
         """However it ended."""
-        return self._event.status is Status.OVER
+        return self._event.status is EventState.OVER
 
     @property
     def over_at(self) -> datetime | None:
         at = self._event.over_at
-        return None if at is None else instant_of(at)
+        return None if at is None else utc_datetime(at)
 
     @property
     def finished(self) -> bool:
@@ -112,18 +122,120 @@ class LabEvent:
         return hash(self.id)
 
     def __str__(self) -> str:
-        return self._lab.read(lambda service: told(service, story_of(service, _event(service, self.id))))
+        return self._lab.read(
+            lambda service: format_explanation(service, explanation_of(service, _find_event(service, self.id)))
+        )
 
     def __repr__(self) -> str:
-        line = self._lab.read(lambda service: told_in_a_line(service, story_of(service, _event(service, self.id))))
+        line = self._lab.read(
+            lambda service: format_in_one_line(service, explanation_of(service, _find_event(service, self.id)))
+        )
         return f"<{line}>"
 
     @property
     def _event(self) -> Event:
-        return self._lab.read(lambda service: _event(service, self.id))
+        return self._lab.read(lambda service: _find_event(service, self.id))
 
 
-def _event(service: LabService, event_id: str) -> Event:
+def _find_event(service: LabService, event_id: str) -> Event:
     event = service.store.event(event_id)
     assert event is not None
     return event
+
+
+class LabVm:
+    """A VM of the lab, and where it asks for its events."""
+
+    def __init__(self, lab: LabReader, key: str, name: str, endpoint: str) -> None:
+        self._lab = lab
+        self._key = key
+        self.name = name
+        self.endpoint = endpoint  # http://127.0.0.1:PORT: whoever calls there is this VM
+
+    @property
+    def url(self) -> str:
+        """The whole URL, but for the api-version."""
+        return f"{self.endpoint}/metadata/scheduledevents"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the handler's process, where it is not told the endpoint otherwise."""
+        return {"FOREWARN_ENDPOINT": self.endpoint, "SCHEDULEDEVENTSIP": self.endpoint.removeprefix("http://")}
+
+    @property
+    def power(self) -> str:
+        """`running`, `stopped`, `deallocated` or `deleted`."""
+        vm = self._vm
+        return "deleted" if vm.removed_at is not None else str(vm.power)
+
+    @property
+    def host(self) -> str:
+        return self._vm.host
+
+    @property
+    def reboots(self) -> int:
+        return self.performed.count(Verb.REBOOT)
+
+    @property
+    def performed(self) -> tuple[str, ...]:
+        """What was done to it, in order: `("freeze", "reboot")`."""
+
+        def look(service: LabService) -> tuple[str, ...]:
+            acts = (act for event in service.store.events() for act in event.acts if act.vm == self._key)
+            done = [(act.outcome.at, str(act.verb)) for act in acts if act.outcome is not None and act.outcome.ok]
+            return tuple(verb for _, verb in sorted(done))
+
+        return self._lab.read(look)
+
+    @property
+    def polls(self) -> int:
+        """How many sound requests it has made."""
+        return self._lab.read(lambda service: sum(p.count for p in service.store.last_polls() if p.vm == self._key))
+
+    def document(self, version: str = NEWEST_VERSION) -> dict[str, Any]:
+        """What it would be given now; nobody has asked by this."""
+
+        def look(service: LabService) -> bytes:
+            scope = service.store.scope(_find_vm(service, self._key).scope_id)
+            assert scope is not None
+            return encode_document(document_for(scope), version)
+
+        document: dict[str, Any] = json.loads(self._lab.read(look))
+        return document
+
+    def __str__(self) -> str:
+        return self._lab.read(
+            lambda service: format_explanation(service, explanation_of(service, _find_vm(service, self._key)))
+        )
+
+    def __repr__(self) -> str:
+        return f"<VM {self.name}, {self.power}, at {self.endpoint}>"
+
+    @property
+    def _vm(self) -> Vm:
+        return self._lab.read(lambda service: _find_vm(service, self._key))
+
+
+class LabFault:
+    """Something that goes wrong, on purpose."""
+
+    def __init__(self, lab: LabReader, fault_id: str, kind: str) -> None:
+        self._lab = lab
+        self.id = fault_id
+        self.kind = kind
+
+    @property
+    def touched(self) -> int:
+        """How many requests or events it has spoiled."""
+        return self._lab.read(
+            lambda service: service.requests_touched[self.id] + len(service.events_touched_by(self.id))
+        )
+
+    def __repr__(self) -> str:
+        return f"<fault {self.kind}, touched {self.touched}>"
+
+
+def _find_vm(service: LabService, key: str) -> Vm:
+    vm = service.store.vm(key)
+    assert vm is not None
+    return vm

@@ -1,59 +1,67 @@
-"""THE HOST'S MOUTH. What VMs talk to: who is calling (by the network), what they are shown (from memory), and how
-much they may ask of us. Publish scopes on a `Board`, assign places to VMs in `Callers`, start a `MetadataServer`.
+"""The HTTP server that virtual machines poll for scheduled events and send approvals to.
 
-Polls never touch the store: only a scope's first request and approvals ask the house, through `Backend`.
-Never here: a decision about events, the store itself, lab time beyond what is shown. Holds, delays and deadlines
-are real time (spec §12).
+Publish each scope on `PublishedDocuments`, assign network attachments to VMs in `CallerDirectory`, start a
+`MetadataServer`. Polls are answered from memory; only a scope's first request, approvals and tokens go to the
+`MetadataBackend`. May import core, store, protocol and leaves; makes no decision about events. Holds, delays and
+timeouts are in real time (spec §12). Start reading at `server`, then `connection` and `responder`.
 """
 
-from forewarn.metadata.board import Board
-from forewarn.metadata.entrance import By, Entrance, listener_of
-from forewarn.metadata.hall import Tally
 from forewarn.metadata.identity import (
     BoundDevice,
     CalledAddress,
-    Callers,
+    CallerDirectory,
     Fixed,
+    IdentityStrategy,
     Mark,
     PerPort,
     SourceAddress,
-    Strategy,
-    place_within,
+    dedicated_attachment,
 )
+from forewarn.metadata.interface import GuestView, MetadataBackend, PublishedScope, ResetConnection
 from forewarn.metadata.limits import Limits
-from forewarn.metadata.listener import Lab, Listener, Way, open_lab, open_network
-from forewarn.metadata.observation import Observations
-from forewarn.metadata.porter import Found, Porter
-from forewarn.metadata.seam import Backend, Reset, ScopeView, View
+from forewarn.metadata.listener_manager import ListenerChange, ListenerManager
+from forewarn.metadata.listeners import (
+    IdentifyBy,
+    LabListeners,
+    LabListenMode,
+    ListenerSpec,
+    VmListener,
+    listener_for_socket,
+    open_lab_listeners,
+    open_network_listener,
+)
+from forewarn.metadata.observations import GuestObservations
+from forewarn.metadata.published_documents import PublishedDocuments
+from forewarn.metadata.request_counters import RequestCounters
 from forewarn.metadata.server import MetadataServer
 
 __all__ = [
-    "Backend",
-    "Board",
     "BoundDevice",
-    "By",
     "CalledAddress",
-    "Callers",
-    "Entrance",
+    "CallerDirectory",
     "Fixed",
-    "Found",
-    "Lab",
+    "GuestObservations",
+    "GuestView",
+    "IdentifyBy",
+    "IdentityStrategy",
+    "LabListenMode",
+    "LabListeners",
     "Limits",
-    "Listener",
+    "ListenerChange",
+    "ListenerManager",
+    "ListenerSpec",
     "Mark",
+    "MetadataBackend",
     "MetadataServer",
-    "Observations",
     "PerPort",
-    "Porter",
-    "Reset",
-    "ScopeView",
+    "PublishedDocuments",
+    "PublishedScope",
+    "RequestCounters",
+    "ResetConnection",
     "SourceAddress",
-    "Strategy",
-    "Tally",
-    "View",
-    "Way",
-    "listener_of",
-    "open_lab",
-    "open_network",
-    "place_within",
+    "VmListener",
+    "dedicated_attachment",
+    "listener_for_socket",
+    "open_lab_listeners",
+    "open_network_listener",
 ]

@@ -1,5 +1,7 @@
-"""One connection: requests are taken one by one and answered in order, and nothing a caller does or leaves undone
-makes it cost more than its limits.
+"""One client connection: parses requests, answers them in order and enforces the limits.
+
+A request whose exact bytes are in the response cache is answered in `data_received` without being parsed. Everything
+else goes through the parser and the `Responder`; the response is immediate, held, slow or pending.
 """
 
 from __future__ import annotations
@@ -11,127 +13,139 @@ import struct
 from contextlib import suppress
 from typing import cast
 
-from forewarn.metadata.answer import Answer, Drip, Hold, Rest
-from forewarn.metadata.hall import RESET, Hall
 from forewarn.metadata.identity import Caller
-from forewarn.metadata.intake import Intake, Spoiled, Whole
-from forewarn.metadata.memory import MOST_BYTES, Answers
-from forewarn.metadata.pour import Pour
-from forewarn.metadata.reply import BROKEN, CONTINUE
-from forewarn.metadata.seam import Reset
-from forewarn.metadata.sort import NO_REQUEST, STRANGER, Sort, agent_of, sort_of
-from forewarn.protocol.exchange import Request, Response, timed_out
+from forewarn.metadata.interface import ResetConnection
+from forewarn.metadata.request_counters import (
+    OTHER_REQUEST,
+    RESET_STATUS,
+    UNKNOWN_CALLER_REQUEST,
+    RequestCategory,
+    request_category,
+    user_agent_of,
+)
+from forewarn.metadata.request_parser import ParsedRequest, RefusedRequest, RequestParser
+from forewarn.metadata.responder import AnyResponse, FinishResponse, HeldResponse, SlowResponse
+from forewarn.metadata.response_cache import MAX_CACHED_REQUEST_BYTES, CachedResponses
+from forewarn.metadata.response_writer import CONTINUE, INTERNAL_ERROR_RESPONSE, SlowBodyWriter
+from forewarn.metadata.server_state import ServerState
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.responses import request_timeout
 
 _log = logging.getLogger(__name__)
 
 _REQUESTS_PER_TURN = 64  # of one caller, before others have theirs
-_LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we stop being polite
-_NOTHING: Answers = {}
+_MAX_LINGER_BYTES = 1024 * 1024  # that a refused caller may still send before we stop being polite
+_NO_RESPONSES: CachedResponses = {}
 
 
-class Connection(asyncio.Protocol):
+class MetadataConnection(asyncio.Protocol):
     """At rest, or busy with one request: held (`_hold`), in work at the house (`_in_work`), or in drips (`_pour`)."""
 
     __slots__ = (  # there are thousands of them, nearly all at rest
-        "_at_hand",
-        "_deadline",
-        "_discarded",
-        "_fresh",
-        "_hall",
+        "_cacheable_request",
+        "_cached",
+        "_cached_when_idle",
+        "_category",
+        "_close_timer",
+        "_discarded_bytes",
         "_has_eof",
-        "_hold",
+        "_held",
         "_hold_slot",
+        "_idle_since",
         "_idle_slot",
-        "_in_work",
-        "_intake",
         "_is_closing",
-        "_is_inside",
-        "_is_old",
+        "_is_connected",
+        "_is_http10",
+        "_is_pending",
         "_keep_alive",
-        "_known",
-        "_last_timer",
-        "_pour",
-        "_quiet_since",
-        "_reads_wait",
-        "_sort",
+        "_next_batch",
+        "_parser",
+        "_reads_paused",
+        "_request_timer",
+        "_slow_body",
+        "_state",
         "_transport",
-        "_turn",
-        "_unsaid",
-        "_writes_wait",
+        "_unsent",
+        "_writes_paused",
         "caller",
     )
 
     def __init__(
-        self, hall: Hall, caller: Caller, *, heard: bytes = b"", unsaid: bytes = b"", keep_alive: bool = True
+        self, hall: ServerState, caller: Caller, *, heard: bytes = b"", unsaid: bytes = b"", keep_alive: bool = True
     ) -> None:
         """`heard` was read before the connection came here; `unsaid` is the rest of an answer that was begun."""
         self.caller = caller
-        self._hall = hall
+        self._state = hall
         self._transport: asyncio.Transport
-        self._is_inside = False  # there is a transport
-        self._known: Answers = _NOTHING  # what is remembered for this caller
-        self._at_hand: Answers = _NOTHING  # the same while we are at rest, else nothing
-        self._fresh = heard if 0 < len(heard) <= MOST_BYTES else None  # perhaps one whole request, and all there is
-        self._unsaid = unsaid
-        self._intake = Intake(hall.limits)
-        self._intake.feed(heard)
-        self._hold: Hold | None = None
-        self._in_work = False
-        self._pour: Pour | None = None
+        self._is_connected = False  # there is a transport
+        self._cached: CachedResponses = _NO_RESPONSES  # what is remembered for this caller
+        self._cached_when_idle: CachedResponses = _NO_RESPONSES  # the same while we are at rest, else nothing
+        self._cacheable_request = (
+            heard if 0 < len(heard) <= MAX_CACHED_REQUEST_BYTES else None
+        )  # perhaps one whole request, and all there is
+        self._unsent = unsaid
+        self._parser = RequestParser(hall.limits)
+        self._parser.feed(heard)
+        self._held: HeldResponse | None = None
+        self._is_pending = False
+        self._slow_body: SlowBodyWriter | None = None
         self._keep_alive = keep_alive
-        self._is_old = False
-        self._sort: Sort = NO_REQUEST  # of the request in work
-        self._writes_wait = self._reads_wait = self._has_eof = self._is_closing = False
-        self._discarded = 0
-        self._turn: asyncio.Handle | None = None  # there is more to do, when others have had their turn
-        self._quiet_since = hall.loop.time()
-        self._deadline: asyncio.TimerHandle | None = None  # of a request that is not whole
+        self._is_http10 = False
+        self._category: RequestCategory = OTHER_REQUEST  # of the request in work
+        self._writes_paused = self._reads_paused = self._has_eof = self._is_closing = False
+        self._discarded_bytes = 0
+        self._next_batch: asyncio.Handle | None = None  # there is more to do, when others have had their turn
+        self._idle_since = hall.loop.time()
+        self._request_timer: asyncio.TimerHandle | None = None  # of a request that is not whole
         self._hold_slot = self._idle_slot = 0  # in the hall's timetables
-        self._last_timer: asyncio.TimerHandle | None = None  # of one that is closing
+        self._close_timer: asyncio.TimerHandle | None = None  # of one that is closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self._is_inside = cast(asyncio.Transport, transport), True
-        self._transport.set_write_buffer_limits(high=self._hall.limits.write_bytes)
-        self._idle_slot = self._hall.idlers.put(self._quiet_since + self._hall.limits.idle_s, self)
+        self._transport, self._is_connected = cast(asyncio.Transport, transport), True
+        self._transport.set_write_buffer_limits(high=self._state.limits.write_bytes)
+        self._idle_slot = self._state.idle_timers.schedule(self._idle_since + self._state.limits.idle_s, self)
         caller = self.caller
-        self._known = self._hall.memory.answers_for(caller.vm, caller.is_loopback, caller.is_local) or _NOTHING
-        if self._unsaid or self._intake.waiting:
+        self._cached = (
+            self._state.response_cache.responses_for(caller.vm, caller.is_loopback, caller.from_loopback)
+            or _NO_RESPONSES
+        )
+        if self._unsent or self._parser.buffered_bytes:
             # Not here: uvloop starts to read afterwards, whatever was said about that.
-            self._turn = self._hall.loop.call_soon(self._begin)
+            self._next_batch = self._state.loop.call_soon(self._start_processing)
         else:
-            self._at_hand = self._known
+            self._cached_when_idle = self._cached
 
     def data_received(self, data: bytes) -> None:
-        answer = self._at_hand.get(data)
+        answer = self._cached_when_idle.get(data)
         if answer is None:
             self._receive(data)
             return
-        hall = self._hall
-        self._transport.write(hall.repeat(answer))
-        self._quiet_since = hall.time()
+        hall = self._state
+        self._transport.write(hall.serve_hit(answer))
+        self._idle_since = hall.time()
         if not answer.keep_alive:
             self._close(linger=False)
 
     def _receive(self, data: bytes) -> None:
         if self._is_closing:
-            self._discard(len(data))
+            self._count_discarded(len(data))
             return
-        is_fresh = self._is_at_rest and len(data) <= MOST_BYTES
-        if is_fresh and self._learns(data):
+        is_fresh = self._is_idle and len(data) <= MAX_CACHED_REQUEST_BYTES
+        if is_fresh and self._adopt_shared_cache(data):
             self.data_received(data)
             return
-        self._fresh = data if is_fresh else None
-        self._at_hand = _NOTHING
-        self._intake.feed(data)
-        self._go_on()
+        self._cacheable_request = data if is_fresh else None
+        self._cached_when_idle = _NO_RESPONSES
+        self._parser.feed(data)
+        self._process_requests()
 
-    def _learns(self, data: bytes) -> bool:
+    def _adopt_shared_cache(self, data: bytes) -> bool:
         """Whether the same was asked on another connection since something changed: the answer is at hand then."""
-        caller, hall = self.caller, self._hall
-        known = hall.memory.answers_for(caller.vm, caller.is_loopback, caller.is_local)
-        if known is None or data not in known or not hall.reception.knows(caller):
+        caller, hall = self.caller, self._state
+        known = hall.response_cache.responses_for(caller.vm, caller.is_loopback, caller.from_loopback)
+        if known is None or data not in known or not hall.responder.is_known(caller):
             return False
-        self._known = self._at_hand = known
+        self._cached = self._cached_when_idle = known
         return True
 
     def eof_received(self) -> bool:
@@ -139,266 +153,270 @@ class Connection(asyncio.Protocol):
         if self._is_closing:
             return False
         self._has_eof = True
-        if self._hold is not None and self._hold.scope_id:
-            self._resume(over=True)  # whoever hung up looks the same from here, and should not be kept
+        if self._held is not None and self._held.scope_id:
+            self._resume_held(over=True)  # whoever hung up looks the same from here, and should not be kept
         else:
-            self._go_on()
+            self._process_requests()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shut()
-        self._leave_hold()
-        if self._pour is not None:
-            self._pour.stop()
-        self._hall.idlers.drop(self._idle_slot, self)
-        for timer in (self._deadline, self._last_timer):
+        self._stop_processing()
+        self._end_hold()
+        if self._slow_body is not None:
+            self._slow_body.stop()
+        self._state.idle_timers.cancel(self._idle_slot, self)
+        for timer in (self._request_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
-        self._hall.leave(self)
+        self._state.remove_connection(self)
 
     def pause_writing(self) -> None:
-        self._writes_wait = True
-        self._at_hand = _NOTHING
-        self._steer_reading()
+        self._writes_paused = True
+        self._cached_when_idle = _NO_RESPONSES
+        self._update_reading()
 
     def resume_writing(self) -> None:
-        self._writes_wait = False
-        self._quiet_since = self._hall.loop.time()
-        self._go_on()
-        if self._hall.is_draining and self._is_at_rest:
+        self._writes_paused = False
+        self._idle_since = self._state.loop.time()
+        self._process_requests()
+        if self._state.is_draining and self._is_idle:
             self._close(linger=False)
 
     def wake(self) -> None:
-        if self._hold is not None and self._hold.scope_id:
-            self._resume(over=False)
+        if self._held is not None and self._held.scope_id:
+            self._resume_held(over=False)
 
-    def end_hold(self) -> None:
-        self._resume(over=True)
+    def on_hold_timeout(self) -> None:
+        self._resume_held(over=True)
 
     def drain(self) -> None:
-        if self._hold is not None:
-            self._resume(over=True)
-        elif self._pour is not None:
-            self._pour.finish()
-        elif self._is_free and not self._intake.is_partial and not self._unsaid:
+        if self._held is not None:
+            self._resume_held(over=True)
+        elif self._slow_body is not None:
+            self._slow_body.finish()
+        elif self._can_take_request and not self._parser.has_partial_request and not self._unsent:
             self._close(linger=False)
 
-    def hang_up(self) -> None:
-        self._shut()
+    def abort(self) -> None:
+        self._stop_processing()
         self._transport.abort()
 
     @property
     def buffered_bytes(self) -> int:
-        unread = self._transport.get_write_buffer_size() if self._is_inside else 0
-        return self._intake.waiting + len(self._unsaid) + unread
+        unread = self._transport.get_write_buffer_size() if self._is_connected else 0
+        return self._parser.buffered_bytes + len(self._unsent) + unread
 
     @property
-    def _is_free(self) -> bool:
-        return not (self._in_work or self._hold or self._pour or self._writes_wait or self._is_closing)
+    def _can_take_request(self) -> bool:
+        return not (self._is_pending or self._held or self._slow_body or self._writes_paused or self._is_closing)
 
     @property
-    def _is_at_rest(self) -> bool:
-        return self._is_free and self._turn is None and not self._intake.is_partial
+    def _is_idle(self) -> bool:
+        return self._can_take_request and self._next_batch is None and not self._parser.has_partial_request
 
-    def _begin(self) -> None:
+    def _start_processing(self) -> None:
         """Go on where whoever met the caller stopped."""
-        self._turn = None
-        unsaid, self._unsaid = self._unsaid, b""
+        self._next_batch = None
+        unsaid, self._unsent = self._unsent, b""
         if unsaid and not self._is_closing:
             self._transport.write(unsaid)
-            self._end_answer(linger=False)
-        self._go_on()
+            self._finish_response(linger=False)
+        self._process_requests()
 
-    def _go_on(self) -> None:
+    def _process_requests(self) -> None:
         """Take the next requests, if there are any and the earlier ones are answered."""
         try:
-            if self._turn is None and (self._intake.is_partial or self._has_eof):
-                self._take_some()
+            if self._next_batch is None and (self._parser.has_partial_request or self._has_eof):
+                self._process_batch()
         except Exception:
-            self._fail()
-        self._steer_reading()
-        self._at_hand = self._known if self._is_at_rest else _NOTHING
+            self._send_internal_error()
+        self._update_reading()
+        self._cached_when_idle = self._cached if self._is_idle else _NO_RESPONSES
 
-    def _take_some(self) -> None:
+    def _process_batch(self) -> None:
         for _ in range(_REQUESTS_PER_TURN):
-            has_more = self._intake.is_partial or self._has_eof
-            if not (has_more and self._is_free and self._take()):
+            has_more = self._parser.has_partial_request or self._has_eof
+            if not (has_more and self._can_take_request and self._process_one()):
                 return
-        self._turn = self._hall.loop.call_soon(self._take_turn)
+        self._next_batch = self._state.loop.call_soon(self._process_next_batch)
 
-    def _take_turn(self) -> None:
-        self._turn = None
-        self._go_on()
+    def _process_next_batch(self) -> None:
+        self._next_batch = None
+        self._process_requests()
 
-    def _take(self) -> bool:
-        taken = self._intake.take()
+    def _process_one(self) -> bool:
+        taken = self._parser.next_request()
         if taken is None:
-            self._await_more()
+            self._wait_for_data()
             return False
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        if isinstance(taken, Spoiled):
-            self._sort = NO_REQUEST
-            self._refuse(taken.response)
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+        if isinstance(taken, RefusedRequest):
+            self._category = OTHER_REQUEST
+            self._refuse_and_close(taken.response)
             return False
-        self._answer(taken)
+        self._handle_request(taken)
         return True
 
-    def _await_more(self) -> None:
+    def _wait_for_data(self) -> None:
         if self._has_eof:
             self._close(linger=False)
             return
-        if self._intake.wants_continue():
+        if self._parser.take_continue():
             self._transport.write(CONTINUE)
-        if self._intake.is_partial and self._deadline is None:
-            self._deadline = self._hall.loop.call_later(self._hall.limits.request_s, self._be_late)
+        if self._parser.has_partial_request and self._request_timer is None:
+            self._request_timer = self._state.loop.call_later(self._state.limits.request_s, self._on_request_timeout)
 
-    def _answer(self, whole: Whole) -> None:
-        self._hall.tally.requests += 1
-        self._is_old = whole.is_old
-        is_known = self._hall.reception.knows(self.caller)
-        self._sort = sort_of(whole.request) if is_known else STRANGER
+    def _handle_request(self, whole: ParsedRequest) -> None:
+        self._state.counters.requests += 1
+        self._is_http10 = whole.is_http10
+        is_known = self._state.responder.is_known(self.caller)
+        self._category = request_category(whole.request) if is_known else UNKNOWN_CALLER_REQUEST
         # A stranger may be a VM by the time it connects again.
         self._keep_alive = whole.keep_alive and is_known
-        answer = self._hall.reception.answer(self.caller, whole.request)
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None and not self._intake.waiting and isinstance(answer, Response):
-            self._remember(fresh, whole.request, answer)
-        self._settle(answer)
+        answer = self._state.responder.respond(self.caller, whole.request)
+        fresh, self._cacheable_request = self._cacheable_request, None
+        if fresh is not None and not self._parser.buffered_bytes and isinstance(answer, HttpResponse):
+            self._cache_response(fresh, whole.request, answer)
+        self._deliver(answer)
 
-    def _remember(self, raw: bytes, request: Request, answer: Response) -> None:
-        lasting = self._hall.reception.lasting(self.caller, request)
+    def _cache_response(self, raw: bytes, request: HttpRequest, answer: HttpResponse) -> None:
+        lasting = self._state.responder.cacheable_view(self.caller, request)
         if lasting is None:
             return
         view, version = lasting
-        self._known = self._hall.memory.remember(
+        self._cached = self._state.response_cache.add(
             raw,
             self.caller,
             view,
             version=version,
-            dated=self._hall.writer.dated(answer, keep_alive=self._keep_alive, is_old=self._is_old),
+            dated=self._state.writer.prepare(answer, keep_alive=self._keep_alive, is_old=self._is_http10),
             keep_alive=self._keep_alive,
             status=answer.status,
-            sort=self._sort,
-            agent=agent_of(request),
+            sort=self._category,
+            agent=user_agent_of(request),
         )
 
-    def _settle(self, answer: Answer) -> None:
-        while isinstance(answer, Hold) and (self._hall.is_draining or (self._has_eof and answer.scope_id)):
+    def _deliver(self, answer: AnyResponse) -> None:
+        while isinstance(answer, HeldResponse) and (self._state.is_draining or (self._has_eof and answer.scope_id)):
             answer = answer.resume(True)
-        if isinstance(answer, Response):
-            self._write(answer)
-        elif isinstance(answer, Hold):
-            self._enter_hold(answer)
-        elif isinstance(answer, Drip):
-            self._drip(answer)
-        elif isinstance(answer, Reset):
+        if isinstance(answer, HttpResponse):
+            self._write_response(answer)
+        elif isinstance(answer, HeldResponse):
+            self._start_hold(answer)
+        elif isinstance(answer, SlowResponse):
+            self._start_slow_body(answer)
+        elif isinstance(answer, ResetConnection):
             self._reset()
         else:
-            self._in_work = True
-            self._hall.work(answer, self._worked)
+            self._is_pending = True
+            self._state.run_pending(answer, self._on_pending_done)
 
     def _reset(self) -> None:
-        self._hall.tally.answered[self._sort, RESET] += 1
+        self._state.counters.answered[self._category, RESET_STATUS] += 1
         sock = self._transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.hang_up()
+        self.abort()
 
-    def _worked(self, task: asyncio.Task[Rest]) -> None:
-        self._in_work = False
+    def _on_pending_done(self, task: asyncio.Task[FinishResponse]) -> None:
+        self._is_pending = False
         try:
             rest = task.result()
             if not self._is_closing:
-                self._settle(rest())
+                self._deliver(rest())
         except asyncio.CancelledError:
-            self.hang_up()
+            self.abort()
         except Exception:
-            self._fail()
-        self._go_on()
+            self._send_internal_error()
+        self._process_requests()
 
-    def _enter_hold(self, hold: Hold) -> None:
-        self._hold = hold
-        self._hall.tally.held += 1
-        self._hold_slot = self._hall.holds.put(hold.until, self)
+    def _start_hold(self, hold: HeldResponse) -> None:
+        self._held = hold
+        self._state.counters.held += 1
+        self._hold_slot = self._state.hold_timers.schedule(hold.until, self)
         if hold.scope_id:
-            self._hall.board.hold(hold.scope_id, self)
+            self._state.documents.add_waiter(hold.scope_id, self)
 
-    def _leave_hold(self) -> Hold | None:
-        hold, self._hold = self._hold, None
+    def _end_hold(self) -> HeldResponse | None:
+        hold, self._held = self._held, None
         if hold is not None:
-            self._hall.tally.held -= 1
-            self._hall.board.release(hold.scope_id, self)
-            self._hall.holds.drop(self._hold_slot, self)
+            self._state.counters.held -= 1
+            self._state.documents.remove_waiter(hold.scope_id, self)
+            self._state.hold_timers.cancel(self._hold_slot, self)
         return hold
 
-    def _resume(self, over: bool) -> None:
-        hold = self._leave_hold()
+    def _resume_held(self, over: bool) -> None:
+        hold = self._end_hold()
         if hold is None or self._is_closing:
             return
         try:
-            self._settle(hold.resume(over))
+            self._deliver(hold.resume(over))
         except Exception:
-            self._fail()
-        self._go_on()
+            self._send_internal_error()
+        self._process_requests()
 
-    def _write(self, response: Response, *, linger: bool = False) -> None:
-        self._transport.write(self._bytes_for(response))
-        self._end_answer(linger=linger)
+    def _write_response(self, response: HttpResponse, *, linger: bool = False) -> None:
+        self._transport.write(self._response_bytes(response))
+        self._finish_response(linger=linger)
 
-    def _bytes_for(self, response: Response) -> bytes:
-        self._keep_alive = self._keep_alive and not self._hall.is_draining
-        self._hall.tally.answered[self._sort, response.status] += 1
-        return self._hall.writer.bytes_for(response, keep_alive=self._keep_alive, is_old=self._is_old)
+    def _response_bytes(self, response: HttpResponse) -> bytes:
+        self._keep_alive = self._keep_alive and not self._state.is_draining
+        self._state.counters.answered[self._category, response.status] += 1
+        return self._state.writer.bytes_for(response, keep_alive=self._keep_alive, is_old=self._is_http10)
 
-    def _end_answer(self, *, linger: bool) -> None:
-        self._quiet_since = self._hall.loop.time()
-        if not self._keep_alive or self._hall.is_draining:
-            self._close(linger=linger or self._intake.waiting > 0)
+    def _finish_response(self, *, linger: bool) -> None:
+        self._idle_since = self._state.loop.time()
+        if not self._keep_alive or self._state.is_draining:
+            self._close(linger=linger or self._parser.buffered_bytes > 0)
 
-    def _drip(self, drip: Drip) -> None:
-        raw = self._bytes_for(drip.response)
-        self._pour = Pour(write=self._transport.write, raw=raw, take_s=drip.take_s, done=self._poured)
-        if self._hall.is_draining:
-            self._pour.finish()
+    def _start_slow_body(self, drip: SlowResponse) -> None:
+        raw = self._response_bytes(drip.response)
+        self._slow_body = SlowBodyWriter(
+            write=self._transport.write, raw=raw, take_s=drip.duration_s, done=self._on_slow_body_done
+        )
+        if self._state.is_draining:
+            self._slow_body.finish()
 
-    def _poured(self) -> None:
-        self._pour = None
-        self._end_answer(linger=False)
-        self._go_on()
+    def _on_slow_body_done(self) -> None:
+        self._slow_body = None
+        self._finish_response(linger=False)
+        self._process_requests()
 
-    def _refuse(self, response: Response) -> None:
+    def _refuse_and_close(self, response: HttpResponse) -> None:
         self._keep_alive = False
-        self._write(response, linger=True)
+        self._write_response(response, linger=True)
 
-    def _fail(self) -> None:
+    def _send_internal_error(self) -> None:
         _log.exception("a request of VM %r met a mistake of ours and was answered 500", self.caller.vm)
         if not self._is_closing:
-            self._refuse(BROKEN)
+            self._refuse_and_close(INTERNAL_ERROR_RESPONSE)
 
-    def _be_late(self) -> None:
-        self._deadline = None
+    def _on_request_timeout(self) -> None:
+        self._request_timer = None
         if not self._is_closing:
-            self._sort = NO_REQUEST
-            self._refuse(timed_out())
+            self._category = OTHER_REQUEST
+            self._refuse_and_close(request_timeout())
 
-    def look_idle(self) -> None:
-        idle_s, now = self._hall.limits.idle_s, self._hall.time()
-        is_busy = self._in_work or self._hold is not None or self._pour is not None or self._deadline is not None
-        left_s = idle_s if is_busy else self._quiet_since + idle_s - now
+    def check_idle(self) -> None:
+        idle_s, now = self._state.limits.idle_s, self._state.time()
+        is_busy = (
+            self._is_pending or self._held is not None or self._slow_body is not None or self._request_timer is not None
+        )
+        left_s = idle_s if is_busy else self._idle_since + idle_s - now
         if left_s > 0:
-            self._idle_slot = self._hall.idlers.put(now + left_s, self)
+            self._idle_slot = self._state.idle_timers.schedule(now + left_s, self)
         elif self._transport.get_write_buffer_size() > 0:
-            self.hang_up()
+            self.abort()
         else:
             self._close(linger=False)
 
-    def _steer_reading(self) -> None:
+    def _update_reading(self) -> None:
         """Read no further while answers are not read, or while more waits than one request's head may have."""
-        waits = self._writes_wait or self._intake.waiting > self._hall.limits.head_bytes
-        if self._is_closing or self._has_eof or waits == self._reads_wait:
+        waits = self._writes_paused or self._parser.buffered_bytes > self._state.limits.head_bytes
+        if self._is_closing or self._has_eof or waits == self._reads_paused:
             return
-        self._reads_wait = waits
+        self._reads_paused = waits
         if waits:
             self._transport.pause_reading()
         else:
@@ -406,27 +424,27 @@ class Connection(asyncio.Protocol):
 
     def _close(self, *, linger: bool) -> None:
         """With `linger` we go on listening for a while: closing on unread bytes would take our last answer back."""
-        self._shut()
-        self._hall.idlers.drop(self._idle_slot, self)
-        if self._last_timer is not None:
-            self._last_timer.cancel()
+        self._stop_processing()
+        self._state.idle_timers.cancel(self._idle_slot, self)
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if not linger or self._has_eof:
             self._transport.close()
-            patience_s = self._hall.limits.idle_s
+            patience_s = self._state.limits.idle_s
         else:
-            patience_s = self._hall.limits.linger_s
+            patience_s = self._state.limits.linger_s
             with suppress(OSError):
                 self._transport.write_eof()
-            if self._reads_wait:
+            if self._reads_paused:
                 self._transport.resume_reading()
-        self._last_timer = self._hall.loop.call_later(patience_s, self._transport.abort)
+        self._close_timer = self._state.loop.call_later(patience_s, self._transport.abort)
 
-    def _shut(self) -> None:
+    def _stop_processing(self) -> None:
         """No request is taken any more."""
         self._is_closing = True
-        self._at_hand = _NOTHING
+        self._cached_when_idle = _NO_RESPONSES
 
-    def _discard(self, size: int) -> None:
-        self._discarded += size
-        if self._discarded > _LINGER_BYTES:
+    def _count_discarded(self, size: int) -> None:
+        self._discarded_bytes += size
+        if self._discarded_bytes > _MAX_LINGER_BYTES:
             self._transport.abort()

@@ -1,4 +1,7 @@
-"""How many requests a fault may still touch, where that is limited: counted here, or in a file that processes share."""
+"""How many more requests a limited fault may affect, counted in one process or in a shared file.
+
+Workers share one file, so that a fault limited to N requests affects N requests over all processes.
+"""
 
 from __future__ import annotations
 
@@ -10,52 +13,52 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from forewarn.core.fault import Fault
+from forewarn.core.faults import Fault
 
-_COUNT = struct.Struct("=Q")
-_TRIES = 2000  # milliseconds at most: whoever has the lock has it for microseconds, unless it is stopped
+_COUNTER_FORMAT = struct.Struct("=Q")
+_MAX_LOCK_ATTEMPTS = 2000  # milliseconds at most: whoever has the lock has it for microseconds, unless it is stopped
 
 
-class Allowance(Protocol):
-    def begin(self, faults: Iterable[Fault]) -> None:
+class FaultQuota(Protocol):
+    def set_active(self, faults: Iterable[Fault]) -> None:
         """These, and no others, are on; each may have touched some requests before."""
 
-    def is_left(self, fault: Fault) -> bool:
+    def has_remaining(self, fault: Fault) -> bool:
         """Whether it may touch one more."""
 
-    def take(self, fault: Fault) -> bool:
+    def consume(self, fault: Fault) -> bool:
         """Let it touch one more; False, and nothing changed: it may not."""
 
 
-class OwnAllowance:
+class LocalFaultQuota:
     """For one process."""
 
     def __init__(self) -> None:
-        self._touched: dict[str, int] = {}
+        self._used: dict[str, int] = {}
 
-    def begin(self, faults: Iterable[Fault]) -> None:
-        self._touched = {fault.id: max(self._touched.get(fault.id, 0), fault.touched) for fault in faults}
+    def set_active(self, faults: Iterable[Fault]) -> None:
+        self._used = {fault.id: max(self._used.get(fault.id, 0), fault.touched) for fault in faults}
 
-    def is_left(self, fault: Fault) -> bool:
-        return fault.count is None or self._touched.get(fault.id, 0) < fault.count
+    def has_remaining(self, fault: Fault) -> bool:
+        return fault.count is None or self._used.get(fault.id, 0) < fault.count
 
-    def take(self, fault: Fault) -> bool:
-        if not self.is_left(fault):
+    def consume(self, fault: Fault) -> bool:
+        if not self.has_remaining(fault):
             return False
-        self._touched[fault.id] = self._touched.get(fault.id, 0) + 1
+        self._used[fault.id] = self._used.get(fault.id, 0) + 1
         return True
 
 
-class SharedAllowance:
+class SharedFaultQuota:
     """For several: what one takes, no other does. Whoever owns the file says where each fault has its place."""
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._next = _COUNT.size
-        self.places: Mapping[str, int] = {}  # of faults that are limited
+        self._next_offset = _COUNTER_FORMAT.size
+        self.offsets: Mapping[str, int] = {}  # of faults that are limited
 
     @classmethod
-    def new(cls) -> SharedAllowance:
+    def create(cls) -> SharedFaultQuota:
         if hasattr(os, "memfd_create"):
             return cls(os.memfd_create("forewarn-allowance"))
         with tempfile.TemporaryFile() as file:
@@ -67,48 +70,48 @@ class SharedAllowance:
         if file >= 0:
             os.close(file)
 
-    def lay_out(self, faults: Iterable[Fault]) -> Mapping[str, int]:
+    def assign_offsets(self, faults: Iterable[Fault]) -> Mapping[str, int]:
         """The places of these, for the others to adopt; one that is left is never given again."""
         limited = [fault for fault in faults if fault.count is not None]
-        self.places = {fault.id: self.places.get(fault.id) or self._new_place(fault) for fault in limited}
-        return self.places
+        self.offsets = {fault.id: self.offsets.get(fault.id) or self._allocate_offset(fault) for fault in limited}
+        return self.offsets
 
-    def begin(self, faults: Iterable[Fault]) -> None:
+    def set_active(self, faults: Iterable[Fault]) -> None:
         pass  # the owner has
 
-    def is_left(self, fault: Fault) -> bool:
-        return fault.count is None or self._read(self.places[fault.id]) < fault.count
+    def has_remaining(self, fault: Fault) -> bool:
+        return fault.count is None or self._read_count(self.offsets[fault.id]) < fault.count
 
-    def take(self, fault: Fault) -> bool:
+    def consume(self, fault: Fault) -> bool:
         if fault.count is None:
             return True
-        with self._alone() as is_alone:
-            return is_alone and self._take_one(self.places[fault.id], fault.count)
+        with self._locked() as is_alone:
+            return is_alone and self._consume_one(self.offsets[fault.id], fault.count)
 
-    def _take_one(self, place: int, count: int) -> bool:
-        touched = self._read(place)
+    def _consume_one(self, place: int, count: int) -> bool:
+        touched = self._read_count(place)
         if touched < count:
-            self._write(place, touched + 1)
+            self._write_count(place, touched + 1)
         return touched < count
 
-    def _new_place(self, fault: Fault) -> int:
-        place, self._next = self._next, self._next + _COUNT.size
+    def _allocate_offset(self, fault: Fault) -> int:
+        place, self._next_offset = self._next_offset, self._next_offset + _COUNTER_FORMAT.size
         if self.file >= 0:
-            self._write(place, fault.touched)
+            self._write_count(place, fault.touched)
         return place
 
     @contextmanager
-    def _alone(self) -> Iterator[bool]:
+    def _locked(self) -> Iterator[bool]:
         """Whether nobody else takes meanwhile; False: somebody does and does not come to an end, and all VMs wait."""
-        is_alone = self._lock()
+        is_alone = self._acquire_lock()
         try:
             yield is_alone
         finally:
             if is_alone:
                 fcntl.lockf(self.file, fcntl.LOCK_UN)
 
-    def _lock(self) -> bool:
-        for _ in range(_TRIES):
+    def _acquire_lock(self) -> bool:
+        for _ in range(_MAX_LOCK_ATTEMPTS):
             try:
                 fcntl.lockf(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
@@ -117,9 +120,9 @@ class SharedAllowance:
                 return True
         return False
 
-    def _read(self, place: int) -> int:
-        count: int = _COUNT.unpack(os.pread(self.file, _COUNT.size, place))[0]
+    def _read_count(self, place: int) -> int:
+        count: int = _COUNTER_FORMAT.unpack(os.pread(self.file, _COUNTER_FORMAT.size, place))[0]
         return count
 
-    def _write(self, place: int, count: int) -> None:
-        os.pwrite(self.file, _COUNT.pack(count), place)
+    def _write_count(self, place: int, count: int) -> None:
+        os.pwrite(self.file, _COUNTER_FORMAT.pack(count), place)

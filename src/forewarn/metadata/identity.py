@@ -1,7 +1,8 @@
-"""Which VM is asking: told by the network, never by what the guest says.
+"""Identifies the VM behind a connection by the network, never by what the guest claims.
 
-A connection comes in at a *place* (a strategy reads it off the accepted socket), and `Callers` knows which VM
-each place belongs to. Places of VMs may change while the server runs.
+An `IdentityStrategy` reads from the accepted socket where the connection came in, its attachment (an address, a
+port, a device, a firewall mark, a namespace). `CallerDirectory` maps attachments to VM keys; assignments may change
+while the server runs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 _SOL_SOCKET, _SO_BINDTODEVICE, _SO_MARK = 1, 25, 36  # Linux; the socket module has them on Linux only
-_NAME_BYTES = 16  # IFNAMSIZ
+_IFNAMSIZ = 16  # IFNAMSIZ
 
-Peer: TypeAlias = Any  # what accepting a socket tells of the other end
+PeerAddress: TypeAlias = Any  # what accepting a socket tells of the other end
 
 
-class Strategy(Protocol):
-    def place(self, sock: socket.socket, peer: Peer) -> str:
+class IdentityStrategy(Protocol):
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         """Where this accepted connection came in; "" if that cannot be told."""
 
 
@@ -26,7 +27,7 @@ class Strategy(Protocol):
 class CalledAddress:
     """The lab: every VM has a loopback address of its own, and calls that."""
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         return str(sock.getsockname()[0])
 
 
@@ -36,18 +37,18 @@ class SourceAddress:
 
     network: str = ""
 
-    def at(self, address: str) -> str:
+    def attachment_of(self, address: str) -> str:
         return f"{self.network}/{address}" if self.network else address
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
-        return self.at(peer[0]) if peer else ""
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        return self.attachment_of(peer[0]) if peer else ""
 
 
 @dataclass(frozen=True, slots=True)
 class PerPort:
     """Where there is one loopback address only: every VM has a port of its own."""
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         return str(sock.getsockname()[1])
 
 
@@ -57,11 +58,11 @@ class Fixed:
 
     vm: str  # its key, or the name of the network namespace that is its own
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
-        return place_within(self.vm)
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        return dedicated_attachment(self.vm)
 
 
-def place_within(vm: str) -> str:
+def dedicated_attachment(vm: str) -> str:
     """Where the calls of the VM with this key come in when they come in by a listener of its own."""
     return f"within:{vm}"
 
@@ -72,12 +73,12 @@ class BoundDevice:
 
     namespace: str = ""
 
-    def at(self, device: str) -> str:
+    def attachment_of(self, device: str) -> str:
         return f"device:{self.namespace}/{device}"
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
-        device = _device(sock)
-        return self.at(device) if device else ""
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
+        device = _bound_device_name(sock)
+        return self.attachment_of(device) if device else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,66 +88,66 @@ class Mark:
     device: str
     namespace: str = ""
 
-    def at(self, mark: int) -> str:
+    def attachment_of(self, mark: int) -> str:
         return f"mark:{self.namespace}/{self.device}/{mark}"
 
-    def place(self, sock: socket.socket, peer: Peer) -> str:
+    def attachment(self, sock: socket.socket, peer: PeerAddress) -> str:
         try:
-            return self.at(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
+            return self.attachment_of(sock.getsockopt(_SOL_SOCKET, _SO_MARK))
         except OSError:
             return ""
 
 
-def _device(sock: socket.socket) -> str:
+def _bound_device_name(sock: socket.socket) -> str:
     try:
-        name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _NAME_BYTES)
+        name: bytes = sock.getsockopt(_SOL_SOCKET, _SO_BINDTODEVICE, _IFNAMSIZ)
     except OSError:  # the device is gone
         return ""
     return name.rstrip(b"\0").decode(errors="replace")
 
 
-def calls_from_loopback(strategy: Strategy, peer: Peer) -> bool:
+def is_loopback_peer(strategy: IdentityStrategy, peer: PeerAddress) -> bool:
     """Whether a source address says who calls, and is one that every program of this machine can take."""
     if not isinstance(strategy, SourceAddress) or not peer:
         return False
     return str(peer[0]).startswith("127.") or peer[0] == "::1"
 
 
-class Callers:
+class CallerDirectory:
     """Place → VM key."""
 
     def __init__(self) -> None:
-        self._vms: dict[str, str] = {}
-        self._tell: list[Callable[[list[str]], None]] = []
-        self._tell_place: list[Callable[[str, str | None], None]] = []
+        self._vm_by_attachment: dict[str, str] = {}
+        self._release_subscribers: list[Callable[[list[str]], None]] = []
+        self._assignment_subscribers: list[Callable[[str, str | None], None]] = []
 
-    def follow_places(self, tell: Callable[[str, str | None], None]) -> None:
+    def subscribe_assignments(self, tell: Callable[[str, str | None], None]) -> None:
         """Tell whose each place is, now and at every change; None: nobody's."""
-        self._tell_place.append(tell)
-        for place, vm in self._vms.items():
+        self._assignment_subscribers.append(tell)
+        for place, vm in self._vm_by_attachment.items():
             tell(place, vm)
 
-    def follow(self, tell: Callable[[list[str]], None]) -> None:
+    def subscribe_releases(self, tell: Callable[[list[str]], None]) -> None:
         """Tell this which VM has lost a place, before anybody calls there again."""
-        self._tell.append(tell)
+        self._release_subscribers.append(tell)
 
     def assign(self, place: str, vm: str) -> None:
-        if self._vms.get(place) != vm:
+        if self._vm_by_attachment.get(place) != vm:
             self.release(place)
-            self._vms[place] = vm
-            for tell in self._tell_place:
+            self._vm_by_attachment[place] = vm
+            for tell in self._assignment_subscribers:
                 tell(place, vm)
 
     def release(self, place: str) -> None:
-        vm = self._vms.pop(place, None)
+        vm = self._vm_by_attachment.pop(place, None)
         if vm is not None:
-            for tell in self._tell:
+            for tell in self._release_subscribers:
                 tell([vm])
-            for tell_place in self._tell_place:
+            for tell_place in self._assignment_subscribers:
                 tell_place(place, None)
 
     def vm_at(self, place: str) -> str | None:
-        return self._vms.get(place)
+        return self._vm_by_attachment.get(place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +157,7 @@ class Caller:
     A place that is given to another VM does not give it the connections of the one before: they are strangers' then.
     """
 
-    place: str
+    attachment: str
     vm: str | None
     is_loopback: bool  # it called a loopback listener
-    is_local: bool = False  # it called from loopback, whichever listener
+    from_loopback: bool = False  # it called from loopback, whichever listener

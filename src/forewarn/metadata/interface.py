@@ -1,4 +1,4 @@
-"""The seam: what the mouth is told by the house (`ScopeView`), and what it must ask the house for (`Backend`)."""
+"""What the metadata server is given (`PublishedScope`) and what it asks for (`MetadataBackend`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from forewarn.protocol.condition import etag
 from forewarn.protocol.document import Document
-from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource
+from forewarn.protocol.exchange import etag
+from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.instance import InstanceFacts
-from forewarn.protocol.message import Response
+from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
 
-class Backend(Protocol):
+class MetadataBackend(Protocol):
     """What cannot be answered from memory. What is asked is durable on return; else Unavailable is raised."""
 
     async def enable(self, vm: str) -> None:
@@ -22,7 +22,7 @@ class Backend(Protocol):
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
         """Approve all, or none: the first id that was never an event of the VM's scope, or None (spec §5.2)."""
 
-    async def token(self, identity: ManagedIdentity, resource: str) -> Token | WrongResource:
+    async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
         """A token by which others know this VM (spec §2.8); the store is not asked for it."""
 
     def now(self) -> float:
@@ -30,12 +30,12 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetConnection:
     """Instead of an answer the connection is reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeView:
+class PublishedScope:
     """All that the VMs of one scope may be told, as of one commit."""
 
     scope_id: str
@@ -43,11 +43,11 @@ class ScopeView:
     epoch: int
     document: Document
     vms: Mapping[str, InstanceFacts]  # by VM key
-    instead: Response | Reset | None = None  # what polls get while the document is out of reach
+    poll_override: HttpResponse | ResetConnection | None = None  # what polls get while the document is out of reach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class GuestView:
     """All that one VM may be told."""
 
     vm: str  # its key
@@ -56,15 +56,15 @@ class View:
     epoch: int
     document: Document
     facts: InstanceFacts
-    instead: Response | Reset | None = None
-    answers_from: float = 0.0  # loop time until which the scope's answers are delayed (spec §8.1)
+    poll_override: HttpResponse | ResetConnection | None = None
+    delayed_until: float = 0.0  # loop time until which the scope's answers are delayed (spec §8.1)
 
     @property
     def name(self) -> str:
         return self.facts.name
 
     @property
-    def tag(self) -> str:
+    def etag(self) -> str:
         return etag(self.scope_id, self.epoch, self.document.incarnation)
 
     @property

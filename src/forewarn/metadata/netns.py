@@ -1,4 +1,4 @@
-"""Network namespaces: do something inside one. A socket made there belongs to it for life."""
+"""Runs functions inside a Linux network namespace. A socket created there belongs to it for life."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-NAMED = Path("/run/netns")  # where `ip netns` keeps them
+NETNS_DIRECTORY = Path("/run/netns")  # where `ip netns` keeps them
 _CLONE_NEWNET = 0x40000000
 
 T = TypeVar("T")
-Identity: TypeAlias = "tuple[int, int] | None"
+NamespaceId: TypeAlias = "tuple[int, int] | None"
 
 
-def path_of(namespace: str) -> Path:
+def namespace_path(namespace: str) -> Path:
     """A name as `ip netns` knows it, or a path."""
-    return NAMED / namespace
+    return NETNS_DIRECTORY / namespace
 
 
-def identity_of(namespace: str) -> Identity:
+def namespace_id(namespace: str) -> NamespaceId:
     """Tells a namespace from another one made later under the same name; None: there is none."""
     try:
-        seen = path_of(namespace).stat()
+        seen = namespace_path(namespace).stat()
     except OSError:
         return None
     return seen.st_dev, seen.st_ino
 
 
-def within(namespace: str, function: Callable[[], T]) -> T:
+def run_in_namespace(namespace: str, function: Callable[[], T]) -> T:
     """What the function gives inside the namespace; "" is ours. Raises OSError where that cannot be entered.
 
     A thread enters and is thrown away afterwards, so that nobody else is ever moved.
@@ -42,7 +42,7 @@ def within(namespace: str, function: Callable[[], T]) -> T:
 
     def visit() -> None:
         try:
-            _enter(path_of(namespace))
+            _enter_namespace(namespace_path(namespace))
             results.append(function())
         except BaseException as error:
             errors.append(error)
@@ -55,7 +55,7 @@ def within(namespace: str, function: Callable[[], T]) -> T:
     return results[0]
 
 
-def _enter(path: Path) -> None:
+def _enter_namespace(path: Path) -> None:
     # os.setns came with Python 3.12.
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

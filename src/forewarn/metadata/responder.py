@@ -1,8 +1,8 @@
-"""Who gets which answer: what `protocol.exchange` reads out of a request, answered from the board or by the house.
+"""Decides the response to a request, from the published documents or by asking the backend.
 
-An answer is a response at once, a `Hold` (it waits, and keeps nobody else waiting), or a coroutine (the house must
-write something down first) that gives what to call for the rest. Nothing is decided before the call: the board may
-have changed since.
+The result is a response, a `HeldResponse` (a long poll or a delay), a `SlowResponse` (a fault), a
+`ResetConnection`, or a coroutine that waits for the backend. The coroutine returns a function that computes the
+response, because the documents may have changed meanwhile.
 """
 
 from __future__ import annotations
@@ -15,211 +15,227 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forewarn.clock import read_real_time
 from forewarn.errors import Conflict, NotFound, Unavailable
-from forewarn.metadata.approval import Approvals
-from forewarn.metadata.board import Board
-from forewarn.metadata.identity import Caller, Callers
-from forewarn.metadata.memory import Memory
-from forewarn.metadata.observation import Observations
-from forewarn.metadata.seam import Backend, Reset, View
-from forewarn.metadata.sort import agent_of
-from forewarn.metadata.throttle import Throttle
-from forewarn.protocol.answer import not_found
+from forewarn.metadata.identity import Caller, CallerDirectory
+from forewarn.metadata.interface import GuestView, MetadataBackend, ResetConnection
+from forewarn.metadata.limits import VmRateLimiter
+from forewarn.metadata.observations import GuestObservations
+from forewarn.metadata.published_documents import PublishedDocuments
+from forewarn.metadata.request_counters import user_agent_of
+from forewarn.metadata.response_cache import ResponseCache
+from forewarn.protocol.document import NoticeStatus
 from forewarn.protocol.exchange import (
-    Approve,
-    GetToken,
-    Poll,
-    ReadInstance,
-    Request,
-    Response,
-    Rules,
-    answer_poll,
-    applied_wait,
-    approved,
-    has_document,
-    read,
-    throttled,
-    unavailable,
+    ApprovalRequest,
+    EndpointRules,
+    InstanceRequest,
+    PollRequest,
+    client_has_document,
+    poll_response,
+    read_request,
+    with_preference_applied,
+)
+from forewarn.protocol.http_message import HttpRequest, HttpResponse
+from forewarn.protocol.instance import instance_response
+from forewarn.protocol.managed_identity import (
+    ManagedIdentity,
+    ManagedIdentityToken,
+    TokenRequest,
+    WrongResource,
+    identity_not_found,
+    token_response,
+)
+from forewarn.protocol.responses import (
+    approval_accepted,
+    not_found,
+    service_unavailable,
+    too_many_requests,
     unknown_event,
 )
-from forewarn.protocol.identity import ManagedIdentity, Token, WrongResource, answer_token, identity_not_found
-from forewarn.protocol.instance import answer_instance
 
 if TYPE_CHECKING:
-    from forewarn.metadata.fault import FaultTable, Trouble
+    from forewarn.metadata.transport_faults import FaultTable, VmFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class HeldResponse:
     """An answer that waits until a moment, or until the document of a scope changes.
 
     `resume(over)` gives it, or another hold; `over`: the moment has come, or there is no more time to wait.
     """
 
     until: float  # loop time
-    resume: Callable[[bool], Answer]
+    resume: Callable[[bool], AnyResponse]
     scope_id: str = ""  # "": only time ends this hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drip:
+class SlowResponse:
     """A response whose body takes its time."""
 
-    response: Response
-    take_s: float
+    response: HttpResponse
+    duration_s: float
 
 
-Answer: TypeAlias = "Response | Reset | Hold | Drip | Work"
-Rest: TypeAlias = Callable[[], "Answer"]
-Work: TypeAlias = Coroutine[Any, Any, Rest]
+AnyResponse: TypeAlias = "HttpResponse | ResetConnection | HeldResponse | SlowResponse | PendingResponse"
+FinishResponse: TypeAlias = Callable[[], "AnyResponse"]
+PendingResponse: TypeAlias = Coroutine[Any, Any, FinishResponse]
 
 
-class Reception:
+class Responder:
     """Answers the requests of all connections."""
 
     def __init__(
         self,
         *,
-        board: Board,
-        backend: Backend,
-        callers: Callers,
-        rules_for: Callable[[str], Rules],
-        throttle: Throttle,
-        observations: Observations,
+        board: PublishedDocuments,
+        backend: MetadataBackend,
+        callers: CallerDirectory,
+        rules_for: Callable[[str], EndpointRules],
+        throttle: VmRateLimiter,
+        observations: GuestObservations,
         faults: FaultTable,
-        memory: Memory,
+        memory: ResponseCache,
     ) -> None:
-        self._board = board
+        self._documents = board
         self._backend = backend
         self._callers = callers
         self._rules_for = rules_for
-        self._throttle = throttle
+        self._rate_limiter = throttle
         self._observations = observations
         self._faults = faults
-        self._memory = memory
-        self._approvals = Approvals()
-        self._enabling: dict[str, asyncio.Task[None]] = {}
+        self._response_cache = memory
+        self._known_approvals = KnownApprovals()
+        self._enable_tasks: dict[str, asyncio.Task[None]] = {}
 
-    def knows(self, caller: Caller) -> bool:
-        return self._view(caller) is not None
+    def is_known(self, caller: Caller) -> bool:
+        return self._current_view(caller) is not None
 
-    def answer(self, caller: Caller, request: Request) -> Answer:
-        view = self._view(caller)
+    def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
+        view = self._current_view(caller)
         if view is None:
-            refusal = read(request, known=False, rules=Rules())
-            assert isinstance(refusal, Response)
+            refusal = read_request(request, known=False, rules=EndpointRules())
+            assert isinstance(refusal, HttpResponse)
             return refusal
-        if not self._throttle.admits(view.vm, _real_time()):
-            return throttled()
+        if not self._rate_limiter.allows(view.vm, _loop_time()):
+            return too_many_requests()
 
-        trouble = self._faults.trouble_of(view)
-        rules = self._rules(caller, view)
-        asked = read(request, known=True, rules=rules if trouble is None else trouble.rules(rules))
-        if isinstance(asked, Response) and trouble is not None and not trouble.stands(asked):
-            asked = read(request, known=True, rules=rules)
-        if isinstance(asked, Response):
+        trouble = self._faults.faults_for(view)
+        rules = self._rules_for_caller(caller, view)
+        asked = read_request(request, known=True, rules=rules if trouble is None else trouble.adjusted_rules(rules))
+        if isinstance(asked, HttpResponse) and trouble is not None and not trouble.keeps_refusal(asked):
+            asked = read_request(request, known=True, rules=rules)
+        if isinstance(asked, HttpResponse):
             return asked
-        if isinstance(asked, ReadInstance):
-            return answer_instance(asked, view.facts)
-        if isinstance(asked, GetToken):
-            return self._token(caller, asked, view)
-        spoiled = None if trouble is None else trouble.refusal()
+        if isinstance(asked, InstanceRequest):
+            return instance_response(asked, view.facts)
+        if isinstance(asked, TokenRequest):
+            return self._respond_to_token_request(caller, asked, view)
+        spoiled = None if trouble is None else trouble.refusal_response()
         if spoiled is not None:
             return spoiled
         if not view.enabled:
-            return self._enable_first(caller, asked, agent_of(request), view, trouble)
-        return self._serve(caller, asked, agent_of(request), trouble)
+            return self._enable_then_serve(caller, asked, user_agent_of(request), view, trouble)
+        return self._record_and_serve(caller, asked, user_agent_of(request), trouble)
 
-    def lasting(self, caller: Caller, request: Request) -> tuple[View, str] | None:
+    def cacheable_view(self, caller: Caller, request: HttpRequest) -> tuple[GuestView, str] | None:
         """The view and version of a request that was just answered at once and would be answered alike until the view
         changes: a poll, or an approval that changes nothing, as clients send that approve whatever is listed.
         None: of any other request. Whatever else an answer depends on keeps a request from lasting.
         """
-        view = self._view(caller)
-        if view is None or self._throttle.is_on or self._faults.trouble_of(view) is not None:
+        view = self._current_view(caller)
+        if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
             return None
-        asked = read(request, known=True, rules=self._rules(caller, view))
-        if isinstance(asked, Approve):
-            return (view, asked.version) if self._approvals.cover(view, asked.event_ids) else None
-        return (view, asked.version) if isinstance(asked, Poll) else None
+        asked = read_request(request, known=True, rules=self._rules_for_caller(caller, view))
+        if isinstance(asked, ApprovalRequest):
+            return (view, asked.version) if self._known_approvals.covers(view, asked.event_ids) else None
+        return (view, asked.version) if isinstance(asked, PollRequest) else None
 
-    def _token(self, caller: Caller, ask: GetToken, view: View) -> Answer:
-        identity = _identity_of(view)
-        return self._issue(caller, ask, identity) if identity.is_meant(ask) else identity_not_found()
+    def _respond_to_token_request(self, caller: Caller, ask: TokenRequest, view: GuestView) -> AnyResponse:
+        identity = _managed_identity(view)
+        return self._issue_token(caller, ask, identity) if identity.matches(ask) else identity_not_found()
 
-    async def _issue(self, caller: Caller, ask: GetToken, identity: ManagedIdentity) -> Rest:
+    async def _issue_token(self, caller: Caller, ask: TokenRequest, identity: ManagedIdentity) -> FinishResponse:
         try:
             given = await self._backend.token(identity, ask.resource)
         except (Unavailable, Conflict):
-            return unavailable
-        return partial(self._hand_over, caller, ask, identity, given)
+            return service_unavailable
+        return partial(self._token_response, caller, ask, identity, given)
 
-    def _hand_over(
-        self, caller: Caller, ask: GetToken, identity: ManagedIdentity, given: Token | WrongResource
-    ) -> Response:
+    def _token_response(
+        self, caller: Caller, ask: TokenRequest, identity: ManagedIdentity, given: ManagedIdentityToken | WrongResource
+    ) -> HttpResponse:
         """Unless the VM went meanwhile, or one that came back under its name is there instead."""
-        view = self._view(caller)
-        if view is None or _identity_of(view) != identity:
+        view = self._current_view(caller)
+        if view is None or _managed_identity(view) != identity:
             return not_found()
-        return answer_token(given, ask=ask, identity=identity, now=read_real_time())
+        return token_response(given, ask=ask, identity=identity, now=read_real_time())
 
-    async def _enable_first(
-        self, caller: Caller, asked: Poll | Approve, agent: str, view: View, trouble: Trouble | None
-    ) -> Rest:
+    async def _enable_then_serve(
+        self,
+        caller: Caller,
+        asked: PollRequest | ApprovalRequest,
+        agent: str,
+        view: GuestView,
+        trouble: VmFaults | None,
+    ) -> FinishResponse:
         try:
-            await self._enable(view)
+            await self._enable_once(view)
         except NotFound:  # removed in the same moment
             return not_found
         except (Unavailable, Conflict):
-            return unavailable
-        return partial(self._serve, caller, asked, agent, trouble)
+            return service_unavailable
+        return partial(self._record_and_serve, caller, asked, agent, trouble)
 
-    async def _enable(self, view: View) -> None:
+    async def _enable_once(self, view: GuestView) -> None:
         """First requests that come together share one enabling, and no caller who hangs up undoes it."""
-        enabling = self._enabling.get(view.scope_id)
+        enabling = self._enable_tasks.get(view.scope_id)
         if enabling is None:
-            enabling = asyncio.get_running_loop().create_task(self._ask_to_enable(view.vm))
-            self._enabling[view.scope_id] = enabling
-            enabling.add_done_callback(partial(self._enabled, view.scope_id))
+            enabling = asyncio.get_running_loop().create_task(self._enable_in_backend(view.vm))
+            self._enable_tasks[view.scope_id] = enabling
+            enabling.add_done_callback(partial(self._on_enabled, view.scope_id))
         await asyncio.shield(enabling)
 
-    async def _ask_to_enable(self, vm: str) -> None:
+    async def _enable_in_backend(self, vm: str) -> None:
         await self._backend.enable(vm)
 
-    def _enabled(self, scope_id: str, enabling: asyncio.Task[None]) -> None:
-        del self._enabling[scope_id]
+    def _on_enabled(self, scope_id: str, enabling: asyncio.Task[None]) -> None:
+        del self._enable_tasks[scope_id]
         if not enabling.cancelled():
             enabling.exception()  # those who wait are told; with nobody left it is of no interest
 
-    def _serve(self, caller: Caller, asked: Poll | Approve, agent: str, trouble: Trouble | None) -> Answer:
-        view = self._view(caller)
+    def _record_and_serve(
+        self, caller: Caller, asked: PollRequest | ApprovalRequest, agent: str, trouble: VmFaults | None
+    ) -> AnyResponse:
+        view = self._current_view(caller)
         if view is None:
             return not_found()
-        self._memory.settle_for(view.vm)
-        wait_s = _will_wait_s(asked, view)
-        self._observations.asked(view, asked.version, self._backend.now(), agent=agent, wait_s=wait_s)
-        serve = self._serve_now if trouble is None else partial(self._serve_in_trouble, trouble)
-        if view.answers_from > _real_time():
-            return Hold(until=view.answers_from, resume=lambda over: serve(caller, asked))
+        self._response_cache.flush_hits_of(view.vm)
+        wait_s = _hold_time_s(asked, view)
+        self._observations.record_poll(view, asked.version, self._backend.now(), agent=agent, wait_s=wait_s)
+        serve = self._serve_now if trouble is None else partial(self._serve_with_faults, trouble)
+        if view.delayed_until > _loop_time():
+            return HeldResponse(until=view.delayed_until, resume=lambda over: serve(caller, asked))
         return serve(caller, asked)
 
-    def _serve_in_trouble(self, trouble: Trouble, caller: Caller, asked: Poll | Approve) -> Answer:
-        view = self._view(caller)
+    def _serve_with_faults(
+        self, trouble: VmFaults, caller: Caller, asked: PollRequest | ApprovalRequest
+    ) -> AnyResponse:
+        view = self._current_view(caller)
         if view is None:
             return not_found()
-        return trouble.serve(asked, view, partial(self._serve_now, caller), partial(self._document, caller))
+        return trouble.serve(asked, view, partial(self._serve_now, caller), partial(self._document_response, caller))
 
-    def _serve_now(self, caller: Caller, asked: Poll | Approve) -> Answer:
-        if isinstance(asked, Poll):
-            return self._poll(caller, asked, None, False)
-        view = self._view(caller)
+    def _serve_now(self, caller: Caller, asked: PollRequest | ApprovalRequest) -> AnyResponse:
+        if isinstance(asked, PollRequest):
+            return self._respond_to_poll(caller, asked, None, False)
+        view = self._current_view(caller)
         if view is None:
             return not_found()
-        if self._approvals.cover(view, asked.event_ids):
-            return approved()
+        if self._known_approvals.covers(view, asked.event_ids):
+            return approval_accepted()
         return self._approve(caller, asked.event_ids)
 
-    async def _approve(self, caller: Caller, event_ids: tuple[str, ...]) -> Rest:
-        view = self._view(caller)
+    async def _approve(self, caller: Caller, event_ids: tuple[str, ...]) -> FinishResponse:
+        view = self._current_view(caller)
         if view is None:
             return not_found
         try:
@@ -227,78 +243,105 @@ class Reception:
         except NotFound:
             return not_found
         except (Unavailable, Conflict):
-            return unavailable
+            return service_unavailable
         if unknown is not None:
             return partial(unknown_event, unknown)
-        after = self._view(caller)
+        after = self._current_view(caller)
         if after is not None and after.scope_id == view.scope_id:
-            self._approvals.keep(view.scope_id, event_ids)
-        return approved
+            self._known_approvals.add(view.scope_id, event_ids)
+        return approval_accepted
 
-    def _poll(self, caller: Caller, poll: Poll, until: float | None, over: bool) -> Answer:
-        view = self._view(caller)
+    def _respond_to_poll(self, caller: Caller, poll: PollRequest, until: float | None, over: bool) -> AnyResponse:
+        view = self._current_view(caller)
         if view is None:
             return not_found()
-        if view.instead is not None:
-            return view.instead
-        given = self._given(caller, poll, view)
+        if view.poll_override is not None:
+            return view.poll_override
+        given = self._shared_response(caller, poll, view)
         if given is not None:
             return given
-        has_it = has_document(poll, view.tag)
+        has_it = client_has_document(poll, view.etag)
         if poll.wait_s is not None and has_it and not over:
-            until = until or _real_time() + poll.wait_s
-            again = partial(self._poll, caller, poll, until)
-            return Hold(until=until, resume=again, scope_id=view.scope_id)
-        return self._document(caller, poll, view)
+            until = until or _loop_time() + poll.wait_s
+            again = partial(self._respond_to_poll, caller, poll, until)
+            return HeldResponse(until=until, resume=again, scope_id=view.scope_id)
+        return self._document_response(caller, poll, view)
 
-    def _given(self, caller: Caller, poll: Poll, view: View) -> Response | None:
+    def _shared_response(self, caller: Caller, poll: PollRequest, view: GuestView) -> HttpResponse | None:
         """What somebody was given who asked the same, and so had another document, as this caller has."""
-        given = self._board.answer(view, poll, iso_dates=self._rules(caller, view).iso_dates)
+        given = self._documents.shared_response(view, poll, iso_dates=self._rules_for_caller(caller, view).iso_dates)
         if given is not None:
-            self._observations.given(view, poll.version, self._backend.now())
+            self._observations.record_delivery(view, poll.version, self._backend.now())
         return given
 
-    def _document(self, caller: Caller, poll: Poll, view: View) -> Response:
-        rules = self._rules(caller, view)
-        if has_document(poll, view.tag):
-            return _applied(poll, answer_poll(poll, tag=view.tag, document=view.document, rules=rules))
-        self._observations.given(view, poll.version, self._backend.now())
-        body = self._board.body(view, poll.version, iso_dates=rules.iso_dates)
-        answer = _applied(poll, answer_poll(poll, tag=view.tag, document=view.document, rules=rules, body=body))
-        self._board.keep(view, poll, answer, iso_dates=rules.iso_dates)
+    def _document_response(self, caller: Caller, poll: PollRequest, view: GuestView) -> HttpResponse:
+        rules = self._rules_for_caller(caller, view)
+        if client_has_document(poll, view.etag):
+            return _with_applied_wait(poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules))
+        self._observations.record_delivery(view, poll.version, self._backend.now())
+        body = self._documents.document_bytes(view, poll.version, iso_dates=rules.iso_dates)
+        answer = _with_applied_wait(
+            poll, poll_response(poll, tag=view.etag, document=view.document, rules=rules, body=body)
+        )
+        self._documents.share_response(view, poll, answer, iso_dates=rules.iso_dates)
         return answer
 
-    def _view(self, caller: Caller) -> View | None:
-        if caller.vm is None or self._callers.vm_at(caller.place) != caller.vm:
+    def _current_view(self, caller: Caller) -> GuestView | None:
+        if caller.vm is None or self._callers.vm_at(caller.attachment) != caller.vm:
             return None
-        return self._board.view(caller.vm)
+        return self._documents.view(caller.vm)
 
-    def _rules(self, caller: Caller, view: View) -> Rules:
+    def _rules_for_caller(self, caller: Caller, view: GuestView) -> EndpointRules:
         rules = self._rules_for(view.location)
-        return rules if caller.is_loopback else _on_a_network(rules, caller.is_local)
+        return rules if caller.is_loopback else _network_rules(rules, caller.from_loopback)
 
 
 @lru_cache(maxsize=64)
-def _on_a_network(rules: Rules, is_local: bool) -> Rules:
+def _network_rules(rules: EndpointRules, is_local: bool) -> EndpointRules:
     """The header is always required there (spec §2.2), and who calls is certain enough for tokens (spec §2.8)."""
     return replace(rules, header_always=True, gives_tokens=rules.gives_tokens or not is_local)
 
 
-def _will_wait_s(asked: Poll | Approve, view: View) -> int:
+def _hold_time_s(asked: PollRequest | ApprovalRequest, view: GuestView) -> int:
     """How long the answer may be held: not at all, if there is one already."""
-    if not isinstance(asked, Poll) or asked.wait_s is None or view.instead is not None:
+    if not isinstance(asked, PollRequest) or asked.wait_s is None or view.poll_override is not None:
         return 0
-    return asked.wait_s if has_document(asked, view.tag) else 0
+    return asked.wait_s if client_has_document(asked, view.etag) else 0
 
 
-def _applied(poll: Poll, answer: Response) -> Response:
-    return answer if poll.wait_s is None else applied_wait(answer, poll.wait_s)
+def _with_applied_wait(poll: PollRequest, answer: HttpResponse) -> HttpResponse:
+    return answer if poll.wait_s is None else with_preference_applied(answer, poll.wait_s)
 
 
-def _identity_of(view: View) -> ManagedIdentity:
+def _managed_identity(view: GuestView) -> ManagedIdentity:
     facts = view.facts
     return ManagedIdentity(vm=view.vm, vm_id=facts.vm_id, name=facts.name, resource_id=facts.resource_id)
 
 
-def _real_time() -> float:
+def _loop_time() -> float:
     return asyncio.get_running_loop().time()
+
+
+_MAX_KNOWN_APPROVALS = 10_000  # that are kept; a forgotten one is asked for again
+
+
+class KnownApprovals:
+    def __init__(self, *, most: int = _MAX_KNOWN_APPROVALS) -> None:
+        self._max_size = most
+        self._approved: dict[tuple[str, str], None] = {}  # scope and event
+
+    def add(self, scope_id: str, event_ids: tuple[str, ...]) -> None:
+        """These are approved, durably, or were over before."""
+        for event_id in event_ids:
+            if len(self._approved) >= self._max_size:
+                del self._approved[next(iter(self._approved))]
+            self._approved[scope_id, event_id] = None
+
+    def covers(self, view: GuestView, event_ids: tuple[str, ...]) -> bool:
+        """Whether all of these need no approval any more."""
+        return bool(event_ids) and all(self._needs_no_approval(view, event_id) for event_id in event_ids)
+
+    def _needs_no_approval(self, view: GuestView, event_id: str) -> bool:
+        if (view.scope_id, event_id) in self._approved:
+            return True
+        return any(notice.id == event_id and notice.status is NoticeStatus.STARTED for notice in view.document.notices)

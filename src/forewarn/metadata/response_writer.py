@@ -1,79 +1,82 @@
-"""Responses to bytes. What framing needs is added here: Date, Content-Length, Connection."""
+"""Renders responses to bytes with Date, Content-Length and Connection, and writes slow bodies."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 
-from forewarn.protocol.codec import http_date
-from forewarn.protocol.message import JSON, Response
+from forewarn.protocol.dates import http_date
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # A mistake of ours; what it was stands in the log, and is none of the caller's business.
-BROKEN = Response(status=500, headers=(JSON,), body=b'{ "error": "Internal server error" }')
+INTERNAL_ERROR_RESPONSE = HttpResponse(
+    status=500, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Internal server error" }'
+)
 
-_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-_SHARED = 1024
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_CACHED_RESPONSES = 1024
 
 
-class Date:
+class DateHeader:
     """One second of lab time, and how a header says it."""
 
-    __slots__ = ("line", "since", "until")
+    __slots__ = ("line", "valid_from", "valid_until")
 
     def __init__(self, now: float) -> None:
-        self.since = int(now)
-        self.until = self.since + 1
-        self.line = f"Date: {http_date(self.since)}\r\n".encode("ascii")
+        self.valid_from = int(now)
+        self.valid_until = self.valid_from + 1
+        self.line = f"Date: {http_date(self.valid_from)}\r\n".encode("ascii")
 
 
-class Dated:
+class PreparedResponse:
     """A response that lacks nothing but its date; the bytes of the last one are kept."""
 
     __slots__ = ("_after", "_before", "date", "raw")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._before, self._after = before, after
-        self.date: Date | None = None
+        self.date: DateHeader | None = None
         self.raw = b""
 
-    def at(self, date: Date) -> bytes:
+    def bytes_at(self, date: DateHeader) -> bytes:
         if self.date is not date:
             self.date, self.raw = date, self._before + date.line + self._after
         return self.raw
 
 
-class Writer:
+class ResponseWriter:
     """Writes responses out, dated in lab time (spec §12)."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._date = Date(now())
-        self._shared = lru_cache(maxsize=_SHARED)(_dated)
-        self._last: tuple[Response, bool, bool, Dated] | None = None
+        self._date = DateHeader(now())
+        self._prepare_cached = lru_cache(maxsize=_CACHED_RESPONSES)(_prepare)
+        self._last: tuple[HttpResponse, bool, bool, PreparedResponse] | None = None
 
-    def bytes_for(self, response: Response, *, keep_alive: bool, is_old: bool) -> bytes:
+    def bytes_for(self, response: HttpResponse, *, keep_alive: bool, is_old: bool) -> bytes:
         """Many who waited for the same are given the same response, one after the other."""
         last = self._last
         if last is None or last[0] is not response or last[1] is not keep_alive or last[2] is not is_old:
-            last = self._last = (response, keep_alive, is_old, _dated(response, keep_alive, is_old))
-        return last[3].at(self.date_at(self._now()))
+            last = self._last = (response, keep_alive, is_old, _prepare(response, keep_alive, is_old))
+        return last[3].bytes_at(self.date_header_at(self._now()))
 
-    def dated(self, response: Response, *, keep_alive: bool, is_old: bool) -> Dated:
+    def prepare(self, response: HttpResponse, *, keep_alive: bool, is_old: bool) -> PreparedResponse:
         """To be written again and again; equal ones are kept once."""
-        return self._shared(response, keep_alive, is_old)
+        return self._prepare_cached(response, keep_alive, is_old)
 
-    def date_at(self, now: float) -> Date:
+    def date_header_at(self, now: float) -> DateHeader:
         """The same object within the same second."""
-        if not self._date.since <= now < self._date.until:
-            self._date = Date(now)
+        if not self._date.valid_from <= now < self._date.valid_until:
+            self._date = DateHeader(now)
         return self._date
 
 
-def _dated(response: Response, keep_alive: bool, is_old: bool) -> Dated:
-    lines = [_LINES[response.status]]
+def _prepare(response: HttpResponse, keep_alive: bool, is_old: bool) -> PreparedResponse:
+    lines = [_STATUS_LINES[response.status]]
     lines += [f"{name}: {value}\r\n" for name, value in response.headers]
     # RFC 9110 §8.6: in a 304 it would be the length of the body that is left out.
     if response.status != HTTPStatus.NOT_MODIFIED:
@@ -84,4 +87,37 @@ def _dated(response: Response, keep_alive: bool, is_old: bool) -> Dated:
         after = b"Connection: close\r\n\r\n"
     elif is_old:
         after = b"Connection: keep-alive\r\n\r\n"
-    return Dated(before, after if response.head_only else after + response.body)
+    return PreparedResponse(before, after if response.head_only else after + response.body)
+
+
+_MAX_SLOW_CHUNKS = 20  # pieces of a body, at most
+
+
+class SlowBodyWriter:
+    def __init__(self, *, write: Callable[[bytes], None], raw: bytes, take_s: float, done: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._write, self._done = write, done
+        head = raw.index(b"\r\n\r\n") + 4
+        self._remaining = raw[head:]
+        self._chunk_bytes = max(1, -(-len(self._remaining) // _MAX_SLOW_CHUNKS))
+        self._interval_s = take_s / max(1, -(-len(self._remaining) // self._chunk_bytes))
+        write(raw[:head])
+        self._timer = self._loop.call_later(self._interval_s, self._write_chunk)
+
+    def finish(self) -> None:
+        """The rest at once."""
+        self.stop()
+        rest, self._remaining = self._remaining, b""
+        self._write(rest)
+        self._done()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _write_chunk(self) -> None:
+        if len(self._remaining) <= self._chunk_bytes:
+            self.finish()
+            return
+        piece, self._remaining = self._remaining[: self._chunk_bytes], self._remaining[self._chunk_bytes :]
+        self._write(piece)
+        self._timer = self._loop.call_later(self._interval_s, self._write_chunk)

@@ -1,27 +1,26 @@
-"""The server: listeners in, connections served, counts and observations out."""
+"""The metadata server: connects listeners, documents, response cache, responder and counters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forewarn.core.fault import Fault
-from forewarn.metadata.allowance import Allowance
-from forewarn.metadata.answer import Reception
-from forewarn.metadata.board import Board
-from forewarn.metadata.counted import Counted
-from forewarn.metadata.doorstep import Doorstep
-from forewarn.metadata.fault import FaultTable
-from forewarn.metadata.hall import Hall, Tally
-from forewarn.metadata.identity import Caller, Callers
-from forewarn.metadata.limits import Limits
-from forewarn.metadata.listener import Listener
-from forewarn.metadata.memory import Memory
-from forewarn.metadata.observation import Observations
-from forewarn.metadata.protocol import Connection
-from forewarn.metadata.reply import Writer
-from forewarn.metadata.seam import Backend
-from forewarn.metadata.throttle import Throttle
-from forewarn.protocol.exchange import Rules
+from forewarn.core.faults import Fault
+from forewarn.metadata.accept_loop import AcceptLoop
+from forewarn.metadata.connection import MetadataConnection
+from forewarn.metadata.fault_quota import FaultQuota
+from forewarn.metadata.identity import Caller, CallerDirectory
+from forewarn.metadata.interface import MetadataBackend
+from forewarn.metadata.limits import Limits, VmRateLimiter
+from forewarn.metadata.listeners import VmListener
+from forewarn.metadata.observations import GuestObservations
+from forewarn.metadata.published_documents import PublishedDocuments
+from forewarn.metadata.request_counters import RequestCounters, RequestTotals
+from forewarn.metadata.responder import Responder
+from forewarn.metadata.response_cache import ResponseCache
+from forewarn.metadata.response_writer import ResponseWriter
+from forewarn.metadata.server_state import ServerState
+from forewarn.metadata.transport_faults import FaultTable
+from forewarn.protocol.exchange import EndpointRules
 
 
 class MetadataServer:
@@ -30,102 +29,109 @@ class MetadataServer:
     def __init__(
         self,
         *,
-        board: Board,
-        backend: Backend,
-        callers: Callers,
-        rules_for: Callable[[str], Rules] = lambda location: Rules(),
+        board: PublishedDocuments,
+        backend: MetadataBackend,
+        callers: CallerDirectory,
+        rules_for: Callable[[str], EndpointRules] = lambda location: EndpointRules(),
         limits: Limits | None = None,
         remembers: bool = True,
-        allowance: Allowance | None = None,
+        allowance: FaultQuota | None = None,
     ) -> None:
         """`remembers`: a poll that comes again is answered from memory, which nobody can tell but by a clock.
 
         `allowance`: of faults; where others serve too, one that is shared with them.
         """
         limits = limits or Limits()
-        self.observations = Observations()
-        self.faults = FaultTable(board.past, now=backend.now, allowance=allowance)
+        self.observations = GuestObservations()
+        self.faults = FaultTable(board.stale_documents, now=backend.now, allowance=allowance)
         self._callers = callers
-        self._doorsteps: dict[Listener, list[Doorstep]] = {}
-        self._tally, writer = Tally(), Writer(backend.now)
-        self._memory = Memory(
+        self._accept_loops: dict[VmListener, list[AcceptLoop]] = {}
+        self._counters, writer = RequestCounters(), ResponseWriter(backend.now)
+        self._response_cache = ResponseCache(
             writer=writer,
             observations=self.observations,
             now=backend.now,
-            count=self._tally.count,
+            count=self._counters.count_cached,
             is_on=remembers,
         )
-        board.follow(self._memory.forget)
-        callers.follow(self._memory.forget)
-        self.faults.follow(lambda vms: self._memory.forget_all() if vms is None else self._memory.forget(vms))
-        reception = Reception(
+        board.subscribe(self._response_cache.invalidate)
+        callers.subscribe_releases(self._response_cache.invalidate)
+        self.faults.subscribe_changes(
+            lambda vms: self._response_cache.invalidate_all() if vms is None else self._response_cache.invalidate(vms)
+        )
+        reception = Responder(
             board=board,
             backend=backend,
             callers=callers,
             rules_for=rules_for,
-            throttle=Throttle(limits.requests_per_s),
+            throttle=VmRateLimiter(limits.requests_per_s),
             observations=self.observations,
             faults=self.faults,
-            memory=self._memory,
+            memory=self._response_cache,
         )
-        self._hall = Hall(
-            reception=reception, memory=self._memory, board=board, writer=writer, limits=limits, tally=self._tally
+        self._state = ServerState(
+            reception=reception,
+            memory=self._response_cache,
+            board=board,
+            writer=writer,
+            limits=limits,
+            tally=self._counters,
         )
 
     @property
-    def tally(self) -> Tally:
-        self._memory.settle_some()
-        return self._tally
+    def counters(self) -> RequestCounters:
+        self._response_cache.flush_hits()
+        return self._counters
 
-    def counted(self) -> Counted:
+    def request_totals(self) -> RequestTotals:
         """All counts until now, for whoever adds them up or shows them."""
-        tally = self.tally
-        return Counted(
+        tally = self.counters
+        return RequestTotals(
             answered=tuple((of, version, status, times) for ((of, version), status), times in tally.answered.items()),
             accepted=tally.accepted,
             refused=tally.refused,
-            lost=self.observations.lost,
+            lost=self.observations.lost_deliveries,
             held=tally.held,
-            connections=self.connections,
+            connections=self.connection_count,
         )
 
     @property
-    def connections(self) -> int:
-        return self._hall.size
+    def connection_count(self) -> int:
+        return self._state.connection_count
 
     @property
     def buffered_bytes(self) -> int:
         """What waits to be parsed or to be read by callers, of all connections."""
-        return self._hall.buffered_bytes
+        return self._state.buffered_bytes
 
-    def arm(self, faults: Sequence[Fault]) -> None:
+    def set_faults(self, faults: Sequence[Fault]) -> None:
         """From now on these faults, and no others, are on."""
-        self.faults.arm(faults)
+        self.faults.set_faults(faults)
 
-    async def start(self, listeners: Sequence[Listener]) -> None:
+    async def start(self, listeners: Sequence[VmListener]) -> None:
         """Serve these too; may be called again while the server runs."""
         for listener in listeners:
-            self._serve(listener)
+            self._start_listener(listener)
 
-    async def stop(self, listener: Listener) -> None:
+    async def stop(self, listener: VmListener) -> None:
         """Accept nobody there any more; whoever is connected stays."""
-        for doorstep in self._doorsteps.pop(listener, ()):
-            await doorstep.close()
+        for doorstep in self._accept_loops.pop(listener, ()):
+            await doorstep.stop()
 
-    def admit(self, caller: Caller) -> Connection:
+    def add_connection(self, caller: Caller) -> MetadataConnection:
         """For a caller who did not come by a listener: the connection is the protocol of whatever it came by."""
-        connection = Connection(self._hall, caller)
-        self._hall.admit(connection, caller)
+        connection = MetadataConnection(self._state, caller)
+        self._state.add_connection(connection, caller)
         return connection
 
     async def drain(self, timeout_s: float) -> None:
         """Accept nobody, answer whoever is held or in work, and close; hang up on who is left after the time."""
-        for listener in tuple(self._doorsteps):
+        for listener in tuple(self._accept_loops):
             await self.stop(listener)
-        await self._hall.drain(timeout_s)
+        await self._state.drain(timeout_s)
 
-    def _serve(self, listener: Listener) -> None:
+    def _start_listener(self, listener: VmListener) -> None:
         for sock in listener.sockets:
-            doorstep = Doorstep(self._hall, self._callers, listener, sock)
-            doorstep.open()
-            self._doorsteps.setdefault(listener, []).append(doorstep)
+            doorstep = AcceptLoop(self._state, self._callers, listener, sock)
+            doorstep.start()
+            self._accept_loops.setdefault(listener, []).append(doorstep)

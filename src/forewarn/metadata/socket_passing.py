@@ -1,7 +1,7 @@
-"""Listening sockets, from the program that may open them to the service that may not: DATA/forewarn.sockets.
+"""Passes listening sockets from `forewarn sockets` to the service over DATA/forewarn.sockets.
 
-One packet per entrance, whenever it opened or shut: its name, and the socket unless it is shut. Whoever connects is
-first sent every entrance that is open, so after a restart of either side nothing needs to be remembered.
+One packet per listener that opened or closed: its name, and the socket unless it closed. A new client first
+receives every open listener, so neither side has to remember anything over a restart.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-SOCKETS = "forewarn.sockets"
-_MOST_BYTES = 4096
-_AGAIN_S = 0.2
+SOCKETS_FILE = "forewarn.sockets"
+_MAX_NAME_BYTES = 4096
+_RECONNECT_S = 0.2
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Packet:
-    entrance: str  # its name
+class SocketPacket:
+    listener_name: str  # its name
     sock: socket.socket | None  # None: it is shut
 
 
-async def send(link: socket.socket, packet: Packet) -> None:
+async def send_packet(link: socket.socket, packet: SocketPacket) -> None:
     while True:
         fd = packet.sock.fileno() if packet.sock else -1  # it may have been closed while we waited
         try:
-            socket.send_fds(link, [packet.entrance.encode()], [fd] if fd >= 0 else [])
+            socket.send_fds(link, [packet.listener_name.encode()], [fd] if fd >= 0 else [])
             return
         except BlockingIOError:
-            await _until_writable(link)
+            await _wait_writable(link)
 
 
-async def receive(link: socket.socket) -> Packet | None:
+async def receive_packet(link: socket.socket) -> SocketPacket | None:
     """The next packet; None: the other side is gone."""
     while True:
         try:
-            name, fds, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
+            name, fds, _, _ = socket.recv_fds(link, _MAX_NAME_BYTES, 1)
             break
         except BlockingIOError:
-            await _until_readable(link)
+            await _wait_readable(link)
         except ConnectionError:
             return None
     if not name:
         return None
-    return Packet(name.decode(), _listening(fds[0]) if fds else None)
+    return SocketPacket(name.decode(), _listening_socket(fds[0]) if fds else None)
 
 
-async def packets(path: Path) -> AsyncGenerator[Packet, None]:
+async def receive_packets_forever(path: Path) -> AsyncGenerator[SocketPacket, None]:
     """What the program that opens sockets sends, for ever; without one, we wait until there is one again."""
     is_told = False
     while True:
@@ -61,11 +61,11 @@ async def packets(path: Path) -> AsyncGenerator[Packet, None]:
             if not is_told:
                 log.warning("nobody hands over sockets at %s: start `forewarn sockets`; waiting for it", path)
             is_told = True
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RECONNECT_S)
             continue
         is_told = False
         try:
-            while (packet := await receive(link)) is not None:
+            while (packet := await receive_packet(link)) is not None:
                 yield packet
         finally:
             link.close()
@@ -82,24 +82,24 @@ def _connect(path: Path) -> socket.socket | None:
     return link
 
 
-def _listening(fd: int) -> socket.socket:
+def _listening_socket(fd: int) -> socket.socket:
     sock = socket.socket(fileno=fd)
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
 
 
-async def _until_writable(sock: socket.socket) -> None:
+async def _wait_writable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    await _until(sock, loop.add_writer, loop.remove_writer)
+    await _wait_ready(sock, loop.add_writer, loop.remove_writer)
 
 
-async def _until_readable(sock: socket.socket) -> None:
+async def _wait_readable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    await _until(sock, loop.add_reader, loop.remove_reader)
+    await _wait_ready(sock, loop.add_reader, loop.remove_reader)
 
 
-async def _until(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], object]) -> None:
+async def _wait_ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], object]) -> None:
     ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def be_ready() -> None:

@@ -1,7 +1,7 @@
-"""Faults of transport (spec §11): which are on for a VM, and what they make of its requests.
+"""Injects transport faults (spec §11): which are active for a VM, and how they change responses.
 
-They touch sound polls and approvals only. One that refuses goes before one that spoils, and of several the one that
-was set first. While none is on, a poll costs one test for None; while some are, one lookup more.
+Faults affect valid polls and approvals only. A fault that refuses the request goes before one that changes the
+response; of several the oldest applies. While no fault is set, a request costs one test for None.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from forewarn.clock import read_real_time
-from forewarn.core.fault import Fault, FaultKind, Sphere, Touch
-from forewarn.metadata.allowance import Allowance, OwnAllowance
-from forewarn.metadata.answer import Answer, Drip, Hold
-from forewarn.metadata.past import Past
-from forewarn.metadata.reply import BROKEN
-from forewarn.metadata.seam import Reset, View
-from forewarn.protocol.answer import throttled, version_not_found
-from forewarn.protocol.exchange import Approve, Poll, Response, Rules, UnknownVersion
-from forewarn.protocol.message import JSON
+from forewarn.core.faults import Fault, FaultCategory, FaultHits, FaultKind
+from forewarn.metadata.fault_quota import FaultQuota, LocalFaultQuota
+from forewarn.metadata.interface import GuestView, ResetConnection
+from forewarn.metadata.published_documents import StaleDocuments
+from forewarn.metadata.responder import AnyResponse, HeldResponse, SlowResponse
+from forewarn.metadata.response_writer import INTERNAL_ERROR_RESPONSE
+from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse
+from forewarn.protocol.responses import too_many_requests, version_not_found
+from forewarn.protocol.versions import UnknownVersionPolicy
 
-GONE = Response(status=410, headers=(JSON,), body=b'{ "error": "Gone" }')
-EMPTY = Response(status=200, headers=(JSON,))
+GONE_RESPONSE = HttpResponse(status=410, headers=(JSON_CONTENT_TYPE,), body=b'{ "error": "Gone" }')
+EMPTY_RESPONSE = HttpResponse(status=200, headers=(JSON_CONTENT_TYPE,))
 
-Go = Callable[[Poll | Approve], Answer]  # serve this as if nothing were wrong
-Give = Callable[[Poll, View], Response]  # the document of this view
+ServeNormally = Callable[[PollRequest | ApprovalRequest], AnyResponse]  # serve this as if nothing were wrong
+RenderView = Callable[[PollRequest, GuestView], HttpResponse]  # the document of this view
 
 
 class FaultTable:
@@ -34,221 +35,253 @@ class FaultTable:
 
     def __init__(
         self,
-        past: Past,
+        past: StaleDocuments,
         *,
         now: Callable[[], float],
         real_time: Callable[[], float] = read_real_time,
-        allowance: Allowance | None = None,
+        allowance: FaultQuota | None = None,
     ) -> None:
-        self.past = past
+        self.stale_documents = past
         self._now, self._real_time = now, real_time
-        self._allowance = allowance or OwnAllowance()
-        self._armed: tuple[Fault, ...] | None = None
-        self._troubles: dict[str, tuple[str, Trouble | None]] = {}  # VM → its scope, and what is on for it
-        self._armed_at: dict[str, float] = {}  # fault → loop time
-        self._first_asked_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
-        self._untold: dict[tuple[str, str], Touch] = {}
-        self._tell: list[Callable[[Sequence[str] | None], None]] = []
-        self._tell_touched: list[Callable[[], None]] = []
+        self._quota = allowance or LocalFaultQuota()
+        self._active: tuple[Fault, ...] | None = None
+        self._faults_by_vm: dict[str, tuple[str, VmFaults | None]] = {}  # VM → its scope, and what is on for it
+        self._active_since: dict[str, float] = {}  # fault → loop time
+        self._first_request_at: dict[tuple[str, str], float] = {}  # fault and VM; loop time
+        self._untaken_hits: dict[tuple[str, str], FaultHits] = {}
+        self._change_subscribers: list[Callable[[Sequence[str] | None], None]] = []
+        self._hit_subscribers: list[Callable[[], None]] = []
 
-    def follow(self, tell: Callable[[Sequence[str] | None], None]) -> None:
+    def subscribe_changes(self, tell: Callable[[Sequence[str] | None], None]) -> None:
         """Tell this for which VMs other faults may be on than before; None: for any."""
-        self._tell.append(tell)
+        self._change_subscribers.append(tell)
 
-    def follow_touches(self, tell: Callable[[], None]) -> None:
+    def subscribe_hits(self, tell: Callable[[], None]) -> None:
         """Tell this when there is something to `take`."""
-        self._tell_touched.append(tell)
+        self._hit_subscribers.append(tell)
 
-    def arm(self, faults: Sequence[Fault]) -> None:
+    def set_faults(self, faults: Sequence[Fault]) -> None:
         """From now on these, and no others, are on."""
-        armed = tuple(fault for fault in faults if fault.sphere is Sphere.TRANSPORT)
+        armed = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
         at = asyncio.get_running_loop().time()
-        changed = _changed_between(self._armed or (), armed)
-        self._armed = armed or None
-        self._allowance.begin(armed)
-        self._armed_at = {fault.id: self._armed_at.get(fault.id, at) for fault in armed}
-        self._first_asked_at = {key: at for key, at in self._first_asked_at.items() if key[0] in self._armed_at}
-        self.past.watch(any(fault.kind is FaultKind.STALE for fault in armed))
+        changed = _changed_faults(self._active or (), armed)
+        self._active = armed or None
+        self._quota.set_active(armed)
+        self._active_since = {fault.id: self._active_since.get(fault.id, at) for fault in armed}
+        self._first_request_at = {key: at for key, at in self._first_request_at.items() if key[0] in self._active_since}
+        self.stale_documents.set_enabled(any(fault.kind is FaultKind.STALE for fault in armed))
         if changed:
-            self._look_again(changed)
+            self._drop_cached_faults(changed)
 
-    def trouble_of(self, view: View) -> Trouble | None:
+    def faults_for(self, view: GuestView) -> VmFaults | None:
         """What is wrong with this VM's transport; None: nothing."""
-        if self._armed is None:
+        if self._active is None:
             return None
-        scope_id, trouble = self._troubles.get(view.vm, ("", None))
+        scope_id, trouble = self._faults_by_vm.get(view.vm, ("", None))
         if scope_id != view.scope_id:
-            trouble = self._look(self._armed, view)
-            self._troubles[view.vm] = (view.scope_id, trouble)
+            trouble = self._find_faults(self._active, view)
+            self._faults_by_vm[view.vm] = (view.scope_id, trouble)
         return trouble
 
-    def take(self) -> list[Touch]:
+    def take_hits(self) -> list[FaultHits]:
         """What was touched since the last time."""
-        touches, self._untold = list(self._untold.values()), {}
+        touches, self._untaken_hits = list(self._untaken_hits.values()), {}
         return touches
 
-    def put_back(self, touches: Sequence[Touch]) -> None:
+    def add_hits(self, touches: Sequence[FaultHits]) -> None:
         for touch in touches:
-            self._count(touch)
+            self._add_hit(touch)
 
-    def is_on(self, fault: Fault) -> bool:
-        if fault.id not in self._armed_at or not self._allowance.is_left(fault):
+    def is_active(self, fault: Fault) -> bool:
+        if fault.id not in self._active_since or not self._quota.has_remaining(fault):
             return False
         return fault.until is None or self._real_time() < fault.until
 
-    def touch(self, fault: Fault, vm: str) -> bool:
+    def consume(self, fault: Fault, vm: str) -> bool:
         """One request of the VM; False: another one was the last."""
-        if not self._allowance.take(fault):
+        if not self._quota.consume(fault):
             return False
-        self._count(Touch(fault_id=fault.id, vm=vm, count=1, at=self._now()))
-        for tell in self._tell_touched:
+        self._add_hit(FaultHits(fault_id=fault.id, vm=vm, count=1, at=self._now()))
+        for tell in self._hit_subscribers:
             tell()
         return True
 
-    def late_until(self, fault: Fault, vm: str) -> float:
+    def delayed_until(self, fault: Fault, vm: str) -> float:
         """Loop time before which this VM is not answered: counted from its first request."""
-        first = self._first_asked_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
-        return first + fault.value("delay_s")
+        first = self._first_request_at.setdefault((fault.id, vm), asyncio.get_running_loop().time())
+        return first + fault.parameter("delay_s")
 
-    def stale_view(self, fault: Fault, view: View) -> View:
+    def stale_view(self, fault: Fault, view: GuestView) -> GuestView:
         """What was shown `age` ago, though nothing from before the fault was set."""
-        at = asyncio.get_running_loop().time() - fault.value("age_s")
-        return self.past.view(view, max(at, self._armed_at.get(fault.id, at)))
+        at = asyncio.get_running_loop().time() - fault.parameter("age_s")
+        return self.stale_documents.view_at(view, max(at, self._active_since.get(fault.id, at)))
 
-    def _look_again(self, changed: Sequence[Fault]) -> None:
+    def _drop_cached_faults(self, changed: Sequence[Fault]) -> None:
         vms = [fault.vm for fault in changed] if all(fault.vm for fault in changed) else None
         if vms is None:
-            self._troubles = {}
+            self._faults_by_vm = {}
         else:
             for vm in vms:
-                self._troubles.pop(vm, None)
-        for tell in self._tell:
+                self._faults_by_vm.pop(vm, None)
+        for tell in self._change_subscribers:
             tell(vms)
 
-    def _look(self, armed: Sequence[Fault], view: View) -> Trouble | None:
-        faults = tuple(fault for fault in armed if fault.covers(scope_id=view.scope_id, vm=view.vm))
-        return Trouble(table=self, vm=view.vm, faults=faults) if faults else None
+    def _find_faults(self, armed: Sequence[Fault], view: GuestView) -> VmFaults | None:
+        faults = tuple(fault for fault in armed if fault.covers_request(scope_id=view.scope_id, vm=view.vm))
+        return VmFaults(table=self, vm=view.vm, faults=faults) if faults else None
 
-    def _count(self, touch: Touch) -> None:
+    def _add_hit(self, touch: FaultHits) -> None:
         key = (touch.fault_id, touch.vm)
-        known = self._untold.get(key)
+        known = self._untaken_hits.get(key)
         both = touch if known is None else replace(known, count=known.count + touch.count, at=max(known.at, touch.at))
-        self._untold[key] = both
+        self._untaken_hits[key] = both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class VmFaults:
     """The faults that are on for one VM."""
 
     table: FaultTable
     vm: str
     faults: tuple[Fault, ...]
 
-    def rules(self, rules: Rules) -> Rules:
-        if self._first(FaultKind.UNKNOWN_VERSION_404) is None:
+    def adjusted_rules(self, rules: EndpointRules) -> EndpointRules:
+        if self._first_active(FaultKind.UNKNOWN_VERSION_404) is None:
             return rules
-        return replace(rules, unknown_version=UnknownVersion.NOT_FOUND)
+        return replace(rules, unknown_version=UnknownVersionPolicy.NOT_FOUND)
 
-    def stands(self, refusal: Response) -> bool:
+    def keeps_refusal(self, refusal: HttpResponse) -> bool:
         """Whether a request that was refused by `rules` is: not if a fault would have been needed, and is spent."""
         if refusal != version_not_found():
             return True
-        fault = self._first(FaultKind.UNKNOWN_VERSION_404)
-        return fault is not None and self.touch(fault)
+        fault = self._first_active(FaultKind.UNKNOWN_VERSION_404)
+        return fault is not None and self.consume(fault)
 
-    def refusal(self) -> Response | Reset | None:
+    def refusal_response(self) -> HttpResponse | ResetConnection | None:
         """The answer of a service that is not itself: nothing of the request takes effect."""
-        for fault in self._on(*_REFUSALS):
-            if self.touch(fault):
-                return _REFUSALS[fault.kind](fault)
+        for fault in self._active_of_kinds(*_REFUSAL_RESPONSES):
+            if self.consume(fault):
+                return _REFUSAL_RESPONSES[fault.kind](fault)
         return None
 
-    def serve(self, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer:
+    def serve(
+        self, asked: PollRequest | ApprovalRequest, view: GuestView, go: ServeNormally, give: RenderView
+    ) -> AnyResponse:
         """The answer, spoiled by the first fault that fits the request; else as it would be anyway."""
         for fault in self.faults:
-            spoil = _SPOILS.get(fault.kind)
-            if spoil is not None and self.table.is_on(fault):
+            spoil = _RESPONSE_FAULTS.get(fault.kind)
+            if spoil is not None and self.table.is_active(fault):
                 answer = spoil(self, fault, asked, view, go, give)
                 if answer is not None:
                     return answer
         return go(asked)
 
-    def touch(self, fault: Fault) -> bool:
-        return self.table.touch(fault, self.vm)
+    def consume(self, fault: Fault) -> bool:
+        return self.table.consume(fault, self.vm)
 
-    def _first(self, *kinds: FaultKind) -> Fault | None:
-        return next(self._on(*kinds), None)
+    def _first_active(self, *kinds: FaultKind) -> Fault | None:
+        return next(self._active_of_kinds(*kinds), None)
 
-    def _on(self, *kinds: FaultKind) -> Iterator[Fault]:
-        return (fault for fault in self.faults if fault.kind in kinds and self.table.is_on(fault))
+    def _active_of_kinds(self, *kinds: FaultKind) -> Iterator[Fault]:
+        return (fault for fault in self.faults if fault.kind in kinds and self.table.is_active(fault))
 
 
-def _changed_between(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
+def _changed_faults(before: Sequence[Fault], after: Sequence[Fault]) -> list[Fault]:
     """Faults that came or went. What one has touched is written down every second and makes it no other."""
-    known, new = [fault.untouched for fault in before], [fault.untouched for fault in after]
+    known, new = [fault.without_counts for fault in before], [fault.without_counts for fault in after]
     return [fault for fault in (*known, *new) if fault not in known or fault not in new]
 
 
-def _throttled(fault: Fault) -> Response:
-    wait_s = math.ceil(fault.value("retry_after_s"))
-    refusal = throttled()
+def _throttled_response(fault: Fault) -> HttpResponse:
+    wait_s = math.ceil(fault.parameter("retry_after_s"))
+    refusal = too_many_requests()
     return replace(refusal, headers=(*refusal.headers, ("Retry-After", str(wait_s)))) if wait_s else refusal
 
 
-_REFUSALS: dict[FaultKind, Callable[[Fault], Response | Reset]] = {
-    FaultKind.GONE: lambda fault: GONE,
-    FaultKind.THROTTLED: _throttled,
-    FaultKind.INTERNAL_ERROR: lambda fault: BROKEN,
-    FaultKind.RESET: lambda fault: Reset(),
+_REFUSAL_RESPONSES: dict[FaultKind, Callable[[Fault], HttpResponse | ResetConnection]] = {
+    FaultKind.GONE: lambda fault: GONE_RESPONSE,
+    FaultKind.THROTTLED: _throttled_response,
+    FaultKind.INTERNAL_ERROR: lambda fault: INTERNAL_ERROR_RESPONSE,
+    FaultKind.RESET: lambda fault: ResetConnection(),
 }
 
 
-def _late(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
-    until = trouble.table.late_until(fault, trouble.vm)
-    if asyncio.get_running_loop().time() >= until or not trouble.touch(fault):
+def _delay_first_answer(
+    trouble: VmFaults,
+    fault: Fault,
+    asked: PollRequest | ApprovalRequest,
+    view: GuestView,
+    go: ServeNormally,
+    give: RenderView,
+) -> AnyResponse | None:
+    until = trouble.table.delayed_until(fault, trouble.vm)
+    if asyncio.get_running_loop().time() >= until or not trouble.consume(fault):
         return None
-    return Hold(until=until, resume=lambda over: go(asked))
+    return HeldResponse(until=until, resume=lambda over: go(asked))
 
 
-def _empty(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
-    if isinstance(asked, Approve):
+def _empty_body(
+    trouble: VmFaults,
+    fault: Fault,
+    asked: PollRequest | ApprovalRequest,
+    view: GuestView,
+    go: ServeNormally,
+    give: RenderView,
+) -> AnyResponse | None:
+    if isinstance(asked, ApprovalRequest):
         return None  # its answer has no body anyway
-    return EMPTY if trouble.touch(fault) else None
+    return EMPTY_RESPONSE if trouble.consume(fault) else None
 
 
-def _slow(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
-    def drip(response: Response) -> Answer:
-        if not response.body or not trouble.table.is_on(fault) or not trouble.touch(fault):
+def _slow_body(
+    trouble: VmFaults,
+    fault: Fault,
+    asked: PollRequest | ApprovalRequest,
+    view: GuestView,
+    go: ServeNormally,
+    give: RenderView,
+) -> AnyResponse | None:
+    def drip(response: HttpResponse) -> AnyResponse:
+        if not response.body or not trouble.table.is_active(fault) or not trouble.consume(fault):
             return response
-        return Drip(response=response, take_s=fault.value("take_s"))
+        return SlowResponse(response=response, duration_s=fault.parameter("take_s"))
 
-    return _changed(go(asked), drip) if isinstance(asked, Poll) else None
+    return _map_response(go(asked), drip) if isinstance(asked, PollRequest) else None
 
 
-def _stale(trouble: Trouble, fault: Fault, asked: Poll | Approve, view: View, go: Go, give: Give) -> Answer | None:
-    if isinstance(asked, Approve):
+def _stale_document(
+    trouble: VmFaults,
+    fault: Fault,
+    asked: PollRequest | ApprovalRequest,
+    view: GuestView,
+    go: ServeNormally,
+    give: RenderView,
+) -> AnyResponse | None:
+    if isinstance(asked, ApprovalRequest):
         return None
     at_once = replace(asked, wait_s=None)  # whoever waited would be given what is new
     then = trouble.table.stale_view(fault, view)
     if then is view:
         return go(at_once)
-    return give(at_once, then) if trouble.touch(fault) else None
+    return give(at_once, then) if trouble.consume(fault) else None
 
 
-_Spoil = Callable[[Trouble, Fault, Poll | Approve, View, Go, Give], "Answer | None"]
-_SPOILS: dict[FaultKind, _Spoil] = {
-    FaultKind.LATE_FIRST_ANSWER: _late,
-    FaultKind.EMPTY_BODY: _empty,
-    FaultKind.SLOW_BODY: _slow,
-    FaultKind.STALE: _stale,
+_ResponseFault = Callable[
+    [VmFaults, Fault, PollRequest | ApprovalRequest, GuestView, ServeNormally, RenderView], "AnyResponse | None"
+]
+_RESPONSE_FAULTS: dict[FaultKind, _ResponseFault] = {
+    FaultKind.LATE_FIRST_ANSWER: _delay_first_answer,
+    FaultKind.EMPTY_BODY: _empty_body,
+    FaultKind.SLOW_BODY: _slow_body,
+    FaultKind.STALE: _stale_document,
 }
 
 
-def _changed(answer: Answer, change: Callable[[Response], Answer]) -> Answer:
+def _map_response(answer: AnyResponse, change: Callable[[HttpResponse], AnyResponse]) -> AnyResponse:
     """The answer with its response changed, whenever that comes."""
-    if isinstance(answer, Response):
+    if isinstance(answer, HttpResponse):
         return change(answer)
-    if isinstance(answer, Hold):
+    if isinstance(answer, HeldResponse):
         resume = answer.resume
-        return replace(answer, resume=lambda over: _changed(resume(over), change))
+        return replace(answer, resume=lambda over: _map_response(resume(over), change))
     return answer

@@ -1,6 +1,6 @@
-"""Events counted as they are committed: what notice was promised and got, who approved when, what became of acts.
+"""Event metrics, counted at each commit: notice promised and given, approvals, starts, endings, acts.
 
-All times are lab time. An event is known here while it is live; what happened before we came is not counted again.
+All times are lab time. Events are tracked while they are live; nothing from before the start is counted again.
 """
 
 from __future__ import annotations
@@ -13,92 +13,94 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from forewarn.core.cause import Verb
-from forewarn.core.event import Act, Ending, Event, Status
-from forewarn.core.history import Entry, What
+from forewarn.core.event import Act, Ending, Event, EventState
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.protocol.document import Kind
-from forewarn.store.seam import Committed, Store
+from forewarn.store.interface import AppliedCommit, Store
 
-KINDS = tuple(kind.value for kind in Kind)
-LIVE = (Status.SCHEDULED, Status.STARTED)
-STARTS = ("approved", "due", "without_notice", "early")
+EVENT_TYPES = tuple(kind.value for kind in Kind)
+LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
+START_REASONS = ("approved", "due", "without_notice", "early")
 # A second more than what is usually promised, since NotBefore is a whole second and never a sooner one.
-_NOTICE_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
-_STARTED_S = (1, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
+_NOTICE_BUCKETS_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
+_STARTED_BUCKETS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
 _TOLERANCE_S = 1.0  # VMs are shown whole seconds
 
-M = TypeVar("M", Counter, Gauge, Histogram)
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
-_PROMISED = "Time from an event's publication to its NotBefore."
-_GOT = "Time from an event's publication to its start; shorter than promised if it was approved."
-_APPROVED = "Time from an event's publication to its approval."
-_STARTED = "Time from an event's start until it was over."
-_STARTS = "Events that started, by why: early is before NotBefore with no approval, which never should be."
-_OLDEST = "For how long the event that started first of all that are not over has been started."
+_NOTICE_PROMISED_HELP = "Time from an event's publication to its NotBefore."
+_NOTICE_GOT_HELP = "Time from an event's publication to its start; shorter than promised if it was approved."
+_APPROVAL_HELP = "Time from an event's publication to its approval."
+_STARTED_SECONDS_HELP = "Time from an event's start until it was over."
+_EVENTS_STARTED_HELP = "Events that started, by why: early is before NotBefore with no approval, which never should be."
+_OLDEST_STARTED_HELP = "For how long the event that started first of all that are not over has been started."
 
 
-class EventMeter:
+class EventMetrics:
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
         self._registry = registry
-        kinds = {"kind": KINDS}
-        self._promised = self._histogram("notice_promised_seconds", _PROMISED, _NOTICE_S, kinds)
-        self._got = self._histogram("notice_got_seconds", _GOT, _NOTICE_S, kinds)
-        self._approval = self._histogram("approval_seconds", _APPROVED, _NOTICE_S, kinds)
-        self._took = self._histogram("started_seconds", _STARTED, _STARTED_S, kinds)
-        self._starts = self._counter("events_started", _STARTS, {**kinds, "why": STARTS})
+        kinds = {"kind": EVENT_TYPES}
+        self._notice_promised = self._histogram(
+            "notice_promised_seconds", _NOTICE_PROMISED_HELP, _NOTICE_BUCKETS_S, kinds
+        )
+        self._notice_got = self._histogram("notice_got_seconds", _NOTICE_GOT_HELP, _NOTICE_BUCKETS_S, kinds)
+        self._approval = self._histogram("approval_seconds", _APPROVAL_HELP, _NOTICE_BUCKETS_S, kinds)
+        self._started_seconds = self._histogram("started_seconds", _STARTED_SECONDS_HELP, _STARTED_BUCKETS_S, kinds)
+        self._events_started = self._counter("events_started", _EVENTS_STARTED_HELP, {**kinds, "why": START_REASONS})
         endings = {**kinds, "ending": tuple(Ending)}
-        self._overs = self._counter("events_over", "Events that are over, by how they ended.", endings)
+        self._events_over = self._counter("events_over", "Events that are over, by how they ended.", endings)
         outcomes = {"verb": tuple(Verb), "outcome": ("performed", "failed")}
         self._acts = self._counter("acts", "What was done to VMs, and what failed.", outcomes)
         retries = "Acts that could not be performed at once and were tried again."
         self._retries = self._counter("act_retries", retries, {"verb": tuple(Verb)})
-        states = {**kinds, "state": LIVE}
-        self._live = _begun(
+        states = {**kinds, "state": LIVE_STATUSES}
+        self._live_gauge = _with_all_labels(
             Gauge("forewarn_events", "Events that are not over.", (*states,), registry=registry), states
         )
-        self._oldest = Gauge("forewarn_event_started_oldest_seconds", _OLDEST, registry=registry)
-        self._known: dict[str, Event] = {event.id: event for event in store.events(statuses=LIVE)}
-        self.close = store.subscribe(self.hear)
+        self._oldest_started = Gauge("forewarn_event_started_oldest_seconds", _OLDEST_STARTED_HELP, registry=registry)
+        self._events: dict[str, Event] = {event.id: event for event in store.events(statuses=LIVE_STATUSES)}
+        self.close = store.subscribe(self.on_commit)
 
-    def hear(self, committed: Committed) -> None:
+    def on_commit(self, committed: AppliedCommit) -> None:
         for event in committed.commit.events:
-            self._meet(event)
+            self._track_event(event)
         for entry in committed.commit.entries:
-            if entry.what is What.RETRIED:
-                self._retried(entry)
+            if entry.what is EntryKind.RETRIED:
+                self._count_retry(entry)
 
     @property
-    def live(self) -> list[Event]:
+    def live_events(self) -> list[Event]:
         """The events that are not over."""
-        return list(self._known.values())
+        return list(self._events.values())
 
-    def look(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """How things stand at this moment."""
-        counts = Counts((event.row.kind, event.status) for event in self._known.values() if event.listed)
-        for kind, status in product(Kind, LIVE):
-            self._live.labels(kind.value, status.value).set(counts[kind, status])
-        began = [event.started_at for event in self._known.values() if event.started_at is not None and event.listed]
-        self._oldest.set(max(0.0, now - min(began, default=now)))
+        counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
+        for kind, status in product(Kind, LIVE_STATUSES):
+            self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])
+        began = [event.started_at for event in self._events.values() if event.started_at is not None and event.listed]
+        self._oldest_started.set(max(0.0, now - min(began, default=now)))
 
-    def _meet(self, event: Event) -> None:
-        before = self._known.pop(event.id, None)
+    def _track_event(self, event: Event) -> None:
+        before = self._events.pop(event.id, None)
         if event.is_live:
-            self._known[event.id] = event
+            self._events[event.id] = event
         self._count_acts(before.acts if before else (), event.acts)
-        if event.listed and event.row.kind is not None:
-            self._count_steps(before, event, event.row.kind.value)
+        if event.listed and event.rules.kind is not None:
+            self._count_transitions(before, event, event.rules.kind.value)
 
-    def _count_steps(self, before: Event | None, event: Event, kind: str) -> None:
+    def _count_transitions(self, before: Event | None, event: Event, kind: str) -> None:
         if before is None and event.started_at is None:
-            self._promised.labels(kind).observe(max(0.0, event.not_before - event.published_at))
+            self._notice_promised.labels(kind).observe(max(0.0, event.not_before - event.published_at))
         if event.approved_at is not None and (before is None or before.approved_at is None):
             self._approval.labels(kind).observe(max(0.0, event.approved_at - event.published_at))
         if event.started_at is not None and (before is None or before.started_at is None):
-            self._got.labels(kind).observe(max(0.0, event.started_at - event.published_at))
-            self._starts.labels(kind, _why_started(event, event.started_at)).inc()
+            self._notice_got.labels(kind).observe(max(0.0, event.started_at - event.published_at))
+            self._events_started.labels(kind, _start_reason(event, event.started_at)).inc()
         if event.over_at is not None and event.ending is not None:
-            self._overs.labels(kind, event.ending.value).inc()
+            self._events_over.labels(kind, event.ending.value).inc()
             if event.started_at is not None:
-                self._took.labels(kind).observe(max(0.0, event.over_at - event.started_at))
+                self._started_seconds.labels(kind).observe(max(0.0, event.over_at - event.started_at))
 
     def _count_acts(self, before: Iterable[Act], after: Iterable[Act]) -> None:
         known = {act.id for act in before if act.outcome is not None}
@@ -106,22 +108,22 @@ class EventMeter:
             if act.outcome is not None and act.id not in known:
                 self._acts.labels(act.verb.value, "performed" if act.outcome.ok else "failed").inc()
 
-    def _retried(self, entry: Entry) -> None:
-        event = self._known.get(entry.event_id)
+    def _count_retry(self, entry: HistoryEntry) -> None:
+        event = self._events.get(entry.event_id)
         if event is not None:
-            self._retries.labels(event.row.verb.value).inc()
+            self._retries.labels(event.rules.verb.value).inc()
 
     def _counter(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]]) -> Counter:
-        return _begun(Counter(f"forewarn_{name}", text, tuple(labels), registry=self._registry), labels)
+        return _with_all_labels(Counter(f"forewarn_{name}", text, tuple(labels), registry=self._registry), labels)
 
     def _histogram(
         self, name: str, text: str, buckets: Sequence[float], labels: Mapping[str, tuple[str, ...]]
     ) -> Histogram:
         made = Histogram(f"forewarn_{name}", text, tuple(labels), buckets=buckets, registry=self._registry)
-        return _begun(made, labels)
+        return _with_all_labels(made, labels)
 
 
-def _why_started(event: Event, at: float) -> str:
+def _start_reason(event: Event, at: float) -> str:
     if event.approved_at is not None:
         return "approved"
     if at <= event.published_at:
@@ -129,7 +131,7 @@ def _why_started(event: Event, at: float) -> str:
     return "due" if at >= event.not_before - _TOLERANCE_S else "early"
 
 
-def _begun(metric: M, labels: Mapping[str, tuple[str, ...]]) -> M:
+def _with_all_labels(metric: MetricT, labels: Mapping[str, tuple[str, ...]]) -> MetricT:
     """With every combination of its labels: rates and alerts need them before the first time."""
     for values in product(*labels.values()):
         metric.labels(*map(str, values))

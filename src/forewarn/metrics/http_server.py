@@ -1,6 +1,6 @@
-"""Where Prometheus calls a process: a plain HTTP listener of its own, never on an address that VMs call.
+"""The plain HTTP port on which one process shows its metrics, never on an address that VMs call.
 
-It knows one page. Whoever calls is answered and hung up on, in time, and not too many at once.
+It serves `/metrics` only, closes each connection after the response, and limits time and number of connections.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from forewarn.errors import Rejected
 
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PATIENCE_S = 10.0
-_MOST_BYTES = 8192  # of a request
-_MOST_AT_ONCE = 16
-_MOST_OPEN = 64  # connections: files that strangers hold open are missing where VMs call
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_REQUEST_BYTES = 8192  # of a request
+_MAX_CONCURRENT_RENDERS = 16
+_MAX_CONNECTIONS = 64  # connections: files that strangers hold open are missing where VMs call
 _BACKLOG = 64
 
-Exposition = Callable[[], Awaitable[bytes]]
+RenderMetrics = Callable[[], Awaitable[bytes]]
 
 
-def open_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
+def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
     """For the owner, and at the ports after it for each worker; bound before anything is served."""
     sockets: list[socket.socket] = []
     try:
         for number in range(1 + workers):
-            sockets.append(_listen(host, port + number))
+            sockets.append(_bind_socket(host, port + number))
     except BaseException:
         for sock in sockets:
             sock.close()
@@ -37,7 +37,7 @@ def open_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, 
     return tuple(sockets)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -54,38 +54,38 @@ def _listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-class Window:
+class MetricsServer:
     """Shows one process's metrics on a listening socket, from `open` to `close`."""
 
-    def __init__(self, show: Exposition) -> None:
-        self._show = show
+    def __init__(self, show: RenderMetrics) -> None:
+        self._render = show
         self._server: asyncio.Server | None = None
-        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._visits: set[asyncio.Task[None]] = set()
+        self._render_slots = asyncio.Semaphore(_MAX_CONCURRENT_RENDERS)
+        self._connection_tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self, sock: socket.socket) -> None:
-        self._server = await asyncio.start_server(self._welcome, sock=sock, limit=_MOST_BYTES)
+    async def start(self, sock: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=_MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for visit in self._visits:
+        for visit in self._connection_tasks:
             visit.cancel()
-        await asyncio.gather(*self._visits, return_exceptions=True)
+        await asyncio.gather(*self._connection_tasks, return_exceptions=True)
 
-    def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._visits) >= _MOST_OPEN:
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connection_tasks) >= _MAX_CONNECTIONS:
             writer.transport.abort()
             return
-        visit = asyncio.get_running_loop().create_task(self._meet(reader, writer))
-        self._visits.add(visit)
-        visit.add_done_callback(self._visits.discard)
+        visit = asyncio.get_running_loop().create_task(self._serve_connection(reader, writer))
+        self._connection_tasks.add(visit)
+        visit.add_done_callback(self._connection_tasks.discard)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                async with self._room:
-                    writer.write(await self._answer(reader))
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                async with self._render_slots:
+                    writer.write(await self._response_to(reader))
                 writer.close()
                 await writer.wait_closed()  # all was sent
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -95,23 +95,23 @@ class Window:
         finally:
             writer.transport.abort()  # also on whoever does not read
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+    async def _response_to(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if path != b"/metrics":
-            return _written(404, b"metrics are at /metrics\n")
+            return _http_response(404, b"metrics are at /metrics\n")
         if method not in (b"GET", b"HEAD"):
-            return _written(405, b"use GET\n")
-        return _written(200, await self._show(), head_only=method == b"HEAD")
+            return _http_response(405, b"use GET\n")
+        return _http_response(200, await self._render(), head_only=method == b"HEAD")
 
 
-_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
+_REASON_PHRASES = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}
 
 
-def _written(status: int, body: bytes, *, head_only: bool = False) -> bytes:
+def _http_response(status: int, body: bytes, *, head_only: bool = False) -> bytes:
     lines = [
-        f"HTTP/1.1 {status} {_REASONS[status]}",
+        f"HTTP/1.1 {status} {_REASON_PHRASES[status]}",
         f"Content-Type: {CONTENT_TYPE}",
         f"Content-Length: {len(body)}",
         "X-Content-Type-Options: nosniff",

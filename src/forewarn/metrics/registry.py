@@ -1,4 +1,7 @@
-"""Registries of metrics, one per process, so that two services in one process do not meet; and their text."""
+"""Metric registries, one per process, their rendering as text, and the metrics of a worker.
+
+Kept apart from `service_metrics`, so that a worker loads neither `control` nor `web`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from forewarn import __version__
-from forewarn.metadata.counted import Counted
-from forewarn.metadata.metrics import RequestMetrics
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metrics.requests import RequestMetrics
 
 
-def a_registry() -> CollectorRegistry:
+def new_registry() -> CollectorRegistry:
     """With what every process tells of itself."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -23,24 +26,24 @@ def a_registry() -> CollectorRegistry:
     return registry
 
 
-def text_of(registry: Collector) -> bytes:
-    return generate_latest(_Plain(registry))
+def render_text(registry: Collector) -> bytes:
+    return generate_latest(_WithoutCreatedSeries(registry))
 
 
 class WorkerMetrics:
     """Of one worker: what it answers, and whether it still hears of what changes."""
 
-    def __init__(self, *, counted: Callable[[], Counted], silent_s: Callable[[], float]) -> None:
-        self._registry = a_registry()
+    def __init__(self, *, counted: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
+        self._registry = new_registry()
         self._registry.register(RequestMetrics(counted))
         heard = Gauge("forewarn_worker_heard_seconds", "Since the owner last said anything.", registry=self._registry)
         heard.set_function(silent_s)
 
-    async def show(self) -> bytes:
-        return text_of(self._registry)
+    async def render(self) -> bytes:
+        return render_text(self._registry)
 
 
-class _Plain(Collector):
+class _WithoutCreatedSeries(Collector):
     """Without the `_created` series: twice the size, and nobody asks for them."""
 
     def __init__(self, registry: Collector) -> None:

@@ -1,6 +1,6 @@
-"""What Prometheus is told of the VMs' requests: read off what is counted anyway, when somebody looks.
+"""Prometheus metrics of the requests of VMs, read from the request counters at each scrape.
 
-Every series is there from the first scrape on, and none comes later: versions and outcomes are few and known.
+Every series exists from the first scrape on, because all label values are known in advance.
 """
 
 from __future__ import annotations
@@ -13,59 +13,80 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from forewarn.metadata.counted import Counted
-from forewarn.metadata.hall import RESET
-from forewarn.metadata.sort import APPROVAL, INSTANCE, NO_VERSION, OTHER, POLL, STRANGE, TOKEN, UNKNOWN_VERSION
+from forewarn.metadata.request_counters import (
+    APPROVAL,
+    INSTANCE,
+    NO_VERSION,
+    OTHER,
+    POLL,
+    RESET_STATUS,
+    TOKEN,
+    UNKNOWN_CALLER,
+    UNKNOWN_VERSION,
+    RequestTotals,
+)
 from forewarn.protocol.versions import VERSIONS
 
-OUTCOMES = ("200", "304", "4xx", "5xx", "throttled", "reset")
-POLLED_VERSIONS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)
-ASKED_FOR = {APPROVAL: "approval", INSTANCE: "instance", TOKEN: "token", STRANGE: "unknown_caller", OTHER: "other"}
+OUTCOME_LABELS = ("200", "304", "4xx", "5xx", "throttled", "reset")
+VERSION_LABELS = (*VERSIONS, UNKNOWN_VERSION, NO_VERSION)
+REQUEST_LABELS = {
+    APPROVAL: "approval",
+    INSTANCE: "instance",
+    TOKEN: "token",
+    UNKNOWN_CALLER: "unknown_caller",
+    OTHER: "other",
+}
 
-_POLLS = "Polls for scheduled events, by the api-version they named and what they got."
-_REQUESTS = "Other requests of VMs; those of callers that are none of the fleet's VMs are unknown_caller."
-_WAITING = "Requests that are held: long polls, and first answers that take their time."
-_CONNECTIONS = "Connections of VMs that are open."
-_ACCEPTED = "Connections of VMs that were accepted or, beyond a VM's limit, refused."
-_LOST = "Deliveries of events that could not be written down because too many waited for the store."
+_POLLS_HELP = "Polls for scheduled events, by the api-version they named and what they got."
+_REQUESTS_HELP = "Other requests of VMs; those of callers that are none of the fleet's VMs are unknown_caller."
+_WAITING_HELP = "Requests that are held: long polls, and first answers that take their time."
+_CONNECTIONS_HELP = "Connections of VMs that are open."
+_OPENED_HELP = "Connections of VMs that were accepted or, beyond a VM's limit, refused."
+_LOST_HELP = "Deliveries of events that could not be written down because too many waited for the store."
 
 
 class RequestMetrics(Collector):
-    def __init__(self, counted: Callable[[], Counted]) -> None:
-        self._counted = counted
+    def __init__(self, counted: Callable[[], RequestTotals]) -> None:
+        self._request_totals = counted
 
     def describe(self) -> Iterator[Metric]:
         """Nothing is read before the first scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        counted = self._counted()
+        counted = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()
         others: Counter[tuple[str, ...]] = Counter()
         for of, version, status, times in counted.answered:
             if of == POLL:
-                polls[version, _outcome(status)] += times
+                polls[version, _outcome_label(status)] += times
             else:
-                others[ASKED_FOR.get(of, OTHER), _outcome(status)] += times
+                others[REQUEST_LABELS.get(of, OTHER), _outcome_label(status)] += times
 
-        yield _counter("polls", _POLLS, {"version": POLLED_VERSIONS, "outcome": OUTCOMES}, polls)
-        yield _counter("requests", _REQUESTS, {"of": (*ASKED_FOR.values(),), "outcome": OUTCOMES}, others)
+        yield _counter_family("polls", _POLLS_HELP, {"version": VERSION_LABELS, "outcome": OUTCOME_LABELS}, polls)
+        yield _counter_family(
+            "requests", _REQUESTS_HELP, {"of": (*REQUEST_LABELS.values(),), "outcome": OUTCOME_LABELS}, others
+        )
         accepted = {("accepted",): counted.accepted, ("refused",): counted.refused}
-        yield _counter("connections_opened", _ACCEPTED, {"outcome": ("accepted", "refused")}, Counter(accepted))
-        yield _counter("sightings_lost", _LOST, {}, Counter({(): counted.lost}))
-        yield GaugeMetricFamily("forewarn_long_polls_waiting", _WAITING, value=counted.held)
-        yield GaugeMetricFamily("forewarn_connections", _CONNECTIONS, value=counted.connections)
+        yield _counter_family(
+            "connections_opened", _OPENED_HELP, {"outcome": ("accepted", "refused")}, Counter(accepted)
+        )
+        yield _counter_family("sightings_lost", _LOST_HELP, {}, Counter({(): counted.lost}))
+        yield GaugeMetricFamily("forewarn_long_polls_waiting", _WAITING_HELP, value=counted.held)
+        yield GaugeMetricFamily("forewarn_connections", _CONNECTIONS_HELP, value=counted.connections)
 
 
-def _counter(name: str, text: str, labels: dict[str, tuple[str, ...]], counts: Counter[tuple[str, ...]]) -> Metric:
+def _counter_family(
+    name: str, text: str, labels: dict[str, tuple[str, ...]], counts: Counter[tuple[str, ...]]
+) -> Metric:
     family = CounterMetricFamily(f"forewarn_{name}", text, labels=tuple(labels))
     for values in product(*labels.values()):
         family.add_metric(values, counts[values])
     return family
 
 
-def _outcome(status: int) -> str:
-    if status == RESET:
+def _outcome_label(status: int) -> str:
+    if status == RESET_STATUS:
         return "reset"
     if status == 429:
         return "throttled"

@@ -1,6 +1,7 @@
-"""A VM OF NAMESPACES. Any program put inside a VM: a network, a hostname, a boot id and processes of its own, in which
-169.254.169.254 is the service. The *keeper* holds the VM from outside and does to it what the service orders; the
-*inside* is the VM's first process, with which everything in it lives and dies.
+"""VMs made of Linux namespaces, for `forewarn vm run`: a program with its own network and boot id.
 
-Never here: a decision about maintenance, lab time, anything but the standard library.
+Inside such a VM 169.254.169.254 is the service. The supervisor holds the VM from outside and executes the service's
+acts; the init process is the VM's first process, and everything in the VM ends with it. The package uses the
+standard library and the leaf modules, and makes no decision about maintenance. Start reading at `run`, then
+`supervisor` and `init`.
 """

@@ -1,6 +1,6 @@
-"""`python -m forewarn.vm DATA VM PROGRAM…`: `forewarn vm run --detached` without the command line for people.
+"""`python -m forewarn.namespace_vm DATA VM PROGRAM…`: as `forewarn vm run --detached`.
 
-It is what the service starts for each VM of a fleet that has a program, and loads nothing but what a keeper needs.
+The service starts it for each VM of a fleet that has a program. It loads only what a supervisor needs.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import sys
 from pathlib import Path
 
 from forewarn.errors import ForewarnError, Unavailable
-from forewarn.vm.run import Wish, run
+from forewarn.namespace_vm.run import VmRunOptions, run_vm
 
 
 def main(data: str, vm: str, *program: str) -> int:
     try:
-        return run(Wish(vm=vm, program=program, data=Path(data), is_detached=True), _complain)
+        return run_vm(VmRunOptions(vm=vm, program=program, data=Path(data), is_detached=True), _print_error)
     except ForewarnError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return 3 if isinstance(error, Unavailable) else 2
 
 
-def _complain(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     print(sentence, file=sys.stderr)
 
 

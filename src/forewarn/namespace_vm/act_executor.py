@@ -1,5 +1,7 @@
-"""Orders become effects, each act once: what is over is answered from the journal, what is under way is not begun
-again. Acts wait for each other; whatever ends the program ends a freeze first.
+"""Executes the service's acts on the VM, each act once and one at a time.
+
+An act that is over is answered from the journal; an act in progress is not started again. An act that ends the
+program ends a freeze first.
 """
 
 from __future__ import annotations
@@ -9,130 +11,132 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from forewarn.vm import message
-from forewarn.vm.journal import Journal, Outcome
-from forewarn.vm.machine import DOWN, Machine, empty
-from forewarn.vm.message import Message, Order, Vm
+from forewarn.namespace_vm import messages
+from forewarn.namespace_vm.act_journal import VmActJournal, VmActOutcome
+from forewarn.namespace_vm.machine import DOWN, Machine, empty_directory
+from forewarn.namespace_vm.messages import JsonMessage, VmActOrder, VmDescription
 
-FREEZING = frozenset({"freeze", "migrate"})
-WIPING = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})
-FINAL = {"evict": "evicted", "delete": "deleted"}
-_STAYS_DOWN = "the VM was down and stays down"
-_CAUGHT_UP = "the VM's keeper was gone meanwhile; the VM was started anew"
+FREEZING_VERBS = frozenset({"freeze", "migrate"})
+WIPING_VERBS = frozenset({"redeploy", "reimage", "evict", "delete", "deallocate"})
+FINAL_VERBS = {"evict": "evicted", "delete": "deleted"}
+_STAYS_DOWN_NOTE = "the VM was down and stays down"
+_RESTARTED_NOTE = "the VM's keeper was gone meanwhile; the VM was started anew"
 
-Tell = Callable[[Message], Awaitable[None]]
+SendMessage = Callable[[JsonMessage], Awaitable[None]]
 
 
-def catch_up(journal: Journal, vm: Vm) -> None:
+def finish_interrupted_acts(journal: VmActJournal, vm: VmDescription) -> None:
     """Finish what a keeper that was killed left half done: its VM died with it and is about to be started anew."""
     for act, verb in journal.unfinished.items():
-        if verb in WIPING:
-            empty(vm.ephemeral)
-        journal.finish(act, Outcome(ok=True, note=_CAUGHT_UP))
+        if verb in WIPING_VERBS:
+            empty_directory(vm.ephemeral)
+        journal.finish(act, VmActOutcome(ok=True, note=_RESTARTED_NOTE))
 
 
-class Acts:
-    def __init__(self, *, machine: Machine, journal: Journal, tell: Tell, usual_s: float) -> None:
-        self.may_begin = asyncio.Event()  # the VM has come up
-        self.final = asyncio.Event()  # the VM is gone for good
-        self.farewell = ""
+class VmActExecutor:
+    def __init__(self, *, machine: Machine, journal: VmActJournal, tell: SendMessage, usual_s: float) -> None:
+        self.vm_started = asyncio.Event()  # the VM has come up
+        self.vm_removed = asyncio.Event()  # the VM is gone for good
+        self.removal_reason = ""
         self._machine = machine
         self._journal = journal
-        self._tell = tell
-        self._usual_s = usual_s  # what an act takes that has no duration of its own
-        self._under_way: dict[str, float] = {}  # until when, by the loop's time
-        self._freezes: dict[str, asyncio.Event] = {}  # set: it is to end
-        self._turn = asyncio.Lock()
+        self._send = tell
+        self._default_duration_s = usual_s  # what an act takes that has no duration of its own
+        self._expected_end: dict[str, float] = {}  # until when, by the loop's time
+        self._freeze_ends: dict[str, asyncio.Event] = {}  # set: it is to end
+        self._act_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._effects: dict[str, Callable[[Order], Awaitable[str]]] = {
+        self._effects: dict[str, Callable[[VmActOrder], Awaitable[str]]] = {
             "freeze": self._freeze,
             "migrate": self._freeze,
-            "reboot": self._boot_again,
-            "redeploy": self._boot_again,
-            "reimage": self._boot_again,
-            "evict": self._end,
-            "delete": self._end,
-            "power-off": self._end,
-            "deallocate": self._end,
+            "reboot": self._reboot,
+            "redeploy": self._reboot,
+            "reimage": self._reboot,
+            "evict": self._shut_down,
+            "delete": self._shut_down,
+            "power-off": self._shut_down,
+            "deallocate": self._shut_down,
             "start": self._start,
-            "reapply": self._nothing,
+            "reapply": self._do_nothing,
         }
 
-    async def obey(self, order: Order) -> None:
+    async def execute(self, order: VmActOrder) -> None:
         """Answer from what is known, or begin; the outcome is told when it comes."""
-        if await self._is_known(order.act):
+        if await self._answer_if_known(order.act):
             return
-        takes_s = order.duration_s if order.verb in FREEZING else self._usual_s
-        self._under_way[order.act] = asyncio.get_running_loop().time() + takes_s
-        await self._tell(message.under_way(order.act, takes_s))
-        if order.verb in FREEZING:
-            self._freezes[order.act] = asyncio.Event()
+        takes_s = order.duration_s if order.verb in FREEZING_VERBS else self._default_duration_s
+        self._expected_end[order.act] = asyncio.get_running_loop().time() + takes_s
+        await self._send(messages.progress_message(order.act, takes_s))
+        if order.verb in FREEZING_VERBS:
+            self._freeze_ends[order.act] = asyncio.Event()
         else:
             self._end_freezes()
-        task = asyncio.create_task(self._perform(order))
+        task = asyncio.create_task(self._run_in_turn(order))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def thaw(self, act: str) -> None:
         """End the freeze of this act now."""
-        if act in self._freezes:
-            self._freezes[act].set()
-        elif not await self._is_known(act):
+        if act in self._freeze_ends:
+            self._freeze_ends[act].set()
+        elif not await self._answer_if_known(act):
             note = f"act {act!r} is not known to the VM's keeper: order it before it is thawed"
-            await self._answer(act, Outcome(ok=False, note=note))
+            await self._send_outcome(act, VmActOutcome(ok=False, note=note))
 
-    async def _is_known(self, act: str) -> bool:
-        outcome = self._journal.known.get(act)
+    async def _answer_if_known(self, act: str) -> bool:
+        outcome = self._journal.outcomes.get(act)
         if outcome is not None:
-            await self._answer(act, outcome)
-        elif act in self._under_way:
-            left_s = self._under_way[act] - asyncio.get_running_loop().time()
-            await self._tell(message.under_way(act, left_s))
-        return outcome is not None or act in self._under_way
+            await self._send_outcome(act, outcome)
+        elif act in self._expected_end:
+            left_s = self._expected_end[act] - asyncio.get_running_loop().time()
+            await self._send(messages.progress_message(act, left_s))
+        return outcome is not None or act in self._expected_end
 
-    async def _answer(self, act: str, outcome: Outcome) -> None:
+    async def _send_outcome(self, act: str, outcome: VmActOutcome) -> None:
         machine = self._machine
-        await self._tell(message.answer(act, outcome, boot_id=machine.boot_id, state=machine.state))
+        await self._send(messages.outcome_message(act, outcome, boot_id=machine.boot_id, state=machine.state))
 
-    async def _perform(self, order: Order) -> None:
-        await self.may_begin.wait()
-        async with self._turn:
-            outcome = await self._carry_out(order)
-            del self._under_way[order.act]
-            self._freezes.pop(order.act, None)
-        await self._answer(order.act, outcome)
-        if order.verb in FINAL and outcome.ok:
-            self.farewell = FINAL[order.verb]
-            self.final.set()
+    async def _run_in_turn(self, order: VmActOrder) -> None:
+        await self.vm_started.wait()
+        async with self._act_lock:
+            outcome = await self._run_journalled(order)
+            del self._expected_end[order.act]
+            self._freeze_ends.pop(order.act, None)
+        await self._send_outcome(order.act, outcome)
+        if order.verb in FINAL_VERBS and outcome.ok:
+            self.removal_reason = FINAL_VERBS[order.verb]
+            self.vm_removed.set()
 
-    async def _carry_out(self, order: Order) -> Outcome:
+    async def _run_journalled(self, order: VmActOrder) -> VmActOutcome:
         """Nothing is done that was not written down before; what cannot be written down afterwards is still told."""
         try:
             self._journal.begin(order.act, order.verb)
         except OSError as error:
-            return Outcome(ok=False, note=f"{order.verb} was not begun: it cannot be written down ({error.strerror})")
-        outcome = await self._outcome(order)
+            return VmActOutcome(
+                ok=False, note=f"{order.verb} was not begun: it cannot be written down ({error.strerror})"
+            )
+        outcome = await self._run_effect(order)
         with suppress(OSError):
             self._journal.finish(order.act, outcome)
         return outcome
 
-    async def _outcome(self, order: Order) -> Outcome:
+    async def _run_effect(self, order: VmActOrder) -> VmActOutcome:
         effect = self._effects.get(order.verb)
         if effect is None:
-            return Outcome(ok=False, note=f"a VM of namespaces cannot {order.verb!r}")
+            return VmActOutcome(ok=False, note=f"a VM of namespaces cannot {order.verb!r}")
         try:
-            return Outcome(ok=True, note=await effect(order))
+            return VmActOutcome(ok=True, note=await effect(order))
         except OSError as error:
-            return Outcome(ok=False, note=f"{order.verb} failed: {error}")
+            return VmActOutcome(ok=False, note=f"{order.verb} failed: {error}")
 
-    async def _freeze(self, order: Order) -> str:
+    async def _freeze(self, order: VmActOrder) -> str:
         self._machine.host = order.host or self._machine.host
         if self._machine.state == DOWN:
-            return _STAYS_DOWN
-        self._under_way[order.act] = asyncio.get_running_loop().time() + order.duration_s
+            return _STAYS_DOWN_NOTE
+        self._expected_end[order.act] = asyncio.get_running_loop().time() + order.duration_s
         try:
             await self._machine.freeze()
-            await asyncio.wait_for(self._freezes[order.act].wait(), order.duration_s)
+            await asyncio.wait_for(self._freeze_ends[order.act].wait(), order.duration_s)
         except TimeoutError:
             pass
         finally:
@@ -140,32 +144,32 @@ class Acts:
         return ""
 
     def _end_freezes(self) -> None:
-        for thawed in self._freezes.values():
+        for thawed in self._freeze_ends.values():
             thawed.set()
 
-    async def _boot_again(self, order: Order) -> str:
+    async def _reboot(self, order: VmActOrder) -> str:
         was_down = self._machine.state == DOWN
-        await self._machine.end(signal.SIGKILL if order.abrupt else signal.SIGTERM)
-        if order.verb in WIPING:
-            self._machine.wipe()
+        await self._machine.stop(signal.SIGKILL if order.abrupt else signal.SIGTERM)
+        if order.verb in WIPING_VERBS:
+            self._machine.wipe_ephemeral_disk()
         if order.verb == "redeploy":
             self._machine.host = order.host or self._machine.host
         if was_down:
-            return _STAYS_DOWN
+            return _STAYS_DOWN_NOTE
         await self._machine.start()
         return ""
 
-    async def _end(self, order: Order) -> str:
-        await self._machine.end()
-        if order.verb in WIPING:
-            self._machine.wipe()
+    async def _shut_down(self, order: VmActOrder) -> str:
+        await self._machine.stop()
+        if order.verb in WIPING_VERBS:
+            self._machine.wipe_ephemeral_disk()
         return ""
 
-    async def _start(self, _: Order) -> str:
+    async def _start(self, _: VmActOrder) -> str:
         if self._machine.state != DOWN:
             return "the VM was running already"
         await self._machine.start()
         return ""
 
-    async def _nothing(self, _: Order) -> str:
+    async def _do_nothing(self, _: VmActOrder) -> str:
         return ""

@@ -1,5 +1,7 @@
-"""What the keeper has done to its VM, on disk: an act is written down before its effect and again after it, so that a
-keeper that was killed and started again repeats nothing and knows what it left half done.
+"""The supervisor's journal of acts, on disk.
+
+An act is written before its effect and again after it, so that a supervisor that was killed and started again
+repeats nothing and knows which act it left unfinished.
 """
 
 from __future__ import annotations
@@ -11,29 +13,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_KEPT = 256  # acts that a new keeper still remembers: the service asks about its latest ones only
+_MAX_OUTCOMES = 256  # acts that a new keeper still remembers: the service asks about its latest ones only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class VmActOutcome:
     ok: bool
     note: str = ""
 
 
-class Journal:
+class VmActJournal:
     """An open journal; one keeper at a time."""
 
     def __init__(self, path: Path) -> None:
         self._begun: dict[str, str] = {}
-        self._known: dict[str, Outcome] = {}
-        for entry in _entries(path):
-            self._take(entry)
-        self._file = _rewritten(path, self._listed())
+        self._outcomes: dict[str, VmActOutcome] = {}
+        for entry in _read_entries(path):
+            self._apply_entry(entry)
+        self._file = _rewrite_file(path, self._compacted_entries())
 
     @property
-    def known(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, VmActOutcome]:
         """The outcomes of all acts that are over, oldest first."""
-        return dict(self._known)
+        return dict(self._outcomes)
 
     @property
     def unfinished(self) -> dict[str, str]:
@@ -44,12 +46,12 @@ class Journal:
         """OSError when it cannot be written down: it is not to be begun then."""
         entry = {"act": act, "verb": verb}
         self._write(entry)
-        self._take(entry)
+        self._apply_entry(entry)
 
-    def finish(self, act: str, outcome: Outcome) -> None:
+    def finish(self, act: str, outcome: VmActOutcome) -> None:
         """OSError when it cannot be written down; then it is known for as long as this journal is open."""
         entry = {"act": act, **asdict(outcome)}
-        self._take(entry)
+        self._apply_entry(entry)
         self._write(entry)
 
     def close(self) -> None:
@@ -57,7 +59,7 @@ class Journal:
 
     def _write(self, entry: dict[str, Any]) -> None:
         """The whole line, or on a full disk nothing of it: half of one would spoil the next."""
-        line, size = _line(entry), os.fstat(self._file).st_size
+        line, size = _encode_entry(entry), os.fstat(self._file).st_size
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -66,29 +68,29 @@ class Journal:
             os.ftruncate(self._file, size)
             raise
 
-    def _take(self, entry: dict[str, Any]) -> None:
+    def _apply_entry(self, entry: dict[str, Any]) -> None:
         if "verb" in entry:
             self._begun[entry["act"]] = entry["verb"]
             return
         self._begun.pop(entry["act"], None)
-        self._known[entry["act"]] = Outcome(ok=entry["ok"], note=entry["note"])
+        self._outcomes[entry["act"]] = VmActOutcome(ok=entry["ok"], note=entry["note"])
 
-    def _listed(self) -> list[dict[str, Any]]:
-        over = [{"act": act, **asdict(outcome)} for act, outcome in self._known.items()]
-        self._known = dict(list(self._known.items())[-_KEPT:])
-        return over[-_KEPT:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
+    def _compacted_entries(self) -> list[dict[str, Any]]:
+        over = [{"act": act, **asdict(outcome)} for act, outcome in self._outcomes.items()]
+        self._outcomes = dict(list(self._outcomes.items())[-_MAX_OUTCOMES:])
+        return over[-_MAX_OUTCOMES:] + [{"act": act, "verb": verb} for act, verb in self._begun.items()]
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def _read_entries(path: Path) -> list[dict[str, Any]]:
     """Only whole lines count: a keeper may have died while it wrote the last one."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [entry for line in lines if (entry := _entry(line)) is not None]
+    return [entry for line in lines if (entry := _parse_entry(line)) is not None]
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
+def _parse_entry(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
     except ValueError:
@@ -96,16 +98,16 @@ def _entry(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and "act" in entry else None
 
 
-def _rewritten(path: Path, entries: list[dict[str, Any]]) -> int:
+def _rewrite_file(path: Path, entries: list[dict[str, Any]]) -> int:
     """The journal's file, open for more, with these entries only; never half of them on disk."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_suffix(".new")
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    os.write(file, b"".join(_line(entry) for entry in entries))
+    os.write(file, b"".join(_encode_entry(entry) for entry in entries))
     os.fsync(file)
     os.replace(fresh, path)
     return file
 
 
-def _line(entry: dict[str, Any]) -> bytes:
+def _encode_entry(entry: dict[str, Any]) -> bytes:
     return json.dumps(entry, separators=(",", ":")).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""The connection of a keeper to the service: lines both ways, and sockets handed over with them."""
+"""The supervisor's connection to the service: messages both ways, and sockets passed with them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import socket
 from pathlib import Path
 
 from forewarn.errors import Refused, Rejected, Unavailable
-from forewarn.vm.message import SOCKET, Message, Vm, line
+from forewarn.namespace_vm.messages import SERVICE_SOCKET, JsonMessage, VmDescription, encode_message
 
-_PATIENCE_S = 60.0  # a whole fleet may say hello at once, on a machine with few cores
-_MOST_BYTES = 65536
+_HELLO_TIMEOUT_S = 60.0  # a whole fleet may say hello at once, on a machine with few cores
+_READ_BYTES = 65536
 
 
-class Link:
+class ServiceConnection:
     """An open connection. It belongs to no event loop, so that it may be opened before a fork and used after."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -22,57 +22,57 @@ class Link:
         self._buffer = b""
 
     @classmethod
-    def open(cls, data: Path) -> Link:
+    def open(cls, data: Path) -> ServiceConnection:
         """Unavailable when no service listens there."""
-        path = data / SOCKET
+        path = data / SERVICE_SOCKET
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(str(path))
         except OSError as error:
             sock.close()
-            raise _unreachable(path, error) from error
+            raise _connect_error(path, error) from error
         sock.setblocking(False)
         return cls(sock)
 
-    async def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        raw = line(message)
+    async def send(self, message: JsonMessage, descriptors: tuple[int, ...] = ()) -> None:
+        raw = encode_message(message)
         if descriptors:
             sent = socket.send_fds(self._sock, [raw], descriptors)
             raw = raw[sent:]
         await asyncio.get_running_loop().sock_sendall(self._sock, raw)
 
-    async def receive(self) -> Message | None:
+    async def receive(self) -> JsonMessage | None:
         """The next message; None when the service has gone."""
         while b"\n" not in self._buffer:
             try:
-                read = await asyncio.get_running_loop().sock_recv(self._sock, _MOST_BYTES)
+                read = await asyncio.get_running_loop().sock_recv(self._sock, _READ_BYTES)
             except OSError:
                 return None
             if not read:
                 return None
             self._buffer += read
         raw, _, self._buffer = self._buffer.partition(b"\n")
-        message: Message = json.loads(raw)
+        message: JsonMessage = json.loads(raw)
         return message
 
-    async def introduce(self, hello: Message) -> Vm:
+    async def send_hello(self, hello: JsonMessage) -> VmDescription:
         """Say hello; what the service says about the VM, or Refused in its words."""
         await self.send(hello)
         try:
-            reply = await asyncio.wait_for(self.receive(), _PATIENCE_S)
+            reply = await asyncio.wait_for(self.receive(), _HELLO_TIMEOUT_S)
         except TimeoutError:
             reply = None
         if reply is None:
             raise Unavailable("the forewarn service broke off when a VM said hello: try again")
         if "refused" in reply:
             raise Refused(str(reply["refused"]))
-        return Vm.from_welcome(reply["welcome"])
+        return VmDescription.from_welcome(reply["welcome"])
 
     def close(self) -> None:
         self._sock.close()
 
 
-def _unreachable(path: Path, error: OSError) -> Rejected | Unavailable:
+def _connect_error(path: Path, error: OSError) -> Rejected | Unavailable:
     if isinstance(error, PermissionError):
         return Unavailable(
             f"the forewarn service in {path.parent} belongs to another user: run this as that user, or name another "

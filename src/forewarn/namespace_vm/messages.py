@@ -1,4 +1,4 @@
-"""The lines between a keeper and the service: one JSON object each, on a unix socket in the data directory."""
+"""The messages between a supervisor and the service: one JSON object per line on a unix socket."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forewarn.vm.journal import Outcome
+from forewarn.namespace_vm.act_journal import VmActOutcome
 
-SOCKET = "forewarn.vms"
-Message = dict[str, Any]
+SERVICE_SOCKET = "forewarn.vms"
+JsonMessage = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vm:
+class VmDescription:
     """What the service says about the VM that is kept."""
 
     name: str
@@ -25,7 +25,7 @@ class Vm:
     host: str = ""
 
     @classmethod
-    def from_welcome(cls, message: Message) -> Vm:
+    def from_welcome(cls, message: JsonMessage) -> VmDescription:
         vm = message["vm"]
         return cls(
             name=vm["name"],
@@ -37,7 +37,7 @@ class Vm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class VmActOrder:
     act: str
     verb: str
     duration_s: float = 0.0
@@ -45,7 +45,7 @@ class Order:
     abrupt: bool = False  # the VM's host has failed: nobody is asked to end
 
     @classmethod
-    def from_message(cls, message: Message) -> Order:
+    def from_message(cls, message: JsonMessage) -> VmActOrder:
         return cls(
             act=message["act"],
             verb=message["verb"],
@@ -56,7 +56,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class VmProgramExit:
     """How a program ended: with a code, or by a signal."""
 
     code: int | None = None
@@ -68,7 +68,7 @@ class Exit:
         return 128 + self.signal if self.signal is not None else self.code or 0
 
 
-def hello(
+def hello_message(
     *,
     vm: str,
     pid: int,
@@ -76,27 +76,27 @@ def hello(
     boot_id: str,
     program: Sequence[str] | None,
     state: str,
-    known: Mapping[str, Outcome],
-) -> Message:
+    known: Mapping[str, VmActOutcome],
+) -> JsonMessage:
     who = {"vm": vm, "pid": pid, "started": started, "boot_id": boot_id, "program": program, "state": state}
     return {"hello": {**who, "known": {act: asdict(outcome) for act, outcome in known.items()}}}
 
 
-def listener(address: str, port: int) -> Message:
+def listener_message(address: str, port: int) -> JsonMessage:
     return {"listener": {"address": address, "port": port}, "fds": 1}
 
 
-def under_way(act: str, until_s: float) -> Message:
+def progress_message(act: str, until_s: float) -> JsonMessage:
     return {"act": act, "until": round(max(0.0, until_s), 3)}
 
 
-def answer(act: str, outcome: Outcome, *, boot_id: str, state: str) -> Message:
+def outcome_message(act: str, outcome: VmActOutcome, *, boot_id: str, state: str) -> JsonMessage:
     return {"act": act, **asdict(outcome), "boot_id": boot_id, "state": state}
 
 
-def exited(how: Exit, output: str) -> Message:
+def exit_message(how: VmProgramExit, output: str) -> JsonMessage:
     return {"exited": {**asdict(how), "output": output}}
 
 
-def line(message: Message) -> bytes:
+def encode_message(message: JsonMessage) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"

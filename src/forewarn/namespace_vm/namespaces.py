@@ -1,4 +1,7 @@
-"""A VM's namespaces, held from outside: made here, and gone when this is closed or the process that holds it ends."""
+"""Creates the namespaces of a VM and holds them from outside.
+
+They end when `VmNamespaces` is closed or the process that holds it ends.
+"""
 
 from __future__ import annotations
 
@@ -15,83 +18,83 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from forewarn.errors import Refused
-from forewarn.vm import inside, kernel
-from forewarn.vm.blueprint import Blueprint, Net
+from forewarn.namespace_vm import init, syscalls
+from forewarn.namespace_vm.vm_spec import NetworkMode, VmSpec
 
-Event = dict[str, Any]
-_MOST_BYTES = 65536
-_PATIENCE_S = 30.0
-_OTHERS = kernel.NEW_MOUNT | kernel.NEW_UTS | kernel.NEW_PID
+InitEvent = dict[str, Any]
+_MAX_MESSAGE_BYTES = 65536
+_SETUP_TIMEOUT_S = 30.0
+_PRIVATE_NAMESPACES = syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWPID
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class InitReply:
     value: Any
     descriptors: list[int] = field(default_factory=list)
 
 
-class Enclosure:
+class VmNamespaces:
     """An open VM. Made outside of any event loop, because it forks; used inside of one."""
 
-    def __init__(self, plan: Blueprint) -> None:
+    def __init__(self, plan: VmSpec) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(_PATIENCE_S)
-        self._waiting: deque[asyncio.Future[Reply]] = deque()
+        self._control.settimeout(_SETUP_TIMEOUT_S)
+        self._pending_replies: deque[asyncio.Future[InitReply]] = deque()
         self._pid = 0
-        self.notes: list[str] = []  # what this kernel would not give, in words
-        self._ends_by_force = plan.net is not Net.JOINED  # that one is left as it was first
-        kernel.adopt_orphans()
+        self.missing_features: list[str] = []  # what this kernel would not give, in words
+        self._kill_on_close = plan.network_mode is not NetworkMode.JOINED  # that one is left as it was first
+        syscalls.become_subreaper()
         try:
-            self._make(plan, theirs)
+            self._create(plan, theirs)
         except OSError as error:
             self.close()
-            raise _refusal(error, plan) from error
+            raise _creation_error(error, plan) from error
 
     @property
     def pid(self) -> int:
         """Of the VM's first process, as it is called outside."""
         return self._pid
 
-    def follow(self, told: Callable[[Event], None]) -> None:
+    def watch_events(self, told: Callable[[InitEvent], None]) -> None:
         """From now on events go there."""
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control, self._receive, told)
 
-    async def call(self, word: str, argument: Any = None) -> Reply:
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    async def call(self, word: str, argument: Any = None) -> InitReply:
+        answer: asyncio.Future[InitReply] = asyncio.get_running_loop().create_future()
         self._control.send(json.dumps([word, argument]).encode())
-        self._waiting.append(answer)
+        self._pending_replies.append(answer)
         return await answer
 
     def close(self) -> None:
         """End everything in the VM, at once."""
         self._control.close()
         if self._pid:
-            if self._ends_by_force:
+            if self._kill_on_close:
                 os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
             self._pid = 0
 
-    def _make(self, plan: Blueprint, theirs: socket.socket) -> None:
+    def _create(self, plan: VmSpec, theirs: socket.socket) -> None:
         forerunner = os.fork()
         if forerunner == 0:
-            _forerun(theirs, plan)
+            _start_init(theirs, plan)
         theirs.close()
         try:
-            if self._first_word()["unshared"]:
-                _map_identities(forerunner)
+            if self._receive_setup_message()["unshared"]:
+                _write_id_maps(forerunner)
             self._control.send(b"unshared")
-            self._pid = self._first_word()["first"]
+            self._pid = self._receive_setup_message()["first"]
         except OSError:
             self._control.close()  # it waits for no further word, and ends
             raise
         finally:
             os.waitpid(forerunner, 0)  # the first process is our child from here on
         self._control.send(b"orphaned")
-        self.notes = self._first_word()["notes"]
+        self.missing_features = self._receive_setup_message()["notes"]
 
-    def _first_word(self) -> dict[str, Any]:
-        packet = self._control.recv(_MOST_BYTES)
+    def _receive_setup_message(self) -> dict[str, Any]:
+        packet = self._control.recv(_MAX_MESSAGE_BYTES)
         if not packet:
             raise OSError(0, "the VM's first process ended unexpectedly")
         message: dict[str, Any] = json.loads(packet)
@@ -99,35 +102,35 @@ class Enclosure:
             raise OSError(*message["error"])
         return message
 
-    def _receive(self, told: Callable[[Event], None]) -> None:
-        packet, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 4)
+    def _receive(self, told: Callable[[InitEvent], None]) -> None:
+        packet, descriptors, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE_BYTES, 4)
         if not packet:
             asyncio.get_running_loop().remove_reader(self._control)
-            while self._waiting:
-                self._waiting.popleft().set_exception(ConnectionResetError(errno.ECONNRESET, "the VM is gone"))
+            while self._pending_replies:
+                self._pending_replies.popleft().set_exception(ConnectionResetError(errno.ECONNRESET, "the VM is gone"))
             told({"event": "gone"})
             return
         message = json.loads(packet)
         if "event" in message:
             told(message)
         elif "error" in message:
-            self._waiting.popleft().set_exception(OSError(*message["error"]))
+            self._pending_replies.popleft().set_exception(OSError(*message["error"]))
         else:
-            self._waiting.popleft().set_result(Reply(message["done"], descriptors))
+            self._pending_replies.popleft().set_result(InitReply(message["done"], descriptors))
 
 
-def _forerun(control: socket.socket, plan: Blueprint) -> NoReturn:
+def _start_init(control: socket.socket, plan: VmSpec) -> NoReturn:
     """In a first child: leave for the new namespaces, and start the VM's first process, which is born in them."""
     try:
-        _close_all_but({0, 1, 2, control.fileno(), plan.output})
-        _leave(plan)
-        control.send(json.dumps({"unshared": plan.joins is None}).encode())
-        if not control.recv(_MOST_BYTES):
+        _close_other_descriptors({0, 1, 2, control.fileno(), plan.output})
+        _enter_namespaces(plan)
+        control.send(json.dumps({"unshared": plan.joined_netns is None}).encode())
+        if not control.recv(_MAX_MESSAGE_BYTES):
             os._exit(0)
         pid = os.fork()
         if pid == 0:
-            control.recv(_MOST_BYTES)
-            inside.serve(control, plan)
+            control.recv(_MAX_MESSAGE_BYTES)
+            init.run_init(control, plan)
         control.send(json.dumps({"first": pid}).encode())
     except OSError as error:
         control.send(json.dumps({"error": [error.errno, error.strerror]}).encode())
@@ -135,20 +138,20 @@ def _forerun(control: socket.socket, plan: Blueprint) -> NoReturn:
         os._exit(0)
 
 
-def _leave(plan: Blueprint) -> None:
-    if plan.joins is None:
-        kernel.unshare(kernel.NEW_USER | kernel.NEW_NET | _OTHERS)
+def _enter_namespaces(plan: VmSpec) -> None:
+    if plan.joined_netns is None:
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNET | _PRIVATE_NAMESPACES)
         return
-    with open(plan.joins, "rb") as namespace:
-        owner = kernel.owner_of(namespace.fileno())
+    with open(plan.joined_netns, "rb") as namespace:
+        owner = syscalls.owning_user_namespace(namespace.fileno())
         if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
-            kernel.enter(owner)
+            syscalls.enter_namespace(owner)
         os.close(owner)
-        kernel.enter(namespace.fileno())
-    kernel.unshare(_OTHERS)
+        syscalls.enter_namespace(namespace.fileno())
+    syscalls.unshare(_PRIVATE_NAMESPACES)
 
 
-def _close_all_but(kept: set[int | None]) -> None:
+def _close_other_descriptors(kept: set[int | None]) -> None:
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             try:
@@ -157,27 +160,28 @@ def _close_all_but(kept: set[int | None]) -> None:
                 pass  # it was that of the listing
 
 
-def _map_identities(pid: int) -> None:
+def _write_id_maps(pid: int) -> None:
     """Everybody is who they were: all users for root, otherwise the caller alone."""
     place = Path(f"/proc/{pid}")
     if os.geteuid() == 0:
         for name in ("uid_map", "gid_map"):
-            (place / name).write_text(_identity(Path(f"/proc/self/{name}").read_text()))
+            (place / name).write_text(_identity_map(Path(f"/proc/self/{name}").read_text()))
         return
     (place / "setgroups").write_text("deny")
     (place / "uid_map").write_text(f"{os.geteuid()} {os.geteuid()} 1\n")
     (place / "gid_map").write_text(f"{os.getegid()} {os.getegid()} 1\n")
 
 
-def _identity(ranges: str) -> str:
+def _identity_map(ranges: str) -> str:
     rows = (row.split() for row in ranges.splitlines())
     return "".join(f"{first} {first} {count}\n" for first, _, count in rows)
 
 
-def _refusal(error: OSError, plan: Blueprint) -> Refused:
-    if plan.joins is not None:
+def _creation_error(error: OSError, plan: VmSpec) -> Refused:
+    if plan.joined_netns is not None:
         return Refused(
-            f"network namespace {str(plan.joins)!r} cannot be joined ({error.strerror}): give one that exists and is "
+            f"network namespace {str(plan.joined_netns)!r} cannot be joined ({error.strerror}): give one that "
+            "exists and is "
             "yours, run this as root, or leave --netns out for a new one"
         )
     return Refused(

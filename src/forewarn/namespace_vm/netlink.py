@@ -1,4 +1,4 @@
-"""Links, addresses and routes of the network namespace we are in, by rtnetlink: no `ip` command is needed."""
+"""Changes links, addresses and routes of the current network namespace by rtnetlink, without `ip`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from ipaddress import IPv4Address, IPv4Interface
 
 _NLMSG_ERROR = 2
-_NEW_LINK, _NEW_ADDRESS, _REMOVE_ADDRESS, _NEW_ROUTE = 16, 20, 21, 24
+_RTM_NEWLINK, _RTM_NEWADDR, _RTM_DELADDR, _RTM_NEWROUTE = 16, 20, 21, 24
 _REQUEST, _ACK, _CREATE = 0x1, 0x4, 0x400 | 0x200  # create, and fail where it exists
 _IFF_UP = 1
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 3, 18, 28
@@ -20,27 +20,31 @@ _UNICAST, _UNREACHABLE = 1, 7
 
 
 def bring_up(device: str) -> None:
-    _ask(_NEW_LINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
+    _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=_IFF_UP))
 
 
 def bring_down(device: str) -> None:
-    _ask(_NEW_LINK, _link_header(socket.if_nametoindex(device), flags=0))
+    _send_request(_RTM_NEWLINK, _link_header(socket.if_nametoindex(device), flags=0))
 
 
 def add_address(device: str, interface: IPv4Interface) -> None:
-    _ask(_NEW_ADDRESS, _address(device, interface), _CREATE)
+    _send_request(_RTM_NEWADDR, _address_message(device, interface), _CREATE)
 
 
 def remove_address(device: str, interface: IPv4Interface) -> None:
-    _ask(_REMOVE_ADDRESS, _address(device, interface))
+    _send_request(_RTM_DELADDR, _address_message(device, interface))
 
 
-def add_pair(device: str, peer: str, peer_namespace: int) -> None:
+def add_veth_pair(device: str, peer: str, peer_namespace: int) -> None:
     """Two ends of one cable: `device` here, `peer` in the network namespace behind an open file."""
-    other = _link_header(0) + _text(_IFLA_IFNAME, peer) + _attribute(_IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
+    other = (
+        _link_header(0)
+        + _text_attribute(_IFLA_IFNAME, peer)
+        + _attribute(_IFLA_NET_NS_FD, struct.pack("=I", peer_namespace))
+    )
     data = _attribute(_LINKINFO_DATA, _attribute(_VETH_PEER, other))
-    info = _attribute(_IFLA_LINKINFO, _text(_LINKINFO_KIND, "veth") + data)
-    _ask(_NEW_LINK, _link_header(0) + _text(_IFLA_IFNAME, device) + info, _CREATE)
+    info = _attribute(_IFLA_LINKINFO, _text_attribute(_LINKINFO_KIND, "veth") + data)
+    _send_request(_RTM_NEWLINK, _link_header(0) + _text_attribute(_IFLA_IFNAME, device) + info, _CREATE)
 
 
 def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | None = None) -> None:
@@ -53,13 +57,15 @@ def add_route(device: str, destination: IPv4Interface, gateway: IPv4Address | No
         parts.append(_attribute(_RTA_DESTINATION, destination.network.network_address.packed))
     if gateway:
         parts.append(_attribute(_RTA_GATEWAY, gateway.packed))
-    _ask(_NEW_ROUTE, b"".join(parts), _CREATE)
+    _send_request(_RTM_NEWROUTE, b"".join(parts), _CREATE)
 
 
-def add_dead_end(destination: IPv4Interface) -> None:
+def add_unreachable_route(destination: IPv4Interface) -> None:
     """Who calls there is told at once that there is no way."""
     header = _route_header(destination.network.prefixlen, _SCOPE_UNIVERSE, _UNREACHABLE)
-    _ask(_NEW_ROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE)
+    _send_request(
+        _RTM_NEWROUTE, header + _attribute(_RTA_DESTINATION, destination.network.network_address.packed), _CREATE
+    )
 
 
 def _route_header(length: int, scope: int, kind: int) -> bytes:
@@ -71,13 +77,13 @@ def _link_header(index: int, *, flags: int = 0) -> bytes:
     return struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, flags, changed)
 
 
-def _address(device: str, interface: IPv4Interface) -> bytes:
+def _address_message(device: str, interface: IPv4Interface) -> bytes:
     length, index = interface.network.prefixlen, socket.if_nametoindex(device)
     header = struct.pack("=BBBBI", socket.AF_INET, length, 0, 0, index)
     return header + _attribute(_IFA_LOCAL, interface.packed) + _attribute(_IFA_ADDRESS, interface.packed)
 
 
-def _text(kind: int, text: str) -> bytes:
+def _text_attribute(kind: int, text: str) -> bytes:
     return _attribute(kind, text.encode() + b"\0")
 
 
@@ -85,7 +91,7 @@ def _attribute(kind: int, value: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
 
 
-def _ask(kind: int, body: bytes, flags: int = 0) -> None:
+def _send_request(kind: int, body: bytes, flags: int = 0) -> None:
     """One question to the kernel; OSError says why it would not."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # 0: routing
         sock.send(struct.pack("=IHHII", 16 + len(body), kind, flags | _REQUEST | _ACK, 1, 0) + body)

@@ -1,5 +1,6 @@
-"""A way out of the VM, where `pasta` or `slirp4netns` is installed: the outside and the host's loopback stay reachable
-while 169.254.169.254 stays ours.
+"""Connects the VM to the outside through `pasta` or `slirp4netns`, if one of them is installed.
+
+The outside and the host's loopback become reachable, while 169.254.169.254 stays the service.
 """
 
 from __future__ import annotations
@@ -13,57 +14,56 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from forewarn.vm import kernel
+from forewarn.namespace_vm import syscalls
 
-_LOOKS, _LOOK_S = 500, 0.01
-_ISOLATED = (
+_MAX_ROUTE_CHECKS, _ROUTE_CHECK_S = 500, 0.01
+_ISOLATED_WARNING = (
     "this VM reaches nothing but the service: install pasta (package passt) or slirp4netns for a way out, "
     "or say --isolated if that is meant"
 )
 
-
 # Ports of the host's loopback appear on the VM's own loopback; nothing of the VM appears on the host.
-_PASTA = "pasta --quiet --foreground --config-net --runas {uid}:{gid} -t none -u none -T auto -U auto {pid}"
+_PASTA_COMMAND = "pasta --quiet --foreground --config-net --runas {uid}:{gid} -t none -u none -T auto -U auto {pid}"
 # The host's loopback is at 10.0.2.2.
-_SLIRP = "slirp4netns --configure --mtu=65520 {pid} tap0"
+_SLIRP_COMMAND = "slirp4netns --configure --mtu=65520 {pid} tap0"
 
 
-def open_passage(pid: int, say: Callable[[str], None]) -> Callable[[], None]:
+def connect_outbound(pid: int, say: Callable[[str], None]) -> Callable[[], None]:
     """Connect the namespaces of this process; what closes the way again."""
-    for tool in (_PASTA, _SLIRP):
+    for tool in (_PASTA_COMMAND, _SLIRP_COMMAND):
         words = tool.format(pid=pid, uid=os.geteuid(), gid=os.getegid()).split()
-        child = _start(words) if shutil.which(words[0]) else None
+        child = _start_tool(words) if shutil.which(words[0]) else None
         if child is not None and _is_connected(child, pid):
-            return partial(_close, child)
+            return partial(_stop_tool, child)
         if child is not None:
-            _close(child)
-    say(_ISOLATED)
+            _stop_tool(child)
+    say(_ISOLATED_WARNING)
     return lambda: None
 
 
-def _start(words: list[str]) -> subprocess.Popen[bytes]:
+def _start_tool(words: list[str]) -> subprocess.Popen[bytes]:
     quiet = subprocess.DEVNULL
     return subprocess.Popen(
-        words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=_die_with_keeper
+        words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=_die_with_supervisor
     )
 
 
-def _die_with_keeper() -> None:
-    kernel.die_with_parent(signal.SIGKILL)
+def _die_with_supervisor() -> None:
+    syscalls.die_with_parent(signal.SIGKILL)
 
 
 def _is_connected(child: subprocess.Popen[bytes], pid: int) -> bool:
     """Whether the VM has a default route, now or in a moment."""
     routes = Path(f"/proc/{pid}/net/route")
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_ROUTE_CHECKS):
         if any(line.split()[1] == "00000000" for line in routes.read_text().splitlines()[1:]):
             return True
         if child.poll() is not None:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_ROUTE_CHECK_S)
     return False
 
 
-def _close(child: subprocess.Popen[bytes]) -> None:
+def _stop_tool(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()

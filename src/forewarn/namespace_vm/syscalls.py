@@ -1,4 +1,4 @@
-"""The system calls that Python 3.11 has no words for, and nothing else."""
+"""The system calls that Python 3.11 does not offer: unshare, setns, mount, prctl, sethostname."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 import fcntl
 import os
 
-NEW_USER = 0x10000000
-NEW_NET = 0x40000000
-NEW_UTS = 0x04000000
-NEW_MOUNT = 0x00020000
-NEW_PID = 0x20000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWNS = 0x00020000
+CLONE_NEWPID = 0x20000000
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -20,53 +20,53 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _raise_on_error(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
-def enter(namespace: int) -> None:
+def enter_namespace(namespace: int) -> None:
     """Join the namespace behind this open file."""
-    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)), "setns")
+    _raise_on_error(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(0)), "setns")
 
 
-def owner_of(namespace: int) -> int:
+def owning_user_namespace(namespace: int) -> int:
     """The user namespace, as an open file, that this namespace belongs to."""
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
 def set_hostname(name: str) -> None:
     raw = name.encode()
-    _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
+    _raise_on_error(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
 
 
 def die_with_parent(number: int) -> None:
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
+    _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0), "prctl")
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of grandchildren whose parent has gone."""
-    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
+    _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), 0, 0, 0), "prctl")
 
 
-def keep_mounts_private() -> None:
+def make_mounts_private() -> None:
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 
 
-def mount(kind: str, target: str) -> None:
+def mount_virtual_filesystem(kind: str, target: str) -> None:
     """A file system that the kernel itself makes up: proc, sysfs."""
     _mount(kind, target, kind, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
-def bind(source: str, target: str) -> None:
+def bind_mount(source: str, target: str) -> None:
     _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
     given = kind.encode() if kind is not None else None
     called = _libc.mount(os.fsencode(source), os.fsencode(target), given, ctypes.c_ulong(flags), None)
-    _check(called, f"mount {target}")
+    _raise_on_error(called, f"mount {target}")
 
 
-def _check(result: int, what: str) -> None:
+def _raise_on_error(result: int, what: str) -> None:
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,4 +1,7 @@
-"""What a VM is to be, decided before anything of it exists."""
+"""The specification of a VM: program, hostname, network mode and terminal; fixed before it is created.
+
+A file of its own because the supervisor's side and the init process both import it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 
-class Net(Enum):
+class NetworkMode(Enum):
     """Which network the program finds itself in."""
 
     OWN = "own"  # a new one, with 169.254.169.254 in it
@@ -17,12 +20,12 @@ class Net(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blueprint:
+class VmSpec:
     hostname: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     boot_id_file: Path  # what the program reads as /proc/sys/kernel/random/boot_id
-    net: Net = Net.OWN
-    joins: Path | None = None  # the network namespace that is joined
+    network_mode: NetworkMode = NetworkMode.OWN
+    joined_netns: Path | None = None  # the network namespace that is joined
     output: int | None = None  # an open file for what the program writes; None: where we write ourselves
     owns_terminal: bool = False  # the program is to be in the terminal's foreground

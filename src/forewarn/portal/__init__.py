@@ -1,3 +1,6 @@
-"""The portal: pages for people who would rather look than read. Server-rendered, useful without JavaScript, kept live
-with it. It shows what the API shows and asks through the API's own handlers: no rule about the fleet lives here.
+"""The web pages for operators: server-rendered HTML, usable without JavaScript, kept current with it.
+
+Shows what the API shows and submits every form through the API's handlers, which it receives as an argument: no
+rule about the fleet is decided here. May import forewarn.web and below, never forewarn.api or forewarn.arm. Start
+reading at `routes`.
 """

@@ -1,77 +1,77 @@
-"""What may be asked for here, by whom: links to forms, only those that make sense now."""
+"""Links to the forms that a user may submit for a VM, a host or a scope in its current state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forewarn.console.room import Room
-from forewarn.console.views import View
 from forewarn.core.access import Right
-from forewarn.core.fleet import Health, Host, Vm
-from forewarn.core.planning import ASK_CAUSE, pending_platform_events, suits
-from forewarn.core.request import Ask
-from forewarn.core.resource import EVERYTHING, resource_of
+from forewarn.core.fleet import Host, HostHealth, Vm
+from forewarn.core.planning import OPERATION_CAUSES, is_applicable, pending_platform_events
+from forewarn.core.request import RequestedOperation
+from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
+from forewarn.web.context import RequestContext
+from forewarn.web.views import BaseView
 
-_ASKS = (
-    Ask.RESTART,
-    Ask.REDEPLOY,
-    Ask.EVICT,
-    Ask.START,
-    Ask.POWER_OFF,
-    Ask.DEALLOCATE,
-    Ask.REAPPLY,
-    Ask.REIMAGE,
-    Ask.SCALE_IN,
-    Ask.DELETE,
+_VM_REQUESTS = (
+    RequestedOperation.RESTART,
+    RequestedOperation.REDEPLOY,
+    RequestedOperation.EVICT,
+    RequestedOperation.START,
+    RequestedOperation.POWER_OFF,
+    RequestedOperation.DEALLOCATE,
+    RequestedOperation.REAPPLY,
+    RequestedOperation.REIMAGE,
+    RequestedOperation.SCALE_IN,
+    RequestedOperation.DELETE,
 )
-_TITLES = {"evict": "Simulate eviction", "fault": "Set a fault", "rollout": "Start a rollout"}
-_OF_HEALTH = {
-    Health.HEALTHY: ("degrade", "fail", "rollout"),
-    Health.DEGRADED: ("fail", "repair", "rollout"),
-    Health.FAILED: ("repair",),
+_LINK_TITLES = {"evict": "Simulate eviction", "fault": "Set a fault", "rollout": "Start a rollout"}
+_FORMS_BY_HEALTH = {
+    HostHealth.HEALTHY: ("degrade", "fail", "rollout"),
+    HostHealth.DEGRADED: ("fail", "repair", "rollout"),
+    HostHealth.FAILED: ("repair",),
 }
 
 
-class FormLink(View, frozen=True, kw_only=True):
+class FormLink(BaseView, frozen=True, kw_only=True):
     form: str
     title: str
 
 
-def forms_for_vm(room: Room, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
+def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
     if vm.removed_at is not None:
         return ()
-    asks = [*_asks(vm, scope)] if room.principal.may(Right.OPERATE, resource_of(vm)) else []
-    return tuple(map(_link, (*asks, *_of_platform(room, "fault"))))
+    asks = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
+    return tuple(map(_form_link, (*asks, *_platform_forms(context, "fault"))))
 
 
-def forms_for_host(room: Room, host: Host) -> tuple[FormLink, ...]:
-    return tuple(map(_link, _of_platform(room, *_OF_HEALTH[host.health])))
+def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
+    return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
 
 
-def forms_for_scope(room: Room) -> tuple[FormLink, ...]:
-    return tuple(map(_link, _of_platform(room, "rollout")))
+def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
+    return tuple(map(_form_link, _platform_forms(context, "rollout")))
 
 
-def _of_platform(room: Room, *names: str) -> tuple[str, ...]:
-    return names if room.principal.may(Right.PLATFORM, EVERYTHING) else ()
+def _platform_forms(context: RequestContext, *names: str) -> tuple[str, ...]:
+    return names if context.principal.may(Right.PLATFORM, ROOT_RESOURCE) else ()
 
 
-def _asks(vm: Vm, scope: Scope | None) -> Iterator[Ask]:
-    if scope is not None and _has_maintenance(scope, vm):
-        yield Ask.PERFORM_MAINTENANCE
-    for ask in _ASKS:
-        if suits(vm, ASK_CAUSE[ask]) and (vm.scale_set or ask is not Ask.SCALE_IN):
+def _suitable_requests(vm: Vm, scope: Scope | None) -> Iterator[RequestedOperation]:
+    if scope is not None and _has_pending_maintenance(scope, vm):
+        yield RequestedOperation.PERFORM_MAINTENANCE
+    for ask in _VM_REQUESTS:
+        if is_applicable(vm, OPERATION_CAUSES[ask]) and (vm.scale_set or ask is not RequestedOperation.SCALE_IN):
             yield ask
 
 
-def _has_maintenance(scope: Scope, vm: Vm) -> bool:
+def _has_pending_maintenance(scope: Scope, vm: Vm) -> bool:
     try:
         return bool(pending_platform_events(scope, vm.name))
     except Refused:
         return False
 
 
-def _link(name: str) -> FormLink:
-    return FormLink(form=name, title=_TITLES.get(name, name.replace("-", " ").capitalize()))
+def _form_link(name: str) -> FormLink:
+    return FormLink(form=name, title=_LINK_TITLES.get(name, name.replace("-", " ").capitalize()))

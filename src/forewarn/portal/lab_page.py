@@ -1,26 +1,25 @@
-"""The lab: its clock, the faults and storms that are on, and what was done to them lately."""
+"""The lab page: the clock, what is due next, active faults, storms and replays, and recent changes."""
 
 from __future__ import annotations
 
-from forewarn.console.call import Call
-from forewarn.console.fault import read_faults
-from forewarn.console.portal.page import Table
-from forewarn.console.portal.request import DoneQuery, just_done
-from forewarn.console.replay import ReplayView, read_replays
-from forewarn.console.room import Room
-from forewarn.console.views import EntryView, FaultView, StormView, View
-from forewarn.core.event import Status
-from forewarn.core.history import What
+from forewarn.core.event import EventState
+from forewarn.core.history import EntryKind
+from forewarn.portal.export import ExportTable
+from forewarn.portal.form_catalog import DoneMessageQuery, done_message
+from forewarn.web.context import RequestContext
+from forewarn.web.lab_views import read_faults, read_replays
+from forewarn.web.request_parsing import HandlerCall
+from forewarn.web.views import BaseView, FaultView, HistoryEntryView, ReplayView, StormView
 
-_LATELY = 15  # entries shown
-_LOOKED_THROUGH = 1_000  # for them
-_MANY = 5_000  # events under way, too many to look through for each page
-_SPEEDS = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
-_JUMPS = ("1m", "15m", "1h", "1d", "7d")
-_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "left_s", "touched", "events")
+_MAX_RECENT_ENTRIES = 15  # entries shown
+_MAX_ENTRIES_READ = 1_000  # for them
+_MAX_LIVE_EVENTS = 5_000  # events under way, too many to look through for each page
+_SPEED_CHOICES = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
+_ADVANCE_CHOICES = ("1m", "15m", "1h", "1d", "7d")
+_CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "left_s", "touched", "events")
 
 
-class Due(View, frozen=True, kw_only=True):
+class DueItem(BaseView, frozen=True, kw_only=True):
     """Something that falls due by itself."""
 
     at: float
@@ -28,81 +27,83 @@ class Due(View, frozen=True, kw_only=True):
     event: str = ""  # its id
 
 
-class LabPage(View, frozen=True, kw_only=True):
+class LabPage(BaseView, frozen=True, kw_only=True):
     now: float
     speed: float
     is_lab: bool
-    due: tuple[Due, ...]  # the next things
+    due: tuple[DueItem, ...]  # the next things
     sees_all: bool  # who does not is shown no faults
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
     replays: tuple[ReplayView, ...]  # under way
-    lately: tuple[EntryView, ...]  # newest first
+    lately: tuple[HistoryEntryView, ...]  # newest first
     done: str
 
     @property
-    def speeds(self) -> tuple[tuple[float, str], ...]:
-        return _SPEEDS
+    def speed_choices(self) -> tuple[tuple[float, str], ...]:
+        return _SPEED_CHOICES
 
     @property
-    def jumps(self) -> tuple[str, ...]:
-        return _JUMPS
+    def advance_choices(self) -> tuple[str, ...]:
+        return _ADVANCE_CHOICES
 
-    def table(self) -> Table:
-        return Table(columns=_COLUMNS, rows=[_row(one) for one in self.faults])
+    def table(self) -> ExportTable:
+        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(one) for one in self.faults])
 
 
-async def show(room: Room, call: Call, query: DoneQuery) -> LabPage:
+async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
     """The clock, and what goes wrong on purpose."""
-    now, speed, is_lab = room.control.labtime.show()
-    sees_all = room.sees_everything()
-    on = await read_faults(room) if sees_all else None
+    now, speed, is_lab = context.control.lab_clock.status()
+    sees_all = context.can_see_everything()
+    on = await read_faults(context) if sees_all else None
     return LabPage(
         now=now,
         speed=speed,
         is_lab=is_lab,
-        due=_due(room),
+        due=_due_items(context),
         sees_all=sees_all,
         faults=on.faults if on else (),
         storms=on.storms if on else (),
-        replays=_replays(room) if sees_all else (),
-        lately=_lately(room) if sees_all else (),
-        done=just_done(query),
+        replays=_active_replays(context) if sees_all else (),
+        lately=_recent_entries(context) if sees_all else (),
+        done=done_message(query),
     )
 
 
-def _due(room: Room) -> tuple[Due, ...]:
+def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
     """When the next notices end, and when a storm sets its next fault."""
-    many = room.store.counts().events > _MANY
-    scheduled = [] if many else room.store.events(statuses=[Status.SCHEDULED])
+    many = context.store.counts().events > _MAX_LIVE_EVENTS
+    scheduled = [] if many else context.store.events(statuses=[EventState.SCHEDULED])
     events = sorted(
-        (event for event in scheduled if event.not_before > room.now() and room.sees_scope(event.scope_id)),
+        (event for event in scheduled if event.not_before > context.now() and context.can_see_scope(event.scope_id)),
         key=lambda event: event.not_before,
     )[:3]
     found = [
-        Due(
-            at=e.not_before, text=f"the notice of {e.row.kind or e.row.verb} of {', '.join(e.vms[:3])} ends", event=e.id
+        DueItem(
+            at=e.not_before,
+            text=f"the notice of {e.rules.kind or e.rules.verb} of {', '.join(e.vms[:3])} ends",
+            event=e.id,
         )
         for e in events
     ]
-    if many and (at := room.control.reconciler.next_wake()) is not None:
-        found.append(Due(at=at, text="the first of many events goes on"))
-    if room.sees_everything() and (at := room.control.storms.next_at()) is not None:
-        found.append(Due(at=at, text="a storm sets its next fault"))
+    if many and (at := context.control.reconciler.next_wake_at()) is not None:
+        found.append(DueItem(at=at, text="the first of many events goes on"))
+    if context.can_see_everything() and (at := context.control.fault_storms.next_due_at()) is not None:
+        found.append(DueItem(at=at, text="a storm sets its next fault"))
     return tuple(sorted(found, key=lambda due: due.at))
 
 
-def _replays(room: Room) -> tuple[ReplayView, ...]:
-    return tuple(one for one in read_replays(room) if one.ended is None)
+def _active_replays(context: RequestContext) -> tuple[ReplayView, ...]:
+    return tuple(one for one in read_replays(context) if one.ended is None)
 
 
-def _lately(room: Room) -> tuple[EntryView, ...]:
-    recent = room.store.history(limit=_LOOKED_THROUGH)
-    told = [entry for entry in reversed(recent) if entry.what in (What.CLOCK, What.FAULT)]
-    return tuple(EntryView.of(entry) for entry in told[:_LATELY])
+def _recent_entries(context: RequestContext) -> tuple[HistoryEntryView, ...]:
+    recent = context.store.history(limit=_MAX_ENTRIES_READ)
+    told = [entry for entry in reversed(recent) if entry.what in (EntryKind.CLOCK, EntryKind.FAULT)]
+    return tuple(HistoryEntryView.from_entry(entry) for entry in told[:_MAX_RECENT_ENTRIES])
 
 
-def _row(one: FaultView) -> list[object]:
+def _csv_row(one: FaultView) -> list[object]:
     return [
         one.id,
         one.kind,

@@ -1,4 +1,7 @@
-"""What happened, as open pages need to know it: which things changed, never how they look. Pure."""
+"""Collects commits, history entries and deliveries into change batches for open pages. Pure.
+
+A batch names the things that changed and the new state of VMs; `visible_change` leaves out what a user may not see.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from typing import TypeVar
 
 import msgspec
 
-from forewarn.console.visibility import Visibility
-from forewarn.core.change import Commit
+from forewarn.core.commit import Commit
 from forewarn.core.event import Event
-from forewarn.core.history import Entry, Sighting
-from forewarn.store.seam import Store
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.store.interface import Store
+from forewarn.web.authorization import Visibility
 
 T = TypeVar("T")
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
     """What a page is sent."""
 
     seq: int
@@ -37,7 +40,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class ChangeBatch:
     """Some commits together; made once for everybody who looks."""
 
     seq: int
@@ -47,46 +50,46 @@ class News:
     requests: frozenset[str]
     hosts: frozenset[str]
     vms: Mapping[str, str]  # key → state
-    hosts_of: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts that show it
-    entries: Sequence[Entry]
+    hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts that show it
+    entries: Sequence[HistoryEntry]
 
     @cached_property
-    def whole(self) -> Change:
+    def full_change(self) -> LiveChange:
         """For those who see everything."""
-        hosts = self.hosts.union(*self.hosts_of.values())
-        return self._change(self.scopes, self.events, self.requests, hosts, self.vms, self.entries)
+        hosts = self.hosts.union(*self.hosts_by_id.values())
+        return self._build_change(self.scopes, self.events, self.requests, hosts, self.vms, self.entries)
 
     @cached_property
-    def whole_json(self) -> bytes:
-        return msgspec.json.encode(self.whole)
+    def full_change_json(self) -> bytes:
+        return msgspec.json.encode(self.full_change)
 
-    def seen_by(self, visible: Visibility, store: Store) -> Change:
+    def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
         """Without what a visitor may not see: to them it did not happen."""
-        if visible.is_whole:
-            return self.whole
-        events = [event_id for event_id, scope_id in self.events.items() if visible.scope(scope_id)]
-        vms = {key: self.vms[key] for key in _those(self.vms, store.vm, visible.vm)}
+        if visible.sees_everything:
+            return self.full_change
+        events = [event_id for event_id, scope_id in self.events.items() if visible.can_see_scope(scope_id)]
+        vms = {key: self.vms[key] for key in _visible_names(self.vms, store.vm, visible.can_see_vm)}
         # That something happens to others on a host is nobody's business.
-        hosts = self.hosts.union(*(self.hosts_of.get(one, ()) for one in (*events, *vms)))
-        return self._change(
-            filter(visible.scope, self.scopes),
+        hosts = self.hosts.union(*(self.hosts_by_id.get(one, ()) for one in (*events, *vms)))
+        return self._build_change(
+            filter(visible.can_see_scope, self.scopes),
             events,
-            _those(self.requests, store.request, visible.request),
-            filter(visible.host, filter(None, hosts)),
+            _visible_names(self.requests, store.request, visible.can_see_request),
+            filter(visible.can_see_host, filter(None, hosts)),
             vms,
-            filter(visible.entry, self.entries),
+            filter(visible.can_see_entry, self.entries),
         )
 
-    def _change(
+    def _build_change(
         self,
         scopes: Iterable[str],
         events: Iterable[str],
         requests: Iterable[str],
         hosts: Iterable[str],
         vms: Mapping[str, str],
-        entries: Iterable[Entry],
-    ) -> Change:
-        return Change(
+        entries: Iterable[HistoryEntry],
+    ) -> LiveChange:
+        return LiveChange(
             seq=self.seq,
             now=self.now,
             scopes=tuple(sorted(scopes)),
@@ -98,7 +101,7 @@ class News:
         )
 
 
-class Gathering:
+class ChangeCollector:
     """Commits and entries, until they are told together."""
 
     def __init__(self) -> None:
@@ -106,11 +109,11 @@ class Gathering:
         self._events: dict[str, str] = {}
         self._requests: set[str] = set()
         self._hosts: set[str] = set()
-        self._hosts_of: dict[str, set[str]] = defaultdict(set)
-        self.vms: dict[str, str] = {}
-        self._entries: list[Entry] = []
+        self._hosts_by_id: dict[str, set[str]] = defaultdict(set)
+        self.vm_states: dict[str, str] = {}
+        self._entries: list[HistoryEntry] = []
 
-    def add(self, commit: Commit) -> None:
+    def add_commit(self, commit: Commit) -> None:
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
         self._requests.update(request.id for request in commit.requests)
@@ -118,7 +121,7 @@ class Gathering:
         self._hosts.update(host.name for host in commit.hosts)
         self._hosts.update(commit.removed_hosts)
         for vm in commit.vms:
-            self._hosts_of[vm.key].add(vm.host)
+            self._hosts_by_id[vm.key].add(vm.host)
         for event in commit.events:
             self._add_event(event)
         self.add_entries(commit.entries)
@@ -127,11 +130,11 @@ class Gathering:
         self._events[event.id] = event.scope_id
         self._scopes.add(event.scope_id)
         self._requests.add(event.request_id)
-        self._hosts_of[event.id].add(event.host)
+        self._hosts_by_id[event.id].add(event.host)
         for act in event.acts:
-            self._hosts_of[event.id].update((act.from_host, act.to_host))
+            self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
-    def add_entries(self, entries: Iterable[Entry]) -> None:
+    def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
         for entry in entries:
             self._entries.append(entry)
             self._scopes.add(entry.scope_id)
@@ -139,37 +142,37 @@ class Gathering:
             if not entry.scope_id:
                 self._hosts.add(entry.host)
             if entry.event_id:
-                self._hosts_of[entry.event_id].add(entry.host)
+                self._hosts_by_id[entry.event_id].add(entry.host)
                 self._events.setdefault(entry.event_id, entry.scope_id)
 
-    def add_sightings(self, sightings: Iterable[Sighting]) -> None:
+    def add_deliveries(self, sightings: Iterable[EventDelivery]) -> None:
         """A VM was given an event: no entry tells, but pages show it."""
         for sighting in sightings:
             self._events[sighting.event_id] = sighting.scope_id
             self._scopes.add(sighting.scope_id)
 
-    def add_vms(self, states: Iterable[tuple[str, str]]) -> None:
-        self.vms.update(states)
+    def add_vm_states(self, states: Iterable[tuple[str, str]]) -> None:
+        self.vm_states.update(states)
 
     @property
-    def scopes(self) -> frozenset[str]:
+    def scope_ids(self) -> frozenset[str]:
         return frozenset(self._scopes - {""})
 
-    def news(self, seq: int, now: float, home_of: Callable[[str], str]) -> News:
-        for key in self.vms:
-            self._hosts_of[key].add(home_of(key))
-        return News(
+    def to_batch(self, seq: int, now: float, home_of: Callable[[str], str]) -> ChangeBatch:
+        for key in self.vm_states:
+            self._hosts_by_id[key].add(home_of(key))
+        return ChangeBatch(
             seq=seq,
             now=now,
-            scopes=self.scopes,
+            scopes=self.scope_ids,
             events=self._events,
             requests=frozenset(self._requests - {""}),
             hosts=frozenset(self._hosts),
-            vms=self.vms,
-            hosts_of=self._hosts_of,
+            vms=self.vm_states,
+            hosts_by_id=self._hosts_by_id,
             entries=self._entries,
         )
 
 
-def _those(names: Iterable[str], read: Callable[[str], T | None], sees: Callable[[T], bool]) -> list[str]:
+def _visible_names(names: Iterable[str], read: Callable[[str], T | None], sees: Callable[[T], bool]) -> list[str]:
     return [name for name in names if (one := read(name)) is not None and sees(one)]

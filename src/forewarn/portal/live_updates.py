@@ -1,197 +1,283 @@
-"""One ear at the store for all open pages: hears every commit once, and tells them together what changed."""
+"""Fans changes out to open pages: one subscription to the store, many bounded subscribers.
+
+Costs nothing while no page is open. A subscriber that reads too slowly, or missed too much, is told to reload
+everything.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import msgspec
 
-from forewarn.clock import LabClock, Setting
-from forewarn.console.house import House
-from forewarn.console.outlook import Outlook
-from forewarn.console.portal.health import Health, Nurse
-from forewarn.console.portal.listener import Listener
-from forewarn.console.portal.news import Gathering, News
-from forewarn.console.portal.overview import Overview
-from forewarn.console.portal.vigil import Scopes, Vigil
+from forewarn.clock import ClockSetting, LabClock
 from forewarn.core.access import Grant
-from forewarn.core.history import Sighting
-from forewarn.core.vmstate import VmState
+from forewarn.core.history import EventDelivery
 from forewarn.errors import Unavailable
-from forewarn.store.seam import Committed
+from forewarn.explain.vm_state import VmState
+from forewarn.portal.fleet_overview import FleetOverview
+from forewarn.portal.live_changes import ChangeBatch, ChangeCollector
+from forewarn.portal.polling_monitor import MAX_CHANGED_SCOPES, ChangedScopes, PollingMonitor
+from forewarn.portal.store_monitor import StoreHealth, StoreHealthMonitor
+from forewarn.store.interface import AppliedCommit
+from forewarn.web.authorization import VisibleDirectory
+from forewarn.web.dependencies import Dependencies
 
-GATHER_S = 0.05  # of real time: commits so close to each other are told as one change
-COUNTS_S = 0.5  # between two counts of the fleet
-ASKING_S = 2.0  # between two words about who asks
-MOST_VMS = 2000  # in one change; beyond, pages read everything again
-MOST_ENTRIES = 500  # that a page may have missed; beyond, likewise
-MOST_PAGES = 1000  # open at a time
-MOST_OF_ONE = 100  # of one visitor: nobody is to keep others from following
+MAX_PENDING_BATCHES = 100  # news for a page that is slow to read; beyond, it reads everything again
 
 
-class Channel:
+@dataclass(kw_only=True)
+class PendingUpdates:
+    """In the order of the fields is it told."""
+
+    needs_reset: bool = False  # there was more than could wait: everything has to be read again
+    batches: list[ChangeBatch] = field(default_factory=list)
+    polling_scopes: ChangedScopes = frozenset()
+    clock_changed: bool = False
+    counts_changed: bool = False
+    health_changed: bool = False
+
+    def __bool__(self) -> bool:
+        if self.needs_reset or self.batches or self.polling_scopes is None or self.polling_scopes:
+            return True
+        return self.clock_changed or self.counts_changed or self.health_changed
+
+
+class LiveSubscriber:
+    """The latest of everything but news is enough, so that a page that reads slowly costs no more than others."""
+
+    def __init__(self, who: str) -> None:
+        self.principal_id = who
+        self._pending = PendingUpdates()
+        self._wakeup = asyncio.Event()
+        self.is_closed = False
+
+    def add_batch(self, news: ChangeBatch) -> None:
+        if len(self._pending.batches) == MAX_PENDING_BATCHES:
+            self.require_reset()
+        elif not self._pending.needs_reset:
+            self._pending.batches.append(news)
+            self._wakeup.set()
+
+    def require_reset(self) -> None:
+        self._pending.batches.clear()
+        self._pending.needs_reset = True
+        self._wakeup.set()
+
+    def add_polling_scopes(self, scopes: ChangedScopes) -> None:
+        known = self._pending.polling_scopes
+        told = None if known is None or scopes is None else known | scopes
+        self._pending.polling_scopes = told if told is not None and len(told) <= MAX_CHANGED_SCOPES else None
+        self._wakeup.set()
+
+    def notify_clock(self) -> None:
+        self._pending.clock_changed = True
+        self._wakeup.set()
+
+    def notify_counts(self) -> None:
+        self._pending.counts_changed = True
+        self._wakeup.set()
+
+    def notify_health(self) -> None:
+        self._pending.health_changed = True
+        self._wakeup.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._wakeup.set()
+
+    async def wait(self, within_s: float) -> PendingUpdates:
+        """What is to be told by now; nothing, when the time is over or the page is gone."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._wakeup.wait()
+        except TimeoutError:
+            pass
+        self._wakeup.clear()
+        waiting, self._pending = self._pending, PendingUpdates()
+        return waiting
+
+
+BATCH_WINDOW_S = 0.05  # of real time: commits so close to each other are told as one change
+COUNTS_INTERVAL_S = 0.5  # between two counts of the fleet
+POLLING_INTERVAL_S = 2.0  # between two words about who asks
+MAX_VMS_PER_CHANGE = 2000  # in one change; beyond, pages read everything again
+MAX_MISSED_ENTRIES = 500  # that a page may have missed; beyond, likewise
+MAX_SUBSCRIBERS = 1000  # open at a time
+MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # of one visitor: nobody is to keep others from following
+
+
+class LiveUpdateHub:
     """Costs nothing while no page is open. What is the same for all who see everything is made once."""
 
-    def __init__(self, house: House, overview: Overview) -> None:
-        self._house = house
-        self._store = house.control.store
+    def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
+        self._dependencies = dependencies
+        self._store = dependencies.control.store
         self._overview = overview
-        self._listeners: set[Listener] = set()
-        self._gathering: Gathering | None = None
+        self._subscribers: set[LiveSubscriber] = set()
+        self._collector: ChangeCollector | None = None
         self._seq = 0
-        self._counts: dict[tuple[Grant, ...] | None, bytes] = {}  # by who sees what, until the next are due
-        self._nurse = Nurse(self._store, self._tell_health)
-        self._vigil = Vigil(house, self._hear_asking)
-        self._asking_told_at = 0.0
-        self._stops: list[Callable[[], None]] = []
+        self._counts_cache: dict[tuple[Grant, ...] | None, bytes] = {}  # by who sees what, until the next are due
+        self._store_monitor = StoreHealthMonitor(self._store, self._send_health)
+        self._polling_monitor = PollingMonitor(dependencies, self._on_polling_change)
+        self._polling_sent_at = 0.0
+        self._unsubscribers: list[Callable[[], None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._follows_clock = False
+        self._is_following_clock = False
 
     @property
-    def health(self) -> Health:
-        return self._nurse.health
+    def health(self) -> StoreHealth:
+        return self._store_monitor.health
 
-    def counts(self, sees: Outlook) -> bytes:
+    def counts_json(self, sees: VisibleDirectory) -> bytes:
         """How many VMs are in which state, as JSON: walked through once for all who see the same."""
-        who = None if sees.sees_all else sees.grants
-        if who not in self._counts:
-            self._counts[who] = msgspec.json.encode(self._overview.counts(sees))
-        return self._counts[who]
+        who = None if sees.sees_everything else sees.grants
+        if who not in self._counts_cache:
+            self._counts_cache[who] = msgspec.json.encode(self._overview.count_states(sees))
+        return self._counts_cache[who]
 
-    def must_have_room(self, who: str) -> None:
-        if len(self._listeners) >= MOST_PAGES:
-            raise Unavailable(f"{MOST_PAGES} pages are open, and that is the most: close some, then reload this one")
-        if sum(listener.who == who for listener in self._listeners) >= MOST_OF_ONE:
-            raise Unavailable(f"{MOST_OF_ONE} of your pages are open, and that is the most: close some, then reload")
+    def require_capacity(self, who: str) -> None:
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            raise Unavailable(
+                f"{MAX_SUBSCRIBERS} pages are open, and that is the most: close some, then reload this one"
+            )
+        if sum(listener.principal_id == who for listener in self._subscribers) >= MAX_SUBSCRIBERS_PER_PRINCIPAL:
+            raise Unavailable(
+                f"{MAX_SUBSCRIBERS_PER_PRINCIPAL} of your pages are open, and that is the most: close some, then reload"
+            )
 
     @contextmanager
-    def joined(self, who: str) -> Iterator[Listener]:
+    def subscribe(self, who: str) -> Iterator[LiveSubscriber]:
         """A page of this visitor is open until the block is left."""
-        listener = Listener(who)
-        self._listeners.add(listener)
-        if len(self._listeners) == 1:
-            self._begin()
-        if self._house.closing.is_set():
-            listener.end()
+        listener = LiveSubscriber(who)
+        self._subscribers.add(listener)
+        if len(self._subscribers) == 1:
+            self._start()
+        if self._dependencies.shutting_down.is_set():
+            listener.close()
         try:
             yield listener
         finally:
-            self._listeners.discard(listener)
-            if not self._listeners:
-                self._end()
+            self._subscribers.discard(listener)
+            if not self._subscribers:
+                self._stop()
 
-    def missed_since(self, after: int) -> News | None:
+    def changes_since(self, after: int) -> ChangeBatch | None:
         """What a page that knows everything up to `after` was not told. None: it has to read everything again."""
         last = self._store.last_seq()
-        if not 0 <= last - after <= MOST_ENTRIES:
+        if not 0 <= last - after <= MAX_MISSED_ENTRIES:
             return None
-        entries = self._store.entries_after(after, MOST_ENTRIES + 1)
+        entries = self._store.entries_after(after, MAX_MISSED_ENTRIES + 1)
         if len(entries) < last - after:
             return None  # some were pruned
-        gathering = Gathering()
+        gathering = ChangeCollector()
         gathering.add_entries(entries)
-        for scope_id in gathering.scopes:
-            gathering.add_vms(self._states_in(scope_id))
-            if len(gathering.vms) > MOST_VMS:
+        for scope_id in gathering.scope_ids:
+            gathering.add_vm_states(self._vm_states_in(scope_id))
+            if len(gathering.vm_states) > MAX_VMS_PER_CHANGE:
                 return None
-        return self._news(gathering, last)
+        return self._to_batch(gathering, last)
 
-    def asking_changed(self, age_s: float) -> Scopes:
+    def polling_changes_within(self, age_s: float) -> ChangedScopes:
         """Where VMs began to ask or fell silent in the time that a page is old."""
-        return self._vigil.missed(age_s)
+        return self._polling_monitor.changes_within(age_s)
 
-    def _states_in(self, scope_id: str) -> list[tuple[str, VmState]]:
+    def _vm_states_in(self, scope_id: str) -> list[tuple[str, VmState]]:
         """Of those that were removed too: their cells are still shown."""
         vms = self._store.vms(scope_id=scope_id, removed=True)
         return [(vm.key, VmState.GONE if vm.removed_at else self._overview.state_of(vm.key)) for vm in vms]
 
-    def _news(self, gathering: Gathering, seq: int) -> News:
-        control = self._house.control
-        return gathering.news(seq, control.clock.now(), control.placement.home_of)
+    def _to_batch(self, gathering: ChangeCollector, seq: int) -> ChangeBatch:
+        control = self._dependencies.control
+        return gathering.to_batch(seq, control.clock.now(), control.placement.host_of)
 
-    def _begin(self) -> None:
-        self._counts.clear()
-        self._stops = [self._store.subscribe(self._hear), self._house.follow_sightings(self._hear_sightings)]
-        self._tasks = [asyncio.create_task(self._nurse.watch()), asyncio.create_task(self._until_closing())]
-        self._vigil.begin()
-        clock = self._house.control.clock
-        if not self._follows_clock and isinstance(clock, LabClock):
-            clock.follow(self._hear_clock)
-            self._follows_clock = True
+    def _start(self) -> None:
+        self._counts_cache.clear()
+        self._unsubscribers = [
+            self._store.subscribe(self._on_commit),
+            self._dependencies.subscribe_deliveries(self._on_deliveries),
+        ]
+        self._tasks = [asyncio.create_task(self._store_monitor.run()), asyncio.create_task(self._close_on_shutdown())]
+        self._polling_monitor.start()
+        clock = self._dependencies.control.clock
+        if not self._is_following_clock and isinstance(clock, LabClock):
+            clock.subscribe(self._on_clock_change)
+            self._is_following_clock = True
 
-    def _end(self) -> None:
-        self._vigil.end()
-        for stop in self._stops:
+    def _stop(self) -> None:
+        self._polling_monitor.stop()
+        for stop in self._unsubscribers:
             stop()
         for task in self._tasks:
             task.cancel()
         for timer in self._timers.values():
             timer.cancel()
-        self._tasks, self._timers, self._gathering = [], {}, None
+        self._tasks, self._timers, self._collector = [], {}, None
 
-    async def _until_closing(self) -> None:
-        await self._house.closing.wait()
-        for listener in self._listeners:
-            listener.end()
+    async def _close_on_shutdown(self) -> None:
+        await self._dependencies.shutting_down.wait()
+        for listener in self._subscribers:
+            listener.close()
 
-    def _hear(self, committed: Committed) -> None:
-        self._nurse.hear()
-        self._gathering = self._gathering or Gathering()
-        self._gathering.add(committed.commit)
-        self._gathering.add_vms(self._overview.changed(committed.commit))
+    def _on_commit(self, committed: AppliedCommit) -> None:
+        self._store_monitor.on_commit()
+        self._collector = self._collector or ChangeCollector()
+        self._collector.add_commit(committed.commit)
+        self._collector.add_vm_states(self._overview.changes_in(committed.commit))
         self._seq = committed.seq
-        self._soon("news", GATHER_S, self._tell_news)
+        self._schedule_once("news", BATCH_WINDOW_S, self._send_changes)
 
-    def _hear_sightings(self, sightings: Sequence[Sighting]) -> None:
-        self._gathering = self._gathering or Gathering()
-        self._gathering.add_sightings(sightings)
+    def _on_deliveries(self, sightings: Sequence[EventDelivery]) -> None:
+        self._collector = self._collector or ChangeCollector()
+        self._collector.add_deliveries(sightings)
         self._seq = max(self._seq, self._overview.seq)
-        self._soon("news", GATHER_S, self._tell_news)
+        self._schedule_once("news", BATCH_WINDOW_S, self._send_changes)
 
-    def _hear_asking(self) -> None:
-        if self._listeners:
-            rest_s = self._asking_told_at + ASKING_S - asyncio.get_running_loop().time()
-            self._soon("asking", max(GATHER_S, rest_s), self._tell_asking)
+    def _on_polling_change(self) -> None:
+        if self._subscribers:
+            rest_s = self._polling_sent_at + POLLING_INTERVAL_S - asyncio.get_running_loop().time()
+            self._schedule_once("asking", max(BATCH_WINDOW_S, rest_s), self._send_polling_changes)
 
-    def _hear_clock(self, setting: Setting) -> None:
-        if self._listeners and self._follows_clock:
-            self._soon("clock", GATHER_S, self._tell_clock)
+    def _on_clock_change(self, setting: ClockSetting) -> None:
+        if self._subscribers and self._is_following_clock:
+            self._schedule_once("clock", BATCH_WINDOW_S, self._send_clock)
 
-    def _tell_news(self) -> None:
-        gathering, self._gathering = self._gathering, None
+    def _send_changes(self) -> None:
+        gathering, self._collector = self._collector, None
         assert gathering is not None
-        news = self._news(gathering, self._seq)
-        for listener in self._listeners:
-            if len(news.vms) > MOST_VMS:
-                listener.lose()
-            elif not news.whole.is_empty:
-                listener.tell(news)
+        news = self._to_batch(gathering, self._seq)
+        for listener in self._subscribers:
+            if len(news.vms) > MAX_VMS_PER_CHANGE:
+                listener.require_reset()
+            elif not news.full_change.is_empty:
+                listener.add_batch(news)
         if news.vms:
-            self._soon("counts", COUNTS_S, self._tell_counts)
+            self._schedule_once("counts", COUNTS_INTERVAL_S, self._send_counts)
 
-    def _tell_asking(self) -> None:
-        self._asking_told_at = asyncio.get_running_loop().time()
-        scopes = self._vigil.take()
-        for listener in self._listeners:
-            listener.tell_asking(scopes)
+    def _send_polling_changes(self) -> None:
+        self._polling_sent_at = asyncio.get_running_loop().time()
+        scopes = self._polling_monitor.take_changes()
+        for listener in self._subscribers:
+            listener.add_polling_scopes(scopes)
 
-    def _tell_clock(self) -> None:
-        for listener in self._listeners:
-            listener.tell_clock()
+    def _send_clock(self) -> None:
+        for listener in self._subscribers:
+            listener.notify_clock()
 
-    def _tell_counts(self) -> None:
-        self._counts.clear()
-        for listener in self._listeners:
-            listener.tell_counts()
+    def _send_counts(self) -> None:
+        self._counts_cache.clear()
+        for listener in self._subscribers:
+            listener.notify_counts()
 
-    def _tell_health(self, health: Health) -> None:
-        for listener in self._listeners:
-            listener.tell_health()
+    def _send_health(self, health: StoreHealth) -> None:
+        for listener in self._subscribers:
+            listener.notify_health()
 
-    def _soon(self, what: str, within_s: float, tell: Callable[[], None]) -> None:
+    def _schedule_once(self, what: str, within_s: float, tell: Callable[[], None]) -> None:
         """Once, however often it is wanted until then."""
 
         def due() -> None:

@@ -1,7 +1,7 @@
-"""Who begins to ask for events and who falls silent, while somebody looks: polls in between change no page.
+"""Watches which VMs start or stop polling for events while a page is open.
 
-That a VM begins is told by the house. That it fell silent is seen when nothing has been heard of it: each VM that asks
-is looked at about once in the time of a silence, in stretches, when it could have become silent.
+The metadata server reports a VM that starts. A VM counts as silent after `SILENT_S` without a poll, so each polling
+VM is checked about once in that time, in batches. Uses real time, not lab time.
 """
 
 from __future__ import annotations
@@ -10,118 +10,125 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from forewarn.console.house import House
-from forewarn.core.pace import SILENT_S
+from forewarn.explain.polling import SILENCE_LIMIT_S
+from forewarn.web.dependencies import Dependencies
 
-LOOK_S = 1.0  # of real time, between two looks at those who could be silent
-LINGER_S = 60.0  # for whoever goes from one page to another, with nobody looking in between
-LATE_S = 5.0  # what pages show is at most so much older than they know
-MOST_SCOPES = 2_000  # that are told one by one, and remembered
-_AT_A_STRETCH = 2_000  # VMs
+CHECK_INTERVAL_S = 1.0  # of real time, between two looks at those who could be silent
+IDLE_GRACE_S = 60.0  # for whoever goes from one page to another, with nobody looking in between
+PAGE_LAG_S = 5.0  # what pages show is at most so much older than they know
+MAX_CHANGED_SCOPES = 2_000  # that are told one by one, and remembered
+_BATCH_SIZE = 2_000  # VMs
 
-Scopes = frozenset[str] | None  # where somebody began to ask or fell silent; None: it may be anywhere
+ChangedScopes = frozenset[str] | None  # where somebody began to ask or fell silent; None: it may be anywhere
 
 
-class Vigil:
+class PollingMonitor:
     """Begins when somebody looks; ends a little after nobody does any more."""
 
-    def __init__(self, house: House, tell: Callable[[], None]) -> None:
-        self._house = house
-        self._tell = tell
-        self._stop: Callable[[], None] | None = None  # while it lasts
+    def __init__(self, dependencies: Dependencies, tell: Callable[[], None]) -> None:
+        self._dependencies = dependencies
+        self._notify = tell
+        self._unsubscribe: Callable[[], None] | None = None  # while it lasts
         self._task: asyncio.Task[None] | None = None
-        self._ending: asyncio.TimerHandle | None = None
-        self._watched: set[str] = set()  # keys of the VMs that ask
-        self._due: dict[int, list[str]] = {}  # the same by the second in which they could have become silent
-        self._left: list[str] | None = None  # VMs that were never looked at; None: all
-        self._recent: dict[str, float] = {}  # scope → when something was last told of it; the oldest first
-        self._whole_since = math.inf  # since when all is remembered
-        self._fresh: dict[str, None] = {}  # scopes that are not told yet
+        self._reset_timer: asyncio.TimerHandle | None = None
+        self._scheduled_vms: set[str] = set()  # keys of the VMs that ask
+        self._checks_by_second: dict[
+            int, list[str]
+        ] = {}  # the same by the second in which they could have become silent
+        self._unchecked_vms: list[str] | None = None  # VMs that were never looked at; None: all
+        self._changed_at: dict[str, float] = {}  # scope → when something was last told of it; the oldest first
+        self._complete_since = math.inf  # since when all is remembered
+        self._new_changes: dict[str, None] = {}  # scopes that are not told yet
 
-    def begin(self) -> None:
-        if self._ending is not None:
-            self._ending.cancel()
-        self._fresh.clear()  # nobody looked meanwhile, and whoever comes is told what they missed
-        if self._stop is None:
-            self._stop, self._whole_since = self._house.follow_asking(self._hear), _now()
-        self._task = asyncio.create_task(self._watch())
+    def start(self) -> None:
+        if self._reset_timer is not None:
+            self._reset_timer.cancel()
+        self._new_changes.clear()  # nobody looked meanwhile, and whoever comes is told what they missed
+        if self._unsubscribe is None:
+            self._unsubscribe, self._complete_since = (
+                self._dependencies.subscribe_polling(self._on_polling_started),
+                _loop_time(),
+            )
+        self._task = asyncio.create_task(self._run())
 
-    def end(self) -> None:
+    def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
         self._task = None
-        self._ending = asyncio.get_running_loop().call_later(LINGER_S, self._forget)
+        self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
-    def take(self) -> Scopes:
+    def take_changes(self) -> ChangedScopes:
         """Where something has changed since the last time."""
-        fresh, self._fresh = self._fresh, {}
-        return frozenset(fresh) if len(fresh) <= MOST_SCOPES else None
+        fresh, self._new_changes = self._new_changes, {}
+        return frozenset(fresh) if len(fresh) <= MAX_CHANGED_SCOPES else None
 
-    def missed(self, age_s: float) -> Scopes:
+    def changes_within(self, age_s: float) -> ChangedScopes:
         """Where something has changed in the time that a page is old."""
-        since = _now() - age_s - LATE_S
-        if since <= self._whole_since:
+        since = _loop_time() - age_s - PAGE_LAG_S
+        if since <= self._complete_since:
             return None
-        return frozenset(scope_id for scope_id, at in self._recent.items() if at >= since)
+        return frozenset(scope_id for scope_id, at in self._changed_at.items() if at >= since)
 
-    def _forget(self) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._stop, self._ending, self._left = None, None, None
-        self._watched, self._due, self._recent, self._fresh = set(), {}, {}, {}
+    def _reset(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        self._unsubscribe, self._reset_timer, self._unchecked_vms = None, None, None
+        self._scheduled_vms, self._checks_by_second, self._changed_at, self._new_changes = set(), {}, {}, {}
 
-    async def _watch(self) -> None:
+    async def _run(self) -> None:
         """May be broken off wherever it waits, and goes on with the next who looks."""
-        if self._left is None:
-            self._left = self._house.control.placement.keys()
-        async for key in _taken_off(self._left):
-            self._expect(key)
+        if self._unchecked_vms is None:
+            self._unchecked_vms = self._dependencies.control.placement.vm_keys()
+        async for key in _pop_in_batches(self._unchecked_vms):
+            self._schedule_check(key)
         while True:
-            for second in sorted(second for second in self._due if second <= _now()):
-                async for key in _taken_off(self._due[second]):
-                    self._watched.discard(key)
-                    if not self._expect(key):
-                        self._note(key)
-                del self._due[second]
-            await asyncio.sleep(LOOK_S)
+            for second in sorted(second for second in self._checks_by_second if second <= _loop_time()):
+                async for key in _pop_in_batches(self._checks_by_second[second]):
+                    self._scheduled_vms.discard(key)
+                    if not self._schedule_check(key):
+                        self._record_change(key)
+                del self._checks_by_second[second]
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
-    def _expect(self, key: str) -> bool:
+    def _schedule_check(self, key: str) -> bool:
         """Look at this VM again when it could be silent; False: it is."""
-        pace = self._house.pace(key)
+        pace = self._dependencies.pace_of(key)
         if pace is None or pace.is_silent:
             return False
-        if key not in self._watched:
-            self._watched.add(key)
-            self._due.setdefault(math.ceil(_now() + max(SILENT_S - pace.silent_s, LOOK_S)), []).append(key)
+        if key not in self._scheduled_vms:
+            self._scheduled_vms.add(key)
+            self._checks_by_second.setdefault(
+                math.ceil(_loop_time() + max(SILENCE_LIMIT_S - pace.silent_s, CHECK_INTERVAL_S)), []
+            ).append(key)
         return True
 
-    def _hear(self, begun: Sequence[str]) -> None:
+    def _on_polling_started(self, begun: Sequence[str]) -> None:
         for key in begun:
-            self._expect(key)
-            self._note(key)
+            self._schedule_check(key)
+            self._record_change(key)
 
-    def _note(self, key: str) -> None:
+    def _record_change(self, key: str) -> None:
         try:
-            scope_id = self._house.control.placement.scope_of(key)
+            scope_id = self._dependencies.control.placement.scope_of(key)
         except KeyError:
             return  # a VM that was never placed: no page shows it
-        self._recent.pop(scope_id, None)
-        self._recent[scope_id] = _now()
-        if len(self._recent) > MOST_SCOPES:
-            self._whole_since = self._recent.pop(next(iter(self._recent)))
-        if len(self._fresh) <= MOST_SCOPES:
-            self._fresh[scope_id] = None
-        self._tell()
+        self._changed_at.pop(scope_id, None)
+        self._changed_at[scope_id] = _loop_time()
+        if len(self._changed_at) > MAX_CHANGED_SCOPES:
+            self._complete_since = self._changed_at.pop(next(iter(self._changed_at)))
+        if len(self._new_changes) <= MAX_CHANGED_SCOPES:
+            self._new_changes[scope_id] = None
+        self._notify()
 
 
-def _now() -> float:
+def _loop_time() -> float:
     """Real time: silence is no matter of a lab's clock."""
     return asyncio.get_running_loop().time()
 
 
-async def _taken_off(keys: list[str]) -> AsyncIterator[str]:
+async def _pop_in_batches(keys: list[str]) -> AsyncIterator[str]:
     """In stretches, so that nobody else waits; who breaks it off leaves the others on the list."""
     while keys:
-        for _ in range(min(len(keys), _AT_A_STRETCH)):
+        for _ in range(min(len(keys), _BATCH_SIZE)):
             yield keys.pop()
         await asyncio.sleep(0)

@@ -1,29 +1,29 @@
-"""The page of one scope: its VMs by update and fault domain, its events, and the document that they are given."""
+"""The page of one scope: its VMs by domain, its events, and the document its VMs receive."""
 
 from __future__ import annotations
 
 import json
 
-from forewarn.console.call import Call
-from forewarn.console.portal.context import PortalContext
-from forewarn.console.portal.formlink import FormLink, forms_for_scope
-from forewarn.console.portal.page import Table
-from forewarn.console.portal.picture import BlockView, block_view
-from forewarn.console.showing import Showing, title_of_scope
-from forewarn.console.views import EventView, View
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.projection import document_for
 from forewarn.core.scope import Scope
-from forewarn.protocol.codec import encode
-from forewarn.protocol.versions import NEWEST
-from forewarn.store.seam import Polled
+from forewarn.portal.context import PortalContext
+from forewarn.portal.export import ExportTable
+from forewarn.portal.form_links import FormLink, form_links_for_scope
+from forewarn.portal.vm_grid import VmBlockView, vm_block_view
+from forewarn.protocol.codec import encode_document
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.store.interface import LastPoll
+from forewarn.web.request_parsing import HandlerCall
+from forewarn.web.view_builder import ViewBuilder, scope_title
+from forewarn.web.views import BaseView, EventView
 
-_MOST_OVER = 20
-_MOST_GONE = 20
+_MAX_PAST_EVENTS = 20
+_MAX_REMOVED_VMS = 20
 
 
-class Member(View, frozen=True, kw_only=True):
+class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     key: str
     name: str
     state: str
@@ -36,13 +36,13 @@ class Member(View, frozen=True, kw_only=True):
     is_silent: bool  # it has not asked in the last minute
 
 
-class Departed(View, frozen=True, kw_only=True):
+class RemovedVmView(BaseView, frozen=True, kw_only=True):
     key: str
     name: str
     removed_at: float
 
 
-class ScopePage(View, frozen=True, kw_only=True):
+class ScopePage(BaseView, frozen=True, kw_only=True):
     id: str
     title: str
     enabled: bool
@@ -50,28 +50,28 @@ class ScopePage(View, frozen=True, kw_only=True):
     epoch: int
     incarnation: int
     forms: tuple[FormLink, ...]
-    block: BlockView
-    vms: tuple[Member, ...]
-    gone: tuple[Departed, ...]  # the last ones first
+    block: VmBlockView
+    vms: tuple[ScopeMemberView, ...]
+    gone: tuple[RemovedVmView, ...]  # the last ones first
     events: tuple[EventView, ...]
     over: tuple[EventView, ...]  # newest first
     api_version: str
     document: str  # as its VMs see it now
 
-    def table(self) -> Table:
-        columns = Member.__struct_fields__
-        return Table(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
+    def table(self) -> ExportTable:
+        columns = ScopeMemberView.__struct_fields__
+        return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
-async def show(room: PortalContext, call: Call) -> ScopePage:
+async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
     """One scope, by its id, its name or a VM of it."""
-    await room.house.observe()
-    scope = room.scope(call.names["id"])
-    polls = {polled.vm: polled for polled in room.store.polls(scope_id=scope.id)}
-    vms = [vm for vm in scope.present if room.sees(vm)]
-    over = room.store.events(scope_id=scope.id, statuses=[Status.OVER], limit=_MOST_OVER)
-    showing = Showing(room)
-    title = title_of_scope(scope)
+    await context.dependencies.flush_observations()
+    scope = context.find_scope(call.path_params["id"])
+    polls = {polled.vm: polled for polled in context.store.last_polls(scope_id=scope.id)}
+    vms = [vm for vm in scope.present_vms if context.can_see(vm)]
+    over = context.store.events(scope_id=scope.id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS)
+    showing = ViewBuilder(context)
+    title = scope_title(scope)
     return ScopePage(
         id=scope.id,
         title=title,
@@ -79,23 +79,25 @@ async def show(room: PortalContext, call: Call) -> ScopePage:
         enabled_at=scope.enabled_at,
         epoch=scope.epoch,
         incarnation=scope.incarnation,
-        forms=forms_for_scope(room),
-        block=block_view([scope], vms, {vm.key for vm in vms}, room.house.pace, room.overview, title=title),
-        vms=tuple(_member(room, vm, polls.get(vm.key)) for vm in vms),
-        gone=_gone(room, scope),
-        events=showing.events(scope.live()),
+        forms=form_links_for_scope(context),
+        block=vm_block_view(
+            [scope], vms, {vm.key for vm in vms}, context.dependencies.pace_of, context.overview, title=title
+        ),
+        vms=tuple(_member_view(context, vm, polls.get(vm.key)) for vm in vms),
+        gone=_removed_vms(context, scope),
+        events=showing.events(scope.live_events()),
         over=showing.events(reversed(over)),
-        api_version=NEWEST,
-        document=_document(scope),
+        api_version=NEWEST_VERSION,
+        document=_document_text(scope),
     )
 
 
-def _member(room: PortalContext, vm: Vm, polled: Polled | None) -> Member:
-    pace = room.house.pace(vm.key)
-    return Member(
+def _member_view(context: PortalContext, vm: Vm, polled: LastPoll | None) -> ScopeMemberView:
+    pace = context.dependencies.pace_of(vm.key)
+    return ScopeMemberView(
         key=vm.key,
         name=vm.name,
-        state=room.overview.state_of(vm.key),
+        state=context.overview.state_of(vm.key),
         update_domain=vm.update_domain,
         fault_domain=vm.fault_domain,
         host=vm.host,
@@ -106,12 +108,14 @@ def _member(room: PortalContext, vm: Vm, polled: Polled | None) -> Member:
     )
 
 
-def _gone(room: PortalContext, scope: Scope) -> tuple[Departed, ...]:
-    once = [vm for vm in room.store.vms(scope_id=scope.id, removed=True) if room.sees(vm)]
-    gone = [Departed(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in once if vm.removed_at is not None]
-    return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MOST_GONE])
+def _removed_vms(context: PortalContext, scope: Scope) -> tuple[RemovedVmView, ...]:
+    once = [vm for vm in context.store.vms(scope_id=scope.id, removed=True) if context.can_see(vm)]
+    gone = [
+        RemovedVmView(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in once if vm.removed_at is not None
+    ]
+    return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MAX_REMOVED_VMS])
 
 
-def _document(scope: Scope) -> str:
+def _document_text(scope: Scope) -> str:
     """Its members and their order are those of the answer; only the layout is for readers."""
-    return json.dumps(json.loads(encode(document_for(scope), NEWEST)), indent=2)
+    return json.dumps(json.loads(encode_document(document_for(scope), NEWEST_VERSION)), indent=2)

@@ -1,109 +1,242 @@
-"""Signing in to the portal: by a client's secret, by a link that is good once, and out again."""
+"""Sign-in and sign-out routes: by client secret, by one-time link, and by an OpenID Connect issuer.
+
+These are the only routes open to people who are not signed in. After a redirect from another site the browser sends
+no SameSite=Strict cookie, so a page of our own continues the sign-in.
+"""
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from forewarn.access.code_flow import CodeFlow
-from forewarn.access.link import Links
-from forewarn.access.sign_in import claims_of
-from forewarn.console.portal.answering import answering, go_on
-from forewarn.console.portal.frame import SIGN_IN, plain
-from forewarn.console.portal.guard import must_be_ours, must_repeat
-from forewarn.console.portal.local import HOME, local
-from forewarn.console.portal.oidc import issuer_routes
-from forewarn.console.portal.page import PREFIX
-from forewarn.console.portal.session import Lobby
-from forewarn.console.proof import proven
-from forewarn.console.reading import LONGEST_FORM, read_whole
-from forewarn.core.access import ADMIN, Client
+from forewarn.auth.claims import InvalidToken, quote_excerpt
+from forewarn.auth.code_flow import AuthorizationCodeFlow, AuthorizationFlow
+from forewarn.auth.sessions import SignInLinks
+from forewarn.auth.token_service import claims_of_client
+from forewarn.core.access import ADMIN_CLIENT_ID, RegisteredClient
 from forewarn.errors import Rejected, Unauthenticated
+from forewarn.portal.browser_security import PORTAL_HOME, require_csrf_token, require_same_origin, safe_redirect_path
+from forewarn.portal.context import PORTAL_PREFIX
+from forewarn.portal.rendering import SIGN_IN_PATH, public_page_response
+from forewarn.portal.session import ServiceCookie, SessionManager
+from forewarn.web.authentication import verify_client_secret
+from forewarn.web.errors import status_and_message
+from forewarn.web.request_parsing import MAX_FORM_BYTES, read_limited_body
 
-ONCE = f"{SIGN_IN}/once"
-_FORM = "application/x-www-form-urlencoded"
-_AHEAD = ("sec-purpose", "purpose", "x-purpose", "x-moz")  # by which browsers say that nobody has clicked yet
-_NOBODY_YET = "a browser that looks ahead signs nobody in: open the link yourself"
+_NO_REFERRER = {"Referrer-Policy": "no-referrer"}
+
+SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-def sign_in_routes(lobby: Lobby, links: Links, code_flow: CodeFlow | None = None) -> list[BaseRoute]:
+def with_error_page(answer: SignInEndpoint) -> SignInEndpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is left to read it
+        except Exception as error:
+            return sign_in_error_page(error)
+
+    return endpoint
+
+
+def sign_in_error_page(error: Exception) -> Response:
+    status, sentence = status_and_message(error)
+    return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
+
+
+def continue_page(to: str, title: str) -> Response:
+    """To a page of ours, by a page of ours: a browser that came from elsewhere sends no cookie before that."""
+    response = public_page_response("sign-in-continue.html", title=title, to=to)
+    response.headers.update(_NO_REFERRER)
+    return response
+
+
+OIDC_START_PATH = f"{SIGN_IN_PATH}/issuer"
+OIDC_CALLBACK_PATH = f"{SIGN_IN_PATH}/callback"
+_OIDC_FINISH_PATH = f"{SIGN_IN_PATH}/finish"
+_FLOW_LIFETIME_S = 600  # from leaving for the issuer to coming back
+_CALLBACK_PARAMS = ("code", "state", "error", "error_description")  # by the issuer, when somebody comes back
+_MAX_CALLBACK_PARAM_LENGTH = 4096
+_FLOW_EXPIRED_MESSAGE = "this sign-in was begun in another browser, or more than ten minutes ago: sign in once more"
+
+
+def oidc_routes(lobby: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
+    cookie = ServiceCookie("forewarn-flow", lobby.sign_in.tenant_id, lasts_s=_FLOW_LIFETIME_S)
+    issuer = code_flow.issuer.url
+
+    async def leave(request: Request) -> Response:
+        flow = AuthorizationFlow.start()
+        address = await code_flow.authorization_url(flow, _redirect_uri(request), lobby.dependencies.real_time())
+        response = RedirectResponse(address, status_code=303)
+        cookie.write(request, response, _encode_flow(flow, safe_redirect_path(request.query_params.get("to", ""))))
+        return response
+
+    async def come_back(request: Request) -> Response:
+        """Cookies are sent to us by ourselves only, so the next step is one from a page of ours."""
+        told = {
+            name: text
+            for name, text in request.query_params.items()
+            if name in _CALLBACK_PARAMS and len(text) <= _MAX_CALLBACK_PARAM_LENGTH
+        }
+        return continue_page(f"{_OIDC_FINISH_PATH}?{urlencode(told)}", "Signing in")
+
+    async def finish(request: Request) -> Response:
+        flow, to = _decode_flow(cookie.read(request))
+        if not flow.matches_state(request.query_params.get("state", "")):
+            raise Rejected(_FLOW_EXPIRED_MESSAGE)
+        response: Response = RedirectResponse(to, status_code=303)
+        try:
+            claims = await code_flow.redeem_code(
+                _authorization_code(request, issuer), flow, _redirect_uri(request), lobby.dependencies.real_time()
+            )
+            lobby.start_session(request, response, claims, issuer=issuer)
+        except InvalidToken as error:
+            response = sign_in_error_page(Unauthenticated(str(error)))
+        except Exception as error:
+            response = sign_in_error_page(error)
+        cookie.clear(request, response)  # whatever came of it, that code is spent
+        return response
+
+    return [
+        Route(OIDC_START_PATH, with_error_page(leave), methods=["GET"]),
+        Route(OIDC_CALLBACK_PATH, with_error_page(come_back), methods=["GET"]),
+        Route(_OIDC_FINISH_PATH, with_error_page(finish), methods=["GET"]),
+    ]
+
+
+def _authorization_code(request: Request, issuer: str) -> str:
+    told = request.query_params
+    if "error" in told:
+        why = quote_excerpt(told.get("error_description") or told["error"])
+        raise Unauthenticated(f"issuer {issuer!r} did not sign you in ({why}): try again, or sign in as another")
+    if not (code := told.get("code", "")):
+        raise Rejected(f"issuer {issuer!r} sent you back without a code: sign in once more")
+    return code
+
+
+def _redirect_uri(request: Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc}{OIDC_CALLBACK_PATH}"
+
+
+def _encode_flow(flow: AuthorizationFlow, to: str) -> str:
+    return f"{flow.secret}.{urlsafe_b64encode(to.encode()).decode().rstrip('=')}"
+
+
+def _decode_flow(text: str) -> tuple[AuthorizationFlow, str]:
+    secret, _, encoded = text.partition(".")
+    if not secret:
+        raise Rejected(_FLOW_EXPIRED_MESSAGE)
+    try:
+        to = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
+    except ValueError:
+        to = ""
+    return AuthorizationFlow(secret), safe_redirect_path(to)
+
+
+ONE_TIME_LINK_PATH = f"{SIGN_IN_PATH}/once"
+_FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"
+_PREFETCH_HEADERS = (
+    "sec-purpose",
+    "purpose",
+    "x-purpose",
+    "x-moz",
+)  # by which browsers say that nobody has clicked yet
+_PREFETCH_MESSAGE = "a browser that looks ahead signs nobody in: open the link yourself"
+
+
+def sign_in_routes(
+    lobby: SessionManager, links: SignInLinks, code_flow: AuthorizationCodeFlow | None = None
+) -> list[BaseRoute]:
     """All that is open to whoever is not signed in yet. With `code_flow`, people sign in at its issuer."""
 
     def form(*, status: int = 200, **given: Any) -> Response:
         external = lobby.sign_in.external
         issuer = external.url if external else ""
-        usual = {"title": "Sign in", "client_id": ADMIN, "sentence": "", "issuer": issuer, "by_issuer": bool(code_flow)}
-        return plain("sign-in.html", status=status, **{**usual, **given})
+        usual = {
+            "title": "Sign in",
+            "client_id": ADMIN_CLIENT_ID,
+            "sentence": "",
+            "issuer": issuer,
+            "by_issuer": bool(code_flow),
+        }
+        return public_page_response("sign-in.html", status=status, **{**usual, **given})
 
     async def show(request: Request) -> Response:
-        to = local(request.query_params.get("to", ""))
+        to = safe_redirect_path(request.query_params.get("to", ""))
         try:
-            await lobby.welcome(request)
+            await lobby.authenticate(request)
         except Unauthenticated:
             return form(to=to)
         return RedirectResponse(to, status_code=303)
 
     async def take(request: Request) -> Response:
-        must_be_ours(request.headers)
-        fields = await read_fields(request)
-        to, client_id = local(fields.get("to", "")), fields.get("client_id", "").strip()
+        require_same_origin(request.headers)
+        fields = await read_form_fields(request)
+        to, client_id = safe_redirect_path(fields.get("to", "")), fields.get("client_id", "").strip()
         response = RedirectResponse(to, status_code=303)
         try:
-            lobby.begin(request, response, claims_of(_proven(lobby, client_id, fields.get("secret", "").strip())))
+            lobby.start_session(
+                request,
+                response,
+                claims_of_client(_authenticate_client(lobby, client_id, fields.get("secret", "").strip())),
+            )
         except Unauthenticated as error:
             return form(status=401, to=to, client_id=client_id, sentence=str(error))
         return response
 
     async def open_link(request: Request) -> Response:
-        if _nobody_clicked(request):
-            raise Rejected(_NOBODY_YET)
-        whom = links.spend(request.path_params["code"])
-        response = go_on(HOME, "Signed in")
-        lobby.begin(request, response, whom.claims, is_owner=whom.is_owner)
+        if _is_prefetch(request):
+            raise Rejected(_PREFETCH_MESSAGE)
+        whom = links.redeem(request.path_params["code"])
+        response = continue_page(PORTAL_HOME, "Signed in")
+        lobby.start_session(request, response, whom.claims, is_owner=whom.is_owner)
         return response
 
     async def sign_out(request: Request) -> Response:
-        response = RedirectResponse(SIGN_IN, status_code=303)
+        response = RedirectResponse(SIGN_IN_PATH, status_code=303)
         try:
-            visit = await lobby.welcome(request)
+            visit = await lobby.authenticate(request)
         except Unauthenticated:
-            lobby.forget(request, response)
+            lobby.clear_cookie(request, response)
             return response
-        must_repeat(visit, request.headers, await read_fields(request))
-        await lobby.end(request, response)
+        require_csrf_token(visit, request.headers, await read_form_fields(request))
+        await lobby.end_session(request, response)
         return response
 
     return [
-        Route(SIGN_IN, answering(show), methods=["GET"]),
-        Route(SIGN_IN, answering(take), methods=["POST"]),
-        Route(f"{ONCE}/{{code}}", answering(open_link), methods=["GET"]),
-        Route(f"{PREFIX}/sign-out", answering(sign_out), methods=["POST"]),
-        *(issuer_routes(lobby, code_flow) if code_flow is not None else ()),
+        Route(SIGN_IN_PATH, with_error_page(show), methods=["GET"]),
+        Route(SIGN_IN_PATH, with_error_page(take), methods=["POST"]),
+        Route(f"{ONE_TIME_LINK_PATH}/{{code}}", with_error_page(open_link), methods=["GET"]),
+        Route(f"{PORTAL_PREFIX}/sign-out", with_error_page(sign_out), methods=["POST"]),
+        *(oidc_routes(lobby, code_flow) if code_flow is not None else ()),
     ]
 
 
-async def read_fields(request: Request) -> dict[str, str]:
+async def read_form_fields(request: Request) -> dict[str, str]:
     """What a form sent."""
-    body = await read_whole(request, LONGEST_FORM)
+    body = await read_limited_body(request, MAX_FORM_BYTES)
     if body is None:
-        raise Rejected(f"the form is longer than {LONGEST_FORM} bytes: send less")
-    if not request.headers.get("content-type", "").startswith(_FORM):
-        raise Rejected(f"this takes forms, as {_FORM}: send one")
+        raise Rejected(f"the form is longer than {MAX_FORM_BYTES} bytes: send less")
+    if not request.headers.get("content-type", "").startswith(_FORM_MEDIA_TYPE):
+        raise Rejected(f"this takes forms, as {_FORM_MEDIA_TYPE}: send one")
     return dict(parse_qsl(body.decode("utf-8", errors="replace"), keep_blank_values=True))
 
 
-def _proven(lobby: Lobby, client_id: str, secret: str) -> Client:
+def _authenticate_client(lobby: SessionManager, client_id: str, secret: str) -> RegisteredClient:
     external = lobby.sign_in.external
     if external is not None:
         raise Unauthenticated(f"clients sign in at {external.url!r}: go there")
-    return proven(client_id, secret, lobby.house.control.store)
+    return verify_client_secret(client_id, secret, lobby.dependencies.control.store)
 
 
-def _nobody_clicked(request: Request) -> bool:
+def _is_prefetch(request: Request) -> bool:
     """A link is spent by being opened, not by being looked at."""
-    looks_ahead = any("pre" in request.headers.get(name, "").lower() for name in _AHEAD)
+    looks_ahead = any("pre" in request.headers.get(name, "").lower() for name in _PREFETCH_HEADERS)
     return request.method == "HEAD" or looks_ahead or request.headers.get("sec-fetch-dest", "document") != "document"

@@ -1,21 +1,21 @@
-"""VMs as cells: a scope as a grid of update and fault domains, standalone ones in a row."""
+"""Views of VMs as cells: a scope as a grid of update and fault domains, standalone VMs in a row."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
-from forewarn.console.portal.overview import Overview
-from forewarn.console.views import View
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
-from forewarn.core.pace import Pace
 from forewarn.core.scope import Scope
+from forewarn.explain.polling import PollingPace
+from forewarn.portal.fleet_overview import FleetOverview
+from forewarn.web.views import BaseView
 
-PaceOf = Callable[[str], Pace | None]
+PaceLookup = Callable[[str], PollingPace | None]
 
 
-class Cell(View, frozen=True, kw_only=True):
+class VmCell(BaseView, frozen=True, kw_only=True):
     key: str
     name: str
     state: str
@@ -24,18 +24,18 @@ class Cell(View, frozen=True, kw_only=True):
     host: str
 
 
-class Row(View, frozen=True, kw_only=True):
+class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
     """One update domain; its VMs by fault domain."""
 
     update_domain: int
     at_work: bool
-    places: tuple[tuple[Cell, ...], ...]
+    places: tuple[tuple[VmCell, ...], ...]
 
 
-class BlockView(View, frozen=True, kw_only=True):
+class VmBlockView(BaseView, frozen=True, kw_only=True):
     scope: str  # "" for the standalone VMs of a group
     title: str
-    vms: tuple[Cell, ...]  # that are in view
+    vms: tuple[VmCell, ...]  # that are in view
     size: int  # of the whole block, as far as it is seen
     scopes: tuple[str, ...]
     enabled: int  # of its scopes
@@ -49,12 +49,12 @@ class BlockView(View, frozen=True, kw_only=True):
     def fault_domains(self) -> tuple[int, ...]:
         return tuple(sorted({cell.fault_domain for cell in self.vms}))
 
-    def rows(self) -> tuple[Row, ...]:
-        places: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    def rows(self) -> tuple[UpdateDomainRow, ...]:
+        places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
         return tuple(
-            Row(
+            UpdateDomainRow(
                 update_domain=domain,
                 at_work=domain in self.at_work,
                 places=tuple(tuple(places[domain, fault_domain]) for fault_domain in self.fault_domains),
@@ -63,8 +63,8 @@ class BlockView(View, frozen=True, kw_only=True):
         )
 
 
-def cell_of(vm: Vm, overview: Overview) -> Cell:
-    return Cell(
+def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
+    return VmCell(
         key=vm.key,
         name=vm.name,
         state=overview.state_of(vm.key),
@@ -74,34 +74,34 @@ def cell_of(vm: Vm, overview: Overview) -> Cell:
     )
 
 
-def block_view(
+def vm_block_view(
     scopes: Sequence[Scope],
     vms: Sequence[Vm],
     seen: Collection[str],
-    pace_of: PaceOf,
-    overview: Overview,
+    pace_of: PaceLookup,
+    overview: FleetOverview,
     *,
     title: str,
-) -> BlockView:
+) -> VmBlockView:
     """Of one scope, or of some standalone VMs, whose scopes these are; `seen` are the keys of all its VMs."""
     one = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
     paces = [pace for pace in map(pace_of, seen) if pace is not None]
-    live = [event for scope in scopes for event in scope.live()]
-    return BlockView(
+    live = [event for scope in scopes for event in scope.live_events()]
+    return VmBlockView(
         scope=one.id if one is not None else "",
         title=title,
-        vms=tuple(cell_of(vm, overview) for vm in vms),
+        vms=tuple(vm_cell(vm, overview) for vm in vms),
         size=len(seen),
         scopes=tuple(scope.id for scope in scopes),
         enabled=sum(scope.is_enabled for scope in scopes),
         silent_s=min((pace.silent_s for pace in paces), default=None),
         asking=sum(not pace.is_silent for pace in paces),
         events=len(live),
-        next_not_before=min((e.not_before for e in live if e.status is Status.SCHEDULED), default=None),
-        at_work=_at_work(one) if one is not None else (),
+        next_not_before=min((e.not_before for e in live if e.status is EventState.SCHEDULED), default=None),
+        at_work=_active_update_domains(one) if one is not None else (),
     )
 
 
-def _at_work(scope: Scope) -> tuple[int, ...]:
-    hit = {act.vm for event in scope.live() for act in event.owed}
-    return tuple(sorted({vm.update_domain for vm in scope.present if vm.key in hit})) if hit else ()
+def _active_update_domains(scope: Scope) -> tuple[int, ...]:
+    hit = {act.vm for event in scope.live_events() for act in event.unfinished_acts}
+    return tuple(sorted({vm.update_domain for vm in scope.present_vms if vm.key in hit})) if hit else ()

@@ -1,29 +1,29 @@
-"""The page of one VM: how it is, where it can be asked from, its events, its story, and what may be asked for."""
+"""The page of one VM: facts, how to poll as it does, its events, active faults and explanation."""
 
 from __future__ import annotations
 
-from forewarn.console.call import Call
-from forewarn.console.event import lists
-from forewarn.console.explanation import explain_vm
-from forewarn.console.fault import read_faults
-from forewarn.console.keeper import shown as keeper_view
-from forewarn.console.portal.formlink import FormLink, forms_for_vm
-from forewarn.console.portal.page import Table
-from forewarn.console.room import Room
-from forewarn.console.showing import Showing
-from forewarn.console.views import EventView, FaultView, KeeperView, View, VmView
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
-from forewarn.core.resource import resource_of
-from forewarn.core.story import Story
-from forewarn.core.vmstate import vm_state
-from forewarn.protocol.versions import NEWEST
+from forewarn.core.resource_ids import vm_resource_id
+from forewarn.explain.explanation import Explanation
+from forewarn.explain.vm_state import vm_state
+from forewarn.portal.export import ExportTable
+from forewarn.portal.form_links import FormLink, form_links_for_vm
+from forewarn.protocol.versions import NEWEST_VERSION
+from forewarn.web.context import RequestContext
+from forewarn.web.explanations import explain_vm
+from forewarn.web.lab_views import read_faults
+from forewarn.web.queries import event_lists_vm
+from forewarn.web.request_parsing import HandlerCall
+from forewarn.web.view_builder import ViewBuilder
+from forewarn.web.view_builder import vm_supervisor_view as keeper_view
+from forewarn.web.views import BaseView, EventView, FaultView, VmSupervisorView, VmView
 
-_LOOKED_THROUGH = 500  # events of its scope that are over
-_MOST_OVER = 20
+_MAX_PAST_EVENTS_READ = 500  # events of its scope that are over
+_MAX_PAST_EVENTS = 20
 
 
-class VmPage(View, frozen=True, kw_only=True):
+class VmPage(BaseView, frozen=True, kw_only=True):
     vm: VmView
     state: str
     resource: str
@@ -33,33 +33,33 @@ class VmPage(View, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
     over: tuple[EventView, ...]  # newest first
     faults: tuple[FaultView, ...]  # for those who see everything
-    keeper: KeeperView | None
-    story: Story
+    keeper: VmSupervisorView | None
+    story: Explanation
 
-    def table(self) -> Table:
-        return events_table((*self.events, *self.over))
+    def table(self) -> ExportTable:
+        return events_export_table((*self.events, *self.over))
 
 
-async def show(room: Room, call: Call) -> VmPage:
+async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
     """One VM, also one that is gone."""
-    vm = room.directory.find_any(call.names["name"])
-    await room.house.observe()
-    story = await explain_vm(room, vm)
-    faults = await _faults(room, vm)
-    scope = room.store.scope(vm.scope_id)
-    showing = Showing(room)
+    vm = context.directory.find_any(call.path_params["name"])
+    await context.dependencies.flush_observations()
+    story = await explain_vm(context, vm)
+    faults = await _active_faults(context, vm)
+    scope = context.store.scope(vm.scope_id)
+    showing = ViewBuilder(context)
     view = showing.vm(vm)
-    live = [event for event in scope.live() if lists(event, vm.name)] if scope is not None else []
-    past = room.store.events(scope_id=vm.scope_id, statuses=[Status.OVER], limit=_LOOKED_THROUGH)
-    over = [event for event in reversed(past) if lists(event, vm.name)][:_MOST_OVER]
-    keeper = room.house.keepers().get(vm.key)
+    live = [event for event in scope.live_events() if event_lists_vm(event, vm.name)] if scope is not None else []
+    past = context.store.events(scope_id=vm.scope_id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
+    over = [event for event in reversed(past) if event_lists_vm(event, vm.name)][:_MAX_PAST_EVENTS]
+    keeper = context.dependencies.vm_supervisors().get(vm.key)
     return VmPage(
         vm=view,
-        state=vm_state(vm, scope.live() if scope is not None else ()),
-        resource=resource_of(vm),
+        state=vm_state(vm, scope.live_events() if scope is not None else ()),
+        resource=vm_resource_id(vm),
         removed_at=vm.removed_at,
-        poll=_poll(view) if vm.removed_at is None else "",
-        forms=forms_for_vm(room, vm, scope),
+        poll=_poll_command(view) if vm.removed_at is None else "",
+        forms=form_links_for_vm(context, vm, scope),
         events=showing.events(live),
         over=showing.events(over),
         faults=faults,
@@ -68,20 +68,20 @@ async def show(room: Room, call: Call) -> VmPage:
     )
 
 
-def _poll(vm: VmView) -> str:
-    return f"curl -H Metadata:true '{vm.url}?api-version={NEWEST}'" if vm.url else ""
+def _poll_command(vm: VmView) -> str:
+    return f"curl -H Metadata:true '{vm.url}?api-version={NEWEST_VERSION}'" if vm.url else ""
 
 
-async def _faults(room: Room, vm: Vm) -> tuple[FaultView, ...]:
+async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ...]:
     """Those that are on for it, as the API lists them: for those who may read everything."""
-    if not room.sees_everything():
+    if not context.can_see_everything():
         return ()
-    book = room.control.faults.book
-    about_it = {fault.id for fault in book.faults if fault.covers(scope_id=vm.scope_id, vm=vm.key)}
-    return tuple(one for one in (await read_faults(room)).faults if one.id in about_it) if about_it else ()
+    book = context.control.faults.active
+    about_it = {fault.id for fault in book.faults if fault.covers_request(scope_id=vm.scope_id, vm=vm.key)}
+    return tuple(one for one in (await read_faults(context)).faults if one.id in about_it) if about_it else ()
 
 
-def events_table(events: tuple[EventView, ...]) -> Table:
+def events_export_table(events: tuple[EventView, ...]) -> ExportTable:
     columns = (
         "id",
         "kind",
@@ -109,4 +109,4 @@ def events_table(events: tuple[EventView, ...]) -> Table:
         )
         for e in events
     ]
-    return Table(columns=columns, rows=rows)
+    return ExportTable(columns=columns, rows=rows)

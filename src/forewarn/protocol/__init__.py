@@ -1,6 +1,6 @@
-"""THE WIRE. What a VM and the service say to each other: the document, its versions, its bytes, and which
-request gets which answer (spec §2 to §5, §10). Azure's spelling lives here and in the ARM routes only.
+"""The wire format between a VM and the service: document, api-versions, requests and responses.
 
-Everything is pure and needs only the standard library, because host and guest both stand on it. No sockets,
-no clock, no knowledge of fleets, stores or the life of an event: those come in as values.
+Spec §2 to §5 and §10. Pure, standard library only, because host and guest both import it: no sockets, no clock,
+nothing about fleets, stores or the lifecycle of an event. Azure's spelling is here and in `forewarn.arm` only.
+Start reading at `exchange` (request → response) and `document`.
 """

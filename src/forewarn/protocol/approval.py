@@ -1,4 +1,4 @@
-"""The body of a POST, read as an approval (spec §5.1); what is wrong with it, and where, is one sentence."""
+"""Parses the body of a POST that approves events (spec §5.1) and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,73 +7,73 @@ import re
 from typing import NoReturn
 
 
-class Bad(ValueError):
+class InvalidApproval(ValueError):
     """The body is no approval; `str(error)` is the sentence for the caller."""
 
 
 # What nearly every client sends, one event and nothing else, is read at a glance: JSON would give the same.
-_TOKENS = rb'\{ "StartRequests" : \[ \{ "EventId" : "([0-9A-Za-z-]*)" \} \] \}'.split(b" ")
-_USUAL = re.compile(rb"[ \t\r\n]*".join((b"", *_TOKENS, b"")))
-_REPEATED = object()  # stands for the value of a member that was given twice: which one was meant?
+_COMMON_BODY_TOKENS = rb'\{ "StartRequests" : \[ \{ "EventId" : "([0-9A-Za-z-]*)" \} \] \}'.split(b" ")
+_COMMON_BODY = re.compile(rb"[ \t\r\n]*".join((b"", *_COMMON_BODY_TOKENS, b"")))
+_DUPLICATE = object()  # stands for the value of a member that was given twice: which one was meant?
 
 
-def read_approval(body: bytes) -> tuple[str, ...]:
+def parse_approval(body: bytes) -> tuple[str, ...]:
     """The ids in upper case, each once, in the order given. Raises Bad."""
-    usual = _USUAL.fullmatch(body)
+    usual = _COMMON_BODY.fullmatch(body)
     if usual is not None:
         return (usual[1].decode("ascii").upper(),)
 
-    whole = _json(body)
+    whole = _parse_json(body)
     if not isinstance(whole, dict):
-        raise Bad("The body must be a JSON object")
+        raise InvalidApproval("The body must be a JSON object")
 
-    listed = _member(whole, "StartRequests", "StartRequests")
+    listed = _required_member(whole, "StartRequests", "StartRequests")
     if not isinstance(listed, list):
-        raise Bad("StartRequests must be a list")
+        raise InvalidApproval("StartRequests must be a list")
 
-    ids = (_event_id(entry, f"StartRequests[{index}]") for index, entry in enumerate(listed))
+    ids = (_entry_event_id(entry, f"StartRequests[{index}]") for index, entry in enumerate(listed))
     return tuple(dict.fromkeys(ids))
 
 
-def _event_id(entry: object, where: str) -> str:
+def _entry_event_id(entry: object, where: str) -> str:
     if not isinstance(entry, dict):
-        raise Bad(f"{where} must be an object")
-    event_id = _member(entry, "EventId", f"{where}.EventId")
+        raise InvalidApproval(f"{where} must be an object")
+    event_id = _required_member(entry, "EventId", f"{where}.EventId")
     if not isinstance(event_id, str):
-        raise Bad(f"{where}.EventId must be a string")
+        raise InvalidApproval(f"{where}.EventId must be a string")
     return event_id.upper()
 
 
-def _member(holder: dict[str, object], name: str, where: str) -> object:
+def _required_member(holder: dict[str, object], name: str, where: str) -> object:
     if name not in holder:
-        raise Bad(f"{where} is missing")
-    if holder[name] is _REPEATED:
-        raise Bad(f"{where} is given twice")
+        raise InvalidApproval(f"{where} is missing")
+    if holder[name] is _DUPLICATE:
+        raise InvalidApproval(f"{where} is given twice")
     return holder[name]
 
 
-def _json(body: bytes) -> object:
+def _parse_json(body: bytes) -> object:
     if not body.strip():
-        raise Bad("The body is empty, it must be a JSON object with StartRequests")
+        raise InvalidApproval("The body is empty, it must be a JSON object with StartRequests")
     try:
         # No number matters here, so none is computed: they may be longer than Python cares to convert.
         return json.loads(
-            body.decode("utf-8-sig"), object_pairs_hook=_members, parse_int=len, parse_constant=_no_constant
+            body.decode("utf-8-sig"), object_pairs_hook=_collect_members, parse_int=len, parse_constant=_reject_constant
         )
     except UnicodeDecodeError as error:
-        raise Bad(f"The body is not UTF-8 at byte {error.start}") from error
+        raise InvalidApproval(f"The body is not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        raise Bad(f"The body is not JSON at line {error.lineno} column {error.colno}") from error
+        raise InvalidApproval(f"The body is not JSON at line {error.lineno} column {error.colno}") from error
     except RecursionError as error:
-        raise Bad("The body is nested too deeply") from error
+        raise InvalidApproval("The body is nested too deeply") from error
 
 
-def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _collect_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members: dict[str, object] = {}
     for name, value in pairs:
-        members[name] = _REPEATED if name in members else value
+        members[name] = _DUPLICATE if name in members else value
     return members
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise Bad(f"The body is not JSON: it may not contain {name}")
+def _reject_constant(name: str) -> NoReturn:
+    raise InvalidApproval(f"The body is not JSON: it may not contain {name}")

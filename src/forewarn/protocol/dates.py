@@ -1,4 +1,4 @@
-"""Dates as the wire writes them, and as clients meet them (spec §4.2)."""
+"""Formats and parses dates as the wire and clients write them: RFC 1123 and ISO 8601 (spec §4.2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RFC_1123 = re.compile(
 
 
 @lru_cache(maxsize=64)
-def _day(days: int) -> str:
+def _format_day(days: int) -> str:
     day = date.fromordinal(days + _EPOCH_DAY)
     return f"{_WEEKDAYS[day.weekday()]}, {day.day:02} {_MONTHS[day.month - 1]} {day.year:04}"
 
@@ -27,7 +27,7 @@ def _day(days: int) -> str:
 def http_date(at: float) -> str:
     """RFC 1123 in 29 characters, in English whatever the locale; a fraction of a second is cut off."""
     days, second = divmod(math.floor(at), 86_400)
-    return f"{_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
+    return f"{_format_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
 
 
 def iso_date(at: float) -> str:
@@ -35,7 +35,7 @@ def iso_date(at: float) -> str:
     return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
-def read_date(text: str) -> float | None:
+def parse_date(text: str) -> float | None:
     """POSIX seconds of an RFC 1123 or ISO date; None if it is neither. Without a zone it is taken as UTC.
 
     The weekday is not checked: the vendor's own pages show a wrong one.
@@ -43,12 +43,12 @@ def read_date(text: str) -> float | None:
     text = text.strip()
     try:
         found = _RFC_1123.fullmatch(text)
-        return _rfc_1123_instant(found) if found else _iso_instant(text)
+        return _parse_rfc_1123(found) if found else _parse_iso(text)
     except (ValueError, OverflowError):
         return None
 
 
-def _rfc_1123_instant(found: re.Match[str]) -> float | None:
+def _parse_rfc_1123(found: re.Match[str]) -> float | None:
     month = _MONTH_NUMBERS.get(found[2].lower())
     if month is None:
         return None
@@ -56,7 +56,7 @@ def _rfc_1123_instant(found: re.Match[str]) -> float | None:
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
 
 
-def _iso_instant(text: str) -> float | None:
+def _parse_iso(text: str) -> float | None:
     if ":" not in text:
         return None
     read = datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""The document of a scope, as values: what the wire shows, before any version has narrowed it."""
+"""The scheduled events document of a scope as values, before an api-version narrows it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ class Kind(StrEnum):
     TERMINATE = "Terminate"
 
 
-class Status(StrEnum):
+class NoticeStatus(StrEnum):
     """A finished or withdrawn event has no status: it is no longer listed."""
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
 
 
-class Source(StrEnum):
+class EventSource(StrEnum):
     PLATFORM = "Platform"
     USER = "User"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class EventNotice:
     """One event as the wire shows it."""
 
     id: str
-    status: Status
+    status: NoticeStatus
     kind: Kind
     resources: tuple[str, ...]  # names as in compute.name, no underscore
     not_before: float | None  # POSIX seconds; None once started
     description: str = ""
-    source: Source = Source.PLATFORM
+    source: EventSource = EventSource.PLATFORM
     duration_s: int = -1  # 0: no interruption, -1: unknown
 
 
@@ -47,5 +47,5 @@ class Document:
     """Same incarnation, same content (spec §4.2). Notices stand in the order they were published."""
 
     incarnation: int
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[EventNotice, ...] = ()
     roles: bool = False  # True: the scope is a cloud service, its names carry no 2017 underscore

@@ -1,7 +1,7 @@
 """/metadata/instance: what a VM may read about itself (spec §2.6).
 
-All primitives are strings, what is missing is "", keys are alphabetical. Every instance version is shown
-every field, on purpose: which version brought which field is more than the clients we serve ask for.
+All primitives are strings, missing values are "", keys are alphabetical. Every instance version shows every field,
+on purpose: clients do not depend on which version introduced which field.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 from dataclasses import dataclass
 from ipaddress import ip_network
 
-from forewarn.protocol.answer import bad_request, not_found
-from forewarn.protocol.exchange import ReadInstance
-from forewarn.protocol.message import JSON, TEXT, Response
+from forewarn.protocol.exchange import InstanceRequest
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, TEXT_CONTENT_TYPE, HttpResponse
+from forewarn.protocol.responses import bad_request, not_found
 
-Element = str | list["Element"] | dict[str, "Element"]
+MetadataElement = str | list["MetadataElement"] | dict[str, "MetadataElement"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,54 +60,56 @@ class InstanceFacts:
     provider: str = "Microsoft.Compute"
 
 
-def tree(facts: InstanceFacts) -> dict[str, Element]:
-    return {"compute": _sorted(_compute(facts)), "network": {"interface": [_interface(facts)]}}
+def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
+    return {"compute": _sorted_by_name(_compute_fields(facts)), "network": {"interface": [_network_interface(facts)]}}
 
 
-def answer_instance(ask: ReadInstance, facts: InstanceFacts) -> Response:
+def instance_response(ask: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
     """The element asked for: a leaf as text, what has parts as JSON, or as text the names of its parts."""
-    element = _element(tree(facts), ask.path)
+    element = _find_element(metadata_tree(facts), ask.path)
     if element is None:
         return not_found()
-    if ask.text:
-        return Response(status=200, headers=(TEXT,), body=_lines(element).encode("utf-8", "replace"))
+    if ask.as_text:
+        return HttpResponse(status=200, headers=(TEXT_CONTENT_TYPE,), body=_as_text(element).encode("utf-8", "replace"))
     if isinstance(element, str):
         # An explicit format=json is no better: the real service was met refusing it on a leaf too.
         return bad_request(f"{'/'.join(ask.path)} is a single value, ask for it with format=text")
-    return Response(status=200, headers=(JSON,), body=json.dumps(element, separators=(",", ":")).encode("ascii"))
+    return HttpResponse(
+        status=200, headers=(JSON_CONTENT_TYPE,), body=json.dumps(element, separators=(",", ":")).encode("ascii")
+    )
 
 
-def _element(element: Element, path: tuple[str, ...]) -> Element | None:
+def _find_element(element: MetadataElement, path: tuple[str, ...]) -> MetadataElement | None:
     """What a path leads to, without case; None: nothing."""
     for step in path:
-        parts = {name.lower(): part for name, part in _parts(element)}
+        parts = {name.lower(): part for name, part in _children(element)}
         if step.lower() not in parts:
             return None
         element = parts[step.lower()]
     return element
 
 
-def _parts(element: Element) -> list[tuple[str, Element]]:
+def _children(element: MetadataElement) -> list[tuple[str, MetadataElement]]:
     if isinstance(element, dict):
         return list(element.items())
     return [(str(index), part) for index, part in enumerate(element)] if isinstance(element, list) else []
 
 
-def _lines(element: Element) -> str:
+def _as_text(element: MetadataElement) -> str:
     if isinstance(element, str):
         return element
-    return "\n".join(name if isinstance(part, str) else f"{name}/" for name, part in _parts(element))
+    return "\n".join(name if isinstance(part, str) else f"{name}/" for name, part in _children(element))
 
 
-def _sorted(element: dict[str, Element]) -> dict[str, Element]:
+def _sorted_by_name(element: dict[str, MetadataElement]) -> dict[str, MetadataElement]:
     return dict(sorted(element.items(), key=lambda item: item[0].lower()))
 
 
-def _compute(facts: InstanceFacts) -> dict[str, Element]:
-    return {**_identity(facts), **_placement(facts), **_system(facts), **_hardware(facts)}
+def _compute_fields(facts: InstanceFacts) -> dict[str, MetadataElement]:
+    return {**_identity_fields(facts), **_placement_fields(facts), **_system_fields(facts), **_hardware_fields(facts)}
 
 
-def _identity(facts: InstanceFacts) -> dict[str, Element]:
+def _identity_fields(facts: InstanceFacts) -> dict[str, MetadataElement]:
     return {
         "azEnvironment": facts.environment,
         "location": facts.location,
@@ -123,7 +125,7 @@ def _identity(facts: InstanceFacts) -> dict[str, Element]:
     }
 
 
-def _placement(facts: InstanceFacts) -> dict[str, Element]:
+def _placement_fields(facts: InstanceFacts) -> dict[str, MetadataElement]:
     return {
         "extendedLocation": {"name": "", "type": ""},
         "host": {"id": facts.host_id},
@@ -139,7 +141,7 @@ def _placement(facts: InstanceFacts) -> dict[str, Element]:
     }
 
 
-def _system(facts: InstanceFacts) -> dict[str, Element]:
+def _system_fields(facts: InstanceFacts) -> dict[str, MetadataElement]:
     keys_path = f"/home/{facts.admin_username}/.ssh/authorized_keys"
     return {
         "customData": "",
@@ -158,7 +160,7 @@ def _system(facts: InstanceFacts) -> dict[str, Element]:
     }
 
 
-def _hardware(facts: InstanceFacts) -> dict[str, Element]:
+def _hardware_fields(facts: InstanceFacts) -> dict[str, MetadataElement]:
     return {
         "additionalCapabilities": {"hibernationEnabled": "false"},
         "evictionPolicy": facts.eviction_policy,
@@ -172,12 +174,12 @@ def _hardware(facts: InstanceFacts) -> dict[str, Element]:
             "securityType": "",
             "virtualTpmEnabled": "false",
         },
-        "storageProfile": _storage(facts),
+        "storageProfile": _storage_profile(facts),
         "vmSize": facts.size,
     }
 
 
-def _storage(facts: InstanceFacts) -> Element:
+def _storage_profile(facts: InstanceFacts) -> MetadataElement:
     return {
         "dataDisks": [],
         "imageReference": {
@@ -198,9 +200,9 @@ def _storage(facts: InstanceFacts) -> Element:
     }
 
 
-def _interface(facts: InstanceFacts) -> Element:
-    addresses: list[Element] = [{"privateIpAddress": facts.address, "publicIpAddress": facts.public_address}]
-    subnets: list[Element] = [{"address": _subnet(facts), "prefix": facts.prefix}]
+def _network_interface(facts: InstanceFacts) -> MetadataElement:
+    addresses: list[MetadataElement] = [{"privateIpAddress": facts.address, "publicIpAddress": facts.public_address}]
+    subnets: list[MetadataElement] = [{"address": _subnet_address(facts), "prefix": facts.prefix}]
     return {
         "ipv4": {"ipAddress": addresses if facts.address else [], "subnet": subnets if facts.address else []},
         "ipv6": {"ipAddress": []},
@@ -208,7 +210,7 @@ def _interface(facts: InstanceFacts) -> Element:
     }
 
 
-def _subnet(facts: InstanceFacts) -> str:
+def _subnet_address(facts: InstanceFacts) -> str:
     try:
         return str(ip_network(f"{facts.address}/{facts.prefix}", strict=False).network_address)
     except ValueError:

@@ -1,6 +1,6 @@
-"""/metadata/identity/oauth2/token: a token by which a VM shows others who it is (spec §2.8).
+"""/metadata/identity/oauth2/token: managed identity token requests and responses (spec §2.8).
 
-Refusals have the shape of OAuth, `error` and `error_description`: that is what the vendor's clients read here.
+Errors have OAuth's shape, `error` and `error_description`, because the vendor's clients read that here.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import NAMESPACE_URL, uuid5
 
-from forewarn.protocol.message import JSON, Response
-from forewarn.protocol.target import Target
-from forewarn.protocol.versions import is_dated
+from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse, RequestTarget
+from forewarn.protocol.versions import is_version_date
 
-NOT_STORED = ("Cache-Control", "no-store")
-_MOST_SHOWN = 100  # characters of what a caller wrote
+NO_STORE_HEADER = ("Cache-Control", "no-store")
+_MAX_QUOTED_LENGTH = 100  # characters of what a caller wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetToken:
+class TokenRequest:
     """A token for `resource`. The rest names an identity; "": whichever the VM has."""
 
     resource: str
@@ -45,7 +44,7 @@ class ManagedIdentity:
     def object_id(self) -> str:
         return self._guid("object")
 
-    def is_meant(self, ask: GetToken) -> bool:
+    def matches(self, ask: TokenRequest) -> bool:
         """Whether all that the ask names is this identity."""
         named = (
             (ask.client_id, self.client_id),
@@ -59,7 +58,7 @@ class ManagedIdentity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class ManagedIdentityToken:
     text: str = field(repr=False)  # a secret
     not_before: float  # real time, as is the next
     expires_at: float
@@ -72,23 +71,25 @@ class WrongResource:
     accepted: tuple[str, ...]
 
 
-def read_get_token(target: Target, *, has_header: bool, is_given: bool) -> GetToken | Response:
+def read_token_request(target: RequestTarget, *, has_header: bool, is_given: bool) -> TokenRequest | HttpResponse:
     """`is_given`: tokens are given to whoever calls where this request came in."""
     if not has_header:
-        return _refused(400, "invalid_request", "Required metadata header not specified")
-    if not is_dated(target.parameter("api-version") or ""):
-        return _refused(400, "invalid_request", "Required api-version not specified: give a date such as 2018-02-01")
+        return _oauth_error(400, "invalid_request", "Required metadata header not specified")
+    if not is_version_date(target.parameter("api-version") or ""):
+        return _oauth_error(
+            400, "invalid_request", "Required api-version not specified: give a date such as 2018-02-01"
+        )
     resource = target.parameter("resource")
     if not resource:
-        return _refused(400, "invalid_request", "Required resource not specified: name what the token is for")
+        return _oauth_error(400, "invalid_request", "Required resource not specified: name what the token is for")
     if not is_given:
-        return _refused(
+        return _oauth_error(
             403,
             "access_denied",
             "No token is given on loopback, where any program of this machine can pose as the VM: "
             "ask from inside the VM, or start the service with the setting identity_on_loopback = true",
         )
-    return GetToken(
+    return TokenRequest(
         resource=resource,
         client_id=target.parameter("client_id") or "",
         object_id=target.parameter("object_id") or "",
@@ -96,10 +97,12 @@ def read_get_token(target: Target, *, has_header: bool, is_given: bool) -> GetTo
     )
 
 
-def answer_token(given: Token | WrongResource, *, ask: GetToken, identity: ManagedIdentity, now: float) -> Response:
+def token_response(
+    given: ManagedIdentityToken | WrongResource, *, ask: TokenRequest, identity: ManagedIdentity, now: float
+) -> HttpResponse:
     """`now` is real time (spec §12)."""
     if isinstance(given, WrongResource):
-        return _wrong_resource(ask.resource, given.accepted)
+        return _wrong_resource_error(ask.resource, given.accepted)
     left = str(max(0, int(given.expires_at - now)))
     told = {
         "access_token": given.text,
@@ -111,23 +114,23 @@ def answer_token(given: Token | WrongResource, *, ask: GetToken, identity: Manag
         "resource": ask.resource,
         "token_type": "Bearer",
     }
-    return _json(200, told)
+    return _json_response(200, told)
 
 
-def identity_not_found() -> Response:
-    return _refused(400, "invalid_request", "Identity not found")
+def identity_not_found() -> HttpResponse:
+    return _oauth_error(400, "invalid_request", "Identity not found")
 
 
-def _wrong_resource(resource: str, accepted: Sequence[str]) -> Response:
-    named = resource if len(resource) <= _MOST_SHOWN else f"{resource[:_MOST_SHOWN]}…"
+def _wrong_resource_error(resource: str, accepted: Sequence[str]) -> HttpResponse:
+    named = resource if len(resource) <= _MAX_QUOTED_LENGTH else f"{resource[:_MAX_QUOTED_LENGTH]}…"
     advice = f"ask for one of {', '.join(accepted)}" if accepted else "the service has no console for VMs"
-    return _refused(400, "invalid_resource", f"Nobody here takes a token for {named!r}: {advice}")
+    return _oauth_error(400, "invalid_resource", f"Nobody here takes a token for {named!r}: {advice}")
 
 
-def _refused(status: int, error: str, reason: str) -> Response:
-    return _json(status, {"error": error, "error_description": reason})
+def _oauth_error(status: int, error: str, reason: str) -> HttpResponse:
+    return _json_response(status, {"error": error, "error_description": reason})
 
 
-def _json(status: int, told: dict[str, str]) -> Response:
+def _json_response(status: int, told: dict[str, str]) -> HttpResponse:
     body = json.dumps(told, separators=(",", ":")).encode("ascii")
-    return Response(status=status, headers=(JSON, NOT_STORED), body=body)
+    return HttpResponse(status=status, headers=(JSON_CONTENT_TYPE, NO_STORE_HEADER), body=body)

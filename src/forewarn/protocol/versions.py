@@ -1,4 +1,4 @@
-"""The api-versions: what each one shows (spec §3), in one table, and which one serves a request."""
+"""The api-versions in one table: what each shows (spec §3), and which one serves a request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import StrEnum
 from forewarn.protocol.document import Kind
 
 
-class UnknownVersion(StrEnum):
+class UnknownVersionPolicy(StrEnum):
     """What becomes of a request for a version that is not served (spec §10)."""
 
     REFUSE = "refuse"
@@ -19,37 +19,39 @@ class UnknownVersion(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shows:
+class VersionFeatures:
     """What one version shows of a document, and asks of a request."""
 
     kinds: frozenset[Kind]
     fields: tuple[str, ...]
     underscore: bool = False  # names of VMs carry one leading underscore
-    header: bool = True  # the Metadata header is enforced
+    requires_header: bool = True  # the Metadata header is enforced
     iso_dates: bool = False  # documented with ISO dates, so they may be asked for (spec §4.2)
 
 
-_FIRST = ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
-_DESCRIBED = (*_FIRST, "Description")
-_SOURCED = (*_DESCRIBED, "EventSource")
-_TIMED = (*_SOURCED, "DurationInSeconds")
+_BASE_FIELDS = ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
+_FIELDS_WITH_DESCRIPTION = (*_BASE_FIELDS, "Description")
+_FIELDS_WITH_SOURCE = (*_FIELDS_WITH_DESCRIPTION, "EventSource")
+_FIELDS_WITH_DURATION = (*_FIELDS_WITH_SOURCE, "DurationInSeconds")
 
 _PREVIEW_KINDS = frozenset({Kind.FREEZE, Kind.REBOOT, Kind.REDEPLOY})
 _SPOT_KINDS = _PREVIEW_KINDS | {Kind.PREEMPT}
 _ALL_KINDS = _SPOT_KINDS | {Kind.TERMINATE}
 
-_TABLE = {
-    "2017-03-01": Shows(kinds=_PREVIEW_KINDS, fields=_FIRST, underscore=True, header=False, iso_dates=True),
-    "2017-08-01": Shows(kinds=_PREVIEW_KINDS, fields=_FIRST, iso_dates=True),
-    "2017-11-01": Shows(kinds=_SPOT_KINDS, fields=_FIRST),
-    "2019-01-01": Shows(kinds=_ALL_KINDS, fields=_FIRST),
-    "2019-04-01": Shows(kinds=_ALL_KINDS, fields=_DESCRIBED),
-    "2019-08-01": Shows(kinds=_ALL_KINDS, fields=_SOURCED),
-    "2020-07-01": Shows(kinds=_ALL_KINDS, fields=_TIMED),
+_FEATURES_BY_VERSION = {
+    "2017-03-01": VersionFeatures(
+        kinds=_PREVIEW_KINDS, fields=_BASE_FIELDS, underscore=True, requires_header=False, iso_dates=True
+    ),
+    "2017-08-01": VersionFeatures(kinds=_PREVIEW_KINDS, fields=_BASE_FIELDS, iso_dates=True),
+    "2017-11-01": VersionFeatures(kinds=_SPOT_KINDS, fields=_BASE_FIELDS),
+    "2019-01-01": VersionFeatures(kinds=_ALL_KINDS, fields=_BASE_FIELDS),
+    "2019-04-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_DESCRIPTION),
+    "2019-08-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_SOURCE),
+    "2020-07-01": VersionFeatures(kinds=_ALL_KINDS, fields=_FIELDS_WITH_DURATION),
 }
 
-VERSIONS: tuple[str, ...] = tuple(_TABLE)
-NEWEST = VERSIONS[-1]
+VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)
+NEWEST_VERSION = VERSIONS[-1]
 
 # /metadata/instance counts its versions apart from scheduled events.
 INSTANCE_VERSIONS: tuple[str, ...] = (
@@ -63,38 +65,38 @@ INSTANCE_VERSIONS: tuple[str, ...] = (
     *("2023-07-01", "2023-11-15", "2024-03-15", "2024-07-17", "2025-04-07"),
 )
 
-_DATED = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_VERSION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
-def shows(version: str) -> Shows:
-    return _TABLE[version]
+def version_features(version: str) -> VersionFeatures:
+    return _FEATURES_BY_VERSION[version]
 
 
-def shows_kind(version: str, kind: Kind) -> bool:
-    return kind in _TABLE[version].kinds
+def version_lists_kind(version: str, kind: Kind) -> bool:
+    return kind in _FEATURES_BY_VERSION[version].kinds
 
 
-def fields(version: str) -> tuple[str, ...]:
+def event_fields(version: str) -> tuple[str, ...]:
     """The keys of an event in this version, in the order of the wire."""
-    return _TABLE[version].fields
+    return _FEATURES_BY_VERSION[version].fields
 
 
-def enforces_header(version: str | None) -> bool:
+def requires_metadata_header(version: str | None) -> bool:
     """Whether `Metadata: true` is enforced; so it is for a version that does not exist, or was not given."""
-    return version is None or version not in _TABLE or _TABLE[version].header
+    return version is None or version not in _FEATURES_BY_VERSION or _FEATURES_BY_VERSION[version].requires_header
 
 
-def newest_three(served: Sequence[str]) -> tuple[str, ...]:
+def newest_three_versions(served: Sequence[str]) -> tuple[str, ...]:
     """The list that a refusal shows (spec §10), newest first."""
     return tuple(sorted(served, reverse=True)[:3])
 
 
-def is_dated(version: str) -> bool:
+def is_version_date(version: str) -> bool:
     """Whether this has the form of a version, known or not."""
-    return _DATED.fullmatch(version) is not None
+    return _VERSION_DATE.fullmatch(version) is not None
 
 
-def settle(asked: str, served: Sequence[str], unknown: UnknownVersion) -> str | None:
+def resolve_version(asked: str, served: Sequence[str], unknown: UnknownVersionPolicy) -> str | None:
     """The version that serves a request for `asked`; None: it is not served.
 
     Lenient means the newest one not newer than what was asked, so only a date can be served leniently, and
@@ -102,6 +104,6 @@ def settle(asked: str, served: Sequence[str], unknown: UnknownVersion) -> str | 
     """
     if asked in served:
         return asked
-    if unknown is not UnknownVersion.LENIENT or not is_dated(asked):
+    if unknown is not UnknownVersionPolicy.LENIENT or not is_version_date(asked):
         return None
     return max((version for version in served if version <= asked), default=None)

@@ -1,4 +1,5 @@
-"""WIRING. Builds a whole service from settings: store, clock, hypervisor, control, metadata, console.
+"""The composition root: settings, data directory, wiring, start and stop of one service.
 
-Used by the command line and by tests. Never here: a rule, a route, a rendering: only who is handed to whom.
+It may import every package except `lab`, `conformance`, `crash_test` and `cli`. Nothing else imports it but those.
+It decides nothing about events and serves no route itself. Start reading at `wiring.running_service`.
 """

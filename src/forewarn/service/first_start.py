@@ -1,40 +1,52 @@
-"""The first fleet: a fleet file is a proposal, and only an empty store takes it up by itself."""
+"""What a service stores on its first start: initial fleet, tenant id, administrator client.
+
+A fleet file is applied only to an empty store. The administrator client is created once; if an operator removes it,
+it stays removed. Its secret is written to a file before it is committed, so that a crash in between leaves a usable
+file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import uuid
 from importlib import resources
 from pathlib import Path
 
-from forewarn.assembly.settings import Settings
-from forewarn.control.control import Control
-from forewarn.control.fleets import FleetChange
-from forewarn.core.proposal import read_fleet
+from forewarn.auth.client_secrets import hash_secret, new_secret, read_secret, write_secret
+from forewarn.control.control_plane import ControlPlane
+from forewarn.control.fleet import FleetChange
+from forewarn.core.access import ADMIN_CLIENT_ID, Grant, RegisteredClient, Role, client_principal
+from forewarn.core.commit import Commit
+from forewarn.core.fleetfile.reader import read_fleet_file
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Rejected
+from forewarn.service.settings import Settings
+from forewarn.store.interface import Store
 
 log = logging.getLogger(__name__)
-_TAKEN_UP = "fleet file"  # the digest of a text whose VMs the store knows, all of them
+_FLEET_FILE_KEY = "fleet file"  # the digest of a text whose VMs the store knows, all of them
 
 
 def sample_fleet() -> str:
-    return resources.files("forewarn.assembly").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
+    return resources.files("forewarn.service").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
-async def _warn_of_another(control: Control, settings: Settings) -> None:
+async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settings) -> None:
     """Whoever names a file expects its VMs: a store that has a fleet already does not take them up by itself."""
     if not settings.fleet:
         return
     try:
-        text = _read(Path(settings.fleet))
-        if control.store.saved(_TAKEN_UP) == _digest(text):
+        text = _read_fleet_file(Path(settings.fleet))
+        if control.store.load(_FLEET_FILE_KEY) == _fleet_digest(text):
             return  # a store forgets no VM
-        proposal = read_fleet(text, source=settings.fleet)
+        proposal = read_fleet_file(text, source=settings.fleet)
     except Rejected:
         return  # it is not needed
     known = {vm.key for vm in control.store.vms(removed=True)}
     if all(vm.key in known for vm in proposal.vms):
-        await control.store.save(_TAKEN_UP, _digest(text))
+        await control.store.save(_FLEET_FILE_KEY, _fleet_digest(text))
     else:
         log.warning(
             "%s is not applied, because %s has a fleet already: `forewarn fleet apply %s` shows the difference and "
@@ -45,28 +57,28 @@ async def _warn_of_another(control: Control, settings: Settings) -> None:
         )
 
 
-async def apply_first_fleet(control: Control, settings: Settings) -> None:
+async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
     there = control.store.counts()
     if there.scopes or there.hosts:
-        await _warn_of_another(control, settings)
+        await _warn_about_ignored_fleet_file(control, settings)
         return
     if settings.fleet:
-        text, source = _read(Path(settings.fleet)), settings.fleet
+        text, source = _read_fleet_file(Path(settings.fleet)), settings.fleet
     elif settings.lab:
         text, source = sample_fleet(), "the sample fleet"
     else:
         return
-    proposal = read_fleet(text, source=source)
+    proposal = read_fleet_file(text, source=source)
     change = FleetChange(hosts=proposal.hosts, vms=proposal.vms, text=f"fleet set up from {source}")
-    await control.fleets.change(change, who="forewarn")
-    await control.store.save(_TAKEN_UP, _digest(text))
+    await control.fleet.apply_change(change, who="forewarn")
+    await control.store.save(_FLEET_FILE_KEY, _fleet_digest(text))
 
 
-def _digest(text: str) -> bytes:
+def _fleet_digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _read(path: Path) -> str:
+def _read_fleet_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -75,3 +87,47 @@ def _read(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as such") from error
+
+
+_TENANT_KEY = "tenant"  # under which the store keeps its id
+_ADMIN_CREATED_KEY = "admin made"
+
+
+async def load_or_create_tenant_id(store: Store) -> str:
+    """Made once: it is in every token, and clients keep it."""
+    if (kept := store.load(_TENANT_KEY)) is not None:
+        return kept.decode()
+    tenant_id = str(uuid.uuid4())
+    await store.save(_TENANT_KEY, tenant_id.encode())
+    return tenant_id
+
+
+async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
+    """The local administrator, made once: whoever removes it is not given it again.
+
+    The file comes first, so that a crash leaves a secret that nobody knows by hash yet, which is used the next time.
+    """
+    if store.load(_ADMIN_CREATED_KEY) is not None:
+        return
+    if store.client(ADMIN_CLIENT_ID) is None:
+        if not path.exists():
+            write_secret(path, new_secret())
+        await store.commit(_admin_client_commit(read_secret(path), now))
+    await store.save(_ADMIN_CREATED_KEY, b"yes")
+
+
+def _admin_client_commit(secret: str, now: float) -> Commit:
+    client = RegisteredClient(
+        id=ADMIN_CLIENT_ID, secret_hash=hash_secret(secret), name="local administrator", by="forewarn", at=now
+    )
+    grant = Grant(
+        id="admin",
+        role=Role.ADMINISTRATOR,
+        to=client_principal(ADMIN_CLIENT_ID),
+        over=ROOT_RESOURCE,
+        by="forewarn",
+        at=now,
+    )
+    text = f"client {ADMIN_CLIENT_ID} made, with role {Role.ADMINISTRATOR} over everything"
+    entry = HistoryEntry(at=now, what=EntryKind.ACCESS, who="forewarn", text=text)
+    return Commit(clients=(client,), grants=(grant,), entries=(entry,))

@@ -1,4 +1,7 @@
-"""The entrances of a running service: opened by itself, or handed to it by `forewarn sockets`."""
+"""Serves the network listeners of the settings: opened here, or received from `forewarn sockets`.
+
+Listeners may come and go while the service runs, with their network devices.
+"""
 
 from __future__ import annotations
 
@@ -8,63 +11,72 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from forewarn.assembly.handover import SOCKETS, Packet, packets
-from forewarn.assembly.settings import Settings, Sockets
-from forewarn.console.directory import Directory
 from forewarn.errors import NotFound, Rejected
-from forewarn.metadata import Callers, Entrance, Found, Listener, Porter, listener_of
-from forewarn.store.seam import Store
+from forewarn.metadata import (
+    CallerDirectory,
+    ListenerChange,
+    ListenerManager,
+    ListenerSpec,
+    VmListener,
+    listener_for_socket,
+)
+from forewarn.metadata.socket_passing import SOCKETS_FILE, SocketPacket, receive_packets_forever
+from forewarn.service.settings import Settings, SocketOwner
+from forewarn.store.interface import Store
+from forewarn.web.directory import FleetDirectory
 
 log = logging.getLogger(__name__)
 
 
-class Server(Protocol):
+class ListenerHost(Protocol):
     """Whoever serves VMs: a `MetadataServer`, or workers."""
 
-    async def start(self, listeners: Sequence[Listener]) -> None: ...
-    async def stop(self, listener: Listener) -> None: ...
+    async def start(self, listeners: Sequence[VmListener]) -> None: ...
+    async def stop(self, listener: VmListener) -> None: ...
 
 
-class Doorway:
+class NetworkListeners:
     """Serves every entrance that is open, from `start` to `stop`."""
 
     def __init__(self, settings: Settings) -> None:
-        self._entrances = {entrance.name: entrance for entrance in settings.entrances}
-        self._porter = Porter(settings.entrances) if settings.sockets is Sockets.OWN else None
-        self._path = settings.directory / SOCKETS
-        self._open: dict[Entrance, Listener] = {}
-        self._changes: asyncio.Queue[Found] = asyncio.Queue()
+        self._specs_by_name = {entrance.name: entrance for entrance in settings.metadata_listeners}
+        self._socket_opener = (
+            ListenerManager(settings.metadata_listeners) if settings.sockets is SocketOwner.OWN else None
+        )
+        self._helper_socket_path = settings.directory / SOCKETS_FILE
+        self._open_listeners: dict[ListenerSpec, VmListener] = {}
+        self._changes: asyncio.Queue[ListenerChange] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def introduce(self, callers: Callers, store: Store) -> None:
+    def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
         """Tell who lives where; a VM that the fleet never had stops the start."""
-        if not any(entrance.residents for entrance in self._entrances.values()):
+        if not any(entrance.assignments for entrance in self._specs_by_name.values()):
             return  # and no directory of the whole fleet is made for nothing
-        directory = Directory(store)
+        directory = FleetDirectory(store)
         try:
-            for entrance in self._entrances.values():
-                for place, name in entrance.residents:
-                    callers.assign(place, _key(directory, entrance, name))
+            for entrance in self._specs_by_name.values():
+                for place, name in entrance.assignments:
+                    callers.assign(place, _vm_key(directory, entrance, name))
         finally:
             directory.close()
 
-    def open(self) -> None:
+    def bind(self) -> None:
         """Bind every socket that is ours to open, so that a port in use stops the start."""
-        for found in self._porter.open_first() if self._porter else ():
+        for found in self._socket_opener.open_all() if self._socket_opener else ():
             self._changes.put_nowait(found)
 
-    async def start(self, server: Server) -> None:
+    async def start(self, server: ListenerHost) -> None:
         while not self._changes.empty():
-            await self._apply(server, self._changes.get_nowait())
-        watching = self._porter.run(self._changes.put_nowait) if self._porter else self._be_handed()
-        self._tasks = [asyncio.create_task(watching), asyncio.create_task(self._keep(server))]
+            await self._apply_change(server, self._changes.get_nowait())
+        watching = self._socket_opener.run(self._changes.put_nowait) if self._socket_opener else self._receive_sockets()
+        self._tasks = [asyncio.create_task(watching), asyncio.create_task(self._apply_changes(server))]
 
     async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def shown(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Where VMs call, for people."""
         return [
             {
@@ -72,43 +84,43 @@ class Doorway:
                 "port": entrance.port,
                 "identity": type(entrance.strategy).__name__,
                 "name": entrance.name,
-                "open": entrance in self._open,
+                "open": entrance in self._open_listeners,
             }
-            for entrance in self._entrances.values()
+            for entrance in self._specs_by_name.values()
         ]
 
-    async def _keep(self, server: Server) -> None:
+    async def _apply_changes(self, server: ListenerHost) -> None:
         while True:
-            await self._apply(server, await self._changes.get())
+            await self._apply_change(server, await self._changes.get())
 
-    async def _apply(self, server: Server, found: Found) -> None:
-        before = self._open.pop(found.entrance, None)
+    async def _apply_change(self, server: ListenerHost, found: ListenerChange) -> None:
+        before = self._open_listeners.pop(found.spec, None)
         if found.listener is not None:
             try:
                 await server.start([found.listener])
-                self._open[found.entrance] = found.listener
+                self._open_listeners[found.spec] = found.listener
             except OSError as error:  # its device went in the same moment; there is more to hear
-                log.warning("cannot serve %s: %s", found.entrance.name, error)
+                log.warning("cannot serve %s: %s", found.spec.name, error)
         if before is not None:
             await server.stop(before)
 
-    async def _be_handed(self) -> None:
-        async with aclosing(packets(self._path)) as coming:
+    async def _receive_sockets(self) -> None:
+        async with aclosing(receive_packets_forever(self._helper_socket_path)) as coming:
             async for packet in coming:
-                self._take(packet)
+                self._on_packet(packet)
 
-    def _take(self, packet: Packet) -> None:
-        entrance = self._entrances.get(packet.entrance)
+    def _on_packet(self, packet: SocketPacket) -> None:
+        entrance = self._specs_by_name.get(packet.listener_name)
         if entrance is not None:
-            listener = listener_of(entrance, packet.sock) if packet.sock else None
-            self._changes.put_nowait(Found(entrance, listener))
+            listener = listener_for_socket(entrance, packet.sock) if packet.sock else None
+            self._changes.put_nowait(ListenerChange(entrance, listener))
             return
-        log.warning("a socket was handed over for %s, which the settings do not have", packet.entrance)
+        log.warning("a socket was handed over for %s, which the settings do not have", packet.listener_name)
         if packet.sock is not None:
             packet.sock.close()
 
 
-def _key(directory: Directory, entrance: Entrance, name: str) -> str:
+def _vm_key(directory: FleetDirectory, entrance: ListenerSpec, name: str) -> str:
     try:
         return directory.find_any(name).key
     except NotFound:

@@ -1,4 +1,8 @@
-"""Between control and the metadata room: what is committed is published, what VMs ask is handed on."""
+"""Publishes committed scopes to the metadata server or the workers, and passes on VM requests.
+
+`MetadataPublisher` owns the metadata server with its listeners, and keeps the published scopes and the VM places
+equal to the store. `GuestBackend` is what the metadata server calls for requests that it cannot answer from memory.
+"""
 
 from __future__ import annotations
 
@@ -8,58 +12,64 @@ import socket
 from dataclasses import replace
 from typing import Any
 
-from forewarn.assembly.doorway import Doorway
-from forewarn.assembly.settings import Settings
-from forewarn.assembly.token import Tokens
-from forewarn.assembly.workers import Crew
-from forewarn.control.control import Control
+from forewarn.auth.token_service import VmTokens
+from forewarn.control.control_plane import ControlPlane
 from forewarn.core.fleet import Vm
-from forewarn.core.projection import document_for, facts_for
-from forewarn.core.replay import Shown
+from forewarn.core.projection import document_for, instance_facts
+from forewarn.core.replay import ReplayedAnswer
+from forewarn.core.replay_script import SubstituteAnswer
 from forewarn.core.scope import Scope
-from forewarn.core.script import Instead
 from forewarn.errors import Rejected
 from forewarn.metadata import (
-    Board,
-    Callers,
+    CallerDirectory,
     Fixed,
-    Lab,
+    GuestObservations,
+    LabListeners,
+    LabListenMode,
     Limits,
-    Listener,
     MetadataServer,
-    Observations,
-    Reset,
-    ScopeView,
-    Way,
-    feed,
-    open_lab,
-    place_within,
+    PublishedDocuments,
+    PublishedScope,
+    ResetConnection,
+    VmListener,
+    dedicated_attachment,
+    open_lab_listeners,
 )
-from forewarn.metadata.counted import Counted
-from forewarn.metadata.fault import FaultTable
-from forewarn.protocol.exchange import Response, Rules
+from forewarn.metadata.request_counters import RequestTotals
+from forewarn.metadata.transport_faults import FaultTable
+from forewarn.protocol.exchange import EndpointRules
+from forewarn.protocol.http_message import HttpResponse
 from forewarn.protocol.versions import VERSIONS
-from forewarn.store.seam import Committed
+from forewarn.service.listeners import NetworkListeners
+from forewarn.service.settings import Settings
+from forewarn.store.interface import AppliedCommit
+from forewarn.workers import messages
+from forewarn.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
-Face = tuple[int, int, bool]
+PublishedVersion = tuple[int, int, bool]
 
 
-class Backing:
+class GuestBackend:
     """The `Backend` of the metadata room."""
 
-    def __init__(self, control: Control, tokens: Tokens | None = None) -> None:
-        self.enable = control.guests.enable
+    def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
+        self.enable = control.guests.enable_scope_of
         self.approve = control.guests.approve
-        self.token = (tokens or Tokens()).token
+        self.token = (tokens or VmTokens()).token
         self.now = control.clock.now
 
 
-class Mouth:
+class MetadataPublisher:
     """The metadata server with its listeners; keeps its board and its callers as the store says."""
 
     def __init__(
-        self, settings: Settings, control: Control, lab: Lab | None, doorway: Doorway, callers: Callers
+        self,
+        settings: Settings,
+        control: ControlPlane,
+        lab: LabListeners | None,
+        doorway: NetworkListeners,
+        callers: CallerDirectory,
     ) -> None:
         self._settings = settings
         self._store = control.store
@@ -67,122 +77,124 @@ class Mouth:
         self._faults = control.faults
         self._lab = lab
         self._listeners = [lab.listener] if lab else []
-        self._doorway = doorway
+        self._network_listeners = doorway
         self._clock = control.clock
-        self._board: Board | Crew
+        self._board: PublishedDocuments | WorkerPool
         self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
-        self._faces: dict[str, Face] = {}  # of scopes that were published again since the start
-        self._server: MetadataServer | Crew | None = None
-        self._opening: set[asyncio.Task[None]] = set()
-        self._windows: tuple[socket.socket, ...] = ()
+        self._published_versions: dict[
+            str, PublishedVersion
+        ] = {}  # of scopes that were published again since the start
+        self._server: MetadataServer | WorkerPool | None = None
+        self._listener_tasks: set[asyncio.Task[None]] = set()
+        self._metrics_sockets: tuple[socket.socket, ...] = ()
 
     @classmethod
-    def open(cls, settings: Settings, control: Control) -> Mouth:
+    def open(cls, settings: Settings, control: ControlPlane) -> MetadataPublisher:
         """Bind every socket before anything is served, so that a port in use stops the start."""
-        doorway, callers = Doorway(settings), Callers()
-        doorway.introduce(callers, control.store)
-        doorway.open()
-        lab = _lab(settings, control) if settings.lab else None
+        doorway, callers = NetworkListeners(settings), CallerDirectory()
+        doorway.assign_vms(callers, control.store)
+        doorway.bind()
+        lab = _open_lab_listeners(settings, control) if settings.lab else None
         return cls(settings, control, lab, doorway, callers)
 
-    async def start(self, backing: Backing, windows: tuple[socket.socket, ...] = ()) -> None:
+    async def start(self, backing: GuestBackend, windows: tuple[socket.socket, ...] = ()) -> None:
         """`windows`: where workers show their metrics, one each."""
-        self._windows = windows
-        server = self._server = self._crew(backing) if self._settings.workers else self._alone(backing)
-        if isinstance(server, Crew):
-            await server.begin()
-        server.observations.count_on(self._store.polls())
+        self._metrics_sockets = windows
+        server = self._server = self._new_worker_pool(backing) if self._settings.workers else self._new_server(backing)
+        if isinstance(server, WorkerPool):
+            await server.start_workers()
+        server.observations.restore_counts(self._store.last_polls())
         for scope in self._store.scopes():
             self._publish(scope)
-        self._store.subscribe(self._hear)
-        self._faults.follow(server.arm)
-        if isinstance(server, Crew):
-            await server.complete()
+        self._store.subscribe(self._on_commit)
+        self._faults.subscribe(server.set_faults)
+        if isinstance(server, WorkerPool):
+            await server.complete_start()
         await server.start(self._listeners)
-        await self._doorway.start(server)
+        await self._network_listeners.start(server)
 
-    async def listen_within(self, vm: str, sock: socket.socket) -> Listener:
+    async def listen_inside_vm(self, vm: str, sock: socket.socket) -> VmListener:
         """Serve the VM with this key on a listening socket that it alone can reach."""
-        self._callers.assign(place_within(vm), vm)
-        listener = Listener(sockets=(sock,), strategy=Fixed(vm), is_loopback=False)
-        await self._running.start([listener])
+        self._callers.assign(dedicated_attachment(vm), vm)
+        listener = VmListener(sockets=(sock,), strategy=Fixed(vm), is_loopback=False)
+        await self._running_server.start([listener])
         return listener
 
-    async def unlisten(self, listener: Listener) -> None:
-        await self._running.stop(listener)
+    async def stop_listening(self, listener: VmListener) -> None:
+        await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
-        await self._doorway.stop()
-        await self._running.drain(timeout_s)
+        await self._network_listeners.stop()
+        await self._running_server.drain(timeout_s)
 
-    async def reload(self, timeout_s: float) -> None:
+    async def reload_workers(self, timeout_s: float) -> None:
         """Another process in the place of every worker; without workers there is nothing to replace."""
-        if isinstance(self._server, Crew):
+        if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 
-    async def report(self) -> None:
+    async def collect_worker_reports(self) -> None:
         """What VMs were seen to ask until now is in `observations` and `faults`, whichever process saw it."""
-        if isinstance(self._server, Crew):
-            await self._server.report()
+        if isinstance(self._server, WorkerPool):
+            await self._server.collect_reports()
 
-    async def caught_up(self) -> None:
+    async def wait_until_published(self) -> None:
         """Whatever is committed is what VMs are shown, by whichever process."""
-        if isinstance(self._server, Crew):
-            await self._server.caught_up()
+        if isinstance(self._server, WorkerPool):
+            await self._server.wait_until_published()
 
     @property
-    def observations(self) -> Observations:
-        return self._running.observations
+    def observations(self) -> GuestObservations:
+        return self._running_server.observations
 
     @property
     def faults(self) -> FaultTable:
-        return self._running.faults
+        return self._running_server.faults
 
-    def listeners(self) -> list[dict[str, Any]]:
+    def describe_listeners(self) -> list[dict[str, Any]]:
         """Where VMs call, for people."""
         shown = []
         for listener in self._listeners:
             for sock in listener.sockets:
                 address, port = sock.getsockname()[:2]
-                if self._lab and self._lab.way is Way.DEVICE and listener is self._lab.listener:
+                if self._lab and self._lab.mode is LabListenMode.DEVICE and listener is self._lab.listener:
                     address = "127.0.0.0/8"
                 shown.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
-        return shown + self._doorway.shown()
+        return shown + self._network_listeners.describe()
 
-    def workers(self) -> list[dict[str, Any]]:
+    def describe_workers(self) -> list[dict[str, Any]]:
         """The processes that serve VMs, if they are not this one."""
-        return self._server.shown() if isinstance(self._server, Crew) else []
+        return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
-    def counted(self) -> Counted:
+    def request_totals(self) -> RequestTotals:
         """What VMs asked, in all processes."""
-        return self._running.counted()
+        return self._running_server.request_totals()
 
-    def behind(self) -> list[tuple[float, float]]:
+    def worker_lags(self) -> list[tuple[float, float]]:
         """How far behind each worker is; see `Crew.behind`."""
-        return self._server.behind() if isinstance(self._server, Crew) else []
+        return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
-    def endpoint_of(self, vm: Vm) -> str:
+    def lab_endpoint(self, vm: Vm) -> str:
         """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
         if self._lab is None or not self._places.get(vm.key):
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
-    def rules_for(self, location: str) -> Rules:
+    def rules_for(self, location: str) -> EndpointRules:
         """What VMs of this location are served by."""
-        rules, by_location = rules_of(self._settings)
+        rules, by_location = protocol_rules(self._settings)
         return by_location.get(location, rules)
 
     @property
-    def _running(self) -> MetadataServer | Crew:
+    def _running_server(self) -> MetadataServer | WorkerPool:
         assert self._server is not None
         return self._server
 
-    def _alone(self, backing: Backing) -> MetadataServer:
+    def _new_server(self, backing: GuestBackend) -> MetadataServer:
         """Everything in this process."""
-        board = self._board = Board(first_answer_delay_s=self._settings.first_answer_delay_s)
-        rules, by_location = rules_of(self._settings)
+        board = self._board = PublishedDocuments(first_answer_delay_s=self._settings.first_answer_delay_s)
+        rules, by_location = protocol_rules(self._settings)
         return MetadataServer(
             board=board,
             backend=backing,
@@ -191,37 +203,39 @@ class Mouth:
             limits=Limits(requests_per_s=self._settings.requests_per_s or None),
         )
 
-    def _crew(self, backing: Backing) -> Crew:
+    def _new_worker_pool(self, backing: GuestBackend) -> WorkerPool:
         settings = self._settings
-        rules, by_location = rules_of(settings)
-        begin = feed.Begin(rules, by_location, settings.first_answer_delay_s, settings.requests_per_s or None)
-        crew = Crew(
+        rules, by_location = protocol_rules(settings)
+        begin = messages.BeginServing(
+            rules, by_location, settings.first_answer_delay_s, settings.requests_per_s or None
+        )
+        crew = WorkerPool(
             settings.workers,
             begin=begin,
             backend=backing,
             callers=self._callers,
             clock=self._clock,
-            windows=self._windows,
+            windows=self._metrics_sockets,
         )
         self._board = crew
         return crew
 
-    def _hear(self, committed: Committed) -> None:
+    def _on_commit(self, committed: AppliedCommit) -> None:
         """An approval, or the outcome of one VM, changes facts of an event but nothing that VMs are shown."""
         commit = committed.commit
         for row in {scope.id: scope for scope in commit.scopes}.values():
-            if commit.requests or commit.vms or self._faces.get(row.id) != _face(row):
+            if commit.requests or commit.vms or self._published_versions.get(row.id) != _published_version(row):
                 scope = self._store.scope(row.id)
                 if scope is not None:
                     self._publish(scope)
-                    self._faces[row.id] = _face(scope)
+                    self._published_versions[row.id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
-        self._board.publish(view_of(scope, self._replays.shown(scope)))
+        self._board.publish(scope_view(scope, self._replays.current_answer(scope)))
         for vm in scope.vms:
-            self._seat(vm)
+            self._assign_place(vm)
 
-    def _seat(self, vm: Vm) -> None:
+    def _assign_place(self, vm: Vm) -> None:
         """A removed VM keeps its seat: it is on no board, so whoever calls there is unknown."""
         place = self._place_of(vm)
         old = self._places.get(vm.key, "")
@@ -240,21 +254,21 @@ class Mouth:
         if not vm.lab_address:
             return ""
         try:
-            listener = self._lab.add(vm.lab_address)
+            listener = self._lab.add_address(vm.lab_address)
         except Rejected as error:
             log.warning("VM %s is not served: %s", vm.name, error)
             return ""
         if listener is not None:
             self._listeners.append(listener)
-            task = asyncio.create_task(self._running.start([listener]))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-        return self._lab.place(vm.lab_address)
+            task = asyncio.create_task(self._running_server.start([listener]))
+            self._listener_tasks.add(task)
+            task.add_done_callback(self._listener_tasks.discard)
+        return self._lab.attachment(vm.lab_address)
 
 
-def rules_of(settings: Settings) -> tuple[Rules, dict[str, Rules]]:
+def protocol_rules(settings: Settings) -> tuple[EndpointRules, dict[str, EndpointRules]]:
     """What the operator has set about the endpoint: usually, and where a location differs."""
-    rules = Rules(
+    rules = EndpointRules(
         versions=VERSIONS,
         header_always=settings.require_header,
         unknown_version=settings.unknown_version,
@@ -264,33 +278,33 @@ def rules_of(settings: Settings) -> tuple[Rules, dict[str, Rules]]:
     return rules, {name: replace(rules, versions=versions) for name, versions in settings.versions.items()}
 
 
-def _face(scope: Scope) -> Face:
+def _published_version(scope: Scope) -> PublishedVersion:
     """While this, its VMs and what is replayed to it stay the same, a scope shows the same (spec §4.2)."""
     return scope.epoch, scope.incarnation, scope.is_enabled
 
 
-def view_of(scope: Scope, shown: Shown | None = None) -> ScopeView:
+def scope_view(scope: Scope, shown: ReplayedAnswer | None = None) -> PublishedScope:
     """The scope's own document, or what a replay shows in its place."""
-    return ScopeView(
+    return PublishedScope(
         scope_id=scope.id,
         enabled=scope.is_enabled,
         epoch=scope.epoch,
         document=shown.document if shown else document_for(scope),
-        vms={vm.key: facts_for(vm) for vm in scope.present},
-        instead=_answer_of(shown.instead) if shown and shown.instead else None,
+        vms={vm.key: instance_facts(vm) for vm in scope.present_vms},
+        poll_override=_replacement_answer(shown.instead) if shown and shown.instead else None,
     )
 
 
-def _answer_of(instead: Instead) -> Response | Reset:
+def _replacement_answer(instead: SubstituteAnswer) -> HttpResponse | ResetConnection:
     if instead.status is None:
-        return Reset()
+        return ResetConnection()
     fields = (("Content-Type", instead.content_type), ("Retry-After", instead.retry_after))
     headers = tuple((name, value) for name, value in fields if value)
-    return Response(status=instead.status, headers=headers, body=instead.body)
+    return HttpResponse(status=instead.status, headers=headers, body=instead.body)
 
 
-def _lab(settings: Settings, control: Control) -> Lab:
+def _open_lab_listeners(settings: Settings, control: ControlPlane) -> LabListeners:
     # Those of VMs that are gone too: where each has a port, the others must not move up.
     addresses = list(dict.fromkeys(vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address))
-    ways = (Way.PORTS,) if settings.one_port_per_vm else tuple(Way)
-    return open_lab(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")
+    ways = (LabListenMode.PORTS,) if settings.one_port_per_vm else tuple(LabListenMode)
+    return open_lab_listeners(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")

@@ -1,123 +1,167 @@
-"""The starlette app: built from the route table, with one place where calls are read and answers written."""
+"""Builds the starlette app that mounts the API, the ARM facade, the portal and /metrics."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from http import HTTPMethod
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route, Router
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forewarn.console.arm.app import arm_routes
-from forewarn.console.call import Call
-from forewarn.console.directory import Directory
-from forewarn.console.house import House
-from forewarn.console.metrics import metrics_routes
-from forewarn.console.patience import Patience
-from forewarn.console.portal.app import portal_routes
-from forewarn.console.portal.headers import Headers
-from forewarn.console.portal.visit import Welcome
-from forewarn.console.reading import LONGEST_BODY, read_query, read_whole
-from forewarn.console.refusal import response_for, said
-from forewarn.console.room import Enter, Room
-from forewarn.console.route import PREFIX, RouteLine
-from forewarn.console.routes import ROUTES
-from forewarn.console.signature import Signature
-from forewarn.core.access import Principal, owner
+from forewarn.api.errors import error_response, make_error_response
+from forewarn.api.routes import ROUTES, api_routes
+from forewarn.arm.routes import arm_routes
+from forewarn.core.access import Principal, Right, owner_principal
+from forewarn.core.resource_ids import ROOT_RESOURCE
+from forewarn.errors import NotFound, Unauthenticated
+from forewarn.portal.browser_security import SecurityHeadersMiddleware
+from forewarn.portal.context import PORTAL_PREFIX, SessionAuthenticator
+from forewarn.portal.routes import portal_routes
+from forewarn.web.authentication import Authenticate
+from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.dependencies import Dependencies
+from forewarn.web.directory import FleetDirectory
+from forewarn.web.routing import API_PREFIX
+from forewarn.web.server import is_loopback_address
 
-Admit = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told
+_SAFE_METHODS = (HTTPMethod.GET, HTTPMethod.HEAD)
 
 
-def build(
-    house: House,
-    admit: Admit | None = None,
-    directory: Directory | None = None,
-    welcome: Welcome | None = None,
+class ReadYourWritesMiddleware:
+    def __init__(self, app: ASGIApp, *, shown: Callable[[], Awaitable[None]]) -> None:
+        self._app = app
+        self._wait_until_published = shown
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_when_shown(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await self._wait_until_published()
+            await send(message)
+
+        is_change = scope["type"] == "http" and scope["method"] not in _SAFE_METHODS
+        await self._app(scope, receive, send_when_shown if is_change else send)
+
+
+_PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
+
+
+class PlainHttpMiddleware:
+    """Only loopback gets this far. A web site may give that address a name of its own, so the name counts too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = (
+            _plain_http_rejection(Request(scope)) if scope["type"] == "http" and scope["scheme"] == "http" else None
+        )
+        await (refused or self._app)(scope, receive, send)
+
+
+def _plain_http_rejection(request: Request) -> Response | None:
+    host = request.headers.get("host", "")
+    if not _is_loopback_host_header(host):
+        sentence = f"plain http is served to this machine alone, not to {host[:100]!r}: call localhost, or use https"
+        return make_error_response(400, "Rejected", sentence)
+    path = request.scope["path"]
+    if path in _PLAIN_HTTP_PATHS or path.startswith(f"{PORTAL_PREFIX}/"):
+        return None
+    return make_error_response(
+        400, "Rejected", f"{request.method} {path} is served over https only: call https://{host}{path}"
+    )
+
+
+def _is_loopback_host_header(host: str) -> bool:
+    name, colon, port = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        name, port = host, "0"
+    if not (port.isascii() and port.isdecimal()):
+        return False
+    return name.lower() == "localhost" or is_loopback_address(name.removeprefix("[").removesuffix("]"))
+
+
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics_routes(
+    make_context: ContextFactory, welcome: SessionAuthenticator | None, see: Callable[..., RequestContext]
+) -> list[BaseRoute]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            context = await _let_in(request)
+            context.require(Right.READ, ROOT_RESOURCE)
+            if context.dependencies.render_metrics is None:
+                raise NotFound("this service counts nothing for Prometheus: ask one that `forewarn serve` has started")
+            shown = await context.dependencies.render_metrics()
+        except Exception as error:
+            return error_response(error)
+        return Response(shown, headers={"Content-Type": METRICS_CONTENT_TYPE, "Cache-Control": "no-store"})
+
+    async def _let_in(request: Request) -> RequestContext:
+        if welcome is None or "authorization" in request.headers:
+            return await make_context(request)
+        try:
+            return see((await welcome(request)).principal)
+        except Unauthenticated:
+            return await make_context(request)  # who says what a program has to send
+
+    return [Route("/metrics", endpoint, methods=["GET"])]
+
+
+def build_web_app(
+    dependencies: Dependencies,
+    authenticate: Authenticate | None = None,
+    directory: FleetDirectory | None = None,
+    welcome: SessionAuthenticator | None = None,
     doors: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything.
 
     With `welcome`, which tells who is signed in there, it has the portal too; `doors` are where people sign in.
     """
-    admit = admit or _the_owner(house)
-    names = directory or Directory(house.control.store)
+    authenticate = authenticate or _authenticate_as_owner(dependencies)
+    names = directory or FleetDirectory(dependencies.control.store)
 
-    async def enter(request: Request) -> Room:
-        return Room(house, names, await admit(request), lambda: admit(request))
+    async def make_context(request: Request) -> RequestContext:
+        return RequestContext(dependencies, names, await authenticate(request), lambda: authenticate(request))
 
-    by_name = {(line.method, line.path): line for line in ROUTES}
-    portal = portal_routes(house, names, welcome, by_name) if welcome is not None else []
-    scraped = metrics_routes(enter, welcome, partial(Room, house, names))
+    by_name = {(route.method, route.path): route for route in ROUTES}
+    portal = portal_routes(dependencies, names, welcome, by_name) if welcome is not None else []
+    scraped = metrics_routes(make_context, welcome, partial(RequestContext, dependencies, names))
     app = Starlette(
-        routes=[*api_routes(enter), *scraped, *doors, *portal, *arm_routes(enter)],
-        exception_handlers={HTTPException: _not_served},
+        routes=[*api_routes(make_context), *scraped, *doors, *portal, *arm_routes(make_context)],
+        exception_handlers={HTTPException: _handle_http_exception},
     )
     app.router.redirect_slashes = False
     if welcome is not None:
-        app.add_middleware(Headers)
-    if house.shown is not None:
-        app.add_middleware(Patience, shown=house.shown)
-    app.state.dependencies = house
+        app.add_middleware(SecurityHeadersMiddleware)
+    if dependencies.wait_until_published is not None:
+        app.add_middleware(ReadYourWritesMiddleware, shown=dependencies.wait_until_published)
+    app.state.dependencies = dependencies
     return app
 
 
-def _the_owner(house: House) -> Admit:
-    principal = owner(house.who)
+def _authenticate_as_owner(dependencies: Dependencies) -> Authenticate:
+    principal = owner_principal(dependencies.owner_name)
 
-    async def admit(request: Request) -> Principal:
+    async def authenticate(request: Request) -> Principal:
         return principal
 
-    return admit
+    return authenticate
 
 
-def api_routes(enter: Enter) -> list[BaseRoute]:
-    """Everything under `/forewarn/v1`."""
-    by_path: dict[str, list[RouteLine]] = defaultdict(list)
-    for line in ROUTES:
-        by_path[line.path].append(line)
-    routes = [_route(enter, path, lines) for path, lines in by_path.items()]
-    return [Mount(PREFIX, app=Router(routes, redirect_slashes=False))]
-
-
-def _route(enter: Enter, path: str, lines: Iterable[RouteLine]) -> Route:
-    by_method = {line.method: (line, line.signature) for line in lines}
-
-    async def endpoint(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await _answer(enter, *by_method[method], request)
-
-    return Route(path, endpoint, methods=list(by_method))
-
-
-async def _answer(enter: Enter, line: RouteLine, signature: Signature, request: Request) -> Response:
-    try:
-        room = await enter(request)
-        body = await read_whole(request)
-        if body is None:
-            return said(413, "Rejected", f"the body is longer than {LONGEST_BODY} bytes: send less")
-        call = Call(names=request.path_params, query=read_query(request), body=body)
-        for resource in line.over(room, call):
-            room.must(line.right, resource)
-        answer = msgspec.json.encode(await line.handler(room, call, **signature.read(call)))
-    except ClientDisconnect:
-        return Response(status_code=400)  # nobody is left to read it
-    except Exception as error:
-        return response_for(error)
-    return Response(answer, status_code=line.status, media_type="application/json")
-
-
-async def _not_served(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         message = f"{what} is not served: use {allowed}"
-        return said(405, "Rejected", message, headers=dict(error.headers or {}))
+        return make_error_response(405, "Rejected", message, headers=dict(error.headers or {}))
     if error.status_code == 404:
-        return said(404, "NotFound", f"{what} is not served here: the API lives under {PREFIX}/")
-    return said(error.status_code, "Rejected", f"{what} cannot be served: {error.detail}")
+        return make_error_response(404, "NotFound", f"{what} is not served here: the API lives under {API_PREFIX}/")
+    return make_error_response(error.status_code, "Rejected", f"{what} cannot be served: {error.detail}")

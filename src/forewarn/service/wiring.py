@@ -1,4 +1,8 @@
-"""A whole service in one process: everything wired, started in order, and stopped in the opposite one."""
+"""Builds one service from settings, starts its parts in order, and stops them in reverse order.
+
+`running_service` is the entry point: store, clock, hypervisor and control first, then metadata, supervisors,
+operators.
+"""
 
 from __future__ import annotations
 
@@ -11,58 +15,71 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
 from forewarn import __version__
-from forewarn.assembly.chores import (
-    anchor,
-    keep_time,
-    note_faults,
-    prune_history,
-    tend_faults,
-    write_all,
-    write_many,
-    write_observations,
-)
-from forewarn.assembly.directory import DataDirectory
-from forewarn.assembly.doctor import examine, workers_seen
-from forewarn.assembly.exposition import Window, open_sockets
-from forewarn.assembly.fleet import apply_first_fleet
-from forewarn.assembly.front import Front, open_front
-from forewarn.assembly.hands import open_hypervisor
-from forewarn.assembly.keepers import Door, entry_about
-from forewarn.assembly.metrics import OwnerMetrics
-from forewarn.assembly.mouth import Backing, Mouth
-from forewarn.assembly.settings import Hands, Settings, read_metrics
-from forewarn.assembly.starter import Starter
-from forewarn.assembly.token import Tokens
+from forewarn.auth.token_service import VmTokens
 from forewarn.clock import Clock, LabClock, SystemClock
-from forewarn.console.app import build
-from forewarn.console.directory import Directory
-from forewarn.console.house import House
-from forewarn.console.portal.link import pass_for
-from forewarn.console.server import serve_unix
-from forewarn.console.survey import Attendance, attendance
-from forewarn.control.control import Control, Outside
-from forewarn.control.labtime import stored_setting
-from forewarn.core.access import owner
-from forewarn.core.change import Commit
-from forewarn.core.enablement import enable
+from forewarn.control.control_plane import ControlInputs, ControlPlane
+from forewarn.control.lab_clock import load_clock_setting
+from forewarn.core.access import owner_principal
+from forewarn.core.commit import Commit
+from forewarn.core.decision import DecisionContext, EnablementMode
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry, What
-from forewarn.core.policy import Around, Enablement
-from forewarn.core.scope import Scope
+from forewarn.core.history import EntryKind, HistoryEntry
+from forewarn.core.scope import Scope, enable_scope
 from forewarn.errors import Rejected
-from forewarn.hypervisor.keepers import Keepers
-from forewarn.hypervisor.roster import Roster
-from forewarn.store.seam import Store
+from forewarn.hypervisor.command import CommandHypervisor
+from forewarn.hypervisor.interface import Hypervisor
+from forewarn.hypervisor.ledger import EffectLedger
+from forewarn.hypervisor.process.hypervisor import ProcessHypervisor
+from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRegistry
+from forewarn.hypervisor.process.server import StopListening, SupervisorServer
+from forewarn.hypervisor.process.starter import ProgramStarter
+from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
+from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.service.data_directory import DataDirectory
+from forewarn.service.doctor import run_checks, worker_checks
+from forewarn.service.first_start import apply_initial_fleet
+from forewarn.service.maintenance_jobs import (
+    prune_history_forever,
+    record_fault_effects,
+    record_fault_effects_forever,
+    save_clock,
+    save_clock_forever,
+    write_all_observations,
+    write_observation_batches,
+    write_observations_forever,
+)
+from forewarn.service.publisher import GuestBackend, MetadataPublisher
+from forewarn.service.settings import HypervisorKind, Settings, parse_metrics_address
+from forewarn.service.web_app import build_web_app
+from forewarn.service.web_server import OperatorServer, open_operator_server
+from forewarn.store.interface import Store
 from forewarn.store.sqlite import SqliteStore
+from forewarn.web.dependencies import Dependencies
+from forewarn.web.directory import FleetDirectory
+from forewarn.web.polling_report import PollingReport, polling_report
+from forewarn.web.server import bind_unix_socket, serve_unix
+from forewarn.web.sign_in_links import sign_in_link_subject
+
+
+def open_hypervisor(settings: Settings, directory: DataDirectory, keepers: SupervisorRegistry) -> Hypervisor:
+    if settings.hypervisor is HypervisorKind.COMMAND:
+        return CommandHypervisor(settings.commands, directory.commands)
+    simulated = SimulatedHypervisor(
+        EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
+    )
+    return ProcessHypervisor(keepers, simulated) if settings.hypervisor is HypervisorKind.PROCESS else simulated
+
 
 log = logging.getLogger(__name__)
-DRAIN_S = 5.0
-_AT_ONCE = 256  # scopes decided side by side, so that the store can commit them together
+DRAIN_TIMEOUT_S = 5.0
+_SCOPES_PER_BATCH = 256  # scopes decided side by side, so that the store can commit them together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +87,15 @@ class Service:
     """A service that runs, for whoever wants to tell people about it."""
 
     settings: Settings
-    control: Control
-    mouth: Mouth
-    keepers: Keepers
-    front: Front | None
-    metrics: OwnerMetrics
+    control: ControlPlane
+    publisher: MetadataPublisher
+    supervisors: SupervisorRegistry
+    operator_server: OperatorServer | None
+    metrics: ServiceMetrics
     started_at: float
 
     def info(self) -> dict[str, Any]:
-        now, speed, lab = self.control.labtime.show()
+        now, speed, lab = self.control.lab_clock.status()
         return {
             "version": __version__,
             "pid": os.getpid(),
@@ -89,120 +106,129 @@ class Service:
             "speed": speed,
             "enablement": self.settings.enablement,
             "identity_on_loopback": self.settings.identity_on_loopback,
-            "listeners": self.mouth.listeners(),
-            "workers": self.mouth.workers(),
-            "console": self.front.shown() if self.front else None,
+            "listeners": self.publisher.describe_listeners(),
+            "workers": self.publisher.describe_workers(),
+            "console": self.operator_server.describe() if self.operator_server else None,
             "counts": self.control.store.counts()._asdict(),
         }
 
-    def pending(self) -> int:
+    def pending_events(self) -> int:
         """How many events are not over."""
         return self.control.store.counts().events
 
-    def seats(self, most: int) -> list[tuple[str, str]]:
+    def lab_endpoints(self, most: int) -> list[tuple[str, str]]:
         """The first VMs of a lab, each with the base URL under which it is served."""
-        seated = ((vm.name, self.mouth.endpoint_of(vm)) for vm in self.control.store.vms())
+        seated = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
         return list(islice(((name, url) for name, url in seated if url), most))
 
     def sign_in_link(self) -> str:
         """To the portal, for whoever started this: good once, and soon. "" where there is no portal."""
-        if self.front is None:
+        if self.operator_server is None:
             return ""
-        whom = pass_for(owner(owners_name()), self.front.sign_in, self.control.store)
-        return self.front.links.make(whom).url
+        whom = sign_in_link_subject(owner_principal(owner_name()), self.operator_server.sign_in, self.control.store)
+        return self.operator_server.links.create(whom).url
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Service]:
+async def running_service(settings: Settings) -> AsyncIterator[Service]:
     """The service, from the moment it answers until the block is left."""
     async with AsyncExitStack() as stack:
-        directory = DataDirectory.take(settings.directory)
+        directory = DataDirectory.acquire(settings.directory)
         stack.callback(directory.close)
-        keepers = Keepers(Roster(directory.vms))
-        control = await _take_up(stack, settings, directory, keepers)
-        names = Directory(control.store)  # one for all, since it holds the name of every VM
-        front = await open_front(settings, directory, control.store, control.clock.now())
+        keepers = SupervisorRegistry(SupervisorRecords(directory.vms))
+        control = await _open_control(stack, settings, directory, keepers)
+        names = FleetDirectory(control.store)  # one for all, since it holds the name of every VM
+        front = await open_operator_server(settings, directory, control.store, control.clock.now())
         if front is not None:
             stack.callback(front.sock.close)
-        windows = _open_windows(stack, settings)
-        mouth = Mouth.open(settings, control)
+        windows = _bind_metrics(stack, settings)
+        mouth = MetadataPublisher.open(settings, control)
         service = Service(
             settings=settings,
             control=control,
-            mouth=mouth,
-            keepers=keepers,
-            front=front,
-            metrics=OwnerMetrics(
-                control, counted=mouth.counted, behind=mouth.behind, attend=lambda live: _attend(mouth, names, live)
+            publisher=mouth,
+            supervisors=keepers,
+            operator_server=front,
+            metrics=ServiceMetrics(
+                control,
+                counted=mouth.request_totals,
+                behind=mouth.worker_lags,
+                attend=lambda live: _polling_report(mouth, names, live),
             ),
             started_at=control.clock.now(),
         )
         stack.callback(service.metrics.close)
-        await _go_on(stack, service, windows[1:])
-        await _let_keepers_in(stack, service, directory)
-        await _open_doors(stack, service, directory, names)
+        await _start_background_work(stack, service, windows[1:])
+        await _serve_supervisors(stack, service, directory)
+        await _serve_operators(stack, service, directory, names)
         if windows:
-            window = Window(service.metrics.show_own)
-            await window.open(windows[0])
+            window = MetricsServer(service.metrics.render_own)
+            await window.start(windows[0])
             stack.push_async_callback(window.close)
         yield service
-        await _say(control, "service stopped")
+        await _write_service_entry(control, "service stopped")
 
 
-async def _take_up(stack: AsyncExitStack, settings: Settings, directory: DataDirectory, keepers: Keepers) -> Control:
+async def _open_control(
+    stack: AsyncExitStack, settings: Settings, directory: DataDirectory, keepers: SupervisorRegistry
+) -> ControlPlane:
     """What is stored, and whoever decides about it: where the last service left off, or at the first fleet."""
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
     hypervisor = open_hypervisor(settings, directory, keepers)
     stack.push_async_callback(hypervisor.close)
-    control = Control(
+    control = ControlPlane(
         store=store,
-        clock=_clock(settings, store),
+        clock=_open_clock(settings, store),
         hypervisor=hypervisor,
-        outside=Outside(new_id=new_guid, polls=store.polls, lab_addresses=settings.lab),
+        outside=ControlInputs(new_id=new_guid, polls=store.last_polls, lab_addresses=settings.lab),
         policy=settings.policy,
     )
     stack.push_async_callback(control.close)
-    await _say(control, f"service started, version {__version__}, process {os.getpid()}")
-    await apply_first_fleet(control, settings)
-    await _enable_all(control, settings)
+    await _write_service_entry(control, f"service started, version {__version__}, process {os.getpid()}")
+    await apply_initial_fleet(control, settings)
+    await _enable_all_scopes(control, settings)
     return control
 
 
-async def _go_on(stack: AsyncExitStack, service: Service, windows: tuple[socket.socket, ...]) -> None:
+async def _start_background_work(stack: AsyncExitStack, service: Service, windows: tuple[socket.socket, ...]) -> None:
     """VMs are answered, and what goes on by itself does."""
-    control, mouth, front = service.control, service.mouth, service.front
-    await _keep(stack, control.reconciler.run())
-    await _keep(stack, control.outbox.run())
-    await mouth.start(Backing(control, Tokens(front.sign_in, front.url) if front else None), windows)
-    stack.push_async_callback(write_all, mouth.observations, control.store)
-    stack.push_async_callback(note_faults, mouth.faults, control.faults)
-    stack.push_async_callback(mouth.drain, DRAIN_S)
-    await _keep(stack, tend_faults(mouth.faults, control.faults))
-    await _keep(stack, write_observations(mouth.observations, control.store))
-    stack.push_async_callback(anchor, control.labtime)
-    await _keep(stack, keep_time(control.labtime))
-    await _keep(stack, prune_history(control.store, control.clock, days=service.settings.history_days))
+    control, mouth, front = service.control, service.publisher, service.operator_server
+    await _run_in_background(stack, control.reconciler.run())
+    await _run_in_background(stack, control.webhook_delivery.run())
+    await mouth.start(GuestBackend(control, VmTokens(front.sign_in, front.url) if front else None), windows)
+    stack.push_async_callback(write_all_observations, mouth.observations, control.store)
+    stack.push_async_callback(record_fault_effects, mouth.faults, control.faults)
+    stack.push_async_callback(mouth.drain, DRAIN_TIMEOUT_S)
+    await _run_in_background(stack, record_fault_effects_forever(mouth.faults, control.faults))
+    await _run_in_background(stack, write_observations_forever(mouth.observations, control.store))
+    stack.push_async_callback(save_clock, control.lab_clock)
+    await _run_in_background(stack, save_clock_forever(control.lab_clock))
+    await _run_in_background(
+        stack, prune_history_forever(control.store, control.clock, days=service.settings.history_days)
+    )
 
 
-async def _open_doors(stack: AsyncExitStack, service: Service, directory: DataDirectory, names: Directory) -> None:
+async def _serve_operators(
+    stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
+) -> None:
     """Operators are answered, on the socket and, where the settings want it, on a port."""
-    house = _console_house(service, directory)
-    await stack.enter_async_context(serve_unix(build(house, directory=names), directory.socket))
-    if service.front is not None:
-        await stack.enter_async_context(service.front.serve(house, names))
+    house = _web_dependencies(service, directory)
+    await stack.enter_async_context(serve_unix(build_web_app(house, directory=names), directory.socket))
+    if service.operator_server is not None:
+        await stack.enter_async_context(service.operator_server.serve(house, names))
 
 
 def new_guid() -> str:
     return str(uuid.uuid4()).upper()
 
 
-def _clock(settings: Settings, store: Store) -> Clock:
-    stored = stored_setting(store)
+def _open_clock(settings: Settings, store: Store) -> Clock:
+    stored = load_clock_setting(store)
     if settings.lab:
         return LabClock(stored)
     clock = SystemClock()
-    if stored is not None and stored.shows(clock.now()) > clock.now() + 1:
+    if stored is not None and stored.lab_time_at(clock.now()) > clock.now() + 1:
         raise Rejected(
             f"the data directory {settings.data!r} is a lab's, whose clock was moved ahead, and time never moves back "
             "(spec §12): serve another directory, or go on with this one by `forewarn up`"
@@ -210,70 +236,86 @@ def _clock(settings: Settings, store: Store) -> Clock:
     return clock
 
 
-async def _let_keepers_in(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
-    """VMs made of namespaces: their keepers call, and those that the fleet asks for are started."""
-    control = service.control
+async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory: DataDirectory) -> None:
+    """Accept the supervisors of namespace VMs, and start those that the fleet file asks for."""
+    control, publisher = service.control, service.publisher
 
-    async def tell(what: What, vm: Vm, text: str) -> None:
-        await _write(control, entry_about(vm, what, text, control.clock.now()))
+    async def write_history(kind: EntryKind, vm: Vm, text: str) -> None:
+        await _write_entry(control, program_entry(vm, kind, text, control.clock.now()))
 
-    door = Door(keepers=service.keepers, store=control.store, mouth=service.mouth, tell=tell)
-    await stack.enter_async_context(door.open(directory.keepers))
-    if service.settings.hypervisor is Hands.PROCESS:
-        starter = Starter(store=control.store, keepers=service.keepers, data=directory.path, tell=tell)
-        await _keep(stack, starter.run())
+    @cache
+    def names() -> FleetDirectory:  # built on first use: a fleet without namespace VMs never needs it
+        return FleetDirectory(control.store)
+
+    async def listen(vm_key: str, sock: socket.socket) -> StopListening:
+        listener = await publisher.listen_inside_vm(vm_key, sock)
+        return partial(publisher.stop_listening, listener)
+
+    server = SupervisorServer(
+        supervisors=service.supervisors,
+        find_vm=lambda name: names().find(name),
+        listen=listen,
+        write_history=write_history,
+    )
+    path = directory.supervisor_socket
+    await stack.enter_async_context(server.serve(bind_unix_socket(path), path))
+    if service.settings.hypervisor is HypervisorKind.PROCESS:
+        starter = ProgramStarter(
+            store=control.store, supervisors=service.supervisors, data=directory.path, write_history=write_history
+        )
+        await _run_in_background(stack, starter.run())
 
 
-def _console_house(service: Service, directory: DataDirectory) -> House:
+def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencies:
     async def doctor() -> list[Any]:
-        found = await asyncio.to_thread(examine, service.settings, directory.database)
-        return [*found, *workers_seen(service.mouth.workers())]
+        found = await asyncio.to_thread(run_checks, service.settings, directory.database)
+        return [*found, *worker_checks(service.publisher.describe_workers())]
 
     async def observe() -> None:
-        await service.mouth.report()
-        await write_many(service.mouth.observations, service.control.store)
-        await note_faults(service.mouth.faults, service.control.faults)
+        await service.publisher.collect_worker_reports()
+        await write_observation_batches(service.publisher.observations, service.control.store)
+        await record_fault_effects(service.publisher.faults, service.control.faults)
 
-    return House(
+    return Dependencies(
         control=service.control,
-        info=service.info,
-        doctor=doctor,
-        who=owners_name(),
-        endpoint_of=service.mouth.endpoint_of,
-        rules_for=service.mouth.rules_for,
-        keepers=lambda: service.keepers.links,
-        observe=observe,
-        follow_sightings=service.mouth.observations.follow,
-        follow_asking=service.mouth.observations.follow_asking,
-        pace=service.mouth.observations.pace,
-        metrics=service.metrics.show,
-        shown=service.mouth.caught_up if service.settings.workers else None,
-        sign_in=service.front.sign_in if service.front else None,
-        links=service.front.links if service.front else None,
+        service_info=service.info,
+        run_health_checks=doctor,
+        owner_name=owner_name(),
+        endpoint_of=service.publisher.lab_endpoint,
+        rules_for=service.publisher.rules_for,
+        vm_supervisors=lambda: service.supervisors.connections,
+        flush_observations=observe,
+        subscribe_deliveries=service.publisher.observations.subscribe_deliveries,
+        subscribe_polling=service.publisher.observations.subscribe_polling_starts,
+        pace_of=service.publisher.observations.pace,
+        render_metrics=service.metrics.render_all,
+        wait_until_published=service.publisher.wait_until_published if service.settings.workers else None,
+        sign_in=service.operator_server.sign_in if service.operator_server else None,
+        sign_in_links=service.operator_server.links if service.operator_server else None,
         strict_api_versions=service.settings.strict_api_versions,
     )
 
 
-def owners_name() -> str:
+def owner_name() -> str:
     """How the history calls whoever the service belongs to."""
     return f"local user {getpass.getuser()}"
 
 
-def _open_windows(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
+def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
     """Where metrics are shown: by the owner, then by each worker."""
     if not settings.metrics:
         return ()
-    sockets = open_sockets(*read_metrics(settings.metrics), workers=settings.workers)
+    sockets = bind_metrics_sockets(*parse_metrics_address(settings.metrics), workers=settings.workers)
     for sock in sockets:
         stack.callback(sock.close)
     return sockets
 
 
-async def _attend(mouth: Mouth, names: Directory, live: Sequence[Event]) -> Attendance:
-    return await attendance(names, mouth.observations.pace, mouth.observations.paces, live)
+async def _polling_report(mouth: MetadataPublisher, names: FleetDirectory, live: Sequence[Event]) -> PollingReport:
+    return await polling_report(names, mouth.observations.pace, mouth.observations.paces, live)
 
 
-async def _keep(stack: AsyncExitStack, work: Any) -> None:
+async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
     """Run this beside everything else until the stack unwinds."""
     task = asyncio.create_task(work)
 
@@ -284,25 +326,31 @@ async def _keep(stack: AsyncExitStack, work: Any) -> None:
     stack.push_async_callback(end)
 
 
-async def _say(control: Control, text: str) -> None:
-    await _write(control, Entry(at=control.clock.now(), what=What.SERVICE, who="forewarn", text=text))
+async def _write_service_entry(control: ControlPlane, text: str) -> None:
+    await _write_entry(control, HistoryEntry(at=control.clock.now(), what=EntryKind.SERVICE, who="forewarn", text=text))
 
 
-async def _write(control: Control, entry: Entry) -> None:
+async def _write_entry(control: ControlPlane, entry: HistoryEntry) -> None:
     try:
         await control.store.commit(Commit(entries=(entry,)))
     except Exception as error:
         log.warning("the history could not be written: %s", error)
 
 
-async def _enable_all(control: Control, settings: Settings) -> None:
+async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
     """A lab on data that knew another setting: every scope is enabled from now on (spec §8.3)."""
-    if settings.enablement is not Enablement.ALWAYS:
+    if settings.enablement is not EnablementMode.ALWAYS:
         return
 
-    def decision(scope: Scope, around: Around) -> Scope:
-        return enable(scope, by="the service", now=around.now)
+    def decision(scope: Scope, around: DecisionContext) -> Scope:
+        return enable_scope(scope, by="the service", now=around.now)
 
     missing = control.store.scope_ids(enabled=False)
-    for at in range(0, len(missing), _AT_ONCE):
-        await asyncio.gather(*(control.desk.decide(scope_id, decision) for scope_id in missing[at : at + _AT_ONCE]))
+    for at in range(0, len(missing), _SCOPES_PER_BATCH):
+        await asyncio.gather(
+            *(control.transactions.run(scope_id, decision) for scope_id in missing[at : at + _SCOPES_PER_BATCH])
+        )
+
+
+def program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
+    return HistoryEntry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)

@@ -1,12 +1,13 @@
-"""MEMORY. What is true, durably: scopes, VMs, hosts, events, gates, requests, and the history of them all.
+"""Durable state: scopes, VMs, hosts, events, gates, requests, and their history.
 
-Two implementations of one `Store` (see `seam`): `sqlite` for people, `memory` for tests and simulation; one
-conformance suite is the specification of both. Never here: a decision, a clock, the network.
+`interface` defines `Store`; `sqlite` implements it for production, `memory` for tests and dry runs, and one
+conformance suite specifies both. Imports only `core` and below: no decision, clock or network. Start with
+`interface`.
 """
 
-from forewarn.store.backup import restore
+from forewarn.store.backup import restore_backup
+from forewarn.store.interface import AppliedCommit, LastPoll, Store
 from forewarn.store.memory import MemoryStore
-from forewarn.store.seam import Committed, Polled, Store
 from forewarn.store.sqlite import SqliteStore
 
-__all__ = ["Committed", "MemoryStore", "Polled", "SqliteStore", "Store", "restore"]
+__all__ = ["AppliedCommit", "LastPoll", "MemoryStore", "SqliteStore", "Store", "restore_backup"]

@@ -1,4 +1,4 @@
-"""The seam: what the house expects of a store. `forewarn.testing.store_conformance` is its specification."""
+"""The `Store` protocol and the values it returns. The store conformance suite is its specification."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.change import Commit
-from forewarn.core.event import Event, Status
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.commit import Commit
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, Sighting
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Webhook
+from forewarn.core.webhook import WebhookSubscription
 
 
-class Polled(msgspec.Struct, frozen=True, kw_only=True):
+class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
     """When a VM last asked, and how: gathered in memory, written in batches."""
 
     vm: str  # its key
@@ -31,7 +30,7 @@ class Polled(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: int = 0  # for how long it is content to wait for an answer: until then it still asks
 
 
-class Counts(NamedTuple):
+class StoreCounts(NamedTuple):
     """How much there is now."""
 
     vms: int  # present ones
@@ -40,14 +39,14 @@ class Counts(NamedTuple):
     events: int  # that are not over
 
 
-class Behind(NamedTuple):
+class GatedEvents(NamedTuple):
     """What gates hold back."""
 
     scheduled: list[Event]  # oldest first
-    planned: set[str]  # gates that more is planned for
+    gates_with_planned: set[str]  # gates that more is planned for
 
 
-class Committed(NamedTuple):
+class AppliedCommit(NamedTuple):
     """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
 
     commit: Commit
@@ -60,8 +59,8 @@ class Store(Protocol):
     def scope(self, scope_id: str) -> Scope | None: ...
     def scopes(self) -> Iterator[Scope]: ...  # every one as it is now, in the order of their ids
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]: ...
-    def counts(self) -> Counts: ...
-    def enabled(self) -> int: ...  # how many scopes are
+    def counts(self) -> StoreCounts: ...
+    def enabled_scope_count(self) -> int: ...  # how many scopes are
     def failed_writes(self) -> int: ...  # that trouble with the store undid, since it was opened
     def vm(self, key: str) -> Vm | None: ...  # removed ones too
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]: ...
@@ -73,21 +72,21 @@ class Store(Protocol):
         scope_id: str | None = None,
         request_id: str | None = None,
         gate_id: str | None = None,
-        statuses: Sequence[Status] = tuple(Status),
+        statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]: ...  # oldest first; with a limit, the newest ones
-    def events_over(
+    def events_ended_between(
         self, since: float, until: float, *, limit: int, newest: bool = True
     ) -> list[Event]: ...  # that came to be over then, in that order; the newest ones, or the oldest
     def gate(self, gate_id: str) -> Gate | None: ...
-    def request(self, request_id: str) -> Request | None: ...
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]: ...
-    def planned(self, *, request_id: str | None = None) -> list[Planned]: ...
-    def behind(self, gate_ids: Sequence[str]) -> Behind: ...
+    def request(self, request_id: str) -> MaintenanceRequest | None: ...
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]: ...
+    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]: ...
+    def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents: ...
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]: ...
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]: ...
-    def next_wake(self) -> float | None: ...
+    def next_wake_at(self) -> float | None: ...
 
     def history(
         self,
@@ -100,21 +99,21 @@ class Store(Protocol):
         vm: str | None = None,
         limit: int | None = None,
         newest: bool = True,
-    ) -> list[Entry]: ...  # oldest first; with a limit, the newest ones, or else the oldest
-    def entries_after(self, seq: int, limit: int) -> list[Entry]: ...  # of the history, the oldest ones first
+    ) -> list[HistoryEntry]: ...  # oldest first; with a limit, the newest ones, or else the oldest
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]: ...  # of the history, the oldest ones first
     def last_seq(self) -> int: ...
-    def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]: ...
-    def polls(self, *, scope_id: str | None = None) -> list[Polled]: ...
-    def client(self, client_id: str) -> Client | None: ...
-    def clients(self) -> list[Client]: ...
+    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]: ...
+    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]: ...
+    def client(self, client_id: str) -> RegisteredClient | None: ...
+    def clients(self) -> list[RegisteredClient]: ...
     def grants(self, *, to: str | None = None) -> list[Grant]: ...
-    def webhooks(self) -> list[Webhook]: ...
-    def saved(self, name: str) -> bytes | None: ...
+    def webhooks(self) -> list[WebhookSubscription]: ...
+    def load(self, name: str) -> bytes | None: ...
 
     async def commit(self, commit: Commit) -> int: ...  # the last history entry's sequence number
-    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None: ...
+    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None: ...
     async def save(self, name: str, value: bytes) -> None: ...
     async def prune(self, before: float) -> int: ...  # how many entries went
     async def back_up(self, path: Path) -> None: ...
-    def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]: ...
+    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]: ...
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A store in dictionaries, for tests and simulation: no thread, no file, and no write ever suspends."""
+"""A store in dictionaries, for tests and dry runs: no thread, no file, and writes never suspend."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.change import Commit
-from forewarn.core.event import Event, Status
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.commit import Commit
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, Sighting
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Webhook
+from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.seam import Behind, Committed, Counts, Polled
-from forewarn.store.subscription import Subscribers
-from forewarn.store.table import Tables
+from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, StoreCounts
+from forewarn.store.memory_tables import MemoryTables
+from forewarn.store.subscribers import CommitSubscribers
 
 Row = TypeVar("Row")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Failure:
+class _InjectedFailure:
     """Something a test wants to go wrong."""
 
     error: BaseException
@@ -40,9 +39,9 @@ class MemoryStore:
     """A `Store` (see `seam`). `fail_next` makes a write fail; `copy` is what a restart finds."""
 
     def __init__(self) -> None:
-        self._tables = Tables()
-        self._subscribers = Subscribers()
-        self._failures: list[_Failure] = []
+        self._tables = MemoryTables()
+        self._subscribers = CommitSubscribers()
+        self._failures: list[_InjectedFailure] = []
         self._is_open = True
         self._failed = 0
 
@@ -58,14 +57,14 @@ class MemoryStore:
         No subscriber hears of that write and it has no effect; with `applied` it takes effect all the same,
         as when a process dies between the commit and the answer.
         """
-        self._failures.append(_Failure(error=error, writes_before=after, applied=applied))
+        self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
     def scope(self, scope_id: str) -> Scope | None:
         row = self._tables.scopes.get(scope_id)
         if row is None:
             return None
-        vms = self._tables.present.get(scope_id, {}).values()
-        events = self._tables.live.get(scope_id, {}).values()
+        vms = self._tables.present_vms.get(scope_id, {}).values()
+        events = self._tables.live_events.get(scope_id, {}).values()
         return replace(row, vms=tuple(vms), events=tuple(sorted(events, key=lambda event: event.seq)))
 
     def scopes(self) -> Iterator[Scope]:
@@ -74,15 +73,15 @@ class MemoryStore:
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
         return sorted(id_ for id_, row in self._tables.scopes.items() if enabled in (None, row.is_enabled))
 
-    def counts(self) -> Counts:
-        return Counts(
-            vms=sum(map(len, self._tables.present.values())),
+    def counts(self) -> StoreCounts:
+        return StoreCounts(
+            vms=sum(map(len, self._tables.present_vms.values())),
             scopes=len(self._tables.scopes),
             hosts=len(self._tables.hosts),
-            events=sum(map(len, self._tables.live.values())),
+            events=sum(map(len, self._tables.live_events.values())),
         )
 
-    def enabled(self) -> int:
+    def enabled_scope_count(self) -> int:
         return sum(row.is_enabled for row in self._tables.scopes.values())
 
     def failed_writes(self) -> int:
@@ -107,13 +106,13 @@ class MemoryStore:
         scope_id: str | None = None,
         request_id: str | None = None,
         gate_id: str | None = None,
-        statuses: Sequence[Status] = tuple(Status),
+        statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
         there = (event for event in self._tables.events.values() if event.status in statuses)
         return _newest(_matching(there, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
-    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+    def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
         there = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
         there.sort(key=lambda event: event.over_at or 0.0)
         return _newest(there, limit) if newest else there[:limit]
@@ -121,27 +120,27 @@ class MemoryStore:
     def gate(self, gate_id: str) -> Gate | None:
         return self._tables.gates.get(gate_id)
 
-    def request(self, request_id: str) -> Request | None:
+    def request(self, request_id: str) -> MaintenanceRequest | None:
         return self._tables.requests.get(request_id)
 
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]:
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
         there = [request for request in self._tables.requests.values() if request.is_open or not open_only]
         return _newest(there, limit)
 
-    def planned(self, *, request_id: str | None = None) -> list[Planned]:
+    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         return _matching(self._tables.planned.values(), request_id=request_id)
 
-    def behind(self, gate_ids: Sequence[str]) -> Behind:
-        scheduled = [event for event in self.events(statuses=[Status.SCHEDULED]) if event.gate_id in gate_ids]
-        return Behind(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
+    def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
+        scheduled = [event for event in self.events(statuses=[EventState.SCHEDULED]) if event.gate_id in gate_ids]
+        return GatedEvents(scheduled, {planned.gate_id for planned in self.planned() if planned.gate_id in gate_ids})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        return [scope.id for scope in _due(self._tables.scopes.values(), now)][:limit]
+        return [scope.id for scope in _due_rows(self._tables.scopes.values(), now)][:limit]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        return _due(self._tables.gates.values(), now)[:limit]
+        return _due_rows(self._tables.gates.values(), now)[:limit]
 
-    def next_wake(self) -> float | None:
+    def next_wake_at(self) -> float | None:
         scopes = (scope.wakes_at for scope in self._tables.scopes.values())
         gates = (gate.wakes_at for gate in self._tables.gates.values())
         return min((at for at in (*scopes, *gates) if at is not None), default=None)
@@ -157,51 +156,51 @@ class MemoryStore:
         vm: str | None = None,
         limit: int | None = None,
         newest: bool = True,
-    ) -> list[Entry]:
+    ) -> list[HistoryEntry]:
         there = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
         wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit) if newest else wanted[:limit]
 
-    def entries_after(self, seq: int, limit: int) -> list[Entry]:
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
         start = bisect_right(self._tables.history, seq, key=lambda entry: entry.seq)
         return self._tables.history[start : start + limit]
 
     def last_seq(self) -> int:
         return self._tables.last_seq
 
-    def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]:
-        return _matching(self._tables.sightings.values(), event_id=event_id, vm=vm)
+    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        return _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
 
-    def polls(self, *, scope_id: str | None = None) -> list[Polled]:
-        there = (polled for _, polled in sorted(self._tables.polls.items()))
+    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        there = (polled for _, polled in sorted(self._tables.last_polls.items()))
         return _matching(there, scope_id=scope_id)
 
-    def client(self, client_id: str) -> Client | None:
+    def client(self, client_id: str) -> RegisteredClient | None:
         return self._tables.clients.get(client_id)
 
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[RegisteredClient]:
         return [client for _, client in sorted(self._tables.clients.items())]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
         return _matching(self._tables.grants.values(), to=to)
 
-    def webhooks(self) -> list[Webhook]:
+    def webhooks(self) -> list[WebhookSubscription]:
         return list(self._tables.webhooks.values())
 
-    def saved(self, name: str) -> bytes | None:
+    def load(self, name: str) -> bytes | None:
         return self._tables.saved.get(name)
 
     async def commit(self, commit: Commit) -> int:
-        def apply() -> Committed:
-            self._tables.must_allow(commit)
+        def apply() -> AppliedCommit:
+            self._tables.require_current(commit)
             return self._tables.apply(commit)
 
         committed = self._write(apply)
-        self._subscribers.tell(committed)
+        self._subscribers.notify(committed)
         return committed.seq
 
-    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        self._write(lambda: self._tables.observe(polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+        self._write(lambda: self._tables.record_observations(polls, sightings))
 
     async def save(self, name: str, value: bytes) -> None:
         self._write(lambda: self._tables.saved.__setitem__(name, value))
@@ -212,7 +211,7 @@ class MemoryStore:
     async def back_up(self, path: Path) -> None:
         raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
-    def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]:
+    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]:
         return self._subscribers.add(hear)
 
     async def close(self) -> None:
@@ -229,7 +228,7 @@ class MemoryStore:
         self._failed += 1
         raise failure.error
 
-    def _next_failure(self) -> _Failure | None:
+    def _next_failure(self) -> _InjectedFailure | None:
         if not self._failures:
             return None
         if self._failures[0].writes_before == 0:
@@ -251,9 +250,9 @@ def _is_within(at: float | None, since: float, until: float) -> bool:
     return at is not None and since <= at <= until
 
 
-Waking = TypeVar("Waking", Scope, Gate)
+WakingRow = TypeVar("WakingRow", Scope, Gate)
 
 
-def _due(rows: Iterable[Waking], now: float) -> list[Waking]:
+def _due_rows(rows: Iterable[WakingRow], now: float) -> list[WakingRow]:
     due = [(row.wakes_at, row.id, row) for row in rows if row.wakes_at is not None and row.wakes_at <= now]
     return [row for _, _, row in sorted(due, key=lambda item: item[:2])]

@@ -1,4 +1,4 @@
-"""The rows of a store in memory: dictionaries of frozen values, and what a commit does to them."""
+"""Tables of the in-memory store: dictionaries of frozen values, and how a commit changes them."""
 
 from __future__ import annotations
 
@@ -8,72 +8,71 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.change import Commit
-from forewarn.core.event import Event
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.commit import Commit
+from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, Sighting
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Cursor, Webhook
-from forewarn.store.guard import must_be_current
-from forewarn.store.seam import Committed, Polled
+from forewarn.core.webhook import WebhookCursor, WebhookSubscription
+from forewarn.store.interface import AppliedCommit, LastPoll
+from forewarn.store.versions import require_current_versions
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 @dataclass(slots=True, kw_only=True)
-class Tables:
+class MemoryTables:
     """All rows, in the order they were added; every value in them is frozen."""
 
     scopes: dict[str, Scope] = field(default_factory=dict)  # rows only, without VMs, events and news
     vms: dict[str, Vm] = field(default_factory=dict)
-    present: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope
+    present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope
     events: dict[str, Event] = field(default_factory=dict)
-    live: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope
+    live_events: dict[str, dict[str, Event]] = field(default_factory=dict)  # by scope
     hosts: dict[str, Host] = field(default_factory=dict)
     gates: dict[str, Gate] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    planned: dict[str, Planned] = field(default_factory=dict)
-    history: list[Entry] = field(default_factory=list)
+    requests: dict[str, MaintenanceRequest] = field(default_factory=dict)
+    planned: dict[str, PlannedEvent] = field(default_factory=dict)
+    history: list[HistoryEntry] = field(default_factory=list)
     last_seq: int = 0
-    sightings: dict[tuple[str, str, str], Sighting] = field(default_factory=dict)
-    polls: dict[str, Polled] = field(default_factory=dict)
-    clients: dict[str, Client] = field(default_factory=dict)
+    deliveries: dict[tuple[str, str, str], EventDelivery] = field(default_factory=dict)
+    last_polls: dict[str, LastPoll] = field(default_factory=dict)
+    clients: dict[str, RegisteredClient] = field(default_factory=dict)
     grants: dict[str, Grant] = field(default_factory=dict)
-    webhooks: dict[str, Webhook] = field(default_factory=dict)
+    webhooks: dict[str, WebhookSubscription] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
 
-    def copy(self) -> Tables:
-        return Tables(
+    def copy(self) -> MemoryTables:
+        return MemoryTables(
             scopes=dict(self.scopes),
             vms=dict(self.vms),
-            present={scope_id: dict(vms) for scope_id, vms in self.present.items()},
+            present_vms={scope_id: dict(vms) for scope_id, vms in self.present_vms.items()},
             events=dict(self.events),
-            live={scope_id: dict(events) for scope_id, events in self.live.items()},
+            live_events={scope_id: dict(events) for scope_id, events in self.live_events.items()},
             hosts=dict(self.hosts),
             gates=dict(self.gates),
             requests=dict(self.requests),
             planned=dict(self.planned),
             history=list(self.history),
             last_seq=self.last_seq,
-            sightings=dict(self.sightings),
-            polls=dict(self.polls),
+            deliveries=dict(self.deliveries),
+            last_polls=dict(self.last_polls),
             clients=dict(self.clients),
             grants=dict(self.grants),
             webhooks=dict(self.webhooks),
             saved=dict(self.saved),
         )
 
-    def must_allow(self, commit: Commit) -> None:
+    def require_current(self, commit: Commit) -> None:
         """Raise Conflict unless every guarded row is still what the commit was decided on."""
-        must_be_current("scope", commit.scopes, lambda id_: _version(self.scopes.get(id_)))
-        must_be_current("gate", commit.gates, lambda id_: _version(self.gates.get(id_)))
-        must_be_current("request", commit.requests, lambda id_: _version(self.requests.get(id_)))
+        require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
+        require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
+        require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
 
-    def apply(self, commit: Commit) -> Committed:
+    def apply(self, commit: Commit) -> AppliedCommit:
         """Write all of a commit, in the order of its fields; nothing here can fail."""
         for scope in commit.scopes:
             self._put_scope(scope)
@@ -82,7 +81,7 @@ class Tables:
         for event in commit.events:
             self._put_event(event)
         self.hosts.update({host.name: host for host in commit.hosts})
-        _remove(self.hosts, commit.removed_hosts)
+        _remove_keys(self.hosts, commit.removed_hosts)
         for gate in commit.gates:
             self.gates[gate.id] = replace(gate, version=gate.version + 1)
         for gate_id in commit.wake_gates:
@@ -90,29 +89,29 @@ class Tables:
         for request in commit.requests:
             self.requests[request.id] = replace(request, version=request.version + 1)
         self.planned.update({planned.event_id: planned for planned in commit.planned})
-        _remove(self.planned, commit.unplanned)
+        _remove_keys(self.planned, commit.unplanned)
         self.clients.update({client.id: client for client in commit.clients})
-        _remove(self.clients, commit.removed_clients)
+        _remove_keys(self.clients, commit.removed_clients)
         self.grants.update({grant.id: grant for grant in commit.grants})
-        _remove(self.grants, commit.removed_grants)
+        _remove_keys(self.grants, commit.removed_grants)
         self.webhooks.update({webhook.id: webhook for webhook in commit.webhooks})
-        _remove(self.webhooks, commit.removed_webhooks)
+        _remove_keys(self.webhooks, commit.removed_webhooks)
         for cursor in commit.cursors:
-            self._move(cursor)
+            self._move_cursor(cursor)
         entries = self._append(commit.entries)
-        return Committed(commit=replace(commit, entries=entries), seq=self.last_seq)
+        return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
-    def observe(self, polls: Iterable[Polled], sightings: Iterable[Sighting]) -> None:
+    def record_observations(self, polls: Iterable[LastPoll], sightings: Iterable[EventDelivery]) -> None:
         for polled in polls:
-            old = self.polls.get(polled.vm)
+            old = self.last_polls.get(polled.vm)
             if old is None or polled.at >= old.at:
-                self.polls[polled.vm] = polled
+                self.last_polls[polled.vm] = polled
             row = self.scopes.get(polled.scope_id)
             if row is not None:
                 at = _later(row.last_request_at, polled.at)
                 self.scopes[row.id] = replace(row, last_request_at=at)
         for sighting in sightings:
-            self.sightings.setdefault((sighting.event_id, sighting.vm, sighting.status), sighting)
+            self.deliveries.setdefault((sighting.event_id, sighting.vm, sighting.status), sighting)
 
     def prune(self, before: float) -> int:
         kept = [entry for entry in self.history if entry.at >= before]
@@ -122,56 +121,56 @@ class Tables:
         under_way = {request.id for request in self.requests.values() if request.is_open}
         ended = [e for e in self.events.values() if not e.is_live and e.request_id not in under_way]
         past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
-        _remove(self.events, past)
-        _remove(self.sightings, [key for key in self.sightings if key[0] in past])
+        _remove_keys(self.events, past)
+        _remove_keys(self.deliveries, [key for key in self.deliveries if key[0] in past])
         return gone
 
     def _put_scope(self, scope: Scope) -> None:
         old = self.scopes.get(scope.id)
         at = _later(old.last_request_at if old else None, scope.last_request_at)
         version = scope.version + 1
-        self.scopes[scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), news=())
+        self.scopes[scope.id] = replace(scope, version=version, last_request_at=at, vms=(), events=(), new_entries=())
 
     def _put_vm(self, vm: Vm) -> None:
         old = self.vms.get(vm.key)
-        if old is not None and (_comes_back(old, vm) or old.scope_id != vm.scope_id):
+        if old is not None and (_is_restored(old, vm) or old.scope_id != vm.scope_id):
             del self.vms[vm.key]  # so that it is put at the end
         if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):
-            self.present.get(old.scope_id, {}).pop(vm.key, None)
+            self.present_vms.get(old.scope_id, {}).pop(vm.key, None)
         if vm.removed_at is None:
-            self.present.setdefault(vm.scope_id, {})[vm.key] = vm
+            self.present_vms.setdefault(vm.scope_id, {})[vm.key] = vm
         self.vms[vm.key] = vm
 
     def _put_event(self, event: Event) -> None:
         self.events[event.id] = event
         if event.is_live:
-            self.live.setdefault(event.scope_id, {})[event.id] = event
+            self.live_events.setdefault(event.scope_id, {})[event.id] = event
         else:
-            self.live.get(event.scope_id, {}).pop(event.id, None)
+            self.live_events.get(event.scope_id, {}).pop(event.id, None)
 
     def _wake_gate(self, gate_id: str) -> None:
         gate = self.gates.get(gate_id)
         if gate is not None:
             self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
 
-    def _move(self, cursor: Cursor) -> None:
+    def _move_cursor(self, cursor: WebhookCursor) -> None:
         """Never back, and nothing where the webhook is gone."""
         webhook = self.webhooks.get(cursor.webhook_id)
         if webhook is not None and webhook.cursor < cursor.seq:
             self.webhooks[webhook.id] = replace(webhook, cursor=cursor.seq)
 
-    def _append(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    def _append(self, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
         numbered = tuple(replace(entry, seq=seq) for seq, entry in enumerate(entries, self.last_seq + 1))
         self.history.extend(numbered)
         self.last_seq += len(numbered)
         return numbered
 
 
-def _comes_back(old: Vm, new: Vm) -> bool:
+def _is_restored(old: Vm, new: Vm) -> bool:
     return old.removed_at is not None and new.removed_at is None
 
 
-def _version(row: Scope | Gate | Request | None) -> int:
+def _row_version(row: Scope | Gate | MaintenanceRequest | None) -> int:
     return row.version if row else 0
 
 
@@ -179,6 +178,6 @@ def _later(one: float | None, other: float | None) -> float | None:
     return max((at for at in (one, other) if at is not None), default=None)
 
 
-def _remove(table: dict[Key, Value], keys: Iterable[Key]) -> None:
+def _remove_keys(table: dict[Key, Value], keys: Iterable[Key]) -> None:
     for key in keys:
         table.pop(key, None)

@@ -1,4 +1,4 @@
-"""What readers ask SQLite. Each shape of a question is compiled the first time it is asked, and kept."""
+"""SQL queries of the SQLite store, written with SQLAlchemy Core and compiled to text once per form."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, false, func, literal_column, select, union_all
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.sql import ClauseElement
 
-from forewarn.core.event import Status
+from forewarn.core.event import EventState
 from forewarn.store.schema import (
     clients,
     events,
@@ -24,58 +26,57 @@ from forewarn.store.schema import (
     vms,
     webhooks,
 )
-from forewarn.store.statement import text_of
 
-By = tuple[str, ...]  # the columns that must equal the parameters of their name
+EqualColumns = tuple[str, ...]  # the columns that must equal the parameters of their name
 
 
-def _equal(table: Table, by: By) -> list[ColumnElement[bool]]:
+def _equal_conditions(table: Table, by: EqualColumns) -> list[ColumnElement[bool]]:
     return [table.c[name] == bindparam(name) for name in by]
 
 
-def _one(key: Column[Any], *columns: Column[Any]) -> str:
-    return text_of(select(*columns).where(key == bindparam("row_id")))
+def _select_by_key(key: Column[Any], *columns: Column[Any]) -> str:
+    return compile_sql(select(*columns).where(key == bindparam("row_id")))
 
 
-def _at_most(query: Select[Any]) -> Select[Any]:
+def _with_limit(query: Select[Any]) -> Select[Any]:
     return query.limit(bindparam("limit")).offset(literal_column("0"))
 
 
-def _all(query: Select[Any], order: Column[Any], newest: bool) -> str:
+def _select_ordered(query: Select[Any], order: Column[Any], newest: bool) -> str:
     """In order; or, for the newest ones, backwards and limited."""
-    return text_of(_at_most(query.order_by(order.desc())) if newest else query.order_by(order))
+    return compile_sql(_with_limit(query.order_by(order.desc())) if newest else query.order_by(order))
 
 
-def _due(table: Table, *columns: Column[Any]) -> str:
+def _select_due(table: Table, *columns: Column[Any]) -> str:
     query = select(*columns).where(table.c.wakes_at <= bindparam("now"))
-    return text_of(_at_most(query.order_by(table.c.wakes_at, table.c.id)))
+    return compile_sql(_with_limit(query.order_by(table.c.wakes_at, table.c.id)))
 
 
-def _status_is(statuses: tuple[Status, ...]) -> ColumnElement[bool]:
+def _status_in(statuses: tuple[EventState, ...]) -> ColumnElement[bool]:
     if not statuses:
         return false()
     return events.c.status.in_([literal_column(f"'{status}'") for status in statuses])
 
 
-def _events_over(newest: bool) -> str:
+def _select_events_ended(newest: bool) -> str:
     at, position = events.c.over_at, events.c.position
     order = (at.desc(), position.desc()) if newest else (at, position)
-    return text_of(
-        _at_most(select(events.c.body).where(at.between(bindparam("since"), bindparam("until"))).order_by(*order))
+    return compile_sql(
+        _with_limit(select(events.c.body).where(at.between(bindparam("since"), bindparam("until"))).order_by(*order))
     )
 
 
-def _next_wake() -> str:
+def _select_next_wake() -> str:
     first = union_all(*(select(func.min(table.c.wakes_at).label("at")) for table in (scopes, gates))).subquery()
-    return text_of(select(func.min(first.c.at)))
+    return compile_sql(select(func.min(first.c.at)))
 
 
-def _among(column: Column[Any], name: str) -> ColumnElement[bool]:
+def _in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
     """In a list of any length, which is one parameter."""
     return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
 
 
-def _counts() -> str:
+def _select_counts() -> str:
     """Of `seam.Counts`, in the order of its fields."""
     every = func.count()
     there = (
@@ -84,100 +85,118 @@ def _counts() -> str:
         select(every).select_from(hosts),
         select(every).select_from(events).where(_IS_LIVE),
     )
-    return text_of(select(*(count.scalar_subquery() for count in there)))
+    return compile_sql(select(*(count.scalar_subquery() for count in there)))
 
 
 _IS_PRESENT = vms.c.removed_at.is_(None)
-_IS_LIVE = _status_is((Status.SCHEDULED, Status.STARTED))
-SCOPE = _one(scopes.c.id, *scopes.columns)
-PRESENT_VMS = text_of(
+_IS_LIVE = _status_in((EventState.SCHEDULED, EventState.STARTED))
+_DIALECT = sqlite.dialect(paramstyle="named")
+
+
+def compile_sql(statement: ClauseElement) -> str:
+    """The statement as SQLite reads it. Its parameters are the named ones; constants are written out."""
+    compiled = statement.compile(dialect=_DIALECT)
+    constants = {name: value for name, value in compiled.params.items() if value is not None}
+    assert not constants, f"write these with literal_column: {constants}"
+    return str(compiled)
+
+
+SCOPE = _select_by_key(scopes.c.id, *scopes.columns)
+PRESENT_VMS = compile_sql(
     select(vms.c.body).where(vms.c.scope_id == bindparam("row_id"), _IS_PRESENT).order_by(vms.c.position)
 )
-LIVE_EVENTS = text_of(
+LIVE_EVENTS = compile_sql(
     select(events.c.body).where(events.c.scope_id == bindparam("row_id"), _IS_LIVE).order_by(events.c.seq)
 )
-SCOPES = text_of(select(scopes).order_by(scopes.c.id))
-ALL_PRESENT_VMS = text_of(select(vms.c.scope_id, vms.c.body).where(_IS_PRESENT).order_by(vms.c.position))
-ALL_LIVE_EVENTS = text_of(select(events.c.scope_id, events.c.body).where(_IS_LIVE).order_by(events.c.seq))
-COUNTS = _counts()
-ENABLED = text_of(select(func.count()).select_from(scopes).where(scopes.c.enabled_at.is_not(None)))
-VM = _one(vms.c.key, vms.c.body)
-HOSTS = text_of(select(hosts.c.body).order_by(hosts.c.name))
-EVENT = _one(events.c.id, events.c.body)
-EVENTS_OVER = {newest: _events_over(newest) for newest in (True, False)}
-GATE = _one(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
-SCHEDULED_BEHIND = text_of(
+SCOPES = compile_sql(select(scopes).order_by(scopes.c.id))
+ALL_PRESENT_VMS = compile_sql(select(vms.c.scope_id, vms.c.body).where(_IS_PRESENT).order_by(vms.c.position))
+ALL_LIVE_EVENTS = compile_sql(select(events.c.scope_id, events.c.body).where(_IS_LIVE).order_by(events.c.seq))
+COUNTS = _select_counts()
+ENABLED_SCOPE_COUNT = compile_sql(select(func.count()).select_from(scopes).where(scopes.c.enabled_at.is_not(None)))
+VM = _select_by_key(vms.c.key, vms.c.body)
+HOSTS = compile_sql(select(hosts.c.body).order_by(hosts.c.name))
+EVENT = _select_by_key(events.c.id, events.c.body)
+EVENTS_ENDED_BETWEEN = {newest: _select_events_ended(newest) for newest in (True, False)}
+GATE = _select_by_key(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
+SCHEDULED_BEHIND = compile_sql(
     select(events.c.body)
     # The plus keeps SQLite from going through all that are scheduled, however few are behind the gates.
-    .where(_among(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{Status.SCHEDULED}'"))
+    .where(_in_json_list(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{EventState.SCHEDULED}'"))
     .order_by(events.c.position)
 )
-PLANNED_BEHIND = text_of(select(planned.c.gate_id).distinct().where(_among(planned.c.gate_id, "gate_ids")))
-REQUEST = _one(requests.c.id, requests.c.body, requests.c.version)
-CLIENT = _one(clients.c.id, clients.c.body)
-CLIENTS = text_of(select(clients.c.body).order_by(clients.c.id))
-WEBHOOKS = text_of(select(webhooks.c.body, webhooks.c.cursor).order_by(webhooks.c.position))
-ENTRIES_AFTER = text_of(
-    _at_most(select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after")).order_by(history.c.seq))
+PLANNED_BEHIND = compile_sql(select(planned.c.gate_id).distinct().where(_in_json_list(planned.c.gate_id, "gate_ids")))
+REQUEST = _select_by_key(requests.c.id, requests.c.body, requests.c.version)
+CLIENT = _select_by_key(clients.c.id, clients.c.body)
+CLIENTS = compile_sql(select(clients.c.body).order_by(clients.c.id))
+WEBHOOKS = compile_sql(select(webhooks.c.body, webhooks.c.cursor).order_by(webhooks.c.position))
+ENTRIES_AFTER = compile_sql(
+    _with_limit(select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after")).order_by(history.c.seq))
 )
-SAVED = _one(saved.c.name, saved.c.value)
-DUE_SCOPES = _due(scopes, scopes.c.id)
-DUE_GATES = _due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
-NEXT_WAKE = _next_wake()
-VERSION = {table.name: _one(table.c.id, table.c.version) for table in (scopes, gates, requests)}
+SAVED_VALUE = _select_by_key(saved.c.name, saved.c.value)
+ROW_VERSION = {table.name: _select_by_key(table.c.id, table.c.version) for table in (scopes, gates, requests)}
+DUE_SCOPES = _select_due(scopes, scopes.c.id)
+DUE_GATES = _select_due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
+NEXT_WAKE = _select_next_wake()
 
 
 @cache
 def scope_ids_by(enabled: bool | None) -> str:
     query = select(scopes.c.id).order_by(scopes.c.id)
     if enabled is None:
-        return text_of(query)
-    return text_of(query.where(scopes.c.enabled_at.is_not(None) if enabled else scopes.c.enabled_at.is_(None)))
+        return compile_sql(query)
+    return compile_sql(query.where(scopes.c.enabled_at.is_not(None) if enabled else scopes.c.enabled_at.is_(None)))
 
 
 @cache
-def vms_by(by: By, removed: bool) -> str:
-    query = select(vms.c.body).where(*_equal(vms, by))
-    return _all(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
+def vms_by(by: EqualColumns, removed: bool) -> str:
+    query = select(vms.c.body).where(*_equal_conditions(vms, by))
+    return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
-def events_by(by: By, statuses: tuple[Status, ...], newest: bool) -> str:
-    query = select(events.c.body).where(*_equal(events, by))
-    if set(statuses) != set(Status):  # else the newest ones are simply the last
-        query = query.where(_status_is(statuses))
-    return _all(query, events.c.position, newest)
+def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
+    query = select(events.c.body).where(*_equal_conditions(events, by))
+    if set(statuses) != set(EventState):  # else the newest ones are simply the last
+        query = query.where(_status_in(statuses))
+    return _select_ordered(query, events.c.position, newest)
 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
-    return _all(query, requests.c.position, newest)
+    return _select_ordered(query, requests.c.position, newest)
 
 
 @cache
-def planned_by(by: By) -> str:
-    return _all(select(planned.c.body).where(*_equal(planned, by)), planned.c.position, False)
+def planned_by(by: EqualColumns) -> str:
+    return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
 @cache
-def history_by(by: By, backwards: bool) -> str:
+def history_by(by: EqualColumns, backwards: bool) -> str:
     seq = history.c.seq
-    query = select(history.c.body, seq).where(seq > bindparam("after"), seq < bindparam("before"), *_equal(history, by))
-    return text_of(_at_most(query.order_by(seq.desc() if backwards else seq)))
+    query = select(history.c.body, seq).where(
+        seq > bindparam("after"), seq < bindparam("before"), *_equal_conditions(history, by)
+    )
+    return compile_sql(_with_limit(query.order_by(seq.desc() if backwards else seq)))
 
 
 @cache
-def sightings_by(by: By) -> str:
-    return _all(select(sightings.c.body).where(*_equal(sightings, by)), sightings.c.position, False)
+def deliveries_by(by: EqualColumns) -> str:
+    return _select_ordered(
+        select(sightings.c.body).where(*_equal_conditions(sightings, by)), sightings.c.position, False
+    )
 
 
 @cache
-def polls_by(by: By) -> str:
-    return _all(select(polls.c.body).where(*_equal(polls, by)), polls.c.vm, False)
+def polls_by(by: EqualColumns) -> str:
+    return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
-def grants_by(by: By) -> str:
-    return _all(select(grants.c.body).where(*_equal(grants, by)), grants.c.position, False)
+def grants_by(by: EqualColumns) -> str:
+    return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
+
+
+LAST_SEQ = "SELECT seq FROM sqlite_sequence WHERE name = 'history'"

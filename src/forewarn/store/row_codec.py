@@ -1,4 +1,4 @@
-"""Values to rows and back: the parameters of `statement`, and what `query` finds read again."""
+"""Converts values to SQL rows and back: parameters of `write_statements`, and results of `queries`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ from typing import Any
 from msgspec.json import Decoder, Encoder
 from msgspec.structs import replace
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.event import Event
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.event import Event, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, Sighting
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Cursor, Webhook
-from forewarn.store.seam import Polled
+from forewarn.core.webhook import WebhookCursor, WebhookSubscription
+from forewarn.store.interface import LastPoll
 
-Row = dict[str, Any]
+SqlRow = dict[str, Any]
 
 _encode = Encoder().encode
 read_vm = Decoder(Vm).decode
 read_host = Decoder(Host).decode
 read_event = Decoder(Event).decode
-read_planned = Decoder(Planned).decode
-read_sighting = Decoder(Sighting).decode
-read_polled = Decoder(Polled).decode
-read_client = Decoder(Client).decode
+read_planned = Decoder(PlannedEvent).decode
+read_delivery = Decoder(EventDelivery).decode
+read_last_poll = Decoder(LastPoll).decode
+read_client = Decoder(RegisteredClient).decode
 read_grant = Decoder(Grant).decode
 _read_gate = Decoder(Gate).decode
-_read_request = Decoder(Request).decode
-_read_entry = Decoder(Entry).decode
-_read_webhook = Decoder(Webhook).decode
+_read_request = Decoder(MaintenanceRequest).decode
+_read_entry = Decoder(HistoryEntry).decode
+_read_webhook = Decoder(WebhookSubscription).decode
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
@@ -55,24 +54,24 @@ def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
     return replace(_read_gate(body), version=version, wakes_at=wakes_at)
 
 
-def read_request(body: bytes, version: int) -> Request:
+def read_request(body: bytes, version: int) -> MaintenanceRequest:
     return replace(_read_request(body), version=version)
 
 
-def read_entry(body: bytes, seq: int) -> Entry:
+def read_entry(body: bytes, seq: int) -> HistoryEntry:
     return replace(_read_entry(body), seq=seq)
 
 
-def read_webhook(body: bytes, cursor: int) -> Webhook:
+def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
     return replace(_read_webhook(body), cursor=cursor)
 
 
-def listed(names: Sequence[str]) -> str:
+def json_list(names: Sequence[str]) -> str:
     """Any number of names as one parameter."""
     return _encode(names).decode()
 
 
-def scope_row(scope: Scope) -> Row:
+def scope_row(scope: Scope) -> SqlRow:
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -83,15 +82,15 @@ def scope_row(scope: Scope) -> Row:
     }
 
 
-def gate_row(gate: Gate) -> Row:
+def gate_row(gate: Gate) -> SqlRow:
     return {"wakes_at": gate.wakes_at, "body": _encode(gate)}
 
 
-def request_row(request: Request) -> Row:
+def request_row(request: MaintenanceRequest) -> SqlRow:
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
-def vm_row(vm: Vm) -> Row:
+def vm_row(vm: Vm) -> SqlRow:
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -101,11 +100,11 @@ def vm_row(vm: Vm) -> Row:
     }
 
 
-def host_row(host: Host) -> Row:
+def host_row(host: Host) -> SqlRow:
     return {"name": host.name, "body": _encode(host)}
 
 
-def event_row(event: Event) -> Row:
+def event_row(event: Event) -> SqlRow:
     return {
         "id": event.id,
         "scope_id": event.scope_id,
@@ -118,7 +117,7 @@ def event_row(event: Event) -> Row:
     }
 
 
-def planned_row(planned: Planned) -> Row:
+def planned_row(planned: PlannedEvent) -> SqlRow:
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -128,7 +127,7 @@ def planned_row(planned: Planned) -> Row:
     }
 
 
-def entry_row(entry: Entry) -> Row:
+def entry_row(entry: HistoryEntry) -> SqlRow:
     return {
         "at": entry.at,
         "what": entry.what.value,
@@ -140,7 +139,7 @@ def entry_row(entry: Entry) -> Row:
     }
 
 
-def sighting_row(sighting: Sighting) -> Row:
+def delivery_row(sighting: EventDelivery) -> SqlRow:
     return {
         "event_id": sighting.event_id,
         "vm": sighting.vm,
@@ -149,21 +148,21 @@ def sighting_row(sighting: Sighting) -> Row:
     }
 
 
-def polled_row(polled: Polled) -> Row:
+def last_poll_row(polled: LastPoll) -> SqlRow:
     return {"vm": polled.vm, "scope_id": polled.scope_id, "at": polled.at, "body": _encode(polled)}
 
 
-def client_row(client: Client) -> Row:
+def client_row(client: RegisteredClient) -> SqlRow:
     return {"id": client.id, "body": _encode(client)}
 
 
-def grant_row(grant: Grant) -> Row:
+def grant_row(grant: Grant) -> SqlRow:
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
-def webhook_row(webhook: Webhook) -> Row:
+def webhook_row(webhook: WebhookSubscription) -> SqlRow:
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 
-def cursor_row(cursor: Cursor) -> Row:
+def cursor_row(cursor: WebhookCursor) -> SqlRow:
     return {"row_id": cursor.webhook_id, "seq": cursor.seq}

@@ -1,6 +1,6 @@
-"""The tables. What queries look for has a column of its own; the rest of a value is JSON in `body`.
+"""The SQL tables: a column for everything queries search by; the rest of a value is JSON in `body`.
 
-A change here needs a migration (`migrations/versions`) and its number in REVISIONS: a test holds them equal.
+A change here needs a migration in `migrations/versions` and its number in REVISIONS; a test compares the two.
 """
 
 from __future__ import annotations

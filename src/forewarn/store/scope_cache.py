@@ -1,7 +1,7 @@
-"""Scopes that were read lately, kept as commits change them: whoever decides upon one seldom reads it again.
+"""Cache of recently read scopes, updated by commits, so that a decision seldom reads its scope again.
 
-What is kept is never ahead of what is committed. It may be behind for as long as a commit is durable and nobody was
-told of it yet; whoever decides then meets a Conflict, is told first, and decides again.
+A cached scope is never newer than the committed one. It may be older for the moment between a commit and its
+notification; a decision on it then raises Conflict and is made again.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from forewarn.core.change import Commit
+from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.scope import Scope
-from forewarn.store.seam import Polled
+from forewarn.store.interface import LastPoll
 
 T = TypeVar("T", Vm, Event)
-_MOST_VMS = 20_000  # in all that is kept: some 50 MB
+_MAX_CACHED_VMS = 20_000  # in all that is kept: some 50 MB
 
 
-class Recent:
-    def __init__(self, most_vms: int = _MOST_VMS) -> None:
+class ScopeCache:
+    def __init__(self, most_vms: int = _MAX_CACHED_VMS) -> None:
         self._scopes: OrderedDict[str, Scope] = OrderedDict()  # whose turn to go comes first, first
         self._vms: dict[str, Vm] = {}  # those of the scopes, by their keys
-        self._most = most_vms
-        self._weight = 0
+        self._max_vms = most_vms
+        self._cached_weight = 0
 
     def scope(self, scope_id: str) -> Scope | None:
         """As it is committed; None: it has to be read."""
@@ -40,60 +40,63 @@ class Recent:
         """As it is committed; None: it has to be read, and may have been removed."""
         return self._vms.get(key)
 
-    def keep(self, scope: Scope) -> None:
-        self.forget((scope.id, *self._homes_elsewhere(scope)))
+    def put(self, scope: Scope) -> None:
+        self.evict((scope.id, *self._previous_scopes(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
-        self._weight += _weight(scope)
-        while self._weight > self._most:
-            self.forget((next(iter(self._scopes)),))
+        self._cached_weight += _scope_weight(scope)
+        while self._cached_weight > self._max_vms:
+            self.evict((next(iter(self._scopes)),))
 
-    def forget(self, scope_ids: Iterable[str]) -> None:
+    def evict(self, scope_ids: Iterable[str]) -> None:
         for scope_id in scope_ids:
             if (gone := self._scopes.pop(scope_id, None)) is not None:
-                self._weight -= _weight(gone)
+                self._cached_weight -= _scope_weight(gone)
                 for vm in gone.vms:
                     self._vms.pop(vm.key, None)
 
-    def hear(self, commit: Commit) -> None:
+    def on_commit(self, commit: Commit) -> None:
         """Told of every commit, in their order."""
-        if any(not self._is_at_home(vm) for vm in commit.vms):
-            self._forget_all()  # it may have been in any of them
-        vms, events = _by_scope(commit.vms), _by_scope(commit.events)  # a fleet file may touch every scope at once
-        self.forget((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
+        if any(not self._is_in_known_scope(vm) for vm in commit.vms):
+            self._clear()  # it may have been in any of them
+        vms, events = (
+            _group_by_scope(commit.vms),
+            _group_by_scope(commit.events),
+        )  # a fleet file may touch every scope at once
+        self.evict((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
         for scope in commit.scopes:
             known = self._scopes.get(scope.id)
             if known is not None and known.version == scope.version:  # else it was read after that
-                self._move(known, scope, vms.get(scope.id, ()), events.get(scope.id, ()))
+                self._replace_scope(known, scope, vms.get(scope.id, ()), events.get(scope.id, ()))
 
-    def touch(self, polls: Sequence[Polled]) -> None:
+    def record_polls(self, polls: Sequence[LastPoll]) -> None:
         """VMs have asked: that moves no version on."""
         for polled in polls:
             scope = self._scopes.get(polled.scope_id)
             if scope is not None:
                 self._scopes[scope.id] = replace(scope, last_request_at=_later(scope.last_request_at, polled.at))
 
-    def _homes_elsewhere(self, scope: Scope) -> set[str]:
+    def _previous_scopes(self, scope: Scope) -> set[str]:
         """Scopes that are known with VMs of this one: those have moved, and nobody was told yet."""
         known = (self._vms.get(vm.key) for vm in scope.vms)
         return {vm.scope_id for vm in known if vm is not None and vm.scope_id != scope.id}
 
-    def _is_at_home(self, vm: Vm) -> bool:
+    def _is_in_known_scope(self, vm: Vm) -> bool:
         """Whether the VM is in the scope where it was."""
         known = self._vms.get(vm.key)
         return known is not None and known.scope_id == vm.scope_id
 
-    def _move(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
+    def _replace_scope(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
         """Put what became of a scope in place of what was decided on."""
         moved = replace(
             row,
             version=row.version + 1,
             last_request_at=_later(known.last_request_at, row.last_request_at),
-            vms=_present(known, vms) if vms else known.vms,
-            events=_live(known, events) if events else known.events,
-            news=(),
+            vms=_present_vms(known, vms) if vms else known.vms,
+            events=_live_events(known, events) if events else known.events,
+            new_entries=(),
         )
-        self._weight += len(moved.vms) - len(known.vms)
+        self._cached_weight += len(moved.vms) - len(known.vms)
         self._scopes[row.id] = moved
         for vm in vms:
             if vm.removed_at is None:
@@ -101,29 +104,29 @@ class Recent:
             else:
                 self._vms.pop(vm.key, None)
 
-    def _forget_all(self) -> None:
+    def _clear(self) -> None:
         self._scopes.clear()
         self._vms.clear()
-        self._weight = 0
+        self._cached_weight = 0
 
 
-def _weight(scope: Scope) -> int:
+def _scope_weight(scope: Scope) -> int:
     return 1 + len(scope.vms)
 
 
-def _by_scope(rows: Iterable[T]) -> dict[str, list[T]]:
+def _group_by_scope(rows: Iterable[T]) -> dict[str, list[T]]:
     found: defaultdict[str, list[T]] = defaultdict(list)
     for row in rows:
         found[row.scope_id].append(row)
     return found
 
 
-def _present(scope: Scope, vms: Sequence[Vm]) -> tuple[Vm, ...]:
+def _present_vms(scope: Scope, vms: Sequence[Vm]) -> tuple[Vm, ...]:
     latest = {vm.key: vm for vm in (*scope.vms, *vms)}
     return tuple(vm for vm in latest.values() if vm.removed_at is None)
 
 
-def _live(scope: Scope, events: Sequence[Event]) -> tuple[Event, ...]:
+def _live_events(scope: Scope, events: Sequence[Event]) -> tuple[Event, ...]:
     latest = {event.id: event for event in (*scope.events, *events)}
     return tuple(sorted((event for event in latest.values() if event.is_live), key=lambda event: event.seq))
 

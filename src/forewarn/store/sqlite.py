@@ -1,4 +1,4 @@
-"""The store in an SQLite file. Reads in the calling thread, on a connection of their own; one writer thread."""
+"""The store in a SQLite file: reads on the calling thread with a connection of their own, one writer."""
 
 from __future__ import annotations
 
@@ -10,96 +10,95 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forewarn.core.access import Client, Grant
-from forewarn.core.change import Commit
-from forewarn.core.event import Event, Status
+from forewarn.core.access import Grant, RegisteredClient
+from forewarn.core.commit import Commit
+from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Host, Vm
-from forewarn.core.gate import Gate
-from forewarn.core.history import Entry, Sighting
-from forewarn.core.request import Planned, Request
+from forewarn.core.history import EventDelivery, HistoryEntry
+from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.core.webhook import Webhook
+from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
-from forewarn.store import backup, file, query, record, statement, writing
-from forewarn.store.recent import Recent
-from forewarn.store.seam import Behind, Committed, Counts, Polled
-from forewarn.store.subscription import Subscribers
-from forewarn.store.whereabouts import Whereabouts
-from forewarn.store.writer import Writer
+from forewarn.store import backup, queries, row_codec, sqlite_file, writes
+from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, StoreCounts
+from forewarn.store.scope_cache import ScopeCache
+from forewarn.store.sqlite_file import StoreFileCheck
+from forewarn.store.subscribers import CommitSubscribers
+from forewarn.store.writer_thread import WriterThread
 
-Rows = list[tuple[Any, ...]]
-_LARGEST = 2**63 - 1  # that SQLite holds
+SqlRows = list[tuple[Any, ...]]
+_MAX_INTEGER = 2**63 - 1  # that SQLite holds
 
 
 class SqliteStore:
     """A `Store` (see `seam`) that one process owns. Use it from one thread, that of its event loop."""
 
-    def __init__(self, path: Path, *, reader: sqlite3.Connection, writer: Writer) -> None:
+    def __init__(self, path: Path, *, reader: sqlite3.Connection, writer: WriterThread) -> None:
         self._path = path
         self._reader = reader
         self._writer = writer
-        self._recent = Recent()
-        self._subscribers = Subscribers()
+        self._scope_cache = ScopeCache()
+        self._subscribers = CommitSubscribers()
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
         """Create or migrate the file and open it; Rejected, and the file untouched, where it is no sound store."""
-        file.prepare(path)
-        with file.translated(path, "opened"):
-            writer = Writer(file.connect_writer(path), str(path), check=Whereabouts(path).check)
-            return cls(path, reader=file.connect_reader(path), writer=writer)
+        sqlite_file.prepare_store_file(path)
+        with sqlite_file.file_errors_as_unavailable(path, "opened"):
+            writer = WriterThread(sqlite_file.connect_writer(path), str(path), check=StoreFileCheck(path).check)
+            return cls(path, reader=sqlite_file.connect_reader(path), writer=writer)
 
     def scope(self, scope_id: str) -> Scope | None:
-        known = self._recent.scope(scope_id)
+        known = self._scope_cache.scope(scope_id)
         if known is None and (known := self._read_scope(scope_id)) is not None:
-            self._recent.keep(known)
+            self._scope_cache.put(known)
         return known
 
     def scopes(self) -> Iterator[Scope]:
-        with self._at_one_moment() as db:
-            rows = db.execute(query.SCOPES).fetchall()
-            vms = _by_scope(db.execute(query.ALL_PRESENT_VMS))
-            events = _by_scope(db.execute(query.ALL_LIVE_EVENTS))
+        with self._read_transaction() as db:
+            rows = db.execute(queries.SCOPES).fetchall()
+            vms = _group_by_scope(db.execute(queries.ALL_PRESENT_VMS))
+            events = _group_by_scope(db.execute(queries.ALL_LIVE_EVENTS))
         return (
-            record.read_scope(
+            row_codec.read_scope(
                 row,
-                tuple(map(record.read_vm, vms.get(row[0], ()))),
-                tuple(map(record.read_event, events.get(row[0], ()))),
+                tuple(map(row_codec.read_vm, vms.get(row[0], ()))),
+                tuple(map(row_codec.read_event, events.get(row[0], ()))),
             )
             for row in rows
         )
 
     def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
-        return [scope_id for (scope_id,) in self._rows(query.scope_ids_by(enabled))]
+        return [scope_id for (scope_id,) in self._rows(queries.scope_ids_by(enabled))]
 
-    def counts(self) -> Counts:
-        row = self._row(query.COUNTS)
+    def counts(self) -> StoreCounts:
+        row = self._row(queries.COUNTS)
         assert row is not None
-        return Counts(*row)
+        return StoreCounts(*row)
 
-    def enabled(self) -> int:
-        row = self._row(query.ENABLED)
+    def enabled_scope_count(self) -> int:
+        row = self._row(queries.ENABLED_SCOPE_COUNT)
         return int(row[0]) if row else 0
 
     def failed_writes(self) -> int:
         return self._writer.failures
 
     def vm(self, key: str) -> Vm | None:
-        known = self._recent.vm(key)
-        if known is None and (row := self._row(query.VM, row_id=key)):
-            return record.read_vm(row[0])
+        known = self._scope_cache.vm(key)
+        if known is None and (row := self._row(queries.VM, row_id=key)):
+            return row_codec.read_vm(row[0])
         return known
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        wanted = _given(scope_id=scope_id, host=host)
-        return [record.read_vm(body) for (body,) in self._rows(query.vms_by(tuple(wanted), removed), **wanted)]
+        wanted = _without_none(scope_id=scope_id, host=host)
+        return [row_codec.read_vm(body) for (body,) in self._rows(queries.vms_by(tuple(wanted), removed), **wanted)]
 
     def hosts(self) -> list[Host]:
-        return [record.read_host(body) for (body,) in self._rows(query.HOSTS)]
+        return [row_codec.read_host(body) for (body,) in self._rows(queries.HOSTS)]
 
     def event(self, event_id: str) -> Event | None:
-        row = self._row(query.EVENT, row_id=event_id)
-        return record.read_event(row[0]) if row else None
+        row = self._row(queries.EVENT, row_id=event_id)
+        return row_codec.read_event(row[0]) if row else None
 
     def events(
         self,
@@ -107,46 +106,46 @@ class SqliteStore:
         scope_id: str | None = None,
         request_id: str | None = None,
         gate_id: str | None = None,
-        statuses: Sequence[Status] = tuple(Status),
+        statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        wanted = _given(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
-        sql = query.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
-        return [record.read_event(body) for (body,) in self._newest(sql, limit, **wanted)]
+        wanted = _without_none(scope_id=scope_id, request_id=request_id, gate_id=gate_id)
+        sql = queries.events_by(tuple(wanted), tuple(sorted(set(statuses))), limit is not None)
+        return [row_codec.read_event(body) for (body,) in self._newest_rows(sql, limit, **wanted)]
 
-    def events_over(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        rows = self._rows(query.EVENTS_OVER[newest], since=since, until=until, limit=limit)
-        return [record.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
+    def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        rows = self._rows(queries.EVENTS_ENDED_BETWEEN[newest], since=since, until=until, limit=limit)
+        return [row_codec.read_event(body) for (body,) in (reversed(rows) if newest else rows)]
 
     def gate(self, gate_id: str) -> Gate | None:
-        row = self._row(query.GATE, row_id=gate_id)
-        return record.read_gate(*row) if row else None
+        row = self._row(queries.GATE, row_id=gate_id)
+        return row_codec.read_gate(*row) if row else None
 
-    def request(self, request_id: str) -> Request | None:
-        row = self._row(query.REQUEST, row_id=request_id)
-        return record.read_request(*row) if row else None
+    def request(self, request_id: str) -> MaintenanceRequest | None:
+        row = self._row(queries.REQUEST, row_id=request_id)
+        return row_codec.read_request(*row) if row else None
 
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[Request]:
-        sql = query.requests_by(open_only, limit is not None)
-        return [record.read_request(*row) for row in self._newest(sql, limit)]
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
+        sql = queries.requests_by(open_only, limit is not None)
+        return [row_codec.read_request(*row) for row in self._newest_rows(sql, limit)]
 
-    def planned(self, *, request_id: str | None = None) -> list[Planned]:
-        wanted = _given(request_id=request_id)
-        return [record.read_planned(body) for (body,) in self._rows(query.planned_by(tuple(wanted)), **wanted)]
+    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
+        wanted = _without_none(request_id=request_id)
+        return [row_codec.read_planned(body) for (body,) in self._rows(queries.planned_by(tuple(wanted)), **wanted)]
 
-    def behind(self, gate_ids: Sequence[str]) -> Behind:
-        wanted = {"gate_ids": record.listed(gate_ids)}
-        scheduled = [record.read_event(body) for (body,) in self._rows(query.SCHEDULED_BEHIND, **wanted)]
-        return Behind(scheduled, {gate_id for (gate_id,) in self._rows(query.PLANNED_BEHIND, **wanted)})
+    def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
+        wanted = {"gate_ids": row_codec.json_list(gate_ids)}
+        scheduled = [row_codec.read_event(body) for (body,) in self._rows(queries.SCHEDULED_BEHIND, **wanted)]
+        return GatedEvents(scheduled, {gate_id for (gate_id,) in self._rows(queries.PLANNED_BEHIND, **wanted)})
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        return [scope_id for (scope_id,) in self._rows(query.DUE_SCOPES, now=now, limit=limit)]
+        return [scope_id for (scope_id,) in self._rows(queries.DUE_SCOPES, now=now, limit=limit)]
 
     def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
-        return [record.read_gate(*row) for row in self._rows(query.DUE_GATES, now=now, limit=limit)]
+        return [row_codec.read_gate(*row) for row in self._rows(queries.DUE_GATES, now=now, limit=limit)]
 
-    def next_wake(self) -> float | None:
-        row = self._row(query.NEXT_WAKE)
+    def next_wake_at(self) -> float | None:
+        row = self._row(queries.NEXT_WAKE)
         return row[0] if row else None
 
     def history(
@@ -160,71 +159,73 @@ class SqliteStore:
         vm: str | None = None,
         limit: int | None = None,
         newest: bool = True,
-    ) -> list[Entry]:
-        wanted = _given(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
+    ) -> list[HistoryEntry]:
+        wanted = _without_none(scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         backwards = newest and limit is not None
-        most = _LARGEST if limit is None else limit
-        bounds = {"after": after, "before": _LARGEST if before is None else before, "limit": most}
-        rows = self._rows(query.history_by(tuple(wanted), backwards), **bounds, **wanted)
-        return [record.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
+        most = _MAX_INTEGER if limit is None else limit
+        bounds = {"after": after, "before": _MAX_INTEGER if before is None else before, "limit": most}
+        rows = self._rows(queries.history_by(tuple(wanted), backwards), **bounds, **wanted)
+        return [row_codec.read_entry(*row) for row in (reversed(rows) if backwards else rows)]
 
-    def entries_after(self, seq: int, limit: int) -> list[Entry]:
-        return [record.read_entry(*row) for row in self._rows(query.ENTRIES_AFTER, after=seq, limit=limit)]
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
+        return [row_codec.read_entry(*row) for row in self._rows(queries.ENTRIES_AFTER, after=seq, limit=limit)]
 
     def last_seq(self) -> int:
-        row = self._row(statement.LAST_SEQ)
+        row = self._row(queries.LAST_SEQ)
         return int(row[0]) if row else 0
 
-    def sightings(self, *, event_id: str | None = None, vm: str | None = None) -> list[Sighting]:
-        wanted = _given(event_id=event_id, vm=vm)
-        rows = self._rows(query.sightings_by(tuple(wanted)), **wanted)
-        return [record.read_sighting(body) for (body,) in rows]
+    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        wanted = _without_none(event_id=event_id, vm=vm)
+        rows = self._rows(queries.deliveries_by(tuple(wanted)), **wanted)
+        return [row_codec.read_delivery(body) for (body,) in rows]
 
-    def polls(self, *, scope_id: str | None = None) -> list[Polled]:
-        wanted = _given(scope_id=scope_id)
-        return [record.read_polled(body) for (body,) in self._rows(query.polls_by(tuple(wanted)), **wanted)]
+    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        wanted = _without_none(scope_id=scope_id)
+        return [row_codec.read_last_poll(body) for (body,) in self._rows(queries.polls_by(tuple(wanted)), **wanted)]
 
-    def client(self, client_id: str) -> Client | None:
-        row = self._row(query.CLIENT, row_id=client_id)
-        return record.read_client(row[0]) if row else None
+    def client(self, client_id: str) -> RegisteredClient | None:
+        row = self._row(queries.CLIENT, row_id=client_id)
+        return row_codec.read_client(row[0]) if row else None
 
-    def clients(self) -> list[Client]:
-        return [record.read_client(body) for (body,) in self._rows(query.CLIENTS)]
+    def clients(self) -> list[RegisteredClient]:
+        return [row_codec.read_client(body) for (body,) in self._rows(queries.CLIENTS)]
 
     def grants(self, *, to: str | None = None) -> list[Grant]:
-        wanted = _given(to=to)
-        return [record.read_grant(body) for (body,) in self._rows(query.grants_by(tuple(wanted)), **wanted)]
+        wanted = _without_none(to=to)
+        return [row_codec.read_grant(body) for (body,) in self._rows(queries.grants_by(tuple(wanted)), **wanted)]
 
-    def webhooks(self) -> list[Webhook]:
-        return [record.read_webhook(*row) for row in self._rows(query.WEBHOOKS)]
+    def webhooks(self) -> list[WebhookSubscription]:
+        return [row_codec.read_webhook(*row) for row in self._rows(queries.WEBHOOKS)]
 
-    def saved(self, name: str) -> bytes | None:
-        row = self._row(query.SAVED, row_id=name)
+    def load(self, name: str) -> bytes | None:
+        row = self._row(queries.SAVED_VALUE, row_id=name)
         return row[0] if row else None
 
     async def commit(self, commit: Commit) -> int:
         try:
-            committed = await self._writer.write(lambda db: writing.apply(db, commit), self._tell)
+            committed = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
         except Conflict:
-            self._recent.forget(scope.id for scope in commit.scopes)  # should another process have written
+            self._scope_cache.evict(scope.id for scope in commit.scopes)  # should another process have written
             raise
         return committed.seq
 
-    async def observe(self, polls: Sequence[Polled], sightings: Sequence[Sighting]) -> None:
-        await self._writer.write(lambda db: writing.observe(db, polls, sightings), lambda _: self._recent.touch(polls))
+    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+        await self._writer.write(
+            lambda db: writes.write_observations(db, polls, sightings), lambda _: self._scope_cache.record_polls(polls)
+        )
 
     async def save(self, name: str, value: bytes) -> None:
-        await self._writer.write(lambda db: writing.save(db, name, value))
+        await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
         """Forget entries from before then, and what was over before then; keep 24 hours at least (spec §5.2)."""
-        return await self._writer.write(lambda db: writing.prune(db, before))
+        return await self._writer.write(lambda db: writes.prune_before(db, before))
 
     async def back_up(self, path: Path) -> None:
         """A consistent copy in one new file, taken while work goes on."""
-        await asyncio.to_thread(backup.back_up, self._path, path)
+        await asyncio.to_thread(backup.write_backup, self._path, path)
 
-    def subscribe(self, hear: Callable[[Committed], None]) -> Callable[[], None]:
+    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]:
         return self._subscribers.add(hear)
 
     async def close(self) -> None:
@@ -232,25 +233,25 @@ class SqliteStore:
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
-    def _tell(self, committed: Committed) -> None:
-        self._recent.hear(committed.commit)
-        self._subscribers.tell(committed)
+    def _on_commit(self, committed: AppliedCommit) -> None:
+        self._scope_cache.on_commit(committed.commit)
+        self._subscribers.notify(committed)
 
     def _read_scope(self, scope_id: str) -> Scope | None:
         wanted = {"row_id": scope_id}
-        with self._at_one_moment() as db:
-            row = db.execute(query.SCOPE, wanted).fetchone()
-            vms = db.execute(query.PRESENT_VMS, wanted).fetchall() if row else []
-            events = db.execute(query.LIVE_EVENTS, wanted).fetchall() if row else []
+        with self._read_transaction() as db:
+            row = db.execute(queries.SCOPE, wanted).fetchone()
+            vms = db.execute(queries.PRESENT_VMS, wanted).fetchall() if row else []
+            events = db.execute(queries.LIVE_EVENTS, wanted).fetchall() if row else []
         if row is None:
             return None
-        present = tuple(record.read_vm(body) for (body,) in vms)
-        return record.read_scope(row, present, tuple(record.read_event(body) for (body,) in events))
+        present = tuple(row_codec.read_vm(body) for (body,) in vms)
+        return row_codec.read_scope(row, present, tuple(row_codec.read_event(body) for (body,) in events))
 
     @contextmanager
-    def _at_one_moment(self) -> Iterator[sqlite3.Connection]:
+    def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         """One transaction, lest the writer commits between a row and its events."""
-        with file.translated(self._path, "read"):
+        with sqlite_file.file_errors_as_unavailable(self._path, "read"):
             self._reader.execute("BEGIN")
             try:
                 yield self._reader
@@ -261,25 +262,25 @@ class SqliteStore:
         rows = self._rows(sql, **parameters)
         return rows[0] if rows else None
 
-    def _rows(self, sql: str, **parameters: Any) -> Rows:
+    def _rows(self, sql: str, **parameters: Any) -> SqlRows:
         try:
             return self._reader.execute(sql, parameters).fetchall()
         except sqlite3.Error as error:
-            raise file.unavailable(self._path, "read", error) from error
+            raise sqlite_file.store_unavailable(self._path, "read", error) from error
 
-    def _newest(self, sql: str, limit: int | None, **parameters: Any) -> Rows:
+    def _newest_rows(self, sql: str, limit: int | None, **parameters: Any) -> SqlRows:
         """All rows in order, or the `limit` last of them, which `sql` then finds backwards."""
         if limit is None:
             return self._rows(sql, **parameters)
         return self._rows(sql, limit=limit, **parameters)[::-1]
 
 
-def _by_scope(rows: Iterator[tuple[str, bytes]]) -> dict[str, list[bytes]]:
+def _group_by_scope(rows: Iterator[tuple[str, bytes]]) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = defaultdict(list)
     for scope_id, body in rows:
         found[scope_id].append(body)
     return found
 
 
-def _given(**parameters: str | None) -> dict[str, str]:
+def _without_none(**parameters: str | None) -> dict[str, str]:
     return {name: value for name, value in parameters.items() if value is not None}

@@ -1,4 +1,7 @@
-"""The file of a store: told from other files before anything is written to it, created, brought up to date."""
+"""The file of a SQLite store: recognize, create, migrate, connect, and notice when it is replaced.
+
+SQLite keeps writing to a file that was moved or deleted; `StoreFileCheck` detects that before data is lost.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from sqlalchemy.exc import DBAPIError
 from forewarn.errors import Rejected, Unavailable
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
-_MAGIC = b"SQLite format 3\x00"
-_BUSY_S = 5.0  # how long to wait for another program that looks into the file
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+_BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that looks into the file
 
 
 def connect(path: Path, *, mode: str) -> sqlite3.Connection:
     """A connection that leaves transactions to its user. `mode` is SQLite's: ro, rw, rwc."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
-    return sqlite3.connect(uri, uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
@@ -39,50 +42,50 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
-def connect_unused(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
     """To look at a file that nobody uses: nothing is left beside it that was not there."""
     has_log = path.with_name(path.name + "-wal").exists()
     return connect(path, mode="ro" if has_log else "ro&immutable=1")
 
 
-def prepare(path: Path) -> None:
+def prepare_store_file(path: Path) -> None:
     """Make `path` a store of the newest revision, or raise Rejected and leave it as it was."""
-    with translated(path, "opened"):
-        found = examine(path)
+    with file_errors_as_unavailable(path, "opened"):
+        found = read_revision(path)
         if found != REVISION:
-            migrate(path)
-        sync(path.parent)
+            migrate_store_file(path)
+        sync_to_disk(path.parent)
 
 
-def examine(path: Path) -> str | None:
+def read_revision(path: Path) -> str | None:
     """The revision of a sound store, None where there is none yet. Raises Rejected; changes no byte of the file."""
     if not path.parent.is_dir():
         raise Rejected(f"the store {str(path)!r} has no directory to be in: create {str(path.parent)!r} first")
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return None
     if not path.is_file() or not _starts_like_sqlite(path):
-        raise _not_ours(path, "is not an SQLite database")
+        raise _foreign_file_error(path, "is not an SQLite database")
     try:
-        with closing(connect_unused(path)) as db:
-            return _revision(path, db)
+        with closing(connect_read_only(path)) as db:
+            return _checked_revision(path, db)
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
-        raise _damaged(path, str(error)) from error
+        raise _damaged_file_error(path, str(error)) from error
 
 
-def migrate(path: Path) -> None:
+def migrate_store_file(path: Path) -> None:
     """Create the tables, or bring those of an older revision up to date: all of it or nothing."""
     from forewarn.store import migrations  # Alembic takes a while to load, and is seldom needed
 
     with closing(connect(path, mode="rwc")) as db:
         try:
-            migrations.migrate(db)
+            migrations.migrate_to_newest(db)
         except DBAPIError as error:
             raise (error.orig or error) from error
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Put a file or a directory on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -92,43 +95,43 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def translated(path: Path, done: str) -> Iterator[None]:
+def file_errors_as_unavailable(path: Path, done: str) -> Iterator[None]:
     """Trouble with a file, in our words."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        raise unavailable(path, done, error) from error
+        raise store_unavailable(path, done, error) from error
 
 
-def unavailable(path: Path, done: str, error: Exception) -> Unavailable:
+def store_unavailable(path: Path, done: str, error: Exception) -> Unavailable:
     return Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): see to it and try again")
 
 
 def _starts_like_sqlite(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+        return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
 
 
-def _revision(path: Path, db: sqlite3.Connection) -> str | None:
+def _checked_revision(path: Path, db: sqlite3.Connection) -> str | None:
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables and application_id in (0, APPLICATION_ID):
         return None
     if application_id != APPLICATION_ID:
-        raise _not_ours(path, f"belongs to another program (application id {application_id})")
+        raise _foreign_file_error(path, f"belongs to another program (application id {application_id})")
     revision = _known_revision(path, db, tables)
     findings = [finding for (finding,) in db.execute("PRAGMA quick_check(1)")]
     if findings != ["ok"]:
-        raise _damaged(path, findings[0])
+        raise _damaged_file_error(path, findings[0])
     missing = sorted(set(metadata.tables) - tables) if revision == REVISION else []
     if missing:
-        raise _damaged(path, f"no table {', '.join(missing)}")
+        raise _damaged_file_error(path, f"no table {', '.join(missing)}")
     return revision
 
 
 def _known_revision(path: Path, db: sqlite3.Connection, tables: set[str]) -> str:
     if "alembic_version" not in tables:
-        raise _damaged(path, "no table alembic_version")
+        raise _damaged_file_error(path, "no table alembic_version")
     revision = "/".join(str(number) for (number,) in db.execute("SELECT version_num FROM alembic_version"))
     if revision not in REVISIONS:
         raise Rejected(
@@ -138,15 +141,42 @@ def _known_revision(path: Path, db: sqlite3.Connection, tables: set[str]) -> str
     return revision
 
 
-def _not_ours(path: Path, why: str) -> Rejected:
+def _foreign_file_error(path: Path, why: str) -> Rejected:
     return Rejected(
         f"the file {str(path)!r} {why} and cannot be the store; it was left as it is: "
         "give another path, or move the file away"
     )
 
 
-def _damaged(path: Path, why: str) -> Rejected:
+def _damaged_file_error(path: Path, why: str) -> Rejected:
     return Rejected(
         f"the store {str(path)!r} is damaged ({why}) and was left as it is: "
         "restore a backup in its place, or move the file away to begin anew"
     )
+
+
+FileIdentity = tuple[int, int]  # device and number: a file keeps them under any name
+
+
+class StoreFileCheck:
+    def __init__(self, path: Path) -> None:
+        self._files = (path, path.with_name(path.name + "-wal"))
+        self._known: dict[Path, FileIdentity] = {}
+
+    def check(self) -> None:
+        """OperationalError: a file was taken away, or another one is in its place."""
+        for file in self._files:
+            found = _file_identity(file)
+            known = self._known.get(file)
+            if known is None and found is not None:
+                self._known[file] = found  # the log comes with the first write
+            elif found != known:
+                raise sqlite3.OperationalError(f"{file.name} is not where it was: put it back, or start again")
+
+
+def _file_identity(file: Path) -> FileIdentity | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

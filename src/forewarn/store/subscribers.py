@@ -1,32 +1,32 @@
-"""Who wants to hear of commits."""
+"""Calls listeners after every commit, in commit order. Shared by both implementations of `Store`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from forewarn.store.seam import Committed
+from forewarn.store.interface import AppliedCommit
 
-Hear = Callable[[Committed], None]
+CommitListener = Callable[[AppliedCommit], None]
 
 
-class Subscribers:
+class CommitSubscribers:
     """Told of every commit in turn. One that raises is reported to the loop and keeps nobody waiting."""
 
     def __init__(self) -> None:
-        self._hears: list[Hear] = []
+        self._listeners: list[CommitListener] = []
 
-    def add(self, hear: Hear) -> Callable[[], None]:
+    def add(self, hear: CommitListener) -> Callable[[], None]:
         """Start telling `hear`; what is returned stops it, once or more often."""
-        self._hears.append(hear)
+        self._listeners.append(hear)
 
         def stop() -> None:
-            self._hears = [h for h in self._hears if h is not hear]
+            self._listeners = [h for h in self._listeners if h is not hear]
 
         return stop
 
-    def tell(self, committed: Committed) -> None:
-        for hear in tuple(self._hears):
+    def notify(self, committed: AppliedCommit) -> None:
+        for hear in tuple(self._listeners):
             try:
                 hear(committed)
             except Exception as error:

@@ -1,4 +1,7 @@
-"""The guard of optimistic commits: a row may change only from the version that was decided on."""
+"""Optimistic concurrency: a row may change only from the version that the decision was based on.
+
+Shared by both implementations of `Store`.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,25 @@ from typing import Protocol
 from forewarn.errors import Conflict
 
 
-class Guarded(Protocol):
+class VersionedRow(Protocol):
     @property
     def id(self) -> str: ...
     @property
     def version(self) -> int: ...
 
 
-def conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
+def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
     """What a caller is told whose row has moved on; version 0 is a row that does not exist."""
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
     return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
 
 
-def must_be_current(thing: str, rows: Iterable[Guarded], stored_version: Callable[[str], int]) -> None:
+def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
     """Raise Conflict for the first row that was decided on another version than the one stored."""
     seen: dict[str, int] = {}
     for row in rows:
         stored = seen.get(row.id, stored_version(row.id))
         if row.version != stored:
-            raise conflict(thing, row.id, row.version, stored)
+            raise version_conflict(thing, row.id, row.version, stored)
         seen[row.id] = stored + 1

@@ -1,8 +1,8 @@
-"""The one writer: a thread that takes what waits, does it all, commits once, answers all.
+"""The writer thread of a SQLite store: commits all waiting writes in one transaction.
 
-A write that fails by itself (a Conflict) is undone alone: that is rare, so savepoints are set only when the group is
-done again after one has failed. Trouble with the file undoes the whole group: nobody was answered yet, so each of them
-is told Unavailable, and the next group is tried afresh.
+A write that fails by itself (a Conflict) is rolled back alone: after a failure the group is repeated with
+savepoints. An error of the file rolls back the whole group; each of its writes gets Unavailable, and the next group
+is tried anew.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 from forewarn.errors import Unavailable
 
-MOST_AT_ONCE = 512  # writes in one group: bounds how long the first of them waits
+MAX_GROUP_SIZE = 512  # writes in one group: bounds how long the first of them waits
 
 Result = TypeVar("Result")
-Outcome = tuple[Any, BaseException | None]
+WriteOutcome = tuple[Any, BaseException | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _WriteJob:
     write: Callable[[sqlite3.Connection], Any]
-    then: Callable[[Any], None] | None
+    on_commit: Callable[[Any], None] | None
     future: asyncio.Future[Any]
 
     @property
@@ -35,7 +35,7 @@ class _Job:
         return self.future.get_loop()
 
 
-class Writer:
+class WriterThread:
     """Owns the connection `db` from now on (opened with check_same_thread=False and no isolation level)."""
 
     def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
@@ -43,7 +43,7 @@ class Writer:
         self._db = db
         self._name = name
         self._check = check
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[_WriteJob | None] = SimpleQueue()
         self._is_open = True
         self.failures = 0  # writes that trouble with the file undid
         self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
@@ -56,7 +56,7 @@ class Writer:
         if not self._is_open:
             raise Unavailable(f"the store {self._name!r} is closed and takes no more writes: open it again")
         future = asyncio.get_running_loop().create_future()
-        self._queue.put(_Job(write=write, then=then, future=future))
+        self._queue.put(_WriteJob(write=write, on_commit=then, future=future))
         result: Result = await future
         return result
 
@@ -71,18 +71,18 @@ class Writer:
         self._db.close()
 
     def _run(self) -> None:
-        while jobs := self._take():
-            outcomes = self._carry_out(jobs)
+        while jobs := self._take_jobs():
+            outcomes = self._commit_group(jobs)
             self.failures += sum(isinstance(error, Unavailable) for _, error in outcomes)
-            _answer(jobs, outcomes)
+            _answer_jobs(jobs, outcomes)
 
-    def _take(self) -> list[_Job]:
+    def _take_jobs(self) -> list[_WriteJob]:
         """What waits, at least one; nothing once the last has been taken."""
-        jobs: list[_Job] = []
+        jobs: list[_WriteJob] = []
         job = self._queue.get()
         while job is not None:
             jobs.append(job)
-            if len(jobs) == MOST_AT_ONCE:
+            if len(jobs) == MAX_GROUP_SIZE:
                 return jobs
             try:
                 job = self._queue.get_nowait()
@@ -92,20 +92,20 @@ class Writer:
             self._queue.put(None)  # to be found again after these
         return jobs
 
-    def _carry_out(self, jobs: list[_Job]) -> list[Outcome]:
+    def _commit_group(self, jobs: list[_WriteJob]) -> list[WriteOutcome]:
         try:
-            return self._in_one(lambda: [(job.write(self._db), None) for job in jobs])
+            return self._in_transaction(lambda: [(job.write(self._db), None) for job in jobs])
         except Exception as error:
-            self._undo_all()
-            if _is_trouble_with_the_file(error):
+            self._roll_back()
+            if _is_file_error(error):
                 return [(None, self._unavailable(error)) for _ in jobs]
         try:
-            return self._in_one(lambda: [self._attempt(job) for job in jobs])
+            return self._in_transaction(lambda: [self._write_in_savepoint(job) for job in jobs])
         except Exception as error:
-            self._undo_all()
+            self._roll_back()
             return [(None, self._unavailable(error)) for _ in jobs]
 
-    def _in_one(self, write_all: Callable[[], list[Outcome]]) -> list[Outcome]:
+    def _in_transaction(self, write_all: Callable[[], list[WriteOutcome]]) -> list[WriteOutcome]:
         self._check()
         self._db.execute("BEGIN IMMEDIATE")
         outcomes = write_all()
@@ -113,19 +113,19 @@ class Writer:
         self._check()
         return outcomes
 
-    def _attempt(self, job: _Job) -> Outcome:
+    def _write_in_savepoint(self, job: _WriteJob) -> WriteOutcome:
         self._db.execute("SAVEPOINT attempt")
         try:
-            outcome: Outcome = (job.write(self._db), None)
+            outcome: WriteOutcome = (job.write(self._db), None)
         except Exception as error:
-            if _is_trouble_with_the_file(error):
+            if _is_file_error(error):
                 raise
             self._db.execute("ROLLBACK TO attempt")
             outcome = (None, error)
         self._db.execute("RELEASE attempt")
         return outcome
 
-    def _undo_all(self) -> None:
+    def _roll_back(self) -> None:
         try:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
@@ -142,25 +142,25 @@ class Writer:
         return told
 
 
-def _is_trouble_with_the_file(error: Exception) -> bool:
+def _is_file_error(error: Exception) -> bool:
     own_fault = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, own_fault)
 
 
-def _answer(jobs: list[_Job], outcomes: list[Outcome]) -> None:
+def _answer_jobs(jobs: list[_WriteJob], outcomes: list[WriteOutcome]) -> None:
     """Hand the outcomes over to the loop of those who wait."""
     pairs = zip(jobs, outcomes, strict=True)
     for loop, answered in groupby(pairs, key=lambda pair: pair[0].loop):
         try:
-            loop.call_soon_threadsafe(_deliver, list(answered))
+            loop.call_soon_threadsafe(_resolve_futures, list(answered))
         except RuntimeError:
             pass  # the loop is closed: nobody waits any more
 
 
-def _deliver(answered: list[tuple[_Job, Outcome]]) -> None:
+def _resolve_futures(answered: list[tuple[_WriteJob, WriteOutcome]]) -> None:
     for job, (result, error) in answered:
-        if error is None and job.then is not None:
-            job.then(result)
+        if error is None and job.on_commit is not None:
+            job.on_commit(result)
         if job.future.done():
             continue  # its caller was cancelled
         if error is None:

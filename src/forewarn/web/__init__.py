@@ -1,5 +1,5 @@
-"""THE OPERATOR'S FACE. Our API under `/forewarn/v1/`: what people and their tools ask of a running service.
+"""What api, arm and portal share: HTTP server, request context, authentication, authorization.
 
-Reads a request, calls control or the store, shows the answer. Never here: a decision about maintenance (control and
-the core take those), SQL, what VMs are told (that is metadata's).
+It may import control, store, auth, explain, core and protocol; never api, arm, portal or service, and it decides
+nothing about maintenance. Start with `context` (what every handler is given) and `routing` (what a route is).
 """

@@ -1,127 +1,210 @@
-"""Where those who connect are taken in: as many as there is room for, and none who takes long to shake hands.
+"""The operator HTTP server: uvicorn on a unix socket and a TLS port, with bounded connections.
 
-The others wait in the system's queue, where they cost us nothing. One port takes TLS from everywhere, and plain http
-from this machine.
+The TLS port also answers plain HTTP to clients on this machine. Unauthenticated peers reach this code, so
+everything that they can use up is limited.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 
-from forewarn.console.plain import is_of_this_machine
-from forewarn.console.visitor import Visitor
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from forewarn.errors import Refused, Rejected
+
+REQUEST_TIMEOUT_S = 60.0  # real time, from when a request could begin to its last byte
+WRITE_TIMEOUT_S = 60.0  # real time, for the part of an answer that we hold back until somebody reads
+
+
+class BoundedH11Connection(H11Protocol):
+    """h11 and not what is faster: it alone bounds the head of a request."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.closed = asyncio.Event()
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_request_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_request_timer()
+        self._cancel_write_timer()
+        super().connection_lost(exc)
+        self.closed.set()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._start_request_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_write_timer()
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _start_request_timer(self) -> None:
+        self._cancel_request_timer()
+        if not self.transport.is_closing():
+            self._request_timer = self.loop.call_later(REQUEST_TIMEOUT_S, self._abort_if_incomplete)
+
+    def _cancel_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
+
+    def _abort_if_incomplete(self) -> None:
+        """Whoever has said all waits for us, and not we for them."""
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self.transport.abort()
+
+
+def is_loopback_address(address: str) -> bool:
+    """An address of loopback, also where it is written as IPv6 has it."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
 
 log = logging.getLogger(__name__)
-HANDSHAKE_S = 10.0  # real time
-_SHARE = 4  # connections to one socket are at most one part in so many of all files that this process may have open
-_QUEUE = 1024
-_AGAIN_S = 0.5
-_LEAST_S = 0.001
-_TLS = b"\x16"  # a handshake's record (RFC 8446 §5.1)
-_MOST_READ = 65536
-_SENTENCE = b"this port speaks https to whoever is not on its machine: call it with https://\n"
-_AWAY = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (
-    len(_SENTENCE),
-    _SENTENCE,
+HANDSHAKE_TIMEOUT_S = 10.0  # real time
+_OPEN_FILES_DIVISOR = (
+    4  # connections to one socket are at most one part in so many of all files that this process may have open
+)
+_LISTEN_BACKLOG = 1024
+_ACCEPT_RETRY_S = 0.5
+_MIN_TIMEOUT_S = 0.001
+_TLS_HANDSHAKE_BYTE = b"\x16"  # a handshake's record (RFC 8446 §5.1)
+_MAX_DISCARDED_BYTES = 65536
+_HTTPS_ONLY_MESSAGE = b"this port speaks https to whoever is not on its machine: call it with https://\n"
+_HTTPS_ONLY_RESPONSE = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (
+        len(_HTTPS_ONLY_MESSAGE),
+        _HTTPS_ONLY_MESSAGE,
+    )
 )
 
 
-def most_visitors() -> int:
+def max_connections() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _SHARE)
+    return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _OPEN_FILES_DIVISOR)
 
 
-class Reception:
-    def __init__(self, sock: socket.socket, make: Callable[[], Visitor], context: ssl.SSLContext | None) -> None:
+class ConnectionAcceptor:
+    def __init__(
+        self, sock: socket.socket, make: Callable[[], BoundedH11Connection], context: ssl.SSLContext | None
+    ) -> None:
         sock.setblocking(False)
-        sock.listen(_QUEUE)
+        sock.listen(_LISTEN_BACKLOG)
         self._sock = sock
-        self._make = make
-        self._context = context
-        self._room = asyncio.Semaphore(most_visitors())
-        self._stays: set[asyncio.Task[None]] = set()
-        self._taking_in = asyncio.create_task(self._take_in())
+        self._make_protocol = make
+        self._ssl_context = context
+        self._free_slots = asyncio.Semaphore(max_connections())
+        self._connection_tasks: set[asyncio.Task[None]] = set()
+        self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
         """Nobody else is taken in; whoever is in stays."""
-        self._taking_in.cancel()
-        await asyncio.gather(self._taking_in, return_exceptions=True)
+        self._accept_task.cancel()
+        await asyncio.gather(self._accept_task, return_exceptions=True)
 
-    async def _take_in(self) -> None:
+    async def _accept_loop(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._room.acquire()
+            await self._free_slots.acquire()
             try:
                 connection, _ = await loop.sock_accept(self._sock)
             except OSError as error:
-                self._room.release()
+                self._free_slots.release()
                 log.warning("nobody can be taken in at the console, trying again: %s", error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            stay = asyncio.create_task(self._stay(connection))
-            self._stays.add(stay)
-            stay.add_done_callback(self._left)
+            connection_task = asyncio.create_task(self._serve_connection(connection))
+            self._connection_tasks.add(connection_task)
+            connection_task.add_done_callback(self._connection_done)
 
-    async def _stay(self, connection: socket.socket) -> None:
+    async def _serve_connection(self, connection: socket.socket) -> None:
         try:
-            if self._context is None:
-                await self._host(connection)
+            if self._ssl_context is None:
+                await self._run_protocol(connection)
             else:
-                await self._greet(connection, self._context)
+                await self._detect_tls(connection, self._ssl_context)
         except OSError:  # also what ssl raises, and what takes too long ends with
             connection.close()
 
-    async def _greet(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+    async def _detect_tls(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         """By their first byte those are known who speak TLS; the others must be on this machine."""
-        ends_at = asyncio.get_running_loop().time() + HANDSHAKE_S
-        first = await _first_byte(connection)
-        if first == _TLS:
-            await self._host(connection, context, max(_LEAST_S, ends_at - asyncio.get_running_loop().time()))
-        elif first and _is_on_this_machine(connection):
-            await self._host(connection)
+        ends_at = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
+        first = await _peek_first_byte(connection)
+        if first == _TLS_HANDSHAKE_BYTE:
+            await self._run_protocol(
+                connection, context, max(_MIN_TIMEOUT_S, ends_at - asyncio.get_running_loop().time())
+            )
+        elif first and _is_loopback_peer(connection):
+            await self._run_protocol(connection)
         else:
-            _send_away(connection)
+            _reject_plain_http(connection)
 
-    async def _host(
+    async def _run_protocol(
         self, connection: socket.socket, context: ssl.SSLContext | None = None, patience_s: float | None = None
     ) -> None:
-        visitor = self._make()
+        protocol = self._make_protocol()
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: visitor, connection, ssl=context, ssl_handshake_timeout=patience_s
+            lambda: protocol, connection, ssl=context, ssl_handshake_timeout=patience_s
         )
-        await visitor.gone.wait()
+        await protocol.closed.wait()
 
-    def _left(self, stay: asyncio.Task[None]) -> None:
-        self._stays.discard(stay)
-        self._room.release()
+    def _connection_done(self, connection_task: asyncio.Task[None]) -> None:
+        self._connection_tasks.discard(connection_task)
+        self._free_slots.release()
 
 
-async def _first_byte(connection: socket.socket) -> bytes:
+async def _peek_first_byte(connection: socket.socket) -> bytes:
     """What they say first, which is left for others to read; nothing from those who hang up."""
     connection.setblocking(False)
     try:
-        async with asyncio.timeout(HANDSHAKE_S):
-            while (first := _peeked(connection)) is None:
-                await _until_readable(connection)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            while (first := _peek_byte(connection)) is None:
+                await _wait_until_readable(connection)
     except asyncio.CancelledError:
         connection.close()
         raise
     return first
 
 
-def _peeked(connection: socket.socket) -> bytes | None:
+def _peek_byte(connection: socket.socket) -> bytes | None:
     try:
         return connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return None
 
 
-async def _until_readable(connection: socket.socket) -> None:
+async def _wait_until_readable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(connection, readable.set)
@@ -131,15 +214,140 @@ async def _until_readable(connection: socket.socket) -> None:
         loop.remove_reader(connection)
 
 
-def _is_on_this_machine(connection: socket.socket) -> bool:
-    return is_of_this_machine(str(connection.getpeername()[0]).partition("%")[0])
+def _is_loopback_peer(connection: socket.socket) -> bool:
+    return is_loopback_address(str(connection.getpeername()[0]).partition("%")[0])
 
 
-def _send_away(connection: socket.socket) -> None:
+def _reject_plain_http(connection: socket.socket) -> None:
     """With what they said read as far as it is there: else the system drops our answer with it."""
     try:
-        connection.recv(_MOST_READ)
-        connection.send(_AWAY)
+        connection.recv(_MAX_DISCARDED_BYTES)
+        connection.send(_HTTPS_ONLY_RESPONSE)
         connection.shutdown(socket.SHUT_WR)
     finally:
         connection.close()
+
+
+_MAX_SOCKET_PATH_BYTES = 107  # bytes; what Linux has room for in a socket's address
+_SHUTDOWN_GRACE_S = 5
+
+
+class _UvicornServer(uvicorn.Server):
+    """Inside a loop that is somebody else's: signals are theirs to handle. Who connects is taken in by us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers: list[asyncio.Server] = []
+        self._acceptors = [ConnectionAcceptor(sock, self._make_connection, self.config.ssl) for sock in sockets or []]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            await acceptor.close()
+        await super().shutdown(sockets)
+
+    def _make_connection(self) -> BoundedH11Connection:
+        return BoundedH11Connection(config=self.config, server_state=self.server_state, app_state={})
+
+
+@asynccontextmanager
+async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
+    """Answer on this socket until the block is left; then finish what is being answered."""
+    sock = bind_unix_socket(path)  # what is in the way is somebody else's, and stays
+    try:
+        async with _run_server(_uvicorn_config(app), sock):
+            yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
+    """As `serve_unix`, over TLS, on a socket that listens already, and over plain http for whoever is on this machine.
+
+    What is loaded into the context counts from then.
+    """
+    config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key)
+    config.load()
+    assert config.ssl is not None
+    async with _run_server(config, sock):
+        yield config.ssl
+
+
+@asynccontextmanager
+async def _run_server(config: uvicorn.Config, sock: socket.socket) -> AsyncIterator[None]:
+    server = _UvicornServer(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await _wait_until_started(server, task)
+        yield
+    finally:
+        config.app.state.dependencies.closing.set()  # type: ignore[union-attr]
+        server.should_exit = True
+        await task
+
+
+def _uvicorn_config(app: Starlette, **more: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
+        server_header=False,
+        proxy_headers=False,  # who calls, and over what, is told by the connection alone
+        **more,
+    )
+
+
+async def _wait_until_started(server: uvicorn.Server, task: asyncio.Task[None]) -> None:
+    while not server.started:
+        if task.done():
+            task.result()
+            return
+        await asyncio.sleep(0)
+
+
+def bind_unix_socket(path: Path) -> socket.socket:
+    """A socket at this path that only its owner can open; one that a process left behind is taken over."""
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
+        raise Rejected(
+            f"the socket's path {str(path)!r} is longer than the {_MAX_SOCKET_PATH_BYTES} bytes a system allows: "
+            "name a data directory with a shorter path"
+        )
+    _remove_stale_socket(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    umask = os.umask(0o177)  # nobody else may ever open it, not even for a moment
+    try:
+        sock.bind(os.fspath(path))
+    except OSError as error:
+        sock.close()
+        raise Rejected(
+            f"the socket {str(path)!r} cannot be made: {error.strerror}; see to its directory, or name another"
+        ) from error
+    finally:
+        os.umask(umask)
+    return sock
+
+
+def _remove_stale_socket(path: Path) -> None:
+    """What a process that is gone left behind; a socket that answers is somebody's."""
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise Refused(f"{str(path)!r} is in the way and is no socket: move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise Refused(f"another forewarn answers on {str(path)!r}: stop it first, or name another data directory")

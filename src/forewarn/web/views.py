@@ -1,4 +1,7 @@
-"""What is shown: one struct per thing. Instants are POSIX seconds in lab time, spans end in `_s`."""
+"""The response structs of the API, which the portal's pages show too.
+
+Instants are POSIX seconds in lab time; durations end in `_s`. Field names are JSON keys.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from typing import Any
 import msgspec
 
 from forewarn.core.fleet import AutoApproval
-from forewarn.core.history import Entry
-from forewarn.core.proposal import Problem
-from forewarn.core.request import Tally
+from forewarn.core.fleetfile.problems import FleetFileProblem
+from forewarn.core.history import HistoryEntry
+from forewarn.core.request import RolloutTally
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
+class BaseView(msgspec.Struct, frozen=True, kw_only=True):
     pass
 
 
-class HostView(View, frozen=True, kw_only=True):
+class HostView(BaseView, frozen=True, kw_only=True):
     name: str
     location: str
     zone: str
@@ -24,7 +27,7 @@ class HostView(View, frozen=True, kw_only=True):
     vms: tuple[str, ...]
 
 
-class ScopeView(View, frozen=True, kw_only=True):
+class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
     id: str
     title: str
     enabled: bool
@@ -37,13 +40,13 @@ class ScopeView(View, frozen=True, kw_only=True):
     events: int
 
 
-class WaitView(View, frozen=True, kw_only=True):
+class WaitView(BaseView, frozen=True, kw_only=True):
     reason: str
     text: str
     until: float | None
 
 
-class ActView(View, frozen=True, kw_only=True):
+class ActView(BaseView, frozen=True, kw_only=True):
     vm: str
     verb: str
     to_host: str
@@ -52,7 +55,7 @@ class ActView(View, frozen=True, kw_only=True):
     note: str
 
 
-class EventView(View, frozen=True, kw_only=True):
+class EventView(BaseView, frozen=True, kw_only=True):
     id: str
     scope: str
     kind: str | None  # None: unlisted
@@ -83,7 +86,7 @@ class EventView(View, frozen=True, kw_only=True):
     replaces: tuple[str, ...]
 
 
-class VmView(View, frozen=True, kw_only=True):
+class VmView(BaseView, frozen=True, kw_only=True):
     name: str
     key: str
     resource_group: str
@@ -116,16 +119,16 @@ class VmView(View, frozen=True, kw_only=True):
     pending: int
 
 
-class AutoApprovalView(View, frozen=True, kw_only=True):
+class AutoApprovalView(BaseView, frozen=True, kw_only=True):
     restart: bool
     redeploy: bool
 
     @classmethod
-    def of(cls, approval: AutoApproval) -> AutoApprovalView:
+    def from_approval(cls, approval: AutoApproval) -> AutoApprovalView:
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
-class KeeperView(View, frozen=True, kw_only=True):
+class VmSupervisorView(BaseView, frozen=True, kw_only=True):
     """The process that holds a VM made of namespaces."""
 
     vm: str
@@ -135,60 +138,60 @@ class KeeperView(View, frozen=True, kw_only=True):
     program: tuple[str, ...] | None
 
 
-class KeepersView(View, frozen=True, kw_only=True):
-    keepers: tuple[KeeperView, ...]
+class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
+    keepers: tuple[VmSupervisorView, ...]
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
-    keeper: KeeperView | None
+    keeper: VmSupervisorView | None
 
 
-class FleetView(View, frozen=True, kw_only=True):
+class FleetView(BaseView, frozen=True, kw_only=True):
     hosts: tuple[HostView, ...]
-    scopes: tuple[ScopeView, ...]
+    scopes: tuple[ScopeSummaryView, ...]
     vms: tuple[VmView, ...]
 
 
-class FieldView(View, frozen=True, kw_only=True):
+class FieldChangeView(BaseView, frozen=True, kw_only=True):
     field: str
     old: Any
     new: Any
 
 
-class ChangeView(View, frozen=True, kw_only=True):
+class ObjectChangeView(BaseView, frozen=True, kw_only=True):
     name: str
-    fields: tuple[FieldView, ...]
+    fields: tuple[FieldChangeView, ...]
 
 
-class DifferenceView(View, frozen=True, kw_only=True):
+class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
     """Names only: a fleet may have a hundred thousand VMs."""
 
     source: str
     summary: str
     is_empty: bool
     hosts_added: tuple[str, ...]
-    hosts_changed: tuple[ChangeView, ...]
+    hosts_changed: tuple[ObjectChangeView, ...]
     hosts_removed: tuple[str, ...]
     added: tuple[str, ...]
     resurrected: tuple[str, ...]
-    changed: tuple[ChangeView, ...]
+    changed: tuple[ObjectChangeView, ...]
     removed: tuple[str, ...]
     stay_deleted: tuple[str, ...]
     unchanged: int
-    problems: tuple[Problem, ...]
+    problems: tuple[FleetFileProblem, ...]
     lines: tuple[str, ...]
 
 
-class CheckedView(View, frozen=True, kw_only=True):
-    difference: DifferenceView
+class FleetCheckView(BaseView, frozen=True, kw_only=True):
+    difference: FleetDifferenceView
 
 
-class AppliedView(CheckedView, frozen=True, kw_only=True):
+class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
     applied: bool
 
 
-class RequestView(View, frozen=True, kw_only=True):
+class RequestView(BaseView, frozen=True, kw_only=True):
     id: str
     ask: str
     who: str
@@ -196,21 +199,21 @@ class RequestView(View, frozen=True, kw_only=True):
     targets: tuple[str, ...]
 
 
-class EventsOnly(View, frozen=True, kw_only=True):
+class EventListView(BaseView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
-class ReceiptView(EventsOnly, frozen=True, kw_only=True):
+class ReceiptView(EventListView, frozen=True, kw_only=True):
     request: RequestView
     replaced: tuple[str, ...]  # ids of the pending events whose place it took
 
 
-class RequestStanding(ReceiptView, frozen=True, kw_only=True):
+class RequestStatusView(ReceiptView, frozen=True, kw_only=True):
     state: str
     waits_for: tuple[str, ...]
 
 
-class RolloutView(View, frozen=True, kw_only=True):
+class RolloutView(BaseView, frozen=True, kw_only=True):
     id: str
     impact: str
     hosts: tuple[str, ...]
@@ -222,7 +225,7 @@ class RolloutView(View, frozen=True, kw_only=True):
     at: float
     notice_s: float
     max_failures: int
-    tally: Tally
+    tally: RolloutTally
     next_update_domains: tuple[int, ...]  # which of its scopes' update domains come next
 
 
@@ -230,20 +233,20 @@ class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
     events: tuple[EventView, ...]
 
 
-class RolloutsView(View, frozen=True, kw_only=True):
+class RolloutsView(BaseView, frozen=True, kw_only=True):
     rollouts: tuple[RolloutView, ...]
 
 
-class EventsView(EventsOnly, frozen=True, kw_only=True):
+class EventsView(EventListView, frozen=True, kw_only=True):
     seq: int
 
 
-class HistoryView(View, frozen=True, kw_only=True):
-    entries: tuple[EntryView, ...]
+class HistoryView(BaseView, frozen=True, kw_only=True):
+    entries: tuple[HistoryEntryView, ...]
     seq: int
 
 
-class EntryView(View, frozen=True, kw_only=True):
+class HistoryEntryView(BaseView, frozen=True, kw_only=True):
     seq: int
     at: float
     what: str
@@ -256,15 +259,15 @@ class EntryView(View, frozen=True, kw_only=True):
     host: str
 
     @classmethod
-    def of(cls, entry: Entry) -> EntryView:
+    def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
 
-class PrunedView(View, frozen=True, kw_only=True):
+class HistoryPruneView(BaseView, frozen=True, kw_only=True):
     pruned: int
 
 
-class FaultView(View, frozen=True, kw_only=True):
+class FaultView(BaseView, frozen=True, kw_only=True):
     id: str
     kind: str
     strikes: str
@@ -283,7 +286,7 @@ class FaultView(View, frozen=True, kw_only=True):
     seen: str
 
 
-class GustView(View, frozen=True, kw_only=True):
+class StormFaultView(BaseView, frozen=True, kw_only=True):
     after_s: float
     kind: str
     vm: str
@@ -293,57 +296,76 @@ class GustView(View, frozen=True, kw_only=True):
     is_set: bool
 
 
-class StormView(View, frozen=True, kw_only=True):
+class StormView(BaseView, frozen=True, kw_only=True):
     id: str
     seed: int
     who: str
     set_at: float
     for_s: float
-    gusts: tuple[GustView, ...]
+    gusts: tuple[StormFaultView, ...]
 
 
-class ParameterView(View, frozen=True, kw_only=True):
+class FaultParameterView(BaseView, frozen=True, kw_only=True):
     default: float
     least: float
     most: float
 
 
-class FaultKindView(View, frozen=True, kw_only=True):
+class FaultKindView(BaseView, frozen=True, kw_only=True):
     kind: str
     strikes: str
     seen: str
-    parameters: dict[str, ParameterView]
+    parameters: dict[str, FaultParameterView]
     longest_s: float | None
 
 
-class FaultsView(View, frozen=True, kw_only=True):
+class FaultsView(BaseView, frozen=True, kw_only=True):
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
     kinds: tuple[FaultKindView, ...]
 
 
-class ClearedView(View, frozen=True, kw_only=True):
+class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
     cleared: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
 
 
-class ClockView(View, frozen=True, kw_only=True):
+class ClockView(BaseView, frozen=True, kw_only=True):
     now: float
     speed: float
     lab: bool
 
 
-class BackupView(View, frozen=True, kw_only=True):
+class BackupView(BaseView, frozen=True, kw_only=True):
     path: str
     bytes: int
 
 
-class CheckView(View, frozen=True, kw_only=True):
+class HealthCheckView(BaseView, frozen=True, kw_only=True):
     name: str
     ok: bool
     text: str
     remedy: str
 
 
-class DoctorView(View, frozen=True, kw_only=True):
-    checks: tuple[CheckView, ...]
+class HealthReportView(BaseView, frozen=True, kw_only=True):
+    checks: tuple[HealthCheckView, ...]
+
+
+class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    vm: str
+    scope: str
+    who: str
+    at: float
+    speed: float
+    loops: int
+    loop: int  # the telling that is on, from 1
+    step: int  # steps shown of it
+    steps: int
+    shows: str  # what the scope is shown now, in words; "": its own document
+    begun_at: float  # this telling
+    ends_at: float  # the last telling, if nothing ends it before
+    ended: str | None
+    ended_at: float | None
+    reason: str

@@ -1,9 +1,10 @@
-"""WORD OUTWARDS. Webhooks: what happens to events is told to whoever outside asked for it, durably, at least once.
+"""Webhooks: delivers what happens to events to receivers outside, durably, in order, at least once.
 
-The history is the outbox: a webhook's cursor is a number in it, moved once the receiver has said 2xx. Real time governs
-(spec §12). Never here: which events there are, what is told of them (that is `core.notification`), SQL.
+The history is the queue: each webhook has a cursor into it, which moves after the receiver answered 2xx. Real time
+governs (spec §12). It may import `core` and leaf modules; the store is passed in. Start reading at `dispatcher`,
+then `sender`.
 """
 
-from forewarn.outbox.outbox import Outbox
+from forewarn.webhooks.dispatcher import WebhookDispatcher
 
-__all__ = ["Outbox"]
+__all__ = ["WebhookDispatcher"]

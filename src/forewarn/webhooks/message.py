@@ -1,32 +1,40 @@
-"""The seams: what is read of the store, and how one letter goes out."""
+"""Webhook requests and responses, the signature headers, and the part of the store webhooks need.
+
+A request is signed when it is sent: HMAC-SHA256 over the timestamp and the body, so that receivers can check its
+age.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
 
-from forewarn.core.change import Commit
+from forewarn import __version__
+from forewarn.core.commit import Commit
 from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
-from forewarn.core.history import Entry
-from forewarn.core.webhook import Webhook
+from forewarn.core.history import HistoryEntry
+from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Unavailable
+from forewarn.explain.notification import NotificationMessage, render_message
 
 
-class Record(Protocol):
+class WebhookStore(Protocol):
     """The part of a store that is needed here; both stores have it."""
 
-    def webhooks(self) -> list[Webhook]: ...
-    def entries_after(self, seq: int, limit: int) -> list[Entry]: ...
+    def webhooks(self) -> list[WebhookSubscription]: ...
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]: ...
     def event(self, event_id: str) -> Event | None: ...
     def vm(self, key: str) -> Vm | None: ...
     async def commit(self, commit: Commit) -> int: ...
     def subscribe(self, hear: Callable[[Any], None]) -> Callable[[], None]: ...
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP request."""
 
     url: str
@@ -35,7 +43,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     method: str = "POST"
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookResponse(msgspec.Struct, frozen=True, kw_only=True):
     """What came back; of the body only the beginning."""
 
     status: int
@@ -43,12 +51,40 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
     @property
-    def is_good(self) -> bool:
+    def is_success(self) -> bool:
         return 200 <= self.status < 300
 
 
-class Unreached(Unavailable):
+class ReceiverUnreachable(Unavailable):
     """Nothing that is an answer came back; the message says why, without the address."""
 
 
-Send = Callable[[Letter], Awaitable[Reply]]  # raises Unreached
+SendRequest = Callable[[WebhookRequest], Awaitable[WebhookResponse]]  # raises Unreached
+
+_CONTENT_TYPES = {
+    WebhookSchema.EVENT_GRID: "application/json; charset=utf-8",
+    WebhookSchema.CLOUD_EVENTS: "application/cloudevents+json; charset=utf-8",
+}
+
+
+def build_request(
+    webhook: WebhookSubscription, message: NotificationMessage, now: float, *, aeg_type: str = "Notification"
+) -> WebhookRequest:
+    body = render_message(message, webhook.schema)
+    headers = {"Content-Type": _CONTENT_TYPES[webhook.schema], "X-Forewarn-Delivery": message.id}
+    if webhook.schema is WebhookSchema.EVENT_GRID:
+        headers["aeg-event-type"] = aeg_type
+    return WebhookRequest(
+        url=webhook.url, headers={**headers, **signature_headers(webhook.secret, body, now)}, body=body
+    )
+
+
+def signature_headers(secret: str, body: bytes, now: float) -> dict[str, str]:
+    """The headers by which a receiver knows that this is from us, unaltered, and how old it is."""
+    timestamp = str(int(now))
+    digest = hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
+    return {
+        "User-Agent": f"forewarn/{__version__}",
+        "X-Forewarn-Timestamp": timestamp,
+        "X-Forewarn-Signature": f"sha256={digest}",
+    }

@@ -1,4 +1,7 @@
-"""Trying a receiver out: one test message, and the handshakes by which it says that it wants to be told."""
+"""Verifies a receiver: sends a test message, and validates that it agrees to receive messages.
+
+Event Grid receivers must echo a validation code; CloudEvents receivers must answer OPTIONS with the allowed origin.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,19 @@ from uuid import uuid4
 
 import msgspec
 
-from forewarn.core.notification import Message
-from forewarn.core.webhook import Schema, Webhook
+from forewarn.core.webhook import WebhookSchema, WebhookSubscription
 from forewarn.errors import Refused
-from forewarn.outbox.courier import refusal
-from forewarn.outbox.letter import letter_for, signed
-from forewarn.outbox.seam import Letter, Send, Unreached
+from forewarn.explain.notification import NotificationMessage
+from forewarn.webhooks.message import ReceiverUnreachable, SendRequest, WebhookRequest, build_request, signature_headers
+from forewarn.webhooks.sender import describe_refusal
 
-ORIGIN = "forewarn"
-TEST_TYPE = "Forewarn.WebhookTest"
-VALIDATION_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
+WEBHOOK_ORIGIN = "forewarn"
+TEST_EVENT_TYPE = "Forewarn.WebhookTest"
+VALIDATION_EVENT_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _SOURCE = "/forewarn"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryTestResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a test message."""
 
     ok: bool
@@ -30,59 +32,62 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Echo(msgspec.Struct, frozen=True, kw_only=True):
+class ValidationResponse(msgspec.Struct, frozen=True, kw_only=True):
     code: str = msgspec.field(name="validationResponse")
 
 
-class Trial:
-    def __init__(self, *, send: Send, real_time: Callable[[], float]) -> None:
+class ReceiverVerification:
+    def __init__(self, *, send: SendRequest, real_time: Callable[[], float]) -> None:
         self._send = send
         self._real_time = real_time
 
-    async def test(self, webhook: Webhook) -> Verdict:
+    async def send_test(self, webhook: WebhookSubscription) -> DeliveryTestResult:
         data = {"message": "A test: nothing happened to any VM."}
-        letter = letter_for(webhook, self._message(TEST_TYPE, "3.0", data), self._real_time())
+        letter = build_request(webhook, self._new_message(TEST_EVENT_TYPE, "3.0", data), self._real_time())
         try:
             reply = await self._send(letter)
-        except Unreached as error:
-            return Verdict(ok=False, status=None, text=str(error))
-        text = f"it answered {reply.status}" if reply.is_good else refusal(reply)
-        return Verdict(ok=reply.is_good, status=reply.status, text=text)
+        except ReceiverUnreachable as error:
+            return DeliveryTestResult(ok=False, status=None, text=str(error))
+        text = f"it answered {reply.status}" if reply.is_success else describe_refusal(reply)
+        return DeliveryTestResult(ok=reply.is_success, status=reply.status, text=text)
 
-    async def validate(self, webhook: Webhook) -> None:
+    async def validate(self, webhook: WebhookSubscription) -> None:
         """Return if the receiver agrees to be told; else Refused, with what it should have done."""
         try:
-            if webhook.schema is Schema.CLOUD_EVENTS:
-                await self._ask_permission(webhook)
+            if webhook.schema is WebhookSchema.CLOUD_EVENTS:
+                await self._validate_cloud_events(webhook)
             else:
-                await self._await_echo(webhook)
-        except Unreached as error:
+                await self._validate_event_grid(webhook)
+        except ReceiverUnreachable as error:
             raise Refused(f"the receiver was not validated: {error}; start it, or leave validation out") from error
 
-    async def _await_echo(self, webhook: Webhook) -> None:
+    async def _validate_event_grid(self, webhook: WebhookSubscription) -> None:
         code = secrets.token_urlsafe(24)
-        message = self._message(VALIDATION_TYPE, "1", {"validationCode": code})
-        reply = await self._send(letter_for(webhook, message, self._real_time(), aeg_type="SubscriptionValidation"))
-        if not reply.is_good:
-            raise _not_validated(refusal(reply))
+        message = self._new_message(VALIDATION_EVENT_TYPE, "1", {"validationCode": code})
+        reply = await self._send(build_request(webhook, message, self._real_time(), aeg_type="SubscriptionValidation"))
+        if not reply.is_success:
+            raise _not_validated(describe_refusal(reply))
         try:
-            echo = msgspec.json.decode(reply.body, type=Echo).code
+            echo = msgspec.json.decode(reply.body, type=ValidationResponse).code
         except (msgspec.DecodeError, UnicodeDecodeError):
             echo = ""
         if not hmac.compare_digest(echo.encode(errors="replace"), code.encode()):
             raise _not_validated("it did not answer the validationCode with it as validationResponse")
 
-    async def _ask_permission(self, webhook: Webhook) -> None:
-        headers = {"WebHook-Request-Origin": ORIGIN, **signed(webhook.secret, b"", self._real_time())}
-        reply = await self._send(Letter(url=webhook.url, headers=headers, method="OPTIONS"))
-        if not reply.is_good:
-            raise _not_validated(refusal(reply))
+    async def _validate_cloud_events(self, webhook: WebhookSubscription) -> None:
+        headers = {
+            "WebHook-Request-Origin": WEBHOOK_ORIGIN,
+            **signature_headers(webhook.secret, b"", self._real_time()),
+        }
+        reply = await self._send(WebhookRequest(url=webhook.url, headers=headers, method="OPTIONS"))
+        if not reply.is_success:
+            raise _not_validated(describe_refusal(reply))
         allowed = reply.headers.get("webhook-allowed-origin", "").strip().lower()
-        if allowed not in ("*", ORIGIN):
-            raise _not_validated(f"it did not answer OPTIONS with WebHook-Allowed-Origin: {ORIGIN}")
+        if allowed not in ("*", WEBHOOK_ORIGIN):
+            raise _not_validated(f"it did not answer OPTIONS with WebHook-Allowed-Origin: {WEBHOOK_ORIGIN}")
 
-    def _message(self, type_: str, version: str, data: dict[str, str]) -> Message:
-        return Message(
+    def _new_message(self, type_: str, version: str, data: dict[str, str]) -> NotificationMessage:
+        return NotificationMessage(
             id=str(uuid4()),
             type=type_,
             topic=_SOURCE,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from forewarn.access.certificate import Certificates
+from forewarn.auth.certificates import ServiceCertificates
 
 
 class Tls(NamedTuple):
@@ -19,7 +19,7 @@ class Tls(NamedTuple):
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    made = Certificates.ready(tmp_path_factory.mktemp("tls") / "tls", (), time.time())
+    made = ServiceCertificates.load_or_create(tmp_path_factory.mktemp("tls") / "tls", (), time.time())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.server.certificate, made.server.key)
     return Tls(context, made.ca.certificate)

@@ -6,18 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import EVENT, Tried
+from forewarn.agent.model import StepOutcome
+from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 
 SAVE = 'cp "$STATE" "$FOREWARN_CHECKPOINT"'
 RESTORE = 'cp "$FOREWARN_CHECKPOINT" "$STATE"'
 
 
-def tried(tmp_path: Path, **more: Any) -> Tried:
+def tried(tmp_path: Path, **more: Any) -> ReactionHarness:
     state = tmp_path / "state"
     state.write_text("41")
     save, restore = (f"STATE={state}; {line}" for line in (SAVE, RESTORE))
-    return Tried("checkpoint", {"save": save, "restore": restore, **more}, tmp_path / "case")
+    return ReactionHarness("checkpoint", {"save": save, "restore": restore, **more}, tmp_path / "case")
 
 
 def test_what_was_saved_is_restored(tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_what_was_saved_is_restored(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("lost")
     restored = asyncio.run(checkpoint.undo())
     place = tmp_path / "case/checkpoint"
-    assert saved == Outcome(ok=True, text=f"saved in {place}", notes={"checkpoint": str(place)})
-    assert restored == Outcome(ok=True, text=f"restored from {place}")
+    assert saved == StepOutcome(ok=True, text=f"saved in {place}", notes={"checkpoint": str(place)})
+    assert restored == StepOutcome(ok=True, text=f"restored from {place}")
     assert (tmp_path / "state").read_text() == "41"
 
 
 def test_a_checkpoint_can_be_kept_elsewhere(tmp_path: Path) -> None:
-    place = tmp_path / "mnt" / f"{EVENT.id}-checkpoint"
+    place = tmp_path / "mnt" / f"{SAMPLE_EVENT.id}-checkpoint"
     outcome = asyncio.run(tried(tmp_path, directory=str(tmp_path / "mnt")).do())
     assert outcome.text == f"saved in {place}"
     assert place.read_text() == "41"
@@ -47,7 +47,7 @@ def test_a_checkpoint_whose_save_failed_is_not_restored(tmp_path: Path) -> None:
     checkpoint = tried(tmp_path, save='echo half > "$FOREWARN_CHECKPOINT"; exit 1')
     assert not asyncio.run(checkpoint.do()).ok
     restored = asyncio.run(checkpoint.undo())
-    assert restored == Outcome(ok=True, text="not restored: no save finished, so there is no whole checkpoint")
+    assert restored == StepOutcome(ok=True, text="not restored: no save finished, so there is no whole checkpoint")
     assert (tmp_path / "state").read_text() == "41"
 
 
@@ -77,7 +77,7 @@ def test_a_save_that_finished_is_known_to_have(tmp_path: Path) -> None:
 def test_a_save_that_its_check_finds_whole_is_restored(tmp_path: Path) -> None:
     """The agent was killed after the save and before it wrote that down."""
     checkpoint = tried(tmp_path, check='grep -q 41 "$FOREWARN_CHECKPOINT"')
-    checkpoint.case()
+    checkpoint.step_context()
     (tmp_path / "case/checkpoint").write_text("41")
     assert asyncio.run(checkpoint.check()) is True
     assert asyncio.run(checkpoint.undo()).text == f"restored from {tmp_path}/case/checkpoint"

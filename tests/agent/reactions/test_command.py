@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.reaction import process
-from forewarn.agent.reaction.child import LONGEST_LOG
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import EVENT, Tried
+from forewarn.agent.model import StepOutcome
+from forewarn.agent.reactions import processes
+from forewarn.agent.reactions.child_process import MAX_LOG_BYTES
+from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 
 SLACK_S = 3.0  # of a machine that is busy with something else
 STUBBORN = """
@@ -31,7 +31,7 @@ time.sleep(300)
 
 KILLED = """
 import asyncio, pathlib, sys
-from forewarn.testing.case import Tried
+from tests.support.reaction_harness import Tried
 folder, *run = sys.argv[1:]
 asyncio.run(Tried("command", {"run": run}, pathlib.Path(folder)).do())
 """
@@ -45,8 +45,8 @@ def stubborn(tmp_path: Path) -> list[str]:
     return ["python3", str(script)]
 
 
-def do(run: Any, folder: Path, **facts: Any) -> Outcome:
-    return asyncio.run(Tried("command", {"run": run}, folder / "case").do(**facts))
+def do(run: Any, folder: Path, **facts: Any) -> StepOutcome:
+    return asyncio.run(ReactionHarness("command", {"run": run}, folder / "case").do(**facts))
 
 
 async def appeared(*files: Path) -> None:
@@ -57,15 +57,15 @@ async def appeared(*files: Path) -> None:
 
 async def vanished(pid: int) -> None:
     async with asyncio.timeout(30):
-        while process.process_of(pid):
+        while processes.find_process(pid):
             await asyncio.sleep(0.01)
 
 
 def test_a_command_has_the_event_in_its_environment(tmp_path: Path) -> None:
     outcome = do("env > $FOREWARN_FOLDER/out.txt", tmp_path, within_s=20)
     told = dict(line.split("=", 1) for line in (tmp_path / "case/out.txt").read_text().splitlines() if "=" in line)
-    assert outcome == Outcome(ok=True, text="exit status 0")
-    assert told["FOREWARN_EVENT_ID"] == EVENT.id
+    assert outcome == StepOutcome(ok=True, text="exit status 0")
+    assert told["FOREWARN_EVENT_ID"] == SAMPLE_EVENT.id
     assert told["FOREWARN_KIND"] == "Reboot"
     assert told["FOREWARN_STATUS"] == "Scheduled"
     assert told["FOREWARN_VM"] == told["FOREWARN_RESOURCES"] == "web-0"
@@ -79,7 +79,7 @@ def test_a_command_has_the_event_in_its_environment(tmp_path: Path) -> None:
 def test_a_command_has_the_event_as_json_on_its_standard_input(tmp_path: Path) -> None:
     do(["/bin/sh", "-c", "cat > $FOREWARN_FOLDER/in.json"], tmp_path)
     told = json.loads((tmp_path / "case/in.json").read_text())
-    assert told["EventId"] == EVENT.id
+    assert told["EventId"] == SAMPLE_EVENT.id
     assert told["Resources"] == ["web-0"]
     assert (told["Vm"], told["Phase"], told["Step"]) == ("web-0", "do", "command")
 
@@ -99,15 +99,15 @@ def test_what_a_server_sends_cannot_keep_a_command_from_running(tmp_path: Path) 
     ],
 )
 def test_a_command_that_fails_says_how(tmp_path: Path, run: Any, text: str) -> None:
-    assert do(run, tmp_path) == Outcome(ok=False, text=text.replace("FOLDER", str(tmp_path / "case")))
+    assert do(run, tmp_path) == StepOutcome(ok=False, text=text.replace("FOLDER", str(tmp_path / "case")))
 
 
 def test_what_a_command_writes_is_kept_up_to_a_limit_and_never_stops_it(tmp_path: Path) -> None:
-    outcome = do(f"echo first; head -c {LONGEST_LOG * 3} /dev/zero; echo last >&2", tmp_path)
+    outcome = do(f"echo first; head -c {MAX_LOG_BYTES * 3} /dev/zero; echo last >&2", tmp_path)
     log = (tmp_path / "case/do.log").read_bytes()
     assert outcome.ok
     assert log.startswith(b"first\n")
-    assert len(log) == LONGEST_LOG
+    assert len(log) == MAX_LOG_BYTES
 
 
 def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
@@ -116,36 +116,36 @@ def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
     left = int((tmp_path / "case/left.pid").read_text())
     try:
         assert outcome.ok
-        assert process.process_of(left)
+        assert processes.find_process(left)
     finally:
         os.kill(left, 9)
 
 
 def test_when_its_time_is_over_a_command_is_asked_to_end(tmp_path: Path) -> None:
     outcome = do("trap 'echo tidy; exit 0' TERM; sleep 60 & wait", tmp_path, within_s=4)
-    assert outcome == Outcome(ok=False, text="'/bin/sh' was ended: its time was over")
+    assert outcome == StepOutcome(ok=False, text="'/bin/sh' was ended: its time was over")
     assert "tidy" in (tmp_path / "case/do.log").read_text()
 
 
 def test_a_command_that_does_not_want_to_end_goes_with_its_whole_group_within_its_time(
     tmp_path: Path, stubborn: list[str]
 ) -> None:
-    async def story() -> tuple[Outcome, float]:
+    async def story() -> tuple[StepOutcome, float]:
         began = time.monotonic()
-        outcome = await Tried("command", {"run": stubborn}, tmp_path / "case").do(within_s=2)
+        outcome = await ReactionHarness("command", {"run": stubborn}, tmp_path / "case").do(within_s=2)
         took_s = time.monotonic() - began
         for number in (1, 2):
             await vanished(int((tmp_path / f"case/{number}.pid").read_text()))
         return outcome, took_s
 
     outcome, took_s = asyncio.run(story())
-    assert outcome == Outcome(ok=False, text="'python3' was ended: its time was over")
+    assert outcome == StepOutcome(ok=False, text="'python3' was ended: its time was over")
     assert took_s < 2 + SLACK_S
 
 
 def test_a_command_that_is_cancelled_goes_with_its_whole_group(tmp_path: Path, stubborn: list[str]) -> None:
     async def story() -> None:
-        task = asyncio.create_task(Tried("command", {"run": stubborn}, tmp_path / "case").do(within_s=2))
+        task = asyncio.create_task(ReactionHarness("command", {"run": stubborn}, tmp_path / "case").do(within_s=2))
         pids = [tmp_path / f"case/{number}.pid" for number in (1, 2)]
         await appeared(*pids)
         task.cancel()
@@ -165,9 +165,12 @@ def test_nobody_escapes_the_end_of_a_command_by_leaving_its_group(tmp_path: Path
         await appeared(pid)
         running.cancel()
         await asyncio.wait([running])
-        assert process.process_of(int(pid.read_text())) is None
+        assert processes.find_process(int(pid.read_text())) is None
 
-    tried, pid = Tried("command", {"run": f"setsid sh -c '{escaped}' & sleep 300"}, tmp_path), tmp_path / "pid"
+    tried, pid = (
+        ReactionHarness("command", {"run": f"setsid sh -c '{escaped}' & sleep 300"}, tmp_path),
+        tmp_path / "pid",
+    )
     asyncio.run(story())
 
 
@@ -182,7 +185,7 @@ def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on
     agent.kill()
     agent.wait()
     command, child = (int(pid.read_text()) for pid in pids)
-    assert process.process_of(command)
+    assert processes.find_process(command)
 
     states = f"cat /proc/{command}/status /proc/{child}/status 2>/dev/null | grep State:"
     assert do(f"{states} | grep -v zombie > $FOREWARN_FOLDER/seen; true", tmp_path).ok
@@ -190,14 +193,14 @@ def test_what_outlived_an_agent_that_was_killed_is_ended_before_the_step_goes_on
 
 
 def test_a_command_is_undone_by_another(tmp_path: Path) -> None:
-    tried = Tried("command", {"run": ["true"], "undo": "echo $FOREWARN_PHASE"}, tmp_path / "case")
+    tried = ReactionHarness("command", {"run": ["true"], "undo": "echo $FOREWARN_PHASE"}, tmp_path / "case")
     assert asyncio.run(tried.undo()).ok
     assert (tmp_path / "case/undo.log").read_text() == "undo\n"
 
 
 def test_a_command_without_an_undo_has_nothing_to_undo(tmp_path: Path) -> None:
-    tried = Tried("command", {"run": ["true"]}, tmp_path / "case")
-    assert asyncio.run(tried.undo()) == Outcome(ok=True, text="nothing to undo")
+    tried = ReactionHarness("command", {"run": ["true"]}, tmp_path / "case")
+    assert asyncio.run(tried.undo()) == StepOutcome(ok=True, text="nothing to undo")
 
 
 @pytest.mark.parametrize(
@@ -211,5 +214,5 @@ def test_a_command_without_an_undo_has_nothing_to_undo(tmp_path: Path) -> None:
     ],
 )
 def test_a_check_tells_whether_the_command_was_done(tmp_path: Path, check: dict[str, Any], says: bool | None) -> None:
-    tried = Tried("command", {"run": ["true"], **check}, tmp_path / "case")
+    tried = ReactionHarness("command", {"run": ["true"], **check}, tmp_path / "case")
     assert asyncio.run(tried.check(within_s=1)) is says

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from forewarn.agent import config
-from forewarn.agent.reaction import REACTIONS
-from forewarn.agent.reaction.child import variables
-from forewarn.testing.case import a_case
+from forewarn.agent.reactions import REACTIONS
+from forewarn.agent.reactions.event_text import event_variables
+from tests.support.reaction_harness import make_step_context
 
 PAGE = (Path(__file__).parents[3] / "docs/reactions.md").read_text(encoding="utf-8")
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## ")[1:])
@@ -20,7 +20,7 @@ EXAMPLES: list[str] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: text.partition("\n")[0])
 def test_an_example_is_taken(example: str) -> None:
     whole = 'profile = "fifteen-minutes"\n' + example.replace('user = "app"', 'user = "root"')
-    assert config.read(whole).steps
+    assert config.parse_config(whole).steps
 
 
 def test_every_reaction_has_its_section_and_its_row() -> None:
@@ -35,4 +35,4 @@ def test_every_option_is_explained(name: str) -> None:
 
 
 def test_every_variable_of_a_command_is_named(tmp_path: Path) -> None:
-    assert [name for name in variables(a_case(tmp_path)) if f"`{name}`" not in PAGE] == []
+    assert [name for name in event_variables(make_step_context(tmp_path)) if f"`{name}`" not in PAGE] == []

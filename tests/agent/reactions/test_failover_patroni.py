@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
-from forewarn.testing.patroni import FakePatroni
+from forewarn.agent.model import StepOutcome
+from tests.support.fake_patroni import FakePatroni
+from tests.support.reaction_harness import ReactionHarness
 
 
 @pytest.fixture
@@ -21,37 +21,39 @@ def patroni() -> Iterator[FakePatroni]:
         yield patroni
 
 
-def tried(patroni: FakePatroni, tmp_path: Path, **options: Any) -> Tried:
-    return Tried("failover-patroni", {"url": patroni.url, **options}, tmp_path / "case", resources=("db-0",), vm="db-0")
+def tried(patroni: FakePatroni, tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness(
+        "failover-patroni", {"url": patroni.url, **options}, tmp_path / "case", resources=("db-0",), vm="db-0"
+    )
 
 
 def test_a_leader_hands_over_and_the_new_one_is_awaited(patroni: FakePatroni, tmp_path: Path) -> None:
-    patroni.slow = 2
+    patroni.polls_until_switched = 2
     outcome = asyncio.run(tried(patroni, tmp_path).do())
-    assert outcome == Outcome(ok=True, text="db-1 leads now", notes={"led": "db-0", "successor": "db-1"})
-    assert patroni.wishes == [{"leader": "db-0"}]
+    assert outcome == StepOutcome(ok=True, text="db-1 leads now", notes={"led": "db-0", "successor": "db-1"})
+    assert patroni.switchovers == [{"leader": "db-0"}]
 
 
 def test_whoever_does_not_lead_has_nothing_to_hand_over(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.lead("db-1")
     failover = tried(patroni, tmp_path, return_leadership=True)
-    assert asyncio.run(failover.do()) == Outcome(ok=True, text="nothing to hand over: db-1 leads")
+    assert asyncio.run(failover.do()) == StepOutcome(ok=True, text="nothing to hand over: db-1 leads")
     assert asyncio.run(failover.undo()).text == "nothing to undo: whoever leads may go on"
-    assert patroni.wishes == []
+    assert patroni.switchovers == []
 
 
 def test_nobody_whom_the_event_hits_too_becomes_the_leader(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2", "db-3") as patroni:
         patroni.members["db-2"]["lag"] = 9000
         asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
-    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-3"}]
+    assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-3"}]
 
 
 def test_a_synchronous_replica_goes_first(tmp_path: Path) -> None:
     with FakePatroni("db-1", "db-2", "db-3") as patroni:
         patroni.members["db-3"] |= {"role": "sync_standby", "lag": 10}
         asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
-    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-3"}]
+    assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-3"}]
 
 
 def test_a_replica_that_is_tagged_so_never_leads(tmp_path: Path) -> None:
@@ -59,24 +61,24 @@ def test_a_replica_that_is_tagged_so_never_leads(tmp_path: Path) -> None:
         patroni.members["db-2"]["tags"] = {"nofailover": True}
         patroni.members["db-3"]["tags"] = {"failover_priority": 0}
         asyncio.run(tried(patroni, tmp_path).do(resources=("db-0", "db-1")))
-    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-4"}]
+    assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-4"}]
 
 
 def test_a_cluster_that_is_paused_is_told_the_successor(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.paused = True
     assert asyncio.run(tried(patroni, tmp_path).do()).ok
-    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-1"}]
+    assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-1"}]
 
 
 def test_a_candidate_can_be_named(patroni: FakePatroni, tmp_path: Path) -> None:
     asyncio.run(tried(patroni, tmp_path, candidate="db-1").do())
-    assert patroni.wishes == [{"leader": "db-0", "candidate": "db-1"}]
+    assert patroni.switchovers == [{"leader": "db-0", "candidate": "db-1"}]
 
 
 def test_a_cluster_without_a_replica_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.members["db-1"]["state"] = "stopped"
     outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.3))
-    assert outcome == Outcome(ok=False, text="db-0 leads, and no replica runs that could take over")
+    assert outcome == StepOutcome(ok=False, text="db-0 leads, and no replica runs that could take over")
 
 
 def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
 
 
 def test_a_switchover_that_does_not_come_to_its_end_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
-    patroni.slow = 1000
+    patroni.polls_until_switched = 1000
     outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.5))
     assert outcome.text == "no other leader runs with this one as its replica when the time is over"
     assert not outcome.ok
@@ -104,9 +106,9 @@ def test_leadership_stays_where_it_is_unless_it_is_wanted_back(patroni: FakePatr
 def test_leadership_is_taken_back_when_it_is_wanted(patroni: FakePatroni, tmp_path: Path) -> None:
     failover = tried(patroni, tmp_path, return_leadership=True)
     asyncio.run(failover.do())
-    assert asyncio.run(failover.undo()) == Outcome(ok=True, text="db-0 leads again")
-    assert asyncio.run(failover.undo()) == Outcome(ok=True, text="db-0 leads again")
-    assert patroni.wishes[1:] == [{"leader": "db-1", "candidate": "db-0"}]
+    assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
+    assert asyncio.run(failover.undo()) == StepOutcome(ok=True, text="db-0 leads again")
+    assert patroni.switchovers[1:] == [{"leader": "db-1", "candidate": "db-0"}]
 
 
 def test_leadership_that_went_elsewhere_meanwhile_is_left_there(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_member_that_is_not_fit_yet_does_not_take_over(patroni: FakePatroni, t
     asyncio.run(failover.do())
     patroni.members["db-0"]["state"] = "starting"
     outcome = asyncio.run(failover.undo(within_s=0.5))
-    assert outcome == Outcome(ok=False, text="db-0 is no running member of a cluster with a leader")
+    assert outcome == StepOutcome(ok=False, text="db-0 is no running member of a cluster with a leader")
     assert patroni.leader == "db-1"
 
 
@@ -148,6 +150,6 @@ def test_the_check_asks_the_cluster(patroni: FakePatroni, tmp_path: Path) -> Non
 
 
 def test_a_patroni_that_is_not_there_is_told(tmp_path: Path) -> None:
-    failover = Tried("failover-patroni", {"url": "http://127.0.0.1:9"}, tmp_path / "case")
-    assert asyncio.run(failover.do()) == Outcome(ok=False, text="127.0.0.1:9 does not listen")
+    failover = ReactionHarness("failover-patroni", {"url": "http://127.0.0.1:9"}, tmp_path / "case")
+    assert asyncio.run(failover.do()) == StepOutcome(ok=False, text="127.0.0.1:9 does not listen")
     assert asyncio.run(failover.check()) is None

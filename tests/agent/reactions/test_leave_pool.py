@@ -8,43 +8,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import EVENT, Tried
-from forewarn.testing.receiver import Answer, Receiver
-from forewarn.testing.scripted import Scripted, says
+from forewarn.agent.model import StepOutcome
+from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
+from tests.support.scripted_server import ScriptedServer, json_reply
+from tests.support.webhook_receiver import ReceiverAnswer, WebhookReceiver
 
 
-def tried(tmp_path: Path, **options: Any) -> Tried:
-    return Tried("leave-pool", options, tmp_path / "case")
+def tried(tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness("leave-pool", options, tmp_path / "case")
 
 
-def pool_of(receiver: Receiver, path: str = "") -> str:
+def pool_of(receiver: WebhookReceiver, path: str = "") -> str:
     return receiver.url.removesuffix("/hook") + path
 
 
-def answering(bodies: list[str]) -> Callable[[str, bytes], Answer]:
+def answering(bodies: list[str]) -> Callable[[str, bytes], ReceiverAnswer]:
     """To GET these one after the other, the last for ever; to all else 200."""
 
-    def decide(method: str, body: bytes) -> Answer:
+    def decide(method: str, body: bytes) -> ReceiverAnswer:
         if method != "GET":
-            return Answer()
-        return Answer(body=(bodies.pop(0) if len(bodies) > 1 else bodies[0]).encode())
+            return ReceiverAnswer()
+        return ReceiverAnswer(body=(bodies.pop(0) if len(bodies) > 1 else bodies[0]).encode())
 
     return decide
 
 
 def test_a_vm_leaves_and_comes_back(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         url = pool_of(receiver, "/pool/$vm?event=$event_id")
         pool = tried(tmp_path, leave={"method": "DELETE", "url": url}, back={"method": "PUT", "url": url})
-        assert asyncio.run(pool.do()) == Outcome(ok=True, text="left the pool")
-        assert asyncio.run(pool.undo()) == Outcome(ok=True, text="back in the pool")
-    target = f"/pool/web-0?event={EVENT.id}"
+        assert asyncio.run(pool.do()) == StepOutcome(ok=True, text="left the pool")
+        assert asyncio.run(pool.undo()) == StepOutcome(ok=True, text="back in the pool")
+    target = f"/pool/web-0?event={SAMPLE_EVENT.id}"
     assert [(each.method, each.target) for each in receiver.received] == [("DELETE", target), ("PUT", target)]
 
 
 def test_nothing_of_an_event_breaks_out_of_its_place(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         body = {"vm": "$vm", "why": ["$kind of $vm", "$$5"], "weight": 0}
         pool = tried(tmp_path, leave={"url": pool_of(receiver, "/p/$vm/x"), "body": body})
         asyncio.run(pool.do(vm='a"/../b', kind='"}'))
@@ -55,14 +55,14 @@ def test_nothing_of_an_event_breaks_out_of_its_place(tmp_path: Path) -> None:
 
 
 def test_a_text_is_sent_as_it_is(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         asyncio.run(tried(tmp_path, leave={"url": receiver.url, "body": "vm=$vm&phase=$phase"}).do())
     assert receiver.received[0].body == b"vm=web-0&phase=do"
 
 
 def test_headers_with_secrets_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("Bearer hush\n")
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         files = {"Authorization": str(tmp_path / "token")}
         leave = {"url": receiver.url, "headers": {"X-Team": "web"}, "header_files": files}
         assert asyncio.run(tried(tmp_path, leave=leave).do()).ok
@@ -74,7 +74,7 @@ def test_headers_with_secrets_come_from_files(tmp_path: Path) -> None:
 def test_an_answer_that_repeats_a_secret_is_told_without_it(tmp_path: Path) -> None:
     """It would stand in the journal, in the log and on the agent's pages."""
     (tmp_path / "token").write_text("Bearer hush-hush\n")
-    with Scripted(says({"refused": "hush-hush"}, status=403)) as server:
+    with ScriptedServer(json_reply({"refused": "hush-hush"}, status=403)) as server:
         leave = {"url": server.url, "header_files": {"Authorization": str(tmp_path / "token")}}
         outcome = asyncio.run(tried(tmp_path, leave=leave).do())
     assert outcome.text == 'the answer to POST was 403 ({"refused": "…"})'
@@ -88,42 +88,42 @@ def test_a_secret_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_a_busy_api_is_asked_again(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         receiver.answer(503, 429)
         assert asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do()).ok
     assert [each.status for each in receiver.received] == [503, 429, 200]
 
 
 def test_an_api_that_stays_busy_is_told_in_time(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         receiver.answer(*[503] * 50)
         outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do(within_s=1.2))
-    assert outcome == Outcome(ok=False, text="the answer to POST was 503")
+    assert outcome == StepOutcome(ok=False, text="the answer to POST was 503")
 
 
 def test_a_refusal_is_told_at_once(tmp_path: Path) -> None:
-    with Receiver(lambda method, body: Answer(status=403, body=b"no  such\nrole")) as receiver:
+    with WebhookReceiver(lambda method, body: ReceiverAnswer(status=403, body=b"no  such\nrole")) as receiver:
         outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do())
-    assert outcome == Outcome(ok=False, text="the answer to POST was 403 (no such role)")
+    assert outcome == StepOutcome(ok=False, text="the answer to POST was 403 (no such role)")
     assert len(receiver.received) == 1
 
 
 def test_what_counts_as_well_can_be_said(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         receiver.answer(404)
         assert asyncio.run(tried(tmp_path, leave={"url": receiver.url, "expect": [200, 404]}).do()).ok
 
 
 def test_an_api_that_hangs_takes_no_more_than_the_time_there_is(tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        receiver.hang()
+    with WebhookReceiver() as receiver:
+        receiver.stop_answering()
         outcome = asyncio.run(tried(tmp_path, leave={"url": receiver.url}).do(within_s=0.5))
     assert not outcome.ok
     assert "gave no answer within" in outcome.text
 
 
 def test_what_is_waited_for_is_asked_until_it_is_so(tmp_path: Path) -> None:
-    with Receiver(answering(['{"state": "draining"}', '{"state": "draining"}', '{"state": "out"}'])) as receiver:
+    with WebhookReceiver(answering(['{"state": "draining"}', '{"state": "draining"}', '{"state": "out"}'])) as receiver:
         wait = {"url": receiver.url, "contains": '"out"', "lacks": "draining", "every": "100ms"}
         pool = tried(tmp_path, leave={"url": receiver.url}, wait=wait)
         assert asyncio.run(pool.do()).ok
@@ -132,7 +132,7 @@ def test_what_is_waited_for_is_asked_until_it_is_so(tmp_path: Path) -> None:
 
 
 def test_what_never_becomes_so_is_told(tmp_path: Path) -> None:
-    with Receiver(answering(["draining"])) as receiver:
+    with WebhookReceiver(answering(["draining"])) as receiver:
         wait = {"url": receiver.url, "lacks": "draining", "every": "100ms"}
         pool = tried(tmp_path, leave={"url": receiver.url}, wait=wait)
         outcome = asyncio.run(pool.do(within_s=0.5))
@@ -146,24 +146,24 @@ def test_without_a_question_nobody_can_tell_whether_it_was_left(tmp_path: Path) 
 
 
 def test_a_vm_that_never_left_does_not_come_back(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         pool = tried(tmp_path, leave={"url": receiver.url}, back={"url": receiver.url})
-        assert asyncio.run(pool.undo()) == Outcome(ok=True, text="nothing to undo")
+        assert asyncio.run(pool.undo()) == StepOutcome(ok=True, text="nothing to undo")
     assert receiver.received == []
 
 
 def test_a_vm_comes_back_also_if_nobody_knows_whether_it_left(tmp_path: Path) -> None:
     """The agent was cut off in the middle of the call."""
 
-    async def story(pool: Tried) -> Outcome:
+    async def story(pool: ReactionHarness) -> StepOutcome:
         doing = asyncio.create_task(pool.do())
         await asyncio.to_thread(receiver.wait_for_requests, 1)
         doing.cancel()
         await asyncio.gather(doing, return_exceptions=True)
         return await pool.undo()
 
-    with Receiver() as receiver, Receiver() as other:
-        receiver.hang()
+    with WebhookReceiver() as receiver, WebhookReceiver() as other:
+        receiver.stop_answering()
         outcome = asyncio.run(story(tried(tmp_path, leave={"url": receiver.url}, back={"url": other.url})))
     assert outcome.text == "back in the pool"
     assert len(other.received) == 1

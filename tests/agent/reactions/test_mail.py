@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import EVENT, Tried
-from forewarn.testing.postoffice import Letter, PostOffice
+from forewarn.agent.model import StepOutcome
+from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
+from tests.support.smtp_server import ReceivedMail, SmtpServer
 
 SENT = """\
 Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT. The agent is taking the steps that are configured for it.
@@ -29,27 +29,27 @@ The agent on web-0 sent this (step mail).
 """
 
 
-def tried(office: PostOffice, folder: Path, **options: Any) -> Tried:
+def tried(office: SmtpServer, folder: Path, **options: Any) -> ReactionHarness:
     given = {"server": office.address, "security": "none", "from": "agent@web-0", "to": ["ops@example.org"], **options}
-    return Tried("mail", given, folder / "case")
+    return ReactionHarness("mail", given, folder / "case")
 
 
-async def sent(office: PostOffice, folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> Outcome:
+async def sent(office: SmtpServer, folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> StepOutcome:
     return await tried(office, folder, **options).do(**(facts or {}))
 
 
-def the_letter(folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> Letter:
-    async def story() -> Letter:
-        async with PostOffice() as office:
+def the_letter(folder: Path, facts: dict[str, Any] | None = None, **options: Any) -> ReceivedMail:
+    async def story() -> ReceivedMail:
+        async with SmtpServer() as office:
             outcome = await sent(office, folder, facts, **options)
             assert outcome.ok, outcome.text
-            (letter,) = office.letters
+            (letter,) = office.mails
             return letter
 
     return asyncio.run(story())
 
 
-def text_of(letter: Letter) -> str:
+def text_of(letter: ReceivedMail) -> str:
     text: str = letter.mail.get_content()
     return text.replace("\r\n", "\n")
 
@@ -65,15 +65,15 @@ def test_a_mail_reads_well(tmp_path: Path) -> None:
 
 
 def test_the_end_of_an_event_answers_the_mail_about_its_notice(tmp_path: Path) -> None:
-    async def story() -> list[Letter]:
-        async with PostOffice() as office:
+    async def story() -> list[ReceivedMail]:
+        async with SmtpServer() as office:
             await tried(office, tmp_path).do()
             await tried(office, tmp_path).undo()
-            return office.letters
+            return office.mails
 
     noticed, gone = (letter.mail for letter in asyncio.run(story()))
     assert gone["Subject"] == "[web-0] Reboot of web-0 is gone"
-    assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{EVENT.id}.mail@forewarn>"
+    assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{SAMPLE_EVENT.id}.mail@forewarn>"
     assert "is being undone" in gone.get_content()
 
 
@@ -90,11 +90,11 @@ def test_a_password_goes_only_over_tls(tmp_path: Path, tls: Any, security: str) 
     (tmp_path / "password").write_text("hush\n")
     account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
 
-    async def story() -> Letter:
-        async with PostOffice(tls=tls.server, implicit=security == "tls", password="hush") as office:
+    async def story() -> ReceivedMail:
+        async with SmtpServer(tls=tls.server, implicit=security == "tls", password="hush") as office:
             outcome = await sent(office, tmp_path, security=security, **account)
-            assert outcome == Outcome(ok=True, text=f"handed to {office.address} for ops@example.org")
-            return office.letters[0]
+            assert outcome == StepOutcome(ok=True, text=f"handed to {office.address} for ops@example.org")
+            return office.mails[0]
 
     letter = asyncio.run(story())
     assert letter.was_encrypted
@@ -105,18 +105,18 @@ def test_a_wrong_password_is_told_and_not_shown(tmp_path: Path, tls: Any) -> Non
     (tmp_path / "password").write_text("wrong-one\n")
     account = {"user": "agent", "password_file": str(tmp_path / "password"), "ca_file": str(tls.ca_file)}
 
-    async def story() -> tuple[Outcome, str]:
-        async with PostOffice(tls=tls.server, password="hush") as office:
+    async def story() -> tuple[StepOutcome, str]:
+        async with SmtpServer(tls=tls.server, password="hush") as office:
             return await sent(office, tmp_path, security="starttls", **account), office.address
 
     outcome, address = asyncio.run(story())
-    assert outcome == Outcome(ok=False, text=f"{address} answers AUTH PLAIN with 535 no")
+    assert outcome == StepOutcome(ok=False, text=f"{address} answers AUTH PLAIN with 535 no")
 
 
 def test_a_server_without_starttls_gets_nothing_in_the_clear(tmp_path: Path) -> None:
-    async def story() -> tuple[Outcome, int]:
-        async with PostOffice() as office:
-            return await sent(office, tmp_path, security="starttls"), len(office.letters)
+    async def story() -> tuple[StepOutcome, int]:
+        async with SmtpServer() as office:
+            return await sent(office, tmp_path, security="starttls"), len(office.mails)
 
     outcome, letters = asyncio.run(story())
     assert 'offers no STARTTLS: write security = "tls" or "none"' in outcome.text
@@ -124,18 +124,18 @@ def test_a_server_without_starttls_gets_nothing_in_the_clear(tmp_path: Path) -> 
 
 
 def test_a_certificate_that_is_not_trusted_is_told(tmp_path: Path, tls: Any) -> None:
-    async def story() -> Outcome:
-        async with PostOffice(tls=tls.server) as office:
+    async def story() -> StepOutcome:
+        async with SmtpServer(tls=tls.server) as office:
             return await sent(office, tmp_path, {"within_s": 1}, security="starttls")
 
     assert "has a certificate that is not trusted" in asyncio.run(story()).text
 
 
 def test_a_busy_server_is_asked_again_and_one_that_declines_is_not(tmp_path: Path) -> None:
-    async def story(*answers: str) -> tuple[Outcome, int]:
-        async with PostOffice() as office:
-            office.answer(*answers)
-            return await sent(office, tmp_path), office.dialogues
+    async def story(*answers: str) -> tuple[StepOutcome, int]:
+        async with SmtpServer() as office:
+            office.answer_mail_with(*answers)
+            return await sent(office, tmp_path), office.connections
 
     busy, dialogues = asyncio.run(story("451 try later"))
     assert busy.ok
@@ -149,5 +149,5 @@ def test_a_server_that_says_nothing_takes_no_more_than_the_time_there_is(tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
         given = {"server": place, "security": "none", "from": "a@b", "to": "c@d"}
-        outcome = asyncio.run(Tried("mail", given, tmp_path / "case").do(within_s=0.3))
-    assert outcome == Outcome(ok=False, text=f"{place} has not taken the mail when the time is over")
+        outcome = asyncio.run(ReactionHarness("mail", given, tmp_path / "case").do(within_s=0.3))
+    assert outcome == StepOutcome(ok=False, text=f"{place} has not taken the mail when the time is over")

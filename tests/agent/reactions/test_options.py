@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.reaction import REACTIONS, BadOption
+from forewarn.agent.reactions import REACTIONS, BadOption
 
 MAIL = {"server": "mail.example.org", "from": "a@b.c", "to": ["d@e.f"]}
 MISTAKES: list[Any] = [

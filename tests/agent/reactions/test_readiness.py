@@ -7,22 +7,22 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.reaction.connection import connections_to
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
+from forewarn.agent.model import StepOutcome
+from forewarn.agent.reactions.readiness import count_connections
+from tests.support.reaction_harness import ReactionHarness
 
 
-def tried(tmp_path: Path, **options: Any) -> Tried:
-    return Tried("readiness", {"file": str(tmp_path / "draining"), **options}, tmp_path / "case")
+def tried(tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness("readiness", {"file": str(tmp_path / "draining"), **options}, tmp_path / "case")
 
 
 def test_a_file_is_there_while_the_vm_is_not_ready(tmp_path: Path) -> None:
     readiness = tried(tmp_path)
     assert asyncio.run(readiness.check()) is False
-    assert asyncio.run(readiness.do()) == Outcome(ok=True, text="not ready")
+    assert asyncio.run(readiness.do()) == StepOutcome(ok=True, text="not ready")
     assert (tmp_path / "draining").exists()
     assert asyncio.run(readiness.check()) is True
-    assert asyncio.run(readiness.undo()) == Outcome(ok=True, text="ready")
+    assert asyncio.run(readiness.undo()) == StepOutcome(ok=True, text="ready")
     assert not (tmp_path / "draining").exists()
 
 
@@ -54,7 +54,7 @@ def test_the_end_of_connections_is_waited_for(tmp_path: Path) -> None:
             port = server.getsockname()[1]
             visitor = socket.create_connection(("127.0.0.1", port))
             accepted, _ = server.accept()
-            assert connections_to({port}) == 1
+            assert count_connections({port}) == 1
 
             doing = asyncio.create_task(tried(tmp_path, ports=[port]).do())
             while not (tmp_path / "draining").exists():
@@ -62,7 +62,7 @@ def test_the_end_of_connections_is_waited_for(tmp_path: Path) -> None:
             assert not doing.done()
             visitor.close()
             accepted.close()
-            assert await doing == Outcome(ok=True, text="not ready, and nobody is connected")
+            assert await doing == StepOutcome(ok=True, text="not ready, and nobody is connected")
 
     asyncio.run(story())
 
@@ -72,10 +72,10 @@ def test_connections_that_stay_are_told(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("::1", port)), server.accept()[0]:
             outcome = asyncio.run(tried(tmp_path, ports=[port]).do(within_s=0.5))
-    assert outcome == Outcome(ok=False, text="not ready, but 1 connections are left when the time is over")
+    assert outcome == StepOutcome(ok=False, text="not ready, but 1 connections are left when the time is over")
 
 
 def test_a_step_without_a_file_only_turns_the_agents_own_page(tmp_path: Path) -> None:
-    readiness = Tried("readiness", {}, tmp_path / "case")
+    readiness = ReactionHarness("readiness", {}, tmp_path / "case")
     assert asyncio.run(readiness.do()).ok
     assert asyncio.run(readiness.undo()).ok

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.reaction.process import process_of
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
+from forewarn.agent.model import StepOutcome
+from forewarn.agent.reactions.processes import find_process
+from tests.support.reaction_harness import ReactionHarness
 
 PROGRAM = """
 import os, signal, subprocess, sys, time
@@ -47,12 +47,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for child in made:
         child.kill()
         child.wait(30)
-    if (tmp_path / "child.pid").exists() and process_of(child := int((tmp_path / "child.pid").read_text())):
+    if (tmp_path / "child.pid").exists() and find_process(child := int((tmp_path / "child.pid").read_text())):
         os.kill(child, 9)
 
 
-def tried(tmp_path: Path, **options: Any) -> Tried:
-    return Tried("stop-processes", options or {"pid_file": str(tmp_path / "parent.pid")}, tmp_path / "case")
+def tried(tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness("stop-processes", options or {"pid_file": str(tmp_path / "parent.pid")}, tmp_path / "case")
 
 
 def child_of(tmp_path: Path) -> int:
@@ -63,10 +63,10 @@ def test_a_process_ends_with_its_group(start: Start, tmp_path: Path) -> None:
     process = start()
     processes = tried(tmp_path)
     assert asyncio.run(processes.check()) is False
-    assert asyncio.run(processes.do()) == Outcome(ok=True, text=f"process {process.pid} ended")
-    assert process_of(child_of(tmp_path)) is None
+    assert asyncio.run(processes.do()) == StepOutcome(ok=True, text=f"process {process.pid} ended")
+    assert find_process(child_of(tmp_path)) is None
     assert asyncio.run(processes.check()) is True
-    assert asyncio.run(processes.do()) == Outcome(ok=True, text="none runs")
+    assert asyncio.run(processes.do()) == StepOutcome(ok=True, text="none runs")
 
 
 def test_whoever_ignores_the_request_is_ended_when_the_grace_is_over(start: Start, tmp_path: Path) -> None:
@@ -75,21 +75,21 @@ def test_whoever_ignores_the_request_is_ended_when_the_grace_is_over(start: Star
     assert outcome.ok
     assert outcome.text.startswith(f"process {process.pid} ended, processes ")
     assert outcome.text.endswith(" by SIGKILL after 0.2 s")
-    assert process_of(child_of(tmp_path)) is None
+    assert find_process(child_of(tmp_path)) is None
 
 
 def test_the_grace_ends_within_the_time_there_is(start: Start, tmp_path: Path) -> None:
     start("stubborn")
     outcome = asyncio.run(tried(tmp_path, pid_file=str(tmp_path / "parent.pid"), grace="10m").do(within_s=1))
     assert outcome.ok
-    assert process_of(child_of(tmp_path)) is None
+    assert find_process(child_of(tmp_path)) is None
 
 
 def test_a_process_in_somebody_elses_group_goes_alone(start: Start, tmp_path: Path) -> None:
     """Its group is the one of these tests, which go on."""
     process = start(leads=False)
     assert asyncio.run(tried(tmp_path).do()).text == f"process {process.pid} ended"
-    assert process_of(child_of(tmp_path))
+    assert find_process(child_of(tmp_path))
 
 
 def test_processes_are_found_by_their_exact_words(start: Start, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_was_stopped_is_started_again(start: Start, tmp_path: Path) -> None
 def test_what_did_not_run_is_not_started(tmp_path: Path) -> None:
     processes = tried(tmp_path, pid_file=str(tmp_path / "parent.pid"), start=["false"])
     asyncio.run(processes.do())
-    assert asyncio.run(processes.undo()) == Outcome(ok=True, text="nothing to undo")
+    assert asyncio.run(processes.undo()) == StepOutcome(ok=True, text="nothing to undo")
 
 
 def test_what_runs_again_already_is_not_started_twice(start: Start, tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_what_runs_again_already_is_not_started_twice(start: Start, tmp_path: Pa
     for name in ("parent", "child"):
         (tmp_path / f"{name}.pid").unlink()
     again = start()
-    assert asyncio.run(processes.undo()) == Outcome(ok=True, text=f"process {again.pid} runs again already")
+    assert asyncio.run(processes.undo()) == StepOutcome(ok=True, text=f"process {again.pid} runs again already")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import Tried
+from forewarn.agent.model import StepOutcome
+from tests.support.reaction_harness import ReactionHarness
 
 SYSTEMCTL = """#!/bin/sh
 cd {units}
@@ -58,8 +58,8 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemd:
 UNITS = ["web.service", "worker.service", "cron.service"]
 
 
-def tried(tmp_path: Path, **options: Any) -> Tried:
-    return Tried("stop-units", {"units": UNITS, **options}, tmp_path / "case")
+def tried(tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness("stop-units", {"units": UNITS, **options}, tmp_path / "case")
 
 
 def test_units_stop_in_order_and_those_that_ran_start_in_the_opposite_one(systemd: Systemd, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_units_stop_in_order_and_those_that_ran_start_in_the_opposite_one(system
     assert asyncio.run(units.check()) is False
     assert asyncio.run(units.do()).text == "stopped web.service, worker.service, cron.service"
     assert asyncio.run(units.check()) is True
-    assert asyncio.run(units.undo()) == Outcome(ok=True, text="started worker.service, web.service")
+    assert asyncio.run(units.undo()) == StepOutcome(ok=True, text="started worker.service, web.service")
     stops = ["stop web.service", "stop worker.service", "stop cron.service"]
     assert systemd.calls == [*stops, "start worker.service", "start web.service"]
 
@@ -93,14 +93,14 @@ def test_a_unit_that_is_still_on_its_way_is_waited_for_and_told(systemd: Systemd
     (systemd.units / "web.service.slow").touch()
     systemd.put(web="deactivating")
     outcome = asyncio.run(tried(tmp_path).do(within_s=2))
-    assert outcome == Outcome(ok=False, text="web.service is still deactivating when the time is over")
+    assert outcome == StepOutcome(ok=False, text="web.service is still deactivating when the time is over")
 
 
 def test_what_never_ran_is_not_started(systemd: Systemd, tmp_path: Path) -> None:
     systemd.put(web="failed", worker="inactive")
     units = tried(tmp_path)
     asyncio.run(units.do())
-    assert asyncio.run(units.undo()) == Outcome(ok=True, text="nothing to undo: no unit ran before")
+    assert asyncio.run(units.undo()) == StepOutcome(ok=True, text="nothing to undo: no unit ran before")
 
 
 def test_a_unit_that_does_not_start_is_told(systemd: Systemd, tmp_path: Path) -> None:

@@ -8,32 +8,32 @@ import hmac
 from pathlib import Path
 from typing import Any
 
-from forewarn.agent.value import Outcome
-from forewarn.testing.case import EVENT, Tried
-from forewarn.testing.receiver import Receiver
+from forewarn.agent.model import StepOutcome
+from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
+from tests.support.webhook_receiver import WebhookReceiver
 
 
-def tried(receiver: Receiver, tmp_path: Path, **options: Any) -> Tried:
-    return Tried("webhook", {"url": receiver.url, **options}, tmp_path / "case")
+def tried(receiver: WebhookReceiver, tmp_path: Path, **options: Any) -> ReactionHarness:
+    return ReactionHarness("webhook", {"url": receiver.url, **options}, tmp_path / "case")
 
 
 def test_a_notice_and_its_end_are_cloud_events(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         webhook = tried(receiver, tmp_path)
-        assert asyncio.run(webhook.do()) == Outcome(ok=True, text="the receiver answered 200")
+        assert asyncio.run(webhook.do()) == StepOutcome(ok=True, text="the receiver answered 200")
         asyncio.run(webhook.undo())
     noticed, gone = (each.event for each in receiver.received)
     assert receiver.received[0].headers["content-type"] == "application/cloudevents+json; charset=utf-8"
     assert noticed["specversion"] == "1.0"
     assert (noticed["type"], gone["type"]) == ("Forewarn.Agent.EventNoticed", "Forewarn.Agent.EventGone")
-    assert (noticed["source"], noticed["subject"]) == ("/forewarn/agent/web-0", EVENT.id)
+    assert (noticed["source"], noticed["subject"]) == ("/forewarn/agent/web-0", SAMPLE_EVENT.id)
     assert noticed["data"]["Message"] == "Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT"
-    assert noticed["data"]["EventId"] == EVENT.id
+    assert noticed["data"]["EventId"] == SAMPLE_EVENT.id
     assert noticed["id"] != gone["id"]
 
 
 def test_what_is_told_twice_has_the_same_id(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         for _ in range(2):
             asyncio.run(tried(receiver, tmp_path).do())
     first, second = (each.event["id"] for each in receiver.received)
@@ -41,8 +41,8 @@ def test_what_is_told_twice_has_the_same_id(tmp_path: Path) -> None:
 
 
 def test_an_event_that_comes_again_is_told_as_another(tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        for key in (EVENT.id, f"{EVENT.id}#2"):
+    with WebhookReceiver() as receiver:
+        for key in (SAMPLE_EVENT.id, f"{SAMPLE_EVENT.id}#2"):
             asyncio.run(tried(receiver, tmp_path).do(key=key))
     first, second = (each.event["id"] for each in receiver.received)
     assert first != second
@@ -50,7 +50,7 @@ def test_an_event_that_comes_again_is_told_as_another(tmp_path: Path) -> None:
 
 def test_a_secret_signs_what_is_told(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hush\n")
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         asyncio.run(tried(receiver, tmp_path, secret_file=str(tmp_path / "secret")).do())
     (told,) = receiver.received
     signed = told.headers["x-forewarn-timestamp"].encode() + b"." + told.body
@@ -59,7 +59,7 @@ def test_a_secret_signs_what_is_told(tmp_path: Path) -> None:
 
 
 def test_a_receiver_in_trouble_is_told_again(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         receiver.answer(500)
         assert asyncio.run(tried(receiver, tmp_path).do()).ok
     first, second = receiver.received
@@ -67,33 +67,33 @@ def test_a_receiver_in_trouble_is_told_again(tmp_path: Path) -> None:
 
 
 def test_a_receiver_that_refuses_is_not_told_again(tmp_path: Path) -> None:
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         receiver.answer(400)
         outcome = asyncio.run(tried(receiver, tmp_path).do())
-    assert outcome == Outcome(ok=False, text="the receiver answered 400")
+    assert outcome == StepOutcome(ok=False, text="the receiver answered 400")
     assert len(receiver.received) == 1
 
 
 def test_a_receiver_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None:
-    async def story(receiver: Receiver) -> Outcome:
+    async def story(receiver: WebhookReceiver) -> StepOutcome:
         receiver.stop()
         telling = asyncio.create_task(tried(receiver, tmp_path).do())
         await asyncio.sleep(0)
         receiver.start()
         return await telling
 
-    with Receiver() as receiver:
+    with WebhookReceiver() as receiver:
         assert asyncio.run(story(receiver)).ok
-        assert len(receiver.taken) == 1
+        assert len(receiver.accepted) == 1
 
 
 def test_an_address_shows_only_its_host(tmp_path: Path) -> None:
-    webhook = Tried("webhook", {"url": "http://127.0.0.1:9/hook?token=hush"}, tmp_path / "case")
-    assert asyncio.run(webhook.do(within_s=0.3)) == Outcome(ok=False, text="127.0.0.1:9 does not listen")
+    webhook = ReactionHarness("webhook", {"url": "http://127.0.0.1:9/hook?token=hush"}, tmp_path / "case")
+    assert asyncio.run(webhook.do(within_s=0.3)) == StepOutcome(ok=False, text="127.0.0.1:9 does not listen")
 
 
 def test_a_receiver_with_a_certificate_is_believed_by_its_ca(tmp_path: Path, tls: Any) -> None:
-    with Receiver(wrap=lambda sock: tls.server.wrap_socket(sock, server_side=True)) as receiver:
+    with WebhookReceiver(wrap=lambda sock: tls.server.wrap_socket(sock, server_side=True)) as receiver:
         distrusted = asyncio.run(tried(receiver, tmp_path).do(within_s=0.3))
         believed = asyncio.run(tried(receiver, tmp_path, ca_file=str(tls.ca_file)).do())
     assert "has a certificate that is not trusted" in distrusted.text

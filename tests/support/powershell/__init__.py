@@ -1,12 +1,12 @@
-"""A READER OF POWERSHELL, as far as our pages use it: it runs their lines where there is no PowerShell to do so.
+"""Reads and runs the PowerShell that our pages use, where PowerShell is not installed.
 
-    shell = Shell({"Invoke-RestMethod": ask})
-    run(text, shell)
+    session = PowerShellSession({"Invoke-RestMethod": ask})
+    run_script(text, session)
 
-What it does not know it refuses: it is stricter than PowerShell, never laxer. Never here: what a page should say.
+It rejects what it does not know: stricter than PowerShell, never laxer.
 """
 
-from forewarn.testing.powershell.parser import run
-from forewarn.testing.powershell.shell import NotPowerShell, Shell, Thrown
+from tests.support.powershell.interpreter import PowerShellSession, ScriptError, UnsupportedPowerShell
+from tests.support.powershell.parser import run_script
 
-__all__ = ["NotPowerShell", "Shell", "Thrown", "run"]
+__all__ = ["PowerShellSession", "ScriptError", "UnsupportedPowerShell", "run_script"]

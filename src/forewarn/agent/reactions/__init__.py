@@ -1,36 +1,38 @@
-"""REACTIONS. What a step can do, one file each: a class with `do`, `undo` and `check`, and a `ReactionKind` that the
-configuration finds by its name. What a reaction has to know for its undo it writes into its folder before it acts.
-Never here: which event gets which steps, and when.
+"""The reactions a step can use, one file each: a class with `do`, `undo`, `check`; a `ReactionKind`.
+
+The configuration finds a `ReactionKind` in REACTIONS by name. A reaction saves what its undo needs in the step's
+folder before it acts. Which event runs which steps, and when, is decided outside this package. Start reading at
+`command`.
 """
 
 from __future__ import annotations
 
-from forewarn.agent.reaction.checkpoint import CHECKPOINT
-from forewarn.agent.reaction.command import COMMAND
-from forewarn.agent.reaction.drain_haproxy import DRAIN_HAPROXY
-from forewarn.agent.reaction.failover_patroni import FAILOVER_PATRONI
-from forewarn.agent.reaction.kind import BadOption, ReactionKind
-from forewarn.agent.reaction.leave_pool import LEAVE_POOL
-from forewarn.agent.reaction.log import LOG
-from forewarn.agent.reaction.mail import MAIL
-from forewarn.agent.reaction.readiness import READINESS
-from forewarn.agent.reaction.stop_processes import STOP_PROCESSES
-from forewarn.agent.reaction.stop_units import STOP_UNITS
-from forewarn.agent.reaction.webhook import WEBHOOK
+from forewarn.agent.reactions.checkpoint import CHECKPOINT_REACTION
+from forewarn.agent.reactions.command import COMMAND_REACTION
+from forewarn.agent.reactions.drain_haproxy import DRAIN_HAPROXY_REACTION
+from forewarn.agent.reactions.failover_patroni import FAILOVER_PATRONI_REACTION
+from forewarn.agent.reactions.leave_pool import LEAVE_POOL_REACTION
+from forewarn.agent.reactions.log import LOG_REACTION
+from forewarn.agent.reactions.mail import MAIL_REACTION
+from forewarn.agent.reactions.options import BadOption, ReactionKind
+from forewarn.agent.reactions.readiness import READINESS_REACTION
+from forewarn.agent.reactions.stop_processes import STOP_PROCESSES_REACTION
+from forewarn.agent.reactions.stop_units import STOP_UNITS_REACTION
+from forewarn.agent.reactions.webhook import WEBHOOK_REACTION
 
-_ALL = (
-    COMMAND,
-    CHECKPOINT,
-    DRAIN_HAPROXY,
-    READINESS,
-    FAILOVER_PATRONI,
-    LEAVE_POOL,
-    LOG,
-    WEBHOOK,
-    MAIL,
-    STOP_UNITS,
-    STOP_PROCESSES,
+_ALL_KINDS = (
+    COMMAND_REACTION,
+    CHECKPOINT_REACTION,
+    DRAIN_HAPROXY_REACTION,
+    READINESS_REACTION,
+    FAILOVER_PATRONI_REACTION,
+    LEAVE_POOL_REACTION,
+    LOG_REACTION,
+    WEBHOOK_REACTION,
+    MAIL_REACTION,
+    STOP_UNITS_REACTION,
+    STOP_PROCESSES_REACTION,
 )
-REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL}
+REACTIONS: dict[str, ReactionKind] = {kind.name: kind for kind in _ALL_KINDS}
 
 __all__ = ["REACTIONS", "BadOption", "ReactionKind"]

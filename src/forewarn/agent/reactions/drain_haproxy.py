@@ -1,87 +1,185 @@
-"""Servers of HAProxy get no new connections, and those they have come to their end."""
+"""Reaction `drain-haproxy`: drains HAProxy servers by the runtime socket, sets them ready again."""
 
 from __future__ import annotations
 
+import asyncio
+import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
-from forewarn.agent.reaction.haproxy_socket import Runtime, Server, Trouble
-from forewarn.agent.reaction.kind import BadOption, ReactionKind
-from forewarn.agent.reaction.memory import recall, remember
-from forewarn.agent.reaction.option import Raw, flag, needed, texts
-from forewarn.agent.reaction.patience import until
-from forewarn.agent.value import Case, Outcome
+from forewarn.agent.model import StepContext, StepOutcome
+from forewarn.agent.reactions.options import (
+    BadOption,
+    RawOptions,
+    ReactionKind,
+    read_flag,
+    read_required_text,
+    read_texts,
+)
+from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+from forewarn.errors import Unavailable
 
-_TCP = re.compile(r"[^/\s]+:\d{1,5}")
-_NAME = re.compile(r"[^/\s;]+/[^/\s;]+")  # a semicolon would begin another command
-_EXAMPLE = '["web/web-0"]'
+HaproxyAdminState = Literal["ready", "drain", "maint"]
+_COMMAND_TIMEOUT_S = 5.0
+_MAINT_BIT, _DRAIN_BIT = 0x01, 0x08  # of srv_admin_state: set by somebody, not inherited from a tracked server
+_SERVER_ROW_TYPE = "2"  # of show stat's column `type`
+
+
+class HaproxyError(Unavailable):
+    """HAProxy is not there, or does not do what it was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class HaproxyServer:
+    name: str  # backend/server
+    admin_state: HaproxyAdminState
+    sessions: int
+
+
+class HaproxyRuntimeApi:
+    """`address` is the path of a unix socket, or host:port."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def servers(self) -> tuple[HaproxyServer, ...]:
+        sessions = dict(_parse_sessions(await self._run_command("show stat")))
+        states = _parse_admin_states(await self._run_command("show servers state"))
+        return tuple(
+            HaproxyServer(name=name, admin_state=admin, sessions=sessions.get(name, 0)) for name, admin in states
+        )
+
+    async def set_admin_state(self, server: str, admin: HaproxyAdminState) -> None:
+        if answer := (await self._run_command(f"set server {server} state {admin}")).strip():
+            raise HaproxyError(f"HAProxy does not put {server} into {admin}: {answer.splitlines()[0]}")
+
+    async def _run_command(self, command: str) -> str:
+        try:
+            async with asyncio.timeout(_COMMAND_TIMEOUT_S):
+                return await self._exchange(command)
+        except TimeoutError:
+            raise HaproxyError(f"HAProxy at {self._address} gave no answer within {_COMMAND_TIMEOUT_S:g} s") from None
+        except OSError as error:
+            raise HaproxyError(
+                f"HAProxy at {self._address} cannot be asked ({error.strerror or 'no connection'})"
+            ) from error
+
+    async def _exchange(self, command: str) -> str:
+        reader, writer = await self._connect()
+        try:
+            writer.write(f"{command}\n".encode())
+            await writer.drain()
+            return (await reader.read()).decode("utf-8", "replace")
+        finally:
+            writer.transport.abort()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._address.startswith("/"):
+            return await asyncio.open_unix_connection(self._address)
+        host, _, port = self._address.rpartition(":")
+        return await asyncio.open_connection(host.strip("[]"), int(port))
+
+
+def _parse_sessions(answer: str) -> Iterator[tuple[str, int]]:
+    """Current and queued sessions by server, out of CSV with a head of `# pxname,svname,…`."""
+    for row in csv.DictReader(answer.removeprefix("# ").splitlines()):
+        if row.get("type") == _SERVER_ROW_TYPE:
+            yield f"{row['pxname']}/{row['svname']}", int(row.get("scur") or 0) + int(row.get("qcur") or 0)
+
+
+def _parse_admin_states(answer: str) -> list[tuple[str, HaproxyAdminState]]:
+    """A version, a head of `# be_id be_name …`, and a line of words for each server."""
+    head: list[str] = []
+    found: list[tuple[str, HaproxyAdminState]] = []
+    for line in answer.splitlines():
+        words = line.split()
+        if words[:1] == ["#"]:
+            head = words[1:]
+        elif head and len(words) >= len(head):
+            row = dict(zip(head, words, strict=False))
+            found.append((f"{row['be_name']}/{row['srv_name']}", _admin_state_of_bits(int(row["srv_admin_state"]))))
+    if not head:
+        raise HaproxyError(f"HAProxy does not show its servers: {answer.strip()[:80] or 'no answer'}")
+    return found
+
+
+def _admin_state_of_bits(bits: int) -> HaproxyAdminState:
+    if bits & _MAINT_BIT:
+        return "maint"
+    return "drain" if bits & _DRAIN_BIT else "ready"
+
+
+_HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
+_SERVER_NAME = re.compile(r"[^/\s;]+/[^/\s;]+")  # a semicolon would begin another command
+_SERVERS_EXAMPLE = '["web/web-0"]'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainHaproxyOptions:
     socket: str
     servers: tuple[str, ...]  # patterns of backend/server
     wait: bool = True  # until their sessions are gone
 
 
-class DrainHaproxy:
+class DrainHaproxyReaction:
     """Which servers were ready is remembered before they are touched; only those are ever set back."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options
-        self._runtime = Runtime(options.socket)
+        self._runtime = HaproxyRuntimeApi(options.socket)
 
-    async def do(self, case: Case) -> Outcome:
+    async def do(self, case: StepContext) -> StepOutcome:
         try:
-            servers = await self._servers(case)
+            servers = await self._matching_servers(case)
             if not servers:
-                return Outcome(ok=False, text=f"HAProxy has no server {' or '.join(self._patterns(case))}")
+                return StepOutcome(ok=False, text=f"HAProxy has no server {' or '.join(self._patterns(case))}")
             await self._drain(case, servers)
-            return await self._waited(case)
-        except Trouble as error:
-            return Outcome(ok=False, text=str(error))
+            return await self._wait_until_idle(case)
+        except HaproxyError as error:
+            return StepOutcome(ok=False, text=str(error))
 
-    async def _drain(self, case: Case, servers: Iterable[Server]) -> None:
-        ready = [server.name for server in servers if server.admin == "ready"]
-        remember(case, dict.fromkeys(ready, "ready"))
+    async def _drain(self, case: StepContext, servers: Iterable[HaproxyServer]) -> None:
+        ready = [server.name for server in servers if server.admin_state == "ready"]
+        save_undo_notes(case, dict.fromkeys(ready, "ready"))
         for name in ready:
-            await self._runtime.put(name, "drain")
+            await self._runtime.set_admin_state(name, "drain")
 
-    async def _waited(self, case: Case) -> Outcome:
-        names = ", ".join(server.name for server in await self._servers(case))
+    async def _wait_until_idle(self, case: StepContext) -> StepOutcome:
+        names = ", ".join(server.name for server in await self._matching_servers(case))
         if not self._options.wait:
-            return Outcome(ok=True, text=f"{names}: no new connections", notes=recall(case))
-        if await until(case, lambda: self._is_idle(case)):
-            return Outcome(ok=True, text=f"{names}: drained", notes=recall(case))
-        left = [server for server in await self._servers(case) if server.sessions]
+            return StepOutcome(ok=True, text=f"{names}: no new connections", notes=load_undo_notes(case))
+        if await wait_until(case, lambda: self._is_idle(case)):
+            return StepOutcome(ok=True, text=f"{names}: drained", notes=load_undo_notes(case))
+        left = [server for server in await self._matching_servers(case) if server.sessions]
         told = ", ".join(f"{server.name} has {server.sessions}" for server in left)
-        return Outcome(ok=False, text=f"sessions are left when the time is over: {told or 'just gone'}")
+        return StepOutcome(ok=False, text=f"sessions are left when the time is over: {told or 'just gone'}")
 
-    async def undo(self, case: Case) -> Outcome:
-        found = recall(case)
+    async def undo(self, case: StepContext) -> StepOutcome:
+        found = load_undo_notes(case)
         try:
-            now = {server.name: server.admin for server in await self._runtime.servers()}
+            now = {server.name: server.admin_state for server in await self._runtime.servers()}
             ours = [name for name in found if now.get(name) == "drain"]
             for name in ours:
-                await self._runtime.put(name, "ready")
-        except Trouble as error:
-            return Outcome(ok=False, text=str(error))
-        return Outcome(ok=True, text=_undone(ours, {name: now.get(name, "gone") for name in found}))
+                await self._runtime.set_admin_state(name, "ready")
+        except HaproxyError as error:
+            return StepOutcome(ok=False, text=str(error))
+        return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
-    async def check(self, case: Case) -> bool | None:
+    async def check(self, case: StepContext) -> bool | None:
         try:
-            servers = await self._servers(case)
+            servers = await self._matching_servers(case)
             is_idle = not self._options.wait or await self._is_idle(case)
-        except Trouble:
+        except HaproxyError:
             return None
-        return bool(servers) and is_idle and all(server.admin != "ready" for server in servers)
+        return bool(servers) and is_idle and all(server.admin_state != "ready" for server in servers)
 
-    async def _is_idle(self, case: Case) -> bool:
-        return not any(server.sessions for server in await self._servers(case))
+    async def _is_idle(self, case: StepContext) -> bool:
+        return not any(server.sessions for server in await self._matching_servers(case))
 
-    async def _servers(self, case: Case) -> list[Server]:
+    async def _matching_servers(self, case: StepContext) -> list[HaproxyServer]:
         patterns = self._patterns(case)
         return [
             server
@@ -89,11 +187,11 @@ class DrainHaproxy:
             if any(fnmatchcase(server.name, pattern) for pattern in patterns)
         ]
 
-    def _patterns(self, case: Case) -> list[str]:
+    def _patterns(self, case: StepContext) -> list[str]:
         return [pattern.replace("{vm}", case.vm) for pattern in self._options.servers]
 
 
-def _undone(ours: list[str], found: dict[str, str]) -> str:
+def _undo_text(ours: list[str], found: dict[str, str]) -> str:
     """Somebody else's hand is left where it is, and named."""
     if not found:
         return "nothing to undo: no server was ready before"
@@ -102,23 +200,23 @@ def _undone(ours: list[str], found: dict[str, str]) -> str:
     return "; ".join(told)
 
 
-def read_options(raw: Raw) -> Options:
-    socket = needed(raw, "socket", '"/run/haproxy/admin.sock"')
-    if not socket.startswith("/") and not _TCP.fullmatch(socket):
+def read_options(raw: RawOptions) -> DrainHaproxyOptions:
+    socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
+    if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
         raise BadOption(
             "socket", f"socket = {socket!r} is neither a path nor host:port", 'write socket = "/run/haproxy/admin.sock"'
         )
-    servers = texts(raw, "servers", _EXAMPLE)
+    servers = read_texts(raw, "servers", _SERVERS_EXAMPLE)
     for pattern in servers:
-        if not _NAME.fullmatch(pattern):
-            raise BadOption("servers", f"{pattern!r} is no backend/server", f"write servers = {_EXAMPLE}")
-    return Options(socket=socket, servers=servers, wait=flag(raw, "wait", default=True))
+        if not _SERVER_NAME.fullmatch(pattern):
+            raise BadOption("servers", f"{pattern!r} is no backend/server", f"write servers = {_SERVERS_EXAMPLE}")
+    return DrainHaproxyOptions(socket=socket, servers=servers, wait=read_flag(raw, "wait", default=True))
 
 
-DRAIN_HAPROXY = ReactionKind(
+DRAIN_HAPROXY_REACTION = ReactionKind(
     name="drain-haproxy",
     summary="drains servers of HAProxy through its runtime socket",
     options=("socket", "servers", "wait"),
     read=read_options,
-    make=DrainHaproxy,
+    make=DrainHaproxyReaction,
 )

@@ -1,4 +1,4 @@
-"""HTTP for reactions: one request per connection that can be cancelled, no redirects, no proxies."""
+"""HTTP client for reactions: one cancellable request per connection, no redirects, no proxies."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from forewarn.agent.reaction.patience import spare_s
-from forewarn.agent.value import Case
-from forewarn.client.move import Broken
-from forewarn.client.wire import Incoming
+from forewarn.agent.model import StepContext
+from forewarn.agent.reactions.step_context import reserve_s
+from forewarn.client.effects import IncompleteResponse
+from forewarn.client.http1 import ResponseReader
 from forewarn.errors import Unavailable
-from forewarn.protocol.message import Response
+from forewarn.protocol.http_message import HttpResponse
 
-ONE_CALL_S = 10.0
-_SHORTEST_SECRET = 6  # shorter words, like "Basic", say nothing, or are found in every text
-_PORTS = {"http": 80, "https": 443}
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+CALL_TIMEOUT_S = 10.0
+_MIN_REDACTED_LENGTH = 6  # shorter words, like "Basic", say nothing, or are found in every text
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
-class Unreached(Unavailable):
+class HttpCallFailed(Unavailable):
     """There was no answer; the message says why and shows nothing of the address but its host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class HttpCall:
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -40,7 +40,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class HttpReply:
     status: int
     text: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
@@ -59,50 +59,50 @@ class Reply:
         return value if isinstance(value, dict) else {}
 
     @property
-    def brief(self) -> str:
+    def summary(self) -> str:
         """For a message: the status and the first words, without what was sent in secret."""
         text = self.text
         for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
-            text = text.replace(word, "…") if len(word) >= _SHORTEST_SECRET else text
+            text = text.replace(word, "…") if len(word) >= _MIN_REDACTED_LENGTH else text
         words = " ".join(text.split())[:120]
         return f"{self.status} ({words})" if words else str(self.status)
 
 
-async def send(call: Call, *, within_s: float = ONE_CALL_S) -> Reply:
+async def send_call(call: HttpCall, *, within_s: float = CALL_TIMEOUT_S) -> HttpReply:
     host = urlsplit(call.url).netloc
     try:
         async with asyncio.timeout(max(within_s, 0.0)):
             response = await _exchange(call)
     except TimeoutError:
-        raise Unreached(f"{host} gave no answer within {within_s:.1f} s") from None
-    except (OSError, Broken, UnicodeError, ssl.SSLError) as error:
-        raise Unreached(f"{host} {_why(error)}") from error
-    return Reply(status=response.status, text=response.body.decode("utf-8", "replace"), secrets=call.secrets)
+        raise HttpCallFailed(f"{host} gave no answer within {within_s:.1f} s") from None
+    except (OSError, IncompleteResponse, UnicodeError, ssl.SSLError) as error:
+        raise HttpCallFailed(f"{host} {_error_text(error)}") from error
+    return HttpReply(status=response.status, text=response.body.decode("utf-8", "replace"), secrets=call.secrets)
 
 
-async def send_patiently(call: Call, case: Case, *, wait_s: float = 0.5) -> Reply:
+async def send_with_retries(call: HttpCall, case: StepContext, *, wait_s: float = 0.5) -> HttpReply:
     """Again after twice the wait each time, while nobody answers or is too busy, until the time is over."""
-    end_s = spare_s(case)
+    end_s = reserve_s(case)
     while True:
         try:
-            reply = await send(call, within_s=min(ONE_CALL_S, max(case.left_s() - end_s, 0.05)))
-            if reply.status not in _BUSY or case.left_s() - end_s <= wait_s:
+            reply = await send_call(call, within_s=min(CALL_TIMEOUT_S, max(case.left_s() - end_s, 0.05)))
+            if reply.status not in _RETRIED_STATUSES or case.left_s() - end_s <= wait_s:
                 return reply
-        except Unreached:
+        except HttpCallFailed:
             if case.left_s() - end_s <= wait_s:
                 raise
         await asyncio.sleep(wait_s)
         wait_s = min(wait_s * 2, 15.0)
 
 
-async def _exchange(call: Call) -> Response:
+async def _exchange(call: HttpCall) -> HttpResponse:
     url = urlsplit(call.url)
     trust = ssl.create_default_context(cafile=call.ca_file) if url.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(url.hostname, url.port or _PORTS[url.scheme], ssl=trust)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port or _DEFAULT_PORTS[url.scheme], ssl=trust)
     try:
-        writer.write(_written(call, url))
+        writer.write(_encode_call(call, url))
         await writer.drain()
-        incoming = Incoming()
+        incoming = ResponseReader()
         while (response := incoming.feed(await reader.read(64 * 1024))) is None:
             pass
         return response
@@ -110,7 +110,7 @@ async def _exchange(call: Call) -> Response:
         writer.transport.abort()
 
 
-def _written(call: Call, url: SplitResult) -> bytes:
+def _encode_call(call: HttpCall, url: SplitResult) -> bytes:
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     fields = {"Host": url.netloc, "User-Agent": "forewarn-agent", "Connection": "close", **call.headers}
     if call.body or call.method not in ("GET", "HEAD"):
@@ -119,7 +119,7 @@ def _written(call: Call, url: SplitResult) -> bytes:
     return "\r\n".join(lines).encode("latin-1") + call.body
 
 
-def _why(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"has a certificate that is not trusted ({error.verify_message}): name its CA with ca_file"
     if isinstance(error, ssl.SSLError):
@@ -128,6 +128,6 @@ def _why(error: Exception) -> str:
         return "cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
         return "does not listen"
-    if isinstance(error, Broken):
+    if isinstance(error, IncompleteResponse):
         return f"gave no answer ({error})"
     return f"cannot be reached ({getattr(error, 'strerror', None) or type(error).__name__})"

@@ -1,4 +1,4 @@
-"""An event is written down: in the system's journal, or in a file with a JSON object per line."""
+"""Reaction `log`: writes the event to the systemd journal, or to a file as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,51 +11,49 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from forewarn.agent.reaction.child import facts_of
-from forewarn.agent.reaction.kind import ReactionKind
-from forewarn.agent.reaction.option import Raw, path
-from forewarn.agent.reaction.telling import sentence
-from forewarn.agent.value import Case, Outcome, Phase
+from forewarn.agent.model import StepContext, StepOutcome, StepPhase
+from forewarn.agent.reactions.event_text import event_facts, event_sentence
+from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path
 from forewarn.clock import read_real_time
 
-JOURNAL = Path("/run/systemd/journal/socket")
-_WARNING, _NOTICE = "4", "5"
+SYSTEMD_JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
+_PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LogOptions:
     file: Path | None = None  # None: the system's journal
-    journal: Path = JOURNAL
+    journal: Path = SYSTEMD_JOURNAL_SOCKET
 
 
-class Log:
-    def __init__(self, options: Options) -> None:
+class LogReaction:
+    def __init__(self, options: LogOptions) -> None:
         self._options = options
 
-    async def do(self, case: Case) -> Outcome:
+    async def do(self, case: StepContext) -> StepOutcome:
         place = self._options.file or self._options.journal
         try:
             if self._options.file:
-                append_line(self._options.file, _row(case))
+                append_json_line(self._options.file, _json_row(case))
             else:
-                send_native(self._options.journal, _fields(case))
+                send_to_systemd_journal(self._options.journal, _journal_fields(case))
         except OSError as error:
-            return Outcome(ok=False, text=f"{place} cannot be written to: {error.strerror}")
-        return Outcome(ok=True, text=f"written to {place}")
+            return StepOutcome(ok=False, text=f"{place} cannot be written to: {error.strerror}")
+        return StepOutcome(ok=True, text=f"written to {place}")
 
-    async def undo(self, case: Case) -> Outcome:
+    async def undo(self, case: StepContext) -> StepOutcome:
         return await self.do(case)
 
-    async def check(self, case: Case) -> bool | None:
+    async def check(self, case: StepContext) -> bool | None:
         return None
 
 
-def _row(case: Case) -> dict[str, object]:
+def _json_row(case: StepContext) -> dict[str, object]:
     at = datetime.fromtimestamp(read_real_time(), UTC).isoformat(timespec="milliseconds")
-    return {"at": at, "message": sentence(case), **facts_of(case)}
+    return {"at": at, "message": event_sentence(case), **event_facts(case)}
 
 
-def append_line(file: Path, row: Mapping[str, object]) -> None:
+def append_json_line(file: Path, row: Mapping[str, object]) -> None:
     """One write, so that lines of several writers stay whole; on the disk when this returns."""
     target = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
@@ -65,11 +63,11 @@ def append_line(file: Path, row: Mapping[str, object]) -> None:
         os.close(target)
 
 
-def _fields(case: Case) -> dict[str, str]:
+def _journal_fields(case: StepContext) -> dict[str, str]:
     event = case.event
     return {
-        "MESSAGE": sentence(case),
-        "PRIORITY": _NOTICE if case.phase is Phase.UNDO else _WARNING,
+        "MESSAGE": event_sentence(case),
+        "PRIORITY": _PRIORITY_NOTICE if case.phase is StepPhase.UNDO else _PRIORITY_WARNING,
         "SYSLOG_IDENTIFIER": "forewarn",
         "FOREWARN_EVENT_ID": event.id,
         "FOREWARN_KIND": event.kind,
@@ -82,13 +80,13 @@ def _fields(case: Case) -> dict[str, str]:
     }
 
 
-def send_native(journal: Path, fields: Mapping[str, str]) -> None:
+def send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)  # a journal that does not read holds nobody up
-        sock.sendto(b"".join(_native(name, text) for name, text in fields.items()), str(journal))
+        sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))
 
 
-def _native(name: str, text: str) -> bytes:
+def _encode_journal_field(name: str, text: str) -> bytes:
     """NAME=value; a value of several lines goes with its length instead, so that it can forge no other field."""
     value = text.encode("utf-8", "replace")
     if b"\n" not in value:
@@ -96,15 +94,15 @@ def _native(name: str, text: str) -> bytes:
     return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
 
 
-def read_options(raw: Raw) -> Options:
-    return Options(file=path(raw, "file"), journal=path(raw, "journal") or JOURNAL)
+def read_options(raw: RawOptions) -> LogOptions:
+    return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 
-LOG = ReactionKind(
+LOG_REACTION = ReactionKind(
     name="log",
     summary="writes the event to the system's journal, or to a file as JSON lines",
     options=("file", "journal"),
     read=read_options,
-    make=Log,
-    holds=False,
+    make=LogReaction,
+    shared_by_events=False,
 )

@@ -1,87 +1,108 @@
-"""The VM says that it is not ready, so that whoever sends it work lets go; then its connections come to their end.
+"""Reaction `readiness`: marks the VM as not ready, then waits until its connections have ended.
 
-What says so is the agent's /ready, which answers 503 while a step of this kind is held (read off the journal, so that
-it outlives the agent), and a file for health checks of others.
+The agent's /ready answers 503 while such a step is in effect. That is computed from the journal, so it survives a
+restart of the agent. A file can mark the same for other health checks.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.agent.reaction.connection import connections_to
-from forewarn.agent.reaction.kind import ReactionKind
-from forewarn.agent.reaction.memory import recall, remember
-from forewarn.agent.reaction.option import Raw, path, seconds, whole_numbers
-from forewarn.agent.reaction.patience import until
-from forewarn.agent.value import Case, Outcome
+from forewarn.agent.model import StepContext, StepOutcome
+from forewarn.agent.reactions.options import RawOptions, ReactionKind, read_path, read_seconds, read_whole_numbers
+from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
+
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED_STATE = "01"
+
+
+def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
+    """How many established connections have one of these ports as their local one."""
+    return sum(_local_port(line) in ports for table in tables for line in _established_rows(table))
+
+
+def _established_rows(table: Path) -> list[list[str]]:
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()[1:]
+    except FileNotFoundError:  # a kernel without IPv6
+        return []
+    rows = (line.split() for line in lines)
+    return [row for row in rows if len(row) > 3 and row[3] == _ESTABLISHED_STATE]
+
+
+def _local_port(row: list[str]) -> int:
+    return int(row[1].rpartition(":")[2], 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ReadinessOptions:
     file: Path | None = None  # is there while the VM is not ready
     notice_s: float = 0.0  # what health checks need to see it
     ports: tuple[int, ...] = ()  # whose connections are waited for
 
 
-class Readiness:
+class ReadinessReaction:
     """A file that was there before is somebody else's, and stays."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
 
-    async def do(self, case: Case) -> Outcome:
+    async def do(self, case: StepContext) -> StepOutcome:
         try:
-            self._put_file(case)
+            self._create_file(case)
         except OSError as error:
-            return Outcome(ok=False, text=f"{self._options.file} cannot be made: {error.strerror}")
+            return StepOutcome(ok=False, text=f"{self._options.file} cannot be made: {error.strerror}")
         await asyncio.sleep(min(self._options.notice_s, max(case.left_s(), 0.0)))
-        if await until(case, self._is_idle):
-            return Outcome(ok=True, text="not ready, and nobody is connected" if self._options.ports else "not ready")
-        left = connections_to(self._options.ports)
-        return Outcome(ok=False, text=f"not ready, but {left} connections are left when the time is over")
+        if await wait_until(case, self._is_idle):
+            return StepOutcome(
+                ok=True, text="not ready, and nobody is connected" if self._options.ports else "not ready"
+            )
+        left = count_connections(self._options.ports)
+        return StepOutcome(ok=False, text=f"not ready, but {left} connections are left when the time is over")
 
-    def _put_file(self, case: Case) -> None:
+    def _create_file(self, case: StepContext) -> None:
         file = self._options.file
         if file is None:
             return
-        if not recall(case):
-            remember(case, {"file": "theirs" if file.exists() else "ours"})
-        if recall(case).get("file") == "ours":
+        if not load_undo_notes(case):
+            save_undo_notes(case, {"file": "theirs" if file.exists() else "ours"})
+        if load_undo_notes(case).get("file") == "ours":
             file.touch(mode=0o644)
 
-    async def undo(self, case: Case) -> Outcome:
+    async def undo(self, case: StepContext) -> StepOutcome:
         file = self._options.file
         try:
-            if file is not None and recall(case).get("file") == "ours":
+            if file is not None and load_undo_notes(case).get("file") == "ours":
                 file.unlink(missing_ok=True)
         except OSError as error:
-            return Outcome(ok=False, text=f"{file} cannot be removed: {error.strerror}")
+            return StepOutcome(ok=False, text=f"{file} cannot be removed: {error.strerror}")
         if file is not None and file.exists():
-            return Outcome(ok=True, text=f"{file} was there before, and stays")
-        return Outcome(ok=True, text="ready")
+            return StepOutcome(ok=True, text=f"{file} was there before, and stays")
+        return StepOutcome(ok=True, text="ready")
 
-    async def check(self, case: Case) -> bool | None:
+    async def check(self, case: StepContext) -> bool | None:
         is_said = self._options.file is None or self._options.file.exists()
         return is_said and await self._is_idle()
 
     async def _is_idle(self) -> bool:
-        return not connections_to(self._options.ports)
+        return not count_connections(self._options.ports)
 
 
-def read_options(raw: Raw) -> Options:
-    return Options(
-        file=path(raw, "file"),
-        notice_s=seconds(raw, "notice", 0.0),
-        ports=whole_numbers(raw, "ports", 1, 65535),
+def read_options(raw: RawOptions) -> ReadinessOptions:
+    return ReadinessOptions(
+        file=read_path(raw, "file"),
+        notice_s=read_seconds(raw, "notice", 0.0),
+        ports=read_whole_numbers(raw, "ports", 1, 65535),
     )
 
 
-READINESS = ReactionKind(
+READINESS_REACTION = ReactionKind(
     name="readiness",
     summary="says that the VM is not ready: the agent's /ready turns 503, a file appears",
     options=("file", "notice", "ports"),
     read=read_options,
-    make=Readiness,
+    make=ReadinessReaction,
 )

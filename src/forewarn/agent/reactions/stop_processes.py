@@ -1,4 +1,4 @@
-"""Processes that no unit keeps are ended: SIGTERM to their groups, a while, SIGKILL."""
+"""Reaction `stop-processes`: ends processes that no systemd unit manages: SIGTERM, a delay, SIGKILL."""
 
 from __future__ import annotations
 
@@ -9,90 +9,111 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forewarn.agent.reaction import child
-from forewarn.agent.reaction.kind import BadOption, ReactionKind
-from forewarn.agent.reaction.memory import recall, remember
-from forewarn.agent.reaction.option import Line, Raw, line, path, seconds, text, texts
-from forewarn.agent.reaction.patience import spare_s
-from forewarn.agent.reaction.process import Process, have_ended, process_in, processes_like, still_there
-from forewarn.agent.value import Case, Outcome
+from forewarn.agent.model import StepContext, StepOutcome
+from forewarn.agent.reactions import child_process
+from forewarn.agent.reactions.options import (
+    BadOption,
+    CommandLine,
+    RawOptions,
+    ReactionKind,
+    read_command_line,
+    read_path,
+    read_seconds,
+    read_text,
+    read_texts,
+)
+from forewarn.agent.reactions.processes import (
+    ProcessInfo,
+    find_processes,
+    process_from_pid_file,
+    remaining_processes,
+    signal_and_wait,
+)
+from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, save_undo_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class StopProcessesOptions:
     pid_file: Path | None = None
     exe: str = ""  # exactly this file
     command: tuple[str, ...] = ()  # exactly these words
     uid: int
     grace_s: float = 10.0
-    start: Line = ()
+    start: CommandLine = ()
 
 
-class StopProcesses:
+class StopProcessesReaction:
     """`start` is run afterwards only if something was stopped and nothing of the kind runs again."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
 
-    async def do(self, case: Case) -> Outcome:
-        targets = self._targets()
+    async def do(self, case: StepContext) -> StepOutcome:
+        targets = self._find_targets()
         if not targets:
-            return Outcome(ok=True, text="none runs")
-        remember(case, {"stopped": " ".join(str(target.pid) for target in targets)})
+            return StepOutcome(ok=True, text="none runs")
+        save_undo_notes(case, {"stopped": " ".join(str(target.pid) for target in targets)})
         try:
-            return await self._end(targets, case)
+            return await self._terminate(targets, case)
         except PermissionError:
-            return Outcome(ok=False, text=f"{_told(targets)} may not be ended by the agent's user")
+            return StepOutcome(ok=False, text=f"{_process_list_text(targets)} may not be ended by the agent's user")
 
-    async def _end(self, targets: list[Process], case: Case) -> Outcome:
-        grace_s = min(self._options.grace_s, max(case.left_s() - 2 * spare_s(case), 0.0))
-        if await have_ended(targets, signal.SIGTERM, grace_s):
-            return Outcome(ok=True, text=f"{_told(targets)} ended")
-        rest = still_there(targets)
-        if await have_ended(rest, signal.SIGKILL, max(case.left_s() - spare_s(case) / 2, 0.1)):
-            return Outcome(ok=True, text=f"{_told(targets)} ended, {_told(rest)} by SIGKILL after {grace_s:.1f} s")
-        return Outcome(ok=False, text=f"{_told(still_there(targets))} did not end, not even by SIGKILL")
+    async def _terminate(self, targets: list[ProcessInfo], case: StepContext) -> StepOutcome:
+        grace_s = min(self._options.grace_s, max(case.left_s() - 2 * reserve_s(case), 0.0))
+        if await signal_and_wait(targets, signal.SIGTERM, grace_s):
+            return StepOutcome(ok=True, text=f"{_process_list_text(targets)} ended")
+        rest = remaining_processes(targets)
+        if await signal_and_wait(rest, signal.SIGKILL, max(case.left_s() - reserve_s(case) / 2, 0.1)):
+            return StepOutcome(
+                ok=True,
+                text=(
+                    f"{_process_list_text(targets)} ended, {_process_list_text(rest)} by SIGKILL after {grace_s:.1f} s"
+                ),
+            )
+        return StepOutcome(
+            ok=False, text=f"{_process_list_text(remaining_processes(targets))} did not end, not even by SIGKILL"
+        )
 
-    async def undo(self, case: Case) -> Outcome:
-        if "stopped" not in recall(case) or not self._options.start:
-            return Outcome(ok=True, text="nothing to undo")
-        if running := self._targets():
-            return Outcome(ok=True, text=f"{_told(running)} runs again already")
-        return await child.run(self._options.start, case)
+    async def undo(self, case: StepContext) -> StepOutcome:
+        if "stopped" not in load_undo_notes(case) or not self._options.start:
+            return StepOutcome(ok=True, text="nothing to undo")
+        if running := self._find_targets():
+            return StepOutcome(ok=True, text=f"{_process_list_text(running)} runs again already")
+        return await child_process.run_command(self._options.start, case)
 
-    async def check(self, case: Case) -> bool | None:
-        return not self._targets()
+    async def check(self, case: StepContext) -> bool | None:
+        return not self._find_targets()
 
-    def _targets(self) -> list[Process]:
+    def _find_targets(self) -> list[ProcessInfo]:
         options = self._options
         if options.pid_file:
-            found = process_in(options.pid_file)
+            found = process_from_pid_file(options.pid_file)
             return [found] if found else []
-        return processes_like(options.exe, options.command, options.uid)
+        return find_processes(options.exe, options.command, options.uid)
 
 
-def _told(targets: Iterable[Process]) -> str:
+def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
     pids = [str(target.pid) for target in targets]
     return f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(pids)}"
 
 
-def read_options(raw: Raw) -> Options:
-    pid_file, exe, command = path(raw, "pid_file"), path(raw, "exe"), texts(raw, "command")
+def read_options(raw: RawOptions) -> StopProcessesOptions:
+    pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):
         raise BadOption("", "nothing says which processes", 'write pid_file = "/run/app.pid", or exe, or command')
     if pid_file and (exe or command or "user" in raw):
         raise BadOption("pid_file", "pid_file says it all", "leave exe, command and user out")
-    return Options(
+    return StopProcessesOptions(
         pid_file=pid_file,
         exe=str(exe) if exe else "",
         command=command,
-        uid=_uid(text(raw, "user")),
-        grace_s=seconds(raw, "grace", 10.0),
-        start=line(raw, "start"),
+        uid=_uid_of_user(read_text(raw, "user")),
+        grace_s=read_seconds(raw, "grace", 10.0),
+        start=read_command_line(raw, "start"),
     )
 
 
-def _uid(user: str) -> int:
+def _uid_of_user(user: str) -> int:
     if not user:
         return os.getuid()
     try:
@@ -101,10 +122,10 @@ def _uid(user: str) -> int:
         raise BadOption("user", f"there is no user {user!r} here", "write the name of one that is") from None
 
 
-STOP_PROCESSES = ReactionKind(
+STOP_PROCESSES_REACTION = ReactionKind(
     name="stop-processes",
     summary="ends processes by pid file, program or exact command",
     options=("pid_file", "exe", "command", "user", "grace", "start"),
     read=read_options,
-    make=StopProcesses,
+    make=StopProcessesReaction,
 )

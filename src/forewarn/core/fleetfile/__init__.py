@@ -1,5 +1,6 @@
-"""THE FLEET FILE. From TOML text to hosts and VMs, or to the list of everything that is wrong with it.
+"""Reads a fleet file: from TOML text to hosts and VMs, or to a list of problems with line numbers.
 
-`form` is the format, `table` reads it, `population` makes the VMs, `census` looks at all of them together.
-`forewarn.core.proposal` is the door. Never here: the running fleet, a file that is opened.
+Start with `reader`. `tables` defines the format, `parser` reads it, `parents` and `expansion` make the VMs,
+`table_checks` and `fleet_checks` find problems. Depends on `core.fleet` and `core.placement`, never on the running
+fleet; opens no file.
 """

@@ -1,4 +1,4 @@
-"""What only shows when all VMs of a file stand side by side: names, addresses, scopes and hosts."""
+"""Checks across all VMs of a fleet file: duplicate names, addresses, placement groups, hosts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from forewarn.core.fleet import MAX_PLACEMENT_GROUP, Host, Vm
-from forewarn.core.fleetfile import form
-from forewarn.core.fleetfile.population import Batch
-from forewarn.core.fleetfile.problem import Findings
-from forewarn.core.fleetfile.table import Table
+from forewarn.core.fleetfile import tables
+from forewarn.core.fleetfile.expansion import VmBatch
+from forewarn.core.fleetfile.parser import ParsedTable
+from forewarn.core.fleetfile.problems import ProblemCollector
 
 
-def judge_hosts(hosts: list[tuple[Host, Table[form.Hosts]]], findings: Findings) -> None:
+def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], findings: ProblemCollector) -> None:
     seen: dict[str, int] = {}
     for host, table in hosts:
         first = seen.get(host.name.casefold())
@@ -23,20 +23,20 @@ def judge_hosts(hosts: list[tuple[Host, Table[form.Hosts]]], findings: Findings)
         seen.setdefault(host.name.casefold(), table.line("name"))
 
 
-def judge_fleet(batches: list[Batch], findings: Findings) -> None:
-    _judge_names(batches, findings)
-    _judge_addresses(batches, findings)
-    _judge_placement_groups(batches, findings)
-    _judge_locations(batches, findings)
+def check_fleet(batches: list[VmBatch], findings: ProblemCollector) -> None:
+    _check_names(batches, findings)
+    _check_addresses(batches, findings)
+    _check_placement_groups(batches, findings)
+    _check_locations(batches, findings)
 
 
-def _each(batches: list[Batch]) -> Iterator[tuple[Vm, Batch]]:
+def _vms_with_batches(batches: list[VmBatch]) -> Iterator[tuple[Vm, VmBatch]]:
     return ((vm, batch) for batch in batches for vm in batch.vms)
 
 
-def _judge_names(batches: list[Batch], findings: Findings) -> None:
+def _check_names(batches: list[VmBatch], findings: ProblemCollector) -> None:
     seen: dict[str, int] = {}
-    for vm, batch in _each(batches):
+    for vm, batch in _vms_with_batches(batches):
         first = seen.get(vm.key)
         if first is not None:
             what = f"resource group {vm.resource_group!r} has a VM {vm.name!r} already, from line {first}"
@@ -46,9 +46,9 @@ def _judge_names(batches: list[Batch], findings: Findings) -> None:
             seen[vm.key] = batch.table.line("name")
 
 
-def _judge_addresses(batches: list[Batch], findings: Findings) -> None:
+def _check_addresses(batches: list[VmBatch], findings: ProblemCollector) -> None:
     seen: dict[str, tuple[str, int]] = {}
-    for vm, batch in _each(batches):
+    for vm, batch in _vms_with_batches(batches):
         if not vm.address:
             continue
         line = batch.table.line("address")
@@ -59,10 +59,10 @@ def _judge_addresses(batches: list[Batch], findings: Findings) -> None:
         seen.setdefault(vm.address, (vm.name, line))
 
 
-def _judge_placement_groups(batches: list[Batch], findings: Findings) -> None:
+def _check_placement_groups(batches: list[VmBatch], findings: ProblemCollector) -> None:
     """Spec §7.1: at most 100 VMs."""
     crowded: Counter[str] = Counter()
-    for vm, batch in _each(batches):
+    for vm, batch in _vms_with_batches(batches):
         if not vm.scale_set:
             continue
         crowded[vm.scope_id] += 1
@@ -73,9 +73,9 @@ def _judge_placement_groups(batches: list[Batch], findings: Findings) -> None:
             findings.add(batch.table.line("placement_group", "count"), what, remedy)
 
 
-def _judge_locations(batches: list[Batch], findings: Findings) -> None:
+def _check_locations(batches: list[VmBatch], findings: ProblemCollector) -> None:
     first: dict[str, Vm] = {}
-    for vm, batch in _each(batches):
+    for vm, batch in _vms_with_batches(batches):
         if not (vm.scale_set or vm.availability_set or vm.cloud_service):
             continue
         other = first.setdefault(vm.scope_id, vm)
@@ -86,9 +86,9 @@ def _judge_locations(batches: list[Batch], findings: Findings) -> None:
             findings.add(batch.table.line("location", "name"), what, remedy, rule="location")
 
 
-def resolve_hosts(batches: list[Batch], hosts: dict[str, Host], findings: Findings) -> None:
+def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], findings: ProblemCollector) -> None:
     """Every host that a VM names must be there, and where the VM is. `hosts` are known by name without case."""
-    for vm, batch in _each(batches):
+    for vm, batch in _vms_with_batches(batches):
         if not vm.host:
             continue
         host, line = hosts.get(vm.host.casefold()), batch.table.line("host")
@@ -96,10 +96,10 @@ def resolve_hosts(batches: list[Batch], hosts: dict[str, Host], findings: Findin
             close = get_close_matches(vm.host, [known.name for known in hosts.values()], n=1)
             remedy = f"did you mean {close[0]!r}?" if close else "declare it with [[hosts]], or leave out host"
             findings.add(line, f"host {vm.host!r} of VM {vm.name!r} is not declared", remedy, rule="host")
-        elif batch.placeable and (host.location, host.zone) != (vm.location, vm.zone):
-            what = f"host {host.name!r} is in {place(host)}, but VM {vm.name!r} is in {place(vm)}"
+        elif batch.has_clear_location and (host.location, host.zone) != (vm.location, vm.zone):
+            what = f"host {host.name!r} is in {location_text(host)}, but VM {vm.name!r} is in {location_text(vm)}"
             findings.add(line, what, "name a host of the same location and zone, or leave out host", rule="host")
 
 
-def place(thing: Host | Vm) -> str:
+def location_text(thing: Host | Vm) -> str:
     return f"location {thing.location!r}, " + (f"zone {thing.zone!r}" if thing.zone else "no zone")

@@ -1,4 +1,4 @@
-"""What VMs have in common: where they are declared to be, and the set or service that they belong to."""
+"""Parent resources of VMs (availability sets, scale sets, cloud services) and the values VMs inherit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 import msgspec
 
 from forewarn.core.fleet import AutoApproval, Vm
-from forewarn.core.fleetfile import form
-from forewarn.core.fleetfile.naming import fault_in_plain_name
-from forewarn.core.fleetfile.problem import Findings
-from forewarn.core.fleetfile.table import FleetFile, Table
+from forewarn.core.fleetfile import tables
+from forewarn.core.fleetfile.naming import plain_name_error
+from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
+from forewarn.core.fleetfile.problems import ProblemCollector
 
 _GUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 PARENT_KEYS = frozenset({"availability_set", "scale_set", "cloud_service"})
-_PLAIN_KEYS = (
+_COPIED_KEYS = (
     "size", "os_type", "location", "zone", "priority", "eviction_policy", "update_domain", "fault_domain", "program",
     "directory",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parent:
+class ParentResource:
     """An availability set, scale set or cloud service."""
 
     label: str  # for people: "availability set"
     key: str  # how a VM names it: "availability_set"
-    table: Table[form.Nature]
+    table: ParsedTable[tables.CommonVmTable]
     template: Vm  # what its VMs are unless they say otherwise; it has no name
     update_domains: int
     fault_domains: int
@@ -38,39 +38,39 @@ class Parent:
 
     @property
     def name(self) -> str:
-        return self.table.says.name
+        return self.table.content.name
 
     @property
-    def place(self) -> tuple[str, str]:
+    def group_key(self) -> tuple[str, str]:
         return (self.template.subscription_id.casefold(), self.template.resource_group.casefold())
 
 
-class Homes:
+class InheritedValues:
     """Knows subscriptions, resource groups and defaults: where a VM is that does not say it."""
 
-    def __init__(self, file: FleetFile, findings: Findings) -> None:
-        self._findings = findings
-        self._complete = "subscriptions" not in file.unsound
-        self._subscriptions = {t.says.name.casefold(): t.says.id for t in file.subscriptions}
-        self._subscription_ids = {t.says.id.casefold(): t.says.id for t in file.subscriptions}
+    def __init__(self, file: ParsedFleetFile, findings: ProblemCollector) -> None:
+        self._problems = findings
+        self._all_subscriptions_known = "subscriptions" not in file.invalid_tables
+        self._subscriptions = {t.content.name.casefold(): t.content.id for t in file.subscriptions}
+        self._subscription_ids = {t.content.id.casefold(): t.content.id for t in file.subscriptions}
         self._defaults = file.defaults
-        self._locations = {self._group(t): t.says.location for t in file.resource_groups}
+        self._locations = {self._group_key(t): t.content.location for t in file.resource_groups}
 
-    def subscription_id(self, table: Table[Any]) -> str:
+    def subscription_id(self, table: ParsedTable[Any]) -> str:
         """The id of the subscription that a table names, by name or id; else the default one."""
-        named = table.says.subscription or self._defaults.says.subscription
+        named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
-        if known is None and not _GUID.fullmatch(named) and self._complete:
-            line = (table if table.says.subscription else self._defaults).line("subscription")
+        if known is None and not _GUID.fullmatch(named) and self._all_subscriptions_known:
+            line = (table if table.content.subscription else self._defaults).line("subscription")
             remedy = "write its id (a GUID), or declare it with [[subscriptions]], name and id"
-            self._findings.add(line, f"subscription {named!r} is not declared", remedy)
+            self._problems.add(line, f"subscription {named!r} is not declared", remedy)
         return known or named
 
-    def template(self, table: Table[form.Nature]) -> Vm:
+    def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
         """A VM of no set or service, without name, with what the table and the defaults say."""
-        says, defaults = table.says, self._defaults.says
+        says, defaults = table.content, self._defaults.content
         group = says.resource_group or defaults.resource_group
-        self._judge_group(table, group)
+        self._check_group(table, group)
         subscription_id = self.subscription_id(table)
         base = Vm(
             name="",
@@ -82,29 +82,29 @@ class Homes:
             os_type=defaults.os_type,
             tags=defaults.tags,
         )
-        return described(base, table)
+        return apply_table(base, table)
 
-    def _judge_group(self, table: Table[form.Nature], name: str) -> None:
-        fault = fault_in_plain_name(name, limit=90)
+    def _check_group(self, table: ParsedTable[tables.CommonVmTable], name: str) -> None:
+        fault = plain_name_error(name, limit=90)
         if fault:
             line = (table if table.has("resource_group") else self._defaults).line("resource_group")
             remedy = 'write a plain name, such as resource_group = "prod"'
-            self._findings.add(line, f"resource_group {name!r} {fault}", remedy)
+            self._problems.add(line, f"resource_group {name!r} {fault}", remedy)
 
-    def _group(self, table: Table[form.ResourceGroup]) -> tuple[str, str]:
-        return (self.subscription_id(table).casefold(), table.says.name.casefold())
+    def _group_key(self, table: ParsedTable[tables.ResourceGroupTable]) -> tuple[str, str]:
+        return (self.subscription_id(table).casefold(), table.content.name.casefold())
 
 
-def described(base: Vm, table: Table[Any]) -> Vm:
+def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
     """`base`, as far as the table says nothing else."""
-    says = table.says
-    said: dict[str, Any] = {key: getattr(says, key) for key in _PLAIN_KEYS if table.has(key)}
+    says = table.content
+    said: dict[str, Any] = {key: getattr(says, key) for key in _COPIED_KEYS if table.has(key)}
     if table.has("tags"):
         said["tags"] = base.tags | says.tags
     if table.has("environment"):
         said["environment"] = base.environment | says.environment
     if table.has("terminate_notification"):
-        said["terminate_notice_min"] = _minutes(says.terminate_notification)
+        said["terminate_notice_min"] = _notice_minutes(says.terminate_notification)
     if table.has("auto_approve"):
         said["auto_approve"] = AutoApproval(
             restart="restart" in says.auto_approve, redeploy="redeploy" in says.auto_approve
@@ -112,22 +112,22 @@ def described(base: Vm, table: Table[Any]) -> Vm:
     return msgspec.structs.replace(base, **said)
 
 
-def _minutes(said: bool | int) -> int:
+def _notice_minutes(said: bool | int) -> int:
     """Spec §6.3: five unless somebody says otherwise."""
     return (5 if said else 0) if isinstance(said, bool) else said
 
 
-def parents_of(file: FleetFile, homes: Homes) -> list[Parent]:
+def read_parents(file: ParsedFleetFile, homes: InheritedValues) -> list[ParentResource]:
     """In the order: availability sets, scale sets, cloud services."""
-    sets = [_parent("availability set", table, homes) for table in file.availability_sets]
-    scale_sets = [_parent("scale set", table, homes) for table in file.scale_sets]
-    return [*sets, *scale_sets, *(_parent("cloud service", table, homes) for table in file.cloud_services)]
+    sets = [_read_parent("availability set", table, homes) for table in file.availability_sets]
+    scale_sets = [_read_parent("scale set", table, homes) for table in file.scale_sets]
+    return [*sets, *scale_sets, *(_read_parent("cloud service", table, homes) for table in file.cloud_services)]
 
 
-def _parent(label: str, table: Table[Any], homes: Homes) -> Parent:
-    says, key = table.says, label.replace(" ", "_")
+def _read_parent(label: str, table: ParsedTable[Any], homes: InheritedValues) -> ParentResource:
+    says, key = table.content, label.replace(" ", "_")
     more = {key: says.name, "placement_group": getattr(says, "placement_group", "")}
-    return Parent(
+    return ParentResource(
         label=label,
         key=key,
         table=table,
@@ -138,35 +138,43 @@ def _parent(label: str, table: Table[Any], homes: Homes) -> Parent:
     )
 
 
-def parent_for(
-    table: Table[form.Vms], parents: Sequence[Parent], template: Vm, file: FleetFile, findings: Findings
-) -> Parent | None:
+def find_parent(
+    table: ParsedTable[tables.VmsTable],
+    parents: Sequence[ParentResource],
+    template: Vm,
+    file: ParsedFleetFile,
+    findings: ProblemCollector,
+) -> ParentResource | None:
     """The one set or service that a VM names; None if it names none, or none that can be told."""
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:
-        what = f"VM {table.says.name!r} is in more than one thing: {', '.join(named)}"
+        what = f"VM {table.content.name!r} is in more than one thing: {', '.join(named)}"
         findings.add(table.line(*named[1:]), what, "keep one of them: they decide who sees its events (spec §7.1)")
     if len(named) != 1:
         return None
-    found = _found(table, named[0], parents, template)
-    if found is None and f"{named[0]}s" not in file.unsound:
-        _say_unknown(table, named[0], parents, findings)
+    found = _matching_parent(table, named[0], parents, template)
+    if found is None and f"{named[0]}s" not in file.invalid_tables:
+        _report_unknown_parent(table, named[0], parents, findings)
     return found
 
 
-def _found(table: Table[form.Vms], key: str, parents: Sequence[Parent], template: Vm) -> Parent | None:
+def _matching_parent(
+    table: ParsedTable[tables.VmsTable], key: str, parents: Sequence[ParentResource], template: Vm
+) -> ParentResource | None:
     """In the resource group that the VM names; else in the default one; else in the only one that has it."""
-    wanted = getattr(table.says, key).casefold()
+    wanted = getattr(table.content, key).casefold()
     alike = [parent for parent in parents if parent.key == key and parent.name.casefold() == wanted]
     place = (template.subscription_id.casefold(), template.resource_group.casefold())
-    here = [parent for parent in alike if parent.place == place]
+    here = [parent for parent in alike if parent.group_key == place]
     if here or table.has("resource_group") or table.has("subscription") or len(alike) != 1:
         return here[0] if here else None
     return alike[0]
 
 
-def _say_unknown(table: Table[form.Vms], key: str, parents: Sequence[Parent], findings: Findings) -> None:
-    wanted = getattr(table.says, key)
+def _report_unknown_parent(
+    table: ParsedTable[tables.VmsTable], key: str, parents: Sequence[ParentResource], findings: ProblemCollector
+) -> None:
+    wanted = getattr(table.content, key)
     label = key.replace("_", " ")
     elsewhere = [p for p in parents if p.key == key and p.name.casefold() == wanted.casefold()]
     close = get_close_matches(wanted, [parent.name for parent in parents if parent.key == key], n=1)

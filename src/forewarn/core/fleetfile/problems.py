@@ -1,4 +1,4 @@
-"""What is wrong with a fleet file: every problem with its line, what is so, and what to write instead."""
+"""Problems of a fleet file, each with its line and a remedy, and the error that carries all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from forewarn.errors import Rejected
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     line: int  # 0: about the running fleet, no line of the file is to blame
     what: str
     remedy: str
@@ -19,29 +19,29 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{place}{self.what}: {self.remedy}"
 
 
-class BadFleet(Rejected):
+class InvalidFleetFile(Rejected):
     """A fleet file that describes no fleet; it carries all its problems, in the order of their lines."""
 
-    def __init__(self, problems: Sequence[Problem], *, source: str) -> None:
+    def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
         self.source = source
         super().__init__("\n".join(problem.sentence(source) for problem in self.problems))
 
 
-class Findings:
+class ProblemCollector:
     """Collects problems while a file is read. Many VMs alike make the same mistake at the same line: told once."""
 
     def __init__(self) -> None:
-        self._problems: list[Problem] = []
-        self._told: set[tuple[int, str]] = set()
+        self._problems: list[FleetFileProblem] = []
+        self._reported: set[tuple[int, str]] = set()
 
     def add(self, line: int, what: str, remedy: str, *, rule: str = "") -> None:
         """With a `rule`, only the first problem of that rule at that line counts."""
         told = (line, rule or what)
-        if told not in self._told:
-            self._told.add(told)
-            self._problems.append(Problem(line=line, what=what, remedy=remedy))
+        if told not in self._reported:
+            self._reported.add(told)
+            self._problems.append(FleetFileProblem(line=line, what=what, remedy=remedy))
 
     @property
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[FleetFileProblem, ...]:
         return tuple(sorted(self._problems, key=lambda problem: problem.line))

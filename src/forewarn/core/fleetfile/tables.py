@@ -1,7 +1,7 @@
-"""The format of a fleet file: one struct per table, one field per key; docs/fleet-file.md explains it to people.
+"""The format of a fleet file: one struct per table, one field per key (docs/fleet-file.md).
 
-A type's description finishes the sentence "size = 5 is not …", its example is what the remedy shows. What a file
-leaves out has the default given here; `Table.given` tells the two apart.
+The description of a field's type completes the message "size = 5 is not …"; its example is shown as the remedy. A
+key that the file leaves out has the default given here; `ParsedTable.given_keys` tells the two apart.
 """
 
 from __future__ import annotations
@@ -13,62 +13,62 @@ import msgspec
 from forewarn.core.fleet import EvictionPolicy, Priority
 
 MAX_COUNT = 1_000_000
-AUTO = "auto"
+AUTO_PLACEMENT_GROUP = "auto"
 
 
-def _meta(description: str, example: str, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
+def _field_meta(description: str, example: str, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
     return msgspec.Meta(description=description, examples=[example], ge=ge, le=le)
 
 
-def _text(example: str) -> msgspec.Meta:
+def _text_meta(example: str) -> msgspec.Meta:
     return msgspec.Meta(description="text in quotes, and not empty", examples=[f'"{example}"'], min_length=1)
 
 
-Name = Annotated[str, _meta("text in quotes", '"web-{n}"')]  # what a name may be: see `naming`
-Text = Annotated[str, _text("prod")]
-Location = Annotated[str, _text("westeurope")]
-Size = Annotated[str, _text("Standard_D2s_v5")]
-Address = Annotated[str, _text("10.0.0.4")]
-HostName = Annotated[str, _text("host-0")]
-Zone = Annotated[str, _text("1")]
+Name = Annotated[str, _field_meta("text in quotes", '"web-{n}"')]  # what a name may be: see `naming`
+Text = Annotated[str, _text_meta("prod")]
+Location = Annotated[str, _text_meta("westeurope")]
+Size = Annotated[str, _text_meta("Standard_D2s_v5")]
+Address = Annotated[str, _text_meta("10.0.0.4")]
+HostName = Annotated[str, _text_meta("host-0")]
+Zone = Annotated[str, _text_meta("1")]
 Zones = Annotated[
     tuple[Zone, ...],
     msgspec.Meta(description="a list of zones, each in quotes", examples=['["1", "2", "3"]'], min_length=1),
 ]
-Tags = Annotated[dict[str, str], _meta("a table of texts", '{ team = "shop" }')]
-OsType = Annotated[Literal["Linux", "Windows"], _meta('"Linux" or "Windows"', '"Linux"')]
-Spot = Annotated[Priority, _meta('"Regular" or "Spot"', '"Spot"')]
-Eviction = Annotated[EvictionPolicy, _meta('"Deallocate" or "Delete"', '"Deallocate"')]
-Count = Annotated[int, _meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
-First = Annotated[int, _meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
-Domain = Annotated[int, _meta("a whole number from 0 on", "0", 0)]
-Domains = Annotated[int, _meta("a whole number from 1 to 1,000", "5", 1, 1000)]
-Minutes = Annotated[  # spec §6.3
+Tags = Annotated[dict[str, str], _field_meta("a table of texts", '{ team = "shop" }')]
+OsType = Annotated[Literal["Linux", "Windows"], _field_meta('"Linux" or "Windows"', '"Linux"')]
+VmPriority = Annotated[Priority, _field_meta('"Regular" or "VmPriority"', '"VmPriority"')]
+Evictions = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
+Count = Annotated[int, _field_meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
+FirstNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
+DomainNumber = Annotated[int, _field_meta("a whole number from 0 on", "0", 0)]
+DomainCount = Annotated[int, _field_meta("a whole number from 1 to 1,000", "5", 1, 1000)]
+NoticeMinutes = Annotated[  # spec §6.3
     bool | Annotated[int, msgspec.Meta(ge=5, le=15)],
-    _meta("a whole number of minutes from 5 to 15, or true for 5", "5"),
+    _field_meta("a whole number of minutes from 5 to 15, or true for 5", "5"),
 ]
 Approvals = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
-    _meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
+    _field_meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
 ]
-_Word = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # what a system takes as an argument
+_ProgramArgument = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # what a system takes as an argument
 Program = Annotated[
-    tuple[_Word, ...],
+    tuple[_ProgramArgument, ...],
     msgspec.Meta(
         description="a list of texts, a program and its arguments", examples=['["python3", "app.py"]'], min_length=1
     ),
 ]
 Variables = Annotated[
-    dict[Annotated[str, msgspec.Meta(pattern=r"^[^=\0]+\Z")], _Word],
-    _meta("a table of texts, by names without =", '{ PORT = "80" }'),
+    dict[Annotated[str, msgspec.Meta(pattern=r"^[^=\0]+\Z")], _ProgramArgument],
+    _field_meta("a table of texts, by names without =", '{ PORT = "80" }'),
 ]
-Folder = Annotated[
+AbsolutePath = Annotated[
     str,
     msgspec.Meta(description="an absolute path in quotes", examples=['"/srv/app"'], pattern=r"^/[^\0]*\Z"),
 ]
 
 
-class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
     """What a VM has that says nothing else, nor does its set or resource group."""
 
     subscription: Text = "00000000-0000-0000-0000-000000000001"
@@ -79,28 +79,28 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     tags: Tags = {}
 
 
-class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     id: Text
 
 
-class ResourceGroup(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     subscription: Text = ""
     location: Location = ""
     tags: Tags = {}
 
 
-class Hosts(msgspec.Struct, frozen=True, kw_only=True):
+class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     count: Count = 1
-    first: First = 0
+    first: FirstNumber = 0
     location: Location = ""
     zone: Zone = ""
     zones: Zones = ()
 
 
-class Nature(msgspec.Struct, frozen=True, kw_only=True):
+class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
     """What anything that is or has VMs may say; a VM that leaves it out has it from its set."""
 
     name: Name
@@ -112,31 +112,31 @@ class Nature(msgspec.Struct, frozen=True, kw_only=True):
     tags: Tags = {}
 
 
-class AvailabilitySet(Nature, frozen=True, kw_only=True):
-    update_domains: Domains = 5
-    fault_domains: Domains = 2
+class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
+    update_domains: DomainCount = 5
+    fault_domains: DomainCount = 2
     auto_approve: Approvals = ()
 
 
-class ScaleSet(Nature, frozen=True, kw_only=True):
+class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
     count: Count = 1
     zone: Zone = ""
     zones: Zones = ()
-    placement_group: Text = AUTO
+    placement_group: Text = AUTO_PLACEMENT_GROUP
     computer_name_prefix: Text = ""
-    update_domains: Domains = 5
-    fault_domains: Domains = 5
-    priority: Spot = Priority.REGULAR
-    eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
-    terminate_notification: Minutes = False
+    update_domains: DomainCount = 5
+    fault_domains: DomainCount = 5
+    priority: VmPriority = Priority.REGULAR
+    eviction_policy: Evictions = EvictionPolicy.DEALLOCATE
+    terminate_notification: NoticeMinutes = False
     auto_approve: Approvals = ()
     program: Program = ()
     environment: Variables = {}
-    directory: Folder = ""
+    directory: AbsolutePath = ""
     address: Address = ""
 
 
-class Role(msgspec.Struct, frozen=True, kw_only=True):
+class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
     name: Name
     count: Count = 1
     size: Size = ""
@@ -145,18 +145,18 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     address: Address = ""
 
 
-Roles = Annotated[tuple[Role, ...], _meta("a list of tables", '[{ name = "FrontEnd", count = 2 }]')]
+RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[{ name = "FrontEnd", count = 2 }]')]
 
 
-class CloudService(Nature, frozen=True, kw_only=True):
-    update_domains: Domains = 5
-    fault_domains: Domains = 2
-    roles: Roles = ()
+class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
+    update_domains: DomainCount = 5
+    fault_domains: DomainCount = 2
+    roles: RoleTables = ()
 
 
-class Vms(Nature, frozen=True, kw_only=True):
+class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     count: Count = 1
-    first: First = 0
+    first: FirstNumber = 0
     computer_name: Name = ""
     zone: Zone = ""
     zones: Zones = ()
@@ -164,26 +164,26 @@ class Vms(Nature, frozen=True, kw_only=True):
     scale_set: Text = ""
     placement_group: Text = ""
     cloud_service: Text = ""
-    update_domain: Domain = 0
-    fault_domain: Domain = 0
-    priority: Spot = Priority.REGULAR
-    eviction_policy: Eviction = EvictionPolicy.DEALLOCATE
-    terminate_notification: Minutes = False
+    update_domain: DomainNumber = 0
+    fault_domain: DomainNumber = 0
+    priority: VmPriority = Priority.REGULAR
+    eviction_policy: Evictions = EvictionPolicy.DEALLOCATE
+    terminate_notification: NoticeMinutes = False
     auto_approve: Approvals = ()
     program: Program = ()
     environment: Variables = {}
-    directory: Folder = ""
+    directory: AbsolutePath = ""
     address: Address = ""
     host: HostName = ""
 
 
 # The tables of a file by key, besides [defaults]: what a file may hold at its top.
 TABLES: dict[str, type[msgspec.Struct]] = {
-    "subscriptions": Subscription,
-    "resource_groups": ResourceGroup,
-    "hosts": Hosts,
-    "availability_sets": AvailabilitySet,
-    "scale_sets": ScaleSet,
-    "cloud_services": CloudService,
-    "vms": Vms,
+    "subscriptions": SubscriptionTable,
+    "resource_groups": ResourceGroupTable,
+    "hosts": HostsTable,
+    "availability_sets": AvailabilitySetTable,
+    "scale_sets": ScaleSetTable,
+    "cloud_services": CloudServiceTable,
+    "vms": VmsTable,
 }

@@ -1,7 +1,7 @@
-"""The process hypervisor: acts are done to VMs made of namespaces, by the keeper that holds each of them.
+"""The process hypervisor: performs acts on namespace VMs through their supervisors.
 
-A VM that nobody keeps is left to another hypervisor, so that in a lab only those that run a program are really hit.
-A keeper does an act once, whoever asks how often: what it did is in its journal, which outlives the keeper and us.
+A VM without a supervisor is left to a fallback hypervisor, so that in a lab only VMs with a program are really
+affected. A supervisor performs an act once, however often it is asked: its journal outlives it and the service.
 """
 
 from __future__ import annotations
@@ -13,92 +13,102 @@ from msgspec.structs import replace
 from forewarn.core.cause import Verb
 from forewarn.core.event import Act
 from forewarn.errors import Unavailable
-from forewarn.hypervisor.keepers import Keepers
-from forewarn.hypervisor.line import Said
-from forewarn.hypervisor.link import Link
-from forewarn.hypervisor.seam import Done, Hypervisor, Later
-from forewarn.hypervisor.simulated import USUAL_S
+from forewarn.hypervisor.interface import ActDone, ActUnderWay, Hypervisor
+from forewarn.hypervisor.process.connection import SupervisorConnection
+from forewarn.hypervisor.process.messages import SupervisorMessage
+from forewarn.hypervisor.process.registry import SupervisorRegistry
+from forewarn.hypervisor.simulated import USUAL_DURATION_S
 
-PATIENCE_S = 15.0  # real time: how long an act's end is waited for before it is asked after again
-_PAUSES = frozenset({Verb.FREEZE, Verb.MIGRATE})
-_BOOTS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
-_SOONEST_S = 0.05  # of lab time
+ANSWER_TIMEOUT_S = 15.0  # real time: how long an act's end is waited for before it is asked after again
+_PAUSE_VERBS = frozenset({Verb.FREEZE, Verb.MIGRATE})
+_BOOT_VERBS = frozenset({Verb.REBOOT, Verb.REDEPLOY, Verb.START, Verb.REIMAGE})
+_MIN_RETRY_AFTER_S = 0.05  # of lab time
 
 
-class Stand(Hypervisor, Protocol):
+class FallbackHypervisor(Hypervisor, Protocol):
     """A hypervisor for VMs that nobody keeps."""
 
     def has_begun(self, act_id: str) -> bool:
         """Whether this act is, or was, done there."""
 
 
-class Process:
+class ProcessHypervisor:
     """Closing it closes the other hypervisor too; the keepers go on without us."""
 
-    def __init__(self, keepers: Keepers, otherwise: Stand, *, patience_s: float = PATIENCE_S) -> None:
-        self._keepers = keepers
-        self._otherwise = otherwise
-        self._patience_s = patience_s
-        self._pauses: dict[str, tuple[Link, float]] = {}  # act → who holds the VM still, and the lab time of the end
-        self._lost: dict[str, str] = {}  # act → why it is done otherwise
+    def __init__(
+        self, keepers: SupervisorRegistry, otherwise: FallbackHypervisor, *, patience_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        self._supervisors = keepers
+        self._fallback = otherwise
+        self._answer_timeout_s = patience_s
+        self._pauses: dict[
+            str, tuple[SupervisorConnection, float]
+        ] = {}  # act → who holds the VM still, and the lab time of the end
+        self._missing_supervisor_texts: dict[str, str] = {}  # act → why it is done otherwise
 
-    async def perform(self, act: Act, now: float) -> Done | Later:
-        link = await self._keepers.find(act.vm)
-        if link is None or (link.outcome_of(act.id) is None and self._otherwise.has_begun(act.id)):
-            return await self._perform_otherwise(act, now)
-        if (told := link.outcome_of(act.id)) is not None:
-            return self._done(told)
-        if act.verb in _PAUSES:
-            return await self._pause(link, act, now)
-        link.order(act, _duration_s(act))
-        return self._outcome(await link.answer(act.id, within_s=self._patience_s, final=True), act, now)
+    async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        link = await self._supervisors.wait_for_connection(act.vm)
+        if link is None or (link.final_answer(act.id) is None and self._fallback.has_begun(act.id)):
+            return await self._perform_with_fallback(act, now)
+        if (told := link.final_answer(act.id)) is not None:
+            return self._finish(told)
+        if act.verb in _PAUSE_VERBS:
+            return await self._continue_pause(link, act, now)
+        link.send_order(act, _duration_s(act))
+        return self._answer_to_outcome(
+            await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True), act, now
+        )
 
     async def close(self) -> None:
-        await self._otherwise.close()
+        await self._fallback.close()
 
-    async def _perform_otherwise(self, act: Act, now: float) -> Done | Later:
-        if lost := self._keepers.lost(act.vm):
-            self._lost[act.id] = lost
-        answer = await self._otherwise.perform(act, now)
-        if isinstance(answer, Later):
+    async def _perform_with_fallback(self, act: Act, now: float) -> ActDone | ActUnderWay:
+        if lost := self._supervisors.missing_supervisor_text(act.vm):
+            self._missing_supervisor_texts[act.id] = lost
+        answer = await self._fallback.perform(act, now)
+        if isinstance(answer, ActUnderWay):
             return answer
-        lost = self._lost.pop(act.id, "")
-        if lost or act.verb in _BOOTS:
-            self._keepers.strike(act.vm)
+        lost = self._missing_supervisor_texts.pop(act.id, "")
+        if lost or act.verb in _BOOT_VERBS:
+            self._supervisors.forget(act.vm)
         return replace(answer, note=f"{answer.note}; {lost}") if lost else answer
 
-    async def _pause(self, link: Link, act: Act, now: float) -> Done | Later:
+    async def _continue_pause(self, link: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
         """The VM stands still for so long of real time, or until lab time has reached the end, whichever is first."""
         holder, ends_at = self._pauses.get(act.id, (None, 0.0))
         if holder is not link:
             return await self._begin_pause(link, act, now)
         if now < ends_at:
-            return Later(at=ends_at)
-        link.thaw(act.id)
-        told = await link.answer(act.id, within_s=self._patience_s, final=True)
-        return self._outcome(told, act, now) if told is None or told.is_final else Later(at=now + _SOONEST_S)
+            return ActUnderWay(at=ends_at)
+        link.send_thaw(act.id)
+        told = await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=True)
+        return (
+            self._answer_to_outcome(told, act, now)
+            if told is None or told.is_final
+            else ActUnderWay(at=now + _MIN_RETRY_AFTER_S)
+        )
 
-    async def _begin_pause(self, link: Link, act: Act, now: float) -> Done | Later:
+    async def _begin_pause(self, link: SupervisorConnection, act: Act, now: float) -> ActDone | ActUnderWay:
         """Or find it again, after the keeper or we were away."""
-        link.order(act, _duration_s(act))
-        told = await link.answer(act.id, within_s=self._patience_s, final=False)
+        link.send_order(act, _duration_s(act))
+        told = await link.wait_for_answer(act.id, within_s=self._answer_timeout_s, final=False)
         if told is None or told.until is None:
-            return self._outcome(told, act, now)
-        ends_at = now + max(_SOONEST_S, told.until)
+            return self._answer_to_outcome(told, act, now)
+        ends_at = now + max(_MIN_RETRY_AFTER_S, told.until)
         self._pauses[act.id] = (link, ends_at)
-        return Later(at=ends_at)
+        return ActUnderWay(at=ends_at)
 
-    def _outcome(self, told: Said | None, act: Act, now: float) -> Done | Later:
+    def _answer_to_outcome(self, told: SupervisorMessage | None, act: Act, now: float) -> ActDone | ActUnderWay:
         if told is None:
             raise Unavailable(f"the keeper of VM {act.name!r} says nothing about act {act.id!r}: ask it again")
         if not told.is_final:
-            return Later(at=now + max(_SOONEST_S, told.until or 0.0))
-        return self._done(told)
+            return ActUnderWay(at=now + max(_MIN_RETRY_AFTER_S, told.until or 0.0))
+        return self._finish(told)
 
-    def _done(self, told: Said) -> Done:
+    def _finish(self, told: SupervisorMessage) -> ActDone:
         self._pauses.pop(told.act, None)
-        return Done(ok=bool(told.ok), note=told.note)
+        return ActDone(ok=bool(told.ok), note=told.note)
 
 
 def _duration_s(act: Act) -> float:
-    return float(act.duration_s) if act.duration_s >= 0 else USUAL_S[act.verb]
+    return float(act.duration_s) if act.duration_s >= 0 else USUAL_DURATION_S[act.verb]

@@ -1,6 +1,6 @@
-"""What a keeper and the service say to each other on `forewarn.vms`: one JSON object per line. No I/O.
+"""Messages between a supervisor and the service on `forewarn.vms`: one JSON object per line. No I/O.
 
-A *keeper* is the process that holds a VM made of namespaces, and the program inside it.
+A *supervisor* is the process that holds a namespace VM and the program inside it.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ import msgspec
 from forewarn.core.event import Act
 from forewarn.errors import Rejected
 
-LONGEST_LINE = 16 * 1024 * 1024  # a keeper may know of many acts
+MAX_LINE_BYTES = 16 * 1024 * 1024  # a keeper may know of many acts
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How an act ended, as the keeper's journal has it."""
 
     ok: bool
     note: str = ""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorHello(msgspec.Struct, frozen=True, kw_only=True):
     vm: str  # by its name, `group/name` or key
     pid: int  # the keeper's
     started: str | int  # field 22 of /proc/PID/stat
     boot_id: str = ""
     program: tuple[str, ...] | None = None
     state: str = "running"  # or frozen, down
-    known: dict[str, Known] = {}
+    known: dict[str, KnownOutcome] = {}
 
     @property
-    def birth(self) -> tuple[int, str]:
+    def process_identity(self) -> tuple[int, str]:
         return self.pid, str(self.started)
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class ListenerOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A listening socket comes with this line."""
 
     address: str = ""
     port: int = 0
 
 
-class Exit(msgspec.Struct, frozen=True, kw_only=True):
+class ProgramExitMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The program ended by itself."""
 
     code: int | None = None
@@ -51,12 +51,12 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""  # the end of what it wrote
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisorMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a keeper: a hello, an offer, an exit, or the answer to an act."""
 
-    hello: Hello | None = None
-    listener: Offer | None = None
-    exited: Exit | None = None
+    hello: SupervisorHello | None = None
+    listener: ListenerOffer | None = None
+    exited: ProgramExitMessage | None = None
     act: str = ""
     until: float | None = None  # the act is under way, for so many seconds from now
     ok: bool | None = None  # the act is over
@@ -70,11 +70,11 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
         return self.ok is not None
 
 
-_decode = msgspec.json.Decoder(Said).decode
+_decode = msgspec.json.Decoder(SupervisorMessage).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_line(line: bytes) -> Said:
+def decode_message(line: bytes) -> SupervisorMessage:
     try:
         said = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -84,11 +84,11 @@ def read_line(line: bytes) -> Said:
     return said
 
 
-def write_line(message: dict[str, Any]) -> bytes:
+def encode_message(message: dict[str, Any]) -> bytes:
     return _encode(message) + b"\n"
 
 
-def order_for(act: Act, duration_s: float) -> dict[str, Any]:
+def order_message(act: Act, duration_s: float) -> dict[str, Any]:
     host = act.to_host or act.from_host
     order: dict[str, Any] = {"act": act.id, "verb": act.verb, "duration_s": duration_s, "host": host}
     return {"order": order | {"abrupt": True} if act.abrupt else order}

@@ -1,123 +1,192 @@
-"""Who keeps which VM: the keepers that are connected, and those that should be back in a moment."""
+"""Which supervisor holds which VM: the connected ones, and the records of those that should return.
+
+Records are files below `DATA/vms`, so that a restarted service knows which supervisors to expect. Waiting is in
+real time, because supervisors reconnect in real time, at any speed of lab time.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from msgspec.structs import replace
 
 from forewarn.errors import Refused, Unavailable
-from forewarn.hypervisor.line import Hello
-from forewarn.hypervisor.link import Link
-from forewarn.hypervisor.roster import Kept, Roster
+from forewarn.hypervisor.liveness import is_process_alive
+from forewarn.hypervisor.process.connection import SupervisorConnection
+from forewarn.hypervisor.process.messages import SupervisorHello
 
-GRACE_S = 5.0  # real time: a keeper tries five times a second
-_NAP_S = 0.1
+log = logging.getLogger(__name__)
+_RECORD_FILE = "keeper.json"
 
 
-class Keepers:
-    """VMs are known by their keys. Waiting is in real time: a keeper reconnects in real time, however lab time runs."""
+class SupervisorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM's keeper, as it was last seen."""
 
-    def __init__(self, roster: Roster, *, grace_s: float = GRACE_S) -> None:
-        self._roster = roster
-        self._grace_s = grace_s
-        self._links: dict[str, Link] = {}
-        self._arrived = asyncio.Event()
-
-    def directory_of(self, vm: str) -> Path:
-        return self._roster.directory_of(vm)
+    vm: str  # the VM's key
+    pid: int = 0
+    started: str = ""
+    ended: bool = False  # its program ended by itself, and is not to be started again by us
 
     @property
-    def links(self) -> dict[str, Link]:
+    def is_alive(self) -> bool:
+        return is_process_alive(self.pid, self.started)
+
+
+class SupervisorRecords:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._records = {kept.vm: kept for kept in _read_records(directory)}
+
+    def vm_directory(self, vm: str) -> Path:
+        """Of the VM with this key: readable where its name is plain, and of a length that any name allows."""
+        plain = re.sub(r"[^a-z0-9._-]", "_", vm.rpartition("/")[2])[:40]
+        return self._directory / f"{plain}-{hashlib.sha256(vm.encode()).hexdigest()[:12]}"
+
+    def get(self, vm: str) -> SupervisorRecord | None:
+        return self._records.get(vm)
+
+    @property
+    def live_pids(self) -> list[int]:
+        """The processes that keep a VM now."""
+        return sorted(kept.pid for kept in self._records.values() if kept.is_alive)
+
+    def save(self, kept: SupervisorRecord) -> None:
+        if self._records.get(kept.vm) == kept:
+            return
+        self._records[kept.vm] = kept
+        path = self.vm_directory(kept.vm) / _RECORD_FILE
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(msgspec.json.encode(kept))
+        os.replace(fresh, path)
+
+    def delete(self, vm: str) -> None:
+        """It has no keeper, and none is missing."""
+        if self._records.pop(vm, None) is not None:
+            (self.vm_directory(vm) / _RECORD_FILE).unlink(missing_ok=True)
+
+
+def _read_records(directory: Path) -> Iterator[SupervisorRecord]:
+    for path in sorted(directory.glob(f"*/{_RECORD_FILE}")):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=SupervisorRecord)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("%s is not understood and left alone: %s", path, error)
+
+
+RECONNECT_GRACE_S = 5.0  # real time: a keeper tries five times a second
+_POLL_INTERVAL_S = 0.1
+
+
+class SupervisorRegistry:
+    """VMs are known by their keys. Waiting is in real time: a keeper reconnects in real time, however lab time runs."""
+
+    def __init__(self, roster: SupervisorRecords, *, grace_s: float = RECONNECT_GRACE_S) -> None:
+        self._records = roster
+        self._grace_s = grace_s
+        self._connections: dict[str, SupervisorConnection] = {}
+        self._registered = asyncio.Event()
+
+    def vm_directory(self, vm: str) -> Path:
+        return self._records.vm_directory(vm)
+
+    @property
+    def connections(self) -> dict[str, SupervisorConnection]:
         """Of the keepers that are connected, by the VM's key."""
-        return dict(self._links)
+        return dict(self._connections)
 
-    def link_of(self, vm: str) -> Link | None:
-        return self._links.get(vm)
+    def connection_of(self, vm: str) -> SupervisorConnection | None:
+        return self._connections.get(vm)
 
-    def is_kept(self, vm: str) -> bool:
+    def is_supervised(self, vm: str) -> bool:
         """Whether a keeper is connected, or its process lives and will be."""
-        kept = self._roster.find(vm)
-        return vm in self._links or (kept is not None and kept.is_alive)
+        kept = self._records.get(vm)
+        return vm in self._connections or (kept is not None and kept.is_alive)
 
-    def has_ended(self, vm: str) -> bool:
+    def has_program_ended(self, vm: str) -> bool:
         """Whether the program ended by itself."""
-        kept = self._roster.find(vm)
+        kept = self._records.get(vm)
         return kept is not None and kept.ended
 
-    def must_be_free(self, vm: str, hello: Hello) -> None:
+    def require_no_other_supervisor(self, vm: str, hello: SupervisorHello) -> None:
         """One keeper per VM; the same one may come again before we know that it was gone."""
-        kept = self._roster.find(vm)
-        if kept is not None and (kept.pid, kept.started) != hello.birth and kept.is_alive:
+        kept = self._records.get(vm)
+        if kept is not None and (kept.pid, kept.started) != hello.process_identity and kept.is_alive:
             raise Refused(f"VM {hello.vm!r} is kept by process {kept.pid} already: end that one first")
 
-    def is_known(self, vm: str, hello: Hello) -> bool:
+    def is_recorded(self, vm: str, hello: SupervisorHello) -> bool:
         """Whether this keeper had the VM before, or was started for it by us."""
-        kept = self._roster.find(vm)
-        return kept is not None and (kept.pid, kept.started) == hello.birth
+        kept = self._records.get(vm)
+        return kept is not None and (kept.pid, kept.started) == hello.process_identity
 
-    def arrive(self, vm: str, link: Link) -> bool:
+    def register(self, vm: str, link: SupervisorConnection) -> bool:
         """Take the link as the VM's; whether its keeper is one that was not known before."""
-        self.must_be_free(vm, link.hello)
-        if (old := self._links.get(vm)) is not None:
+        self.require_no_other_supervisor(vm, link.hello)
+        if (old := self._connections.get(vm)) is not None:
             old.close()
-        is_new = not self.is_known(vm, link.hello)
-        self.expect(vm, *link.hello.birth)
-        self._links[vm] = link
-        self._arrived.set()
-        self._arrived = asyncio.Event()
+        is_new = not self.is_recorded(vm, link.hello)
+        self.record(vm, *link.hello.process_identity)
+        self._connections[vm] = link
+        self._registered.set()
+        self._registered = asyncio.Event()
         return is_new
 
-    def expect(self, vm: str, pid: int, started: str) -> None:
+    def record(self, vm: str, pid: int, started: str) -> None:
         """This process keeps the VM, or will in a moment."""
-        self._roster.write(Kept(vm=vm, pid=pid, started=started))
+        self._records.save(SupervisorRecord(vm=vm, pid=pid, started=started))
 
-    def leave(self, vm: str, link: Link) -> bool:
+    def unregister(self, vm: str, link: SupervisorConnection) -> bool:
         """Whether it was the VM's link still: its keeper may have come back on another before we knew it was gone."""
-        was_its = self._links.get(vm) is link
+        was_its = self._connections.get(vm) is link
         if was_its:
-            del self._links[vm]
+            del self._connections[vm]
         return was_its
 
-    def end(self, vm: str) -> None:
+    def mark_ended(self, vm: str) -> None:
         """The program ended by itself: nobody is missing when its keeper goes."""
-        if (kept := self._roster.find(vm)) is not None:
-            self._roster.write(replace(kept, ended=True))
+        if (kept := self._records.get(vm)) is not None:
+            self._records.save(replace(kept, ended=True))
 
-    def strike(self, vm: str) -> None:
+    def forget(self, vm: str) -> None:
         """Nobody is missing, and how the last program ended is forgotten; a keeper that lives stays known."""
-        kept = self._roster.find(vm)
-        if kept is not None and self.is_kept(vm):
-            self._roster.write(replace(kept, ended=False))
+        kept = self._records.get(vm)
+        if kept is not None and self.is_supervised(vm):
+            self._records.save(replace(kept, ended=False))
         else:
-            self._roster.strike(vm)
+            self._records.delete(vm)
 
-    async def find(self, vm: str) -> Link | None:
+    async def wait_for_connection(self, vm: str) -> SupervisorConnection | None:
         """The link of the VM's keeper, waited for if it is away for a moment; None: the VM has no keeper.
 
         Raises Unavailable for one that lives and does not come.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
-                while self.is_kept(vm):
-                    if (link := self._links.get(vm)) is not None and not link.is_closed:
+                while self.is_supervised(vm):
+                    if (link := self._connections.get(vm)) is not None and not link.is_closed:
                         return link
-                    await self._until_something_changes()
+                    await self._wait_for_change()
                 return None
-        kept = self._roster.find(vm)
+        kept = self._records.get(vm)
         raise Unavailable(f"the keeper of VM {vm!r} (process {kept.pid if kept else 0}) lives but does not answer")
 
-    def lost(self, vm: str) -> str:
+    def missing_supervisor_text(self, vm: str) -> str:
         """Who should be there and is gone for good, as a sentence; "" if nobody is missing."""
-        kept = self._roster.find(vm)
-        if kept is None or kept.ended or self.is_kept(vm):
+        kept = self._records.get(vm)
+        if kept is None or kept.ended or self.is_supervised(vm):
             return ""
         return f"its keeper (process {kept.pid}) is gone, and its program with it"
 
-    async def _until_something_changes(self) -> None:
+    async def _wait_for_change(self) -> None:
         """That a process has gone nobody tells us, so we look."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_NAP_S):
-                await self._arrived.wait()
+            async with asyncio.timeout(_POLL_INTERVAL_S):
+                await self._registered.wait()

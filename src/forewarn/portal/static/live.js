@@ -6,7 +6,7 @@
 // It is taken up again by itself after a gap, from the last number that was heard. A hidden page holds no connection:
 // a browser opens only a few to one host, and somebody who has many tabs open looks at one of them.
 
-import { seated } from "./seat.js";
+import { seated } from "./stream-slots.js";
 
 export const live = new EventTarget();
 

@@ -1,4 +1,4 @@
-"""What Alembic runs: the steps, on the connection and inside the transaction that `migrate` hands over."""
+"""Alembic's environment script: runs migrations on the connection and in the transaction it is given."""
 
 from alembic import context
 

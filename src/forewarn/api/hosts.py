@@ -1,0 +1,109 @@
+"""Host handlers: add, remove, degrade, fail and repair a host, and preview a degradation or failure."""
+
+from __future__ import annotations
+
+from forewarn.api.requests import receipt_view
+from forewarn.control.control_plane import ControlPlane
+from forewarn.control.dry_run import RequestAction, dry_run_request
+from forewarn.control.fleet import FleetChange
+from forewarn.core.fleet import Host
+from forewarn.core.fleetfile.naming import plain_name_error
+from forewarn.core.request import MaintenanceRequest
+from forewarn.errors import Refused, Rejected
+from forewarn.explain.preview import Preview
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import DurationSeconds, HandlerCall, NonEmptyText, StrictBody
+from forewarn.web.view_builder import ViewBuilder
+from forewarn.web.views import HostView, ReceiptView
+
+
+class NewHost(StrictBody, frozen=True, kw_only=True):
+    name: NonEmptyText
+    location: NonEmptyText
+    zone: str = ""
+
+
+class DegradeHostBody(StrictBody, frozen=True, kw_only=True):
+    in_s: DurationSeconds
+    short_notice: bool = False
+
+
+async def add_host(context: RequestContext, call: HandlerCall, body: NewHost) -> HostView:
+    """Add a host."""
+    if fault := plain_name_error(body.name, limit=64):
+        raise Rejected(f"the host name {body.name!r} {fault}: give a plain name such as 'host-0'")
+    host = Host(name=body.name, location=body.location, zone=body.zone)
+    async with context.control.reconciler.pass_lock:
+        if any(known.name.casefold() == body.name.casefold() for known in context.store.hosts()):
+            raise Refused(f"host {body.name!r} exists already: give another name")
+        await context.control.fleet.apply_change(
+            FleetChange(hosts=(host,), text=f"host {host.name} added"), who=context.caller_name
+        )
+    return ViewBuilder(context).host(host)
+
+
+async def remove_host(context: RequestContext, call: HandlerCall) -> HostView:
+    """Remove a host that no VM is on."""
+    async with context.control.reconciler.pass_lock:
+        host = context.control.requests.host(call.path_params["name"])
+        staying = context.store.vms(host=host.name)
+        if not staying and context.control.placement.vm_count(host.name):
+            raise Refused(f"host {host.name!r} is where a VM is moving to: wait until its event is over")
+        change = FleetChange(removed_hosts=(host.name,), text=f"host {host.name} removed")
+        await context.control.fleet.apply_change(change, who=context.caller_name)
+    return ViewBuilder(context).host(host, ())
+
+
+async def degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> ReceiptView:
+    """Predict that a host will fail: its VMs are to leave it."""
+    # Two calls about one host would each decide on a health that the other is changing.
+    async with context.control.reconciler.pass_lock:
+        receipt = await context.control.requests.degrade_host(
+            call.path_params["name"], who=context.caller_name, notice_s=body.in_s, short_notice=body.short_notice
+        )
+    return await receipt_view(context, receipt.request)
+
+
+async def fail_host(context: RequestContext, call: HandlerCall) -> ReceiptView:
+    """Let a host fail without warning."""
+    async with context.control.reconciler.pass_lock:
+        receipt = await context.control.requests.fail_host(call.path_params["name"], who=context.caller_name)
+    return await receipt_view(context, receipt.request)
+
+
+async def repair_host(context: RequestContext, call: HandlerCall) -> HostView:
+    """Make a host healthy again."""
+    async with context.control.reconciler.pass_lock:
+        repaired = await context.control.requests.repair_host(call.path_params["name"], who=context.caller_name)
+    return ViewBuilder(context).host(repaired)
+
+
+async def preview_degrade_host(context: RequestContext, call: HandlerCall, body: DegradeHostBody) -> Preview:
+    """What would come of predicting that a host will fail."""
+    name, who = call.path_params["name"], context.caller_name
+
+    async def operation(control: ControlPlane) -> MaintenanceRequest:
+        receipt = await control.requests.degrade_host(name, who=who, notice_s=body.in_s, short_notice=body.short_notice)
+        return receipt.request
+
+    return await _preview_for_host(context, name, operation)
+
+
+async def preview_fail_host(context: RequestContext, call: HandlerCall) -> Preview:
+    """What would come of letting a host fail."""
+    name, who = call.path_params["name"], context.caller_name
+
+    async def operation(control: ControlPlane) -> MaintenanceRequest:
+        return (await control.requests.fail_host(name, who=who)).request
+
+    return await _preview_for_host(context, name, operation)
+
+
+async def _preview_for_host(context: RequestContext, name: str, operation: RequestAction) -> Preview:
+    """Those on it, and those on their way to it."""
+    host = context.control.requests.host(name)
+    bound = map(context.store.vm, context.control.placement.vms_moving_to(host.name))
+    vms = [*context.store.vms(host=host.name), *(vm for vm in bound if vm is not None)]
+    await context.dependencies.flush_observations()
+    async with context.dependencies.preview_locks.for_caller(context.principal.id):
+        return await dry_run_request(context.control, operation, list({vm.key: vm for vm in vms}.values()))

@@ -1,0 +1,138 @@
+"""Conformance of a store: versions and conflicts, subscribers, and closing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from forewarn.conformance.store_rows import (
+    SAMPLE_SCOPE_ID,
+    replace_fields,
+    sample_event,
+    sample_history_entry,
+    sample_planned_event,
+    sample_request,
+    sample_vm,
+)
+from forewarn.conformance.store_suite import StoreSuite
+from forewarn.core.commit import Commit
+from forewarn.core.event import Gate
+from forewarn.core.fleet import Host
+from forewarn.core.scope import Scope
+from forewarn.errors import Conflict, Unavailable
+from forewarn.store.interface import AppliedCommit, Store
+
+
+def _versioned_row(kind: str) -> Any:
+    rows = {"scopes": Scope(id="x"), "gates": Gate(id="x", request_id="r", host="h"), "requests": sample_request("x")}
+    return rows[kind]
+
+
+class StoreCommitTests(StoreSuite):
+    @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
+    def test_a_commit_on_an_outdated_version_is_a_conflict_that_names_the_row(self, kind: str) -> None:
+        async def story(store: Store) -> None:
+            row = _versioned_row(kind)
+            await store.commit(Commit(**{kind: (row,)}))
+            await store.commit(Commit(**{kind: (replace_fields(row, version=1),)}))
+            with pytest.raises(Conflict, match=r"'x' is at version 2, but .* version 1: read it again"):
+                await store.commit(Commit(**{kind: (replace_fields(row, version=1),)}))
+            with pytest.raises(Conflict, match=r"'x' is at version 2, but .* it not existing"):
+                await store.commit(Commit(**{kind: (row,)}))
+            with pytest.raises(Conflict, match=r"'y' does not exist, but .* version 4"):
+                await store.commit(Commit(**{kind: (replace_fields(row, id="y", version=4),)}))
+            await store.commit(Commit(**{kind: (replace_fields(row, version=2),)}))
+
+        self.run_steps(story)
+
+    @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
+    def test_a_conflict_leaves_nothing_of_its_commit(self, kind: str) -> None:
+        async def story(store: Store) -> None:
+            await store.commit(Commit(**{kind: (_versioned_row(kind),)}, entries=(sample_history_entry("kept"),)))
+            rest = Commit(vms=(sample_vm("a"),), events=(sample_event("E"),), hosts=(Host(name="h", location="l"),))
+            rest = replace_fields(rest, planned=(sample_planned_event("P"),), entries=(sample_history_entry("lost"),))
+            first: dict[str, Any] = {
+                name: (replace_fields(_versioned_row(name), id="first"),) for name in ("scopes", "gates", "requests")
+            }
+            first[kind] = (*first[kind], _versioned_row(kind))
+            with pytest.raises(Conflict):
+                await store.commit(replace_fields(rest, **first))
+            assert not any((store.vms(), store.events(), store.hosts(), store.planned()))
+            assert store.scope("first") is None
+            assert store.gate("first") is None
+            assert store.request("first") is None
+            assert [entry.text for entry in store.history()] == ["kept"]
+            assert await store.commit(Commit(entries=(sample_history_entry("next"),))) == 2
+
+        self.run_steps(story)
+
+    def test_one_row_cannot_change_twice_from_the_same_version(self) -> None:
+        async def story(store: Store) -> None:
+            with pytest.raises(Conflict):
+                await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID), Scope(id=SAMPLE_SCOPE_ID))))
+            assert store.scope(SAMPLE_SCOPE_ID) is None
+            await store.commit(
+                Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID), Scope(id=SAMPLE_SCOPE_ID, version=1, epoch=5)))
+            )
+            assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=2, epoch=5)
+
+        self.run_steps(story)
+
+    def test_subscribers_hear_every_commit_in_order_before_its_caller_goes_on(self) -> None:
+        async def story(store: Store) -> None:
+            heard: list[AppliedCommit] = []
+            stop = store.subscribe(heard.append)
+
+            async def commit_and_look(text: str) -> None:
+                seq = await store.commit(Commit(entries=(sample_history_entry(text),)))
+                assert next(h for h in heard if h.seq == seq).commit.entries == (sample_history_entry(text, seq=seq),)
+                assert store.history(after=seq - 1)[0].text == text
+
+            await asyncio.gather(*(commit_and_look(f"{number}") for number in range(20)))
+            with pytest.raises(Conflict):
+                await store.commit(Commit(scopes=(Scope(id="x", version=1),)))
+            assert [h.seq for h in heard] == list(range(1, 21))
+            stop()
+            stop()
+            await store.commit(Commit(entries=(sample_history_entry("unheard"),)))
+            assert len(heard) == 20
+
+        self.run_steps(story)
+
+    def test_a_failing_subscriber_does_not_block_the_others(self) -> None:
+        async def story(store: Store) -> None:
+            reported: list[dict[str, Any]] = []
+            heard: list[AppliedCommit] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+            def fail(_: AppliedCommit) -> None:
+                raise ValueError("not today")
+
+            store.subscribe(fail)
+            store.subscribe(heard.append)
+            assert await store.commit(Commit(entries=(sample_history_entry("a"),))) == 1
+            assert len(heard) == 1
+            assert isinstance(reported[0]["exception"], ValueError)
+
+        self.run_steps(story)
+
+    def test_a_closed_store_takes_no_more_writes_and_lost_none(self) -> None:
+        async def write(store: Store) -> None:
+            commits = [store.commit(Commit(entries=(sample_history_entry(f"{number}"),))) for number in range(10)]
+            waiting = asyncio.gather(*commits)
+            await asyncio.sleep(0)
+            await store.close()
+            await store.close()
+            assert await waiting == list(range(1, 11))
+            with pytest.raises(Unavailable, match="closed"):
+                await store.commit(Commit(entries=(sample_history_entry("late"),)))
+            with pytest.raises(Unavailable, match="closed"):
+                await store.save("late", b"")
+
+        async def read(store: Store) -> None:
+            assert store.last_seq() == 10
+            assert store.load("late") is None
+
+        self.run_steps(write, read)

@@ -1,0 +1,249 @@
+"""Conformance of a store: queries for VMs, hosts, events, gates, requests, clients and webhooks."""
+
+from __future__ import annotations
+
+import pytest
+
+from forewarn.conformance.store_rows import (
+    SAMPLE_SCOPE_ID,
+    finished_event,
+    replace_fields,
+    sample_event,
+    sample_planned_event,
+    sample_request,
+    sample_rollout,
+    sample_vm,
+)
+from forewarn.conformance.store_suite import LIVE_STATUSES, StoreSuite
+from forewarn.core.access import Grant, RegisteredClient, Role
+from forewarn.core.commit import Commit
+from forewarn.core.event import EventState, Gate
+from forewarn.core.fleet import Host, HostHealth
+from forewarn.core.scope import Scope
+from forewarn.core.webhook import EventGridStatus, WebhookCursor, WebhookSchema, WebhookSubscription
+from forewarn.errors import Conflict
+from forewarn.store.interface import Store
+
+
+def _loaded_scope(store: Store) -> Scope:
+    scope = store.scope(SAMPLE_SCOPE_ID)
+    assert scope is not None
+    return scope
+
+
+class StoreQueryTests(StoreSuite):
+    def test_vms_keep_the_order_they_were_added_in(self) -> None:
+        async def story(store: Store) -> None:
+            await store.commit(
+                Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=(sample_vm("c"), sample_vm("a"), sample_vm("b")))
+            )
+            await store.commit(Commit(vms=(sample_vm("c", host="h2"), sample_vm("a", removed_at=1.0))))
+            assert [vm.name for vm in store.vms()] == ["c", "b"]
+            assert [vm.name for vm in store.vms(removed=True)] == ["c", "a", "b"]
+            await store.commit(Commit(vms=(sample_vm("a"), sample_vm("c", availability_set="db"))))
+            assert [vm.name for vm in store.vms()] == ["b", "a", "c"]
+            assert [vm.name for vm in _loaded_scope(store).vms] == ["b", "a"]
+
+        self.run_steps(story)
+
+    def test_vms_are_found_by_scope_and_by_host(self) -> None:
+        async def story(store: Store) -> None:
+            vms = (
+                sample_vm("a"),
+                sample_vm("b", host="h2"),
+                sample_vm("c", availability_set="db"),
+                sample_vm("d", removed_at=1.0),
+            )
+            await store.commit(Commit(vms=vms))
+            assert [vm.name for vm in store.vms(scope_id=SAMPLE_SCOPE_ID)] == ["a", "b"]
+            assert [vm.name for vm in store.vms(host="h1")] == ["a", "c"]
+            assert [vm.name for vm in store.vms(scope_id=SAMPLE_SCOPE_ID, host="h1", removed=True)] == ["a", "d"]
+            assert store.vm(vms[3].key) == vms[3]
+
+        self.run_steps(story)
+
+    def test_hosts_are_put_and_removed_by_name(self) -> None:
+        async def story(store: Store) -> None:
+            h1, h2 = Host(name="h1", location="l"), Host(name="h2", location="l")
+            await store.commit(Commit(hosts=(h2, h1)))
+            assert store.hosts() == [h1, h2]
+            failed = replace_fields(h2, health=HostHealth.FAILED)
+            await store.commit(Commit(hosts=(failed,), removed_hosts=("h1", "unknown")))
+            assert store.hosts() == [failed]
+
+        self.run_steps(story)
+
+    def test_events_are_found_oldest_first(self) -> None:
+        async def story(store: Store) -> None:
+            e1, e2 = sample_event("Z", request_id="r1", gate_id="g"), sample_event("Y", request_id="r2", gate_id="g")
+            e3 = finished_event(sample_event("X", scope_id="other", request_id="r2"), 5.0)
+            await store.commit(Commit(events=(e1, e2)))
+            await store.commit(Commit(events=(e3,)))
+            e1 = replace_fields(e1, approved_at=3.0)
+            await store.commit(Commit(events=(e1,)))
+            assert store.events() == [e1, e2, e3]
+            assert store.events(limit=2) == [e2, e3]
+            assert store.events(limit=0) == []
+            assert store.events(scope_id=SAMPLE_SCOPE_ID) == [e1, e2]
+            assert store.events(request_id="r2") == [e2, e3]
+            assert store.events(gate_id="g", statuses=LIVE_STATUSES, limit=1) == [e2]
+            assert store.events(statuses=[EventState.OVER]) == [e3]
+            assert store.events(statuses=[]) == []
+
+        self.run_steps(story)
+
+    def test_waking_a_gate_outdates_what_was_decided_before(self) -> None:
+        """Spec §6.2: no readiness may be missed by a gate that was being looked at meanwhile."""
+
+        async def story(store: Store) -> None:
+            await store.commit(Commit(gates=(Gate(id="g", request_id="r", host="h", wakes_at=None),)))
+            looked_at = store.gate("g")
+            assert looked_at is not None
+            assert store.due_gates(1e12) == []
+            await store.commit(Commit(wake_gates=("g", "unknown")))
+            assert [gate.id for gate in store.due_gates(0.0)] == ["g"]
+            assert store.gate("unknown") is None
+            with pytest.raises(Conflict):
+                await store.commit(Commit(gates=(looked_at,)))
+
+        self.run_steps(story)
+
+    def test_due_scopes_and_gates_come_in_time_order(self) -> None:
+        async def story(store: Store) -> None:
+            scopes = [("a", 30.0), ("b", 10.0), ("c", None), ("d", 10.0)]
+            gates = tuple(Gate(id=f"g{at}", request_id="r", host="h", wakes_at=at) for at in (9.0, 7.0))
+            await store.commit(Commit(scopes=tuple(Scope(id=id_, wakes_at=at) for id_, at in scopes), gates=gates))
+            assert store.due_scopes(9.9) == []
+            assert store.due_scopes(10.0) == ["b", "d"]
+            assert store.due_scopes(99.0) == ["b", "d", "a"]
+            assert store.due_scopes(99.0, limit=1) == ["b"]
+            assert [gate.id for gate in store.due_gates(9.0)] == ["g7.0", "g9.0"]
+            assert [gate.version for gate in store.due_gates(8.0, limit=1)] == [1]
+            assert store.next_wake_at() == 7.0
+            done = tuple(replace_fields(gate, version=1, wakes_at=None) for gate in gates)
+            await store.commit(Commit(gates=done))
+            assert store.next_wake_at() == 10.0
+
+        self.run_steps(story)
+
+    def test_requests_are_found_oldest_first(self) -> None:
+        async def story(store: Store) -> None:
+            closed, open_ = sample_request("z", at=9.0), sample_rollout("y", at=1.0)
+            await store.commit(Commit(requests=(closed,)))
+            await store.commit(Commit(requests=(open_, sample_rollout("x"))))
+            assert [request.id for request in store.requests()] == ["z", "y", "x"]
+            assert [request.id for request in store.requests(open_only=True)] == ["y", "x"]
+            assert [request.id for request in store.requests(limit=1)] == ["x"]
+            await store.commit(Commit(requests=(sample_rollout("y", closed=True, version=1),)))
+            assert [(r.id, r.version) for r in store.requests(open_only=True)] == [("x", 1)]
+
+        self.run_steps(story)
+
+    def test_events_that_are_over_are_found_by_when(self) -> None:
+        async def story(store: Store) -> None:
+            late, soon, twin = (
+                finished_event(sample_event(name), at) for name, at in (("A", 9.0), ("B", 5.0), ("C", 5.0))
+            )
+            await store.commit(Commit(events=(late, sample_event("live"), soon, twin)))
+            assert store.events_ended_between(0.0, 10.0, limit=9) == [soon, twin, late]
+            assert store.events_ended_between(5.0, 9.0, limit=2) == [twin, late]
+            assert store.events_ended_between(5.0, 9.0, limit=2, newest=False) == [soon, twin]
+            assert store.events_ended_between(5.5, 8.5, limit=9) == []
+            assert store.events_ended_between(0.0, 10.0, limit=0) == []
+
+        self.run_steps(story)
+
+    def test_events_behind_many_gates_are_found_at_once(self) -> None:
+        async def story(store: Store) -> None:
+            e1, e2, e3 = (
+                sample_event("Z", gate_id="g1"),
+                sample_event("Y", gate_id="g2"),
+                sample_event("X", gate_id="g1"),
+            )
+            others = (
+                sample_event("W", gate_id="g3"),
+                sample_event("V"),
+                finished_event(sample_event("U", gate_id="g1"), 5.0),
+            )
+            await store.commit(Commit(events=(e1, e2, e3, *others)))
+            await store.commit(
+                Commit(
+                    planned=(
+                        sample_planned_event("P1", gate_id="g2"),
+                        sample_planned_event("P2", gate_id="g3"),
+                        sample_planned_event("P3"),
+                    )
+                )
+            )
+            assert store.events_behind_gates(["g1", "g2", "unknown"]) == ([e1, e2, e3], {"g2"})
+            assert store.events_behind_gates([]) == ([], set())
+
+        self.run_steps(story)
+
+    def test_planned_events_wait_until_they_are_unplanned(self) -> None:
+        async def story(store: Store) -> None:
+            p1, p2, p3 = (
+                sample_planned_event("P2"),
+                sample_planned_event("P1", gate_id="g"),
+                sample_planned_event("P0", request_id="r2"),
+            )
+            await store.commit(Commit(planned=(p1, p2, p3)))
+            assert store.planned() == [p1, p2, p3]
+            assert store.planned(request_id="r1") == [p1, p2]
+            assert store.events_behind_gates(["g"]).gates_with_planned == {"g"}
+            p2 = replace_fields(p2, notice_s=5.0)
+            await store.commit(
+                Commit(planned=(p2, sample_planned_event("at once")), unplanned=("P2", "at once", "unknown"))
+            )
+            assert store.planned() == [p2, p3]
+
+        self.run_steps(story)
+
+    def test_clients_and_grants_are_kept_replaced_and_removed(self) -> None:
+        one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
+        two = RegisteredClient(id="bot", secret_hash=b"h")
+        read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
+        run = Grant(id="g2", role=Role.OPERATOR, to="client:bot", over="/subscriptions/s")
+
+        async def first(store: Store) -> None:
+            await store.commit(Commit(clients=(two, one), grants=(read, run)))
+
+        async def second(store: Store) -> None:
+            assert store.clients() == [one, two]
+            assert store.client("app") == one
+            assert store.grants() == [read, run]
+            assert store.grants(to="client:bot") == [run]
+            await store.commit(Commit(clients=(replace_fields(one, name="New"),), removed_clients=("bot",)))
+            await store.commit(Commit(removed_grants=("g2", "never there")))
+
+        async def third(store: Store) -> None:
+            assert store.clients() == [replace_fields(one, name="New")]
+            assert store.grants() == [read]
+
+        self.run_steps(first, second, third)
+
+    def test_the_cursor_of_a_webhook_only_moves_ahead_and_brings_none_back(self) -> None:
+        hook = WebhookSubscription(
+            id="w1",
+            url="https://x",
+            secret="s",
+            schema=WebhookSchema.CLOUD_EVENTS,
+            happenings=(EventGridStatus.STARTED,),
+        )
+        other = WebhookSubscription(
+            id="w0", url="https://y", secret="t", over="/subscriptions/s", opted_in_only=True, cursor=7
+        )
+
+        async def first(store: Store) -> None:
+            await store.commit(Commit(webhooks=(hook, other)))
+            await store.commit(
+                Commit(cursors=(WebhookCursor(webhook_id="w1", seq=5), WebhookCursor(webhook_id="w0", seq=3)))
+            )
+
+        async def second(store: Store) -> None:
+            assert store.webhooks() == [replace_fields(hook, cursor=5), other]
+            await store.commit(Commit(removed_webhooks=("w1",)))
+            await store.commit(Commit(cursors=(WebhookCursor(webhook_id="w1", seq=9),)))
+            assert store.webhooks() == [other]
+
+        self.run_steps(first, second)

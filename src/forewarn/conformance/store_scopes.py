@@ -1,0 +1,196 @@
+"""Conformance of a store: scopes and their counts, and every field of every value comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forewarn.conformance.store_rows import (
+    SAMPLE_SCOPE_ID,
+    finished_event,
+    replace_fields,
+    sample_delivery,
+    sample_event,
+    sample_history_entry,
+    sample_planned_event,
+    sample_poll,
+    sample_rollout,
+    sample_vm,
+)
+from forewarn.conformance.store_suite import StoreSuite
+from forewarn.core.cause import Verb
+from forewarn.core.commit import Commit
+from forewarn.core.event import Act, ActOutcome, EventState, Gate
+from forewarn.core.fleet import AutoApproval, Host, HostHealth
+from forewarn.core.scope import Scope
+from forewarn.store.interface import Store, StoreCounts
+
+
+class StoreScopeTests(StoreSuite):
+    def test_a_new_store_is_empty(self) -> None:
+        async def story(store: Store) -> None:
+            assert store.scope(SAMPLE_SCOPE_ID) is None
+            assert store.vm("no") is None
+            assert store.event("no") is None
+            assert store.gate("no") is None
+            assert store.request("no") is None
+            assert store.load("no") is None
+            assert not any((store.scope_ids(), store.vms(), store.hosts(), store.events(), store.requests()))
+            assert not any((store.planned(), store.history(), store.deliveries(), store.last_polls()))
+            assert store.client("no") is None
+            assert not any((store.clients(), store.grants(), store.webhooks()))
+            assert not any((store.due_scopes(1e12), store.due_gates(1e12)))
+            assert store.next_wake_at() is None
+            assert store.last_seq() == 0
+
+        self.run_steps(story)
+
+    def test_every_fact_of_every_value_comes_back(self) -> None:
+        vm = sample_vm("web-0", tags={"a": "ü"}, auto_approve=AutoApproval(restart=True), removed_at=7.25)
+        act = Act(id="E1:web-0", vm=vm.key, name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=9)
+        event = sample_event(
+            "E1", acts=(act, replace_fields(act, outcome=ActOutcome(ok=False, at=3.0, note="no"))), gate_id="g"
+        )
+        gate = Gate(id="g", request_id="r1", host="h1", released_at=0.1 + 0.2, wakes_at=None)
+        host = Host(name="h1", location="north", zone="1", health=HostHealth.DEGRADED)
+        entry = sample_history_entry(
+            "it was", scope_id=SAMPLE_SCOPE_ID, event_id="E1", request_id="r1", vm="web-0", host="h1", who="ann"
+        )
+
+        async def write(store: Store) -> None:
+            rows = Commit(vms=(vm,), events=(event,), hosts=(host,), gates=(gate,), entries=(entry,))
+            await store.commit(
+                replace_fields(
+                    rows, requests=(sample_rollout("r1", notice_s=1.5),), planned=(sample_planned_event("E2"),)
+                )
+            )
+            await store.record_observations([sample_poll("web-0", 5.5)], [sample_delivery("E1")])
+            await store.save("name", b"\x00\xff")
+
+        async def read(store: Store) -> None:
+            assert store.vm(vm.key) == vm
+            assert store.event("E1") == event
+            assert store.hosts() == [host]
+            assert store.gate("g") == replace_fields(gate, version=1)
+            assert store.request("r1") == sample_rollout("r1", notice_s=1.5, version=1)
+            assert store.planned() == [sample_planned_event("E2")]
+            assert store.history() == [replace_fields(entry, seq=1)]
+            assert store.last_polls() == [sample_poll("web-0", 5.5)]
+            assert store.deliveries() == [sample_delivery("E1")]
+            assert store.load("name") == b"\x00\xff"
+
+        self.run_steps(write, read)
+
+    def test_a_scope_is_its_row_its_present_vms_and_its_live_events(self) -> None:
+        row = Scope(
+            id=SAMPLE_SCOPE_ID, epoch=2, incarnation=3, enabled_at=1.0, last_request_at=4.0, next_seq=9, wakes_at=5.0
+        )
+        vms = (
+            sample_vm("b"),
+            sample_vm("gone", removed_at=3.0),
+            sample_vm("a"),
+            sample_vm("elsewhere", availability_set="db"),
+        )
+        events = (
+            sample_event("E3", seq=3),
+            sample_event("E2", seq=2, status=EventState.STARTED),
+            finished_event(sample_event("E1"), 1.0),
+        )
+
+        async def write(store: Store) -> None:
+            await store.commit(Commit(scopes=(row,), vms=vms, events=events))
+
+        async def read(store: Store) -> None:
+            whole = replace_fields(row, version=1, vms=(vms[0], vms[2]), events=(events[1], events[0]))
+            assert store.scope(SAMPLE_SCOPE_ID) == whole
+            assert store.scope_ids() == [SAMPLE_SCOPE_ID]
+
+        self.run_steps(write, read)
+
+    def test_all_scopes_read_at_once_equal_the_single_ones(self) -> None:
+        rows = (Scope(id="b", enabled_at=1.0), Scope(id=SAMPLE_SCOPE_ID, incarnation=3, wakes_at=5.0), Scope(id="a"))
+        vms = (
+            sample_vm("z"),
+            sample_vm("gone", removed_at=3.0),
+            sample_vm("y"),
+            sample_vm("elsewhere", availability_set="db"),
+        )
+        events = (
+            sample_event("E3", seq=3),
+            sample_event("E2", seq=2, status=EventState.STARTED),
+            finished_event(sample_event("E1"), 1.0),
+        )
+
+        async def write(store: Store) -> None:
+            await store.commit(Commit(scopes=rows, vms=vms, events=(*events, sample_event("E4", scope_id="b", seq=1))))
+
+        async def read(store: Store) -> None:
+            assert list(store.scopes()) == [store.scope(scope_id) for scope_id in store.scope_ids()]
+            assert store.scope_ids(enabled=True) == ["b"]
+            assert store.scope_ids(enabled=False) == sorted(["a", SAMPLE_SCOPE_ID])
+
+        self.run_steps(write, read)
+
+    def test_all_scopes_read_at_once_are_a_snapshot(self) -> None:
+        async def story(store: Store) -> None:
+            await store.commit(Commit(scopes=(Scope(id="a"), Scope(id="b"))))
+            scopes = store.scopes()
+            await store.commit(Commit(scopes=(Scope(id="b", version=1, incarnation=7),)))
+            assert [(scope.id, scope.incarnation) for scope in scopes] == [("a", 0), ("b", 0)]
+
+        self.run_steps(story)
+
+    def test_counts_are_of_the_present_fleet(self) -> None:
+        vms = (sample_vm("a"), sample_vm("b"), sample_vm("gone", removed_at=3.0))
+        events = (
+            sample_event("E1"),
+            sample_event("E2", seq=2, status=EventState.STARTED),
+            finished_event(sample_event("E3"), 1.0),
+        )
+
+        async def story(store: Store) -> None:
+            assert store.counts() == StoreCounts(vms=0, scopes=0, hosts=0, events=0)
+            hosts = (Host(name="h1", location="north"),)
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=vms, events=events, hosts=hosts))
+            assert store.counts() == StoreCounts(vms=2, scopes=1, hosts=1, events=2)
+            await store.commit(Commit(vms=(sample_vm("a", removed_at=4.0),), removed_hosts=("h1",)))
+            assert store.counts() == StoreCounts(vms=1, scopes=1, hosts=0, events=2)
+
+        self.run_steps(story)
+
+    def test_enabled_scopes_are_counted(self) -> None:
+        async def story(store: Store) -> None:
+            assert store.enabled_scope_count() == 0
+            ids = (SAMPLE_SCOPE_ID, "other", "disabled")
+            rows = tuple(Scope(id=id_, enabled_at=None if id_ == "disabled" else 1.0) for id_ in ids)
+            await store.commit(Commit(scopes=rows))
+            assert store.enabled_scope_count() == 2
+            assert store.failed_writes() == 0
+
+        self.run_steps(story)
+
+    def test_a_scope_is_written_without_its_vms_and_events(self) -> None:
+        async def story(store: Store) -> None:
+            carried: dict[str, Any] = {
+                "vms": (sample_vm("a"),),
+                "events": (sample_event("E1"),),
+                "news": (sample_history_entry("x"),),
+            }
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID, **carried),)))
+            assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=1)
+            assert store.last_seq() == 0
+
+        self.run_steps(story)
+
+    def test_a_scopes_last_request_never_goes_back(self) -> None:
+        """Spec §8.2: 24 hours count from the last request, whoever wrote it down."""
+
+        async def story(store: Store) -> None:
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),)))
+            await store.record_observations([sample_poll("a", 50.0), sample_poll("b", 40.0, scope_id="unknown")], [])
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID, version=1, last_request_at=30.0),)))
+            assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=2, last_request_at=50.0)
+            await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID, version=2),)))
+            await store.record_observations([sample_poll("a", 45.0)], [])
+            assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=3, last_request_at=50.0)
+
+        self.run_steps(story)

@@ -1,0 +1,60 @@
+"""Short texts about events, names and durations that explanations, previews and the portal share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from forewarn.core.cause import verb_noun
+from forewarn.core.event import Ending, Event
+
+
+def started_without_notice(event: Event) -> bool:
+    """Whether it began as it was published. Where lab time stands still, one that a VM approved did not."""
+    return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
+
+
+def promised_notice(event: Event) -> str:
+    """NotBefore was rounded up to a whole second: the rest was not asked for."""
+    return duration_text(math.floor(event.not_before - event.published_at))
+
+
+def ending_text(event: Event) -> str:
+    if event.ending is Ending.FINISHED:
+        return "finished"
+    return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
+
+
+def notice_phrases(event: Event) -> Iterator[str]:
+    """What was promised, and what was given."""
+    if not event.listed or started_without_notice(event):
+        yield f"no notice{': ' + event.note if event.note else ''}"
+        return
+    promised = promised_notice(event)
+    if event.started_at is None:
+        yield f"{promised} of notice promised"
+    else:
+        yield f"{promised} of notice promised, {duration_text(event.started_at - event.published_at)} given"
+
+
+def event_kind_text(event: Event) -> str:
+    return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
+
+
+def join_names(names: Sequence[str]) -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def duration_text(seconds: float) -> str:
+    """A length of time as people say it, in its two largest units."""
+    whole = max(0, round(seconds))
+    if whole == 0:
+        return "less than a second"
+    parts = []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, whole = divmod(whole, length)
+        parts.append(f"{count} {unit}" if count else "")
+    first = next(index for index, part in enumerate(parts) if part)
+    return " ".join(part for part in parts[first : first + 2] if part)

@@ -1,0 +1,42 @@
+"""Maps errors to an HTTP status, a code and a message; each surface renders them in its own format."""
+
+from __future__ import annotations
+
+import logging
+
+from forewarn.core.fleetfile.problems import InvalidFleetFile
+from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
+
+log = logging.getLogger(__name__)
+
+# The first that fits counts.
+_STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
+    (NotFound, 404, "NotFound"),
+    (Refused, 409, "Refused"),
+    (Unauthenticated, 401, "Unauthenticated"),
+    (Forbidden, 403, "Forbidden"),
+    (Rejected, 400, "Rejected"),
+    (Conflict, 409, "Conflict"),
+    (Unavailable, 503, "Unavailable"),
+)
+
+
+def status_and_message(error: Exception) -> tuple[int, str]:
+    """The status and the sentence, for whoever says it in another form."""
+    status, _, message = classify_error(error)
+    return status, message
+
+
+def classify_error(error: Exception) -> tuple[int, str, str]:
+    for of, status, code in _STATUS_BY_ERROR:
+        if isinstance(error, of):
+            return status, code, _error_message(error)
+    log.error("a call failed that should not have", exc_info=error)
+    return 500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
+
+
+def _error_message(error: Exception) -> str:
+    if isinstance(error, InvalidFleetFile):
+        count = len(error.problems)
+        return f"{error.source} has {count} problem{'s' if count != 1 else ''}: nothing was changed"
+    return str(error)

@@ -1,0 +1,106 @@
+"""Views of maintenance requests and rollouts: their events, progress, and what they wait for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forewarn.control.rollouts import RolloutSnapshot
+from forewarn.core.event import Event
+from forewarn.core.history import EntryKind
+from forewarn.core.request import MaintenanceRequest, RequestedOperation, Rollout, RolloutState
+from forewarn.core.request_state import request_state
+from forewarn.core.rollout import remaining_vms
+from forewarn.web.context import RequestContext
+from forewarn.web.view_builder import ViewBuilder, request_view
+from forewarn.web.views import RequestStatusView, RolloutView
+
+
+def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
+    return tuple(event_id for event in events for event_id in event.replaces)
+
+
+def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
+    events = request_events(context, request)
+    planned = context.store.planned(request_id=request.id)
+    skipped = (
+        any(e.what is EntryKind.SKIPPED for e in context.store.history(request_id=request.id)) if not events else False
+    )
+    view_builder = ViewBuilder(context)
+    return RequestStatusView(
+        request=request_view(request),
+        state=request_state(events, to_come=bool(planned) or request.is_open, skipped=skipped),
+        events=view_builder.events(events),
+        replaced=replaced_event_ids(events),
+        waits_for=_wait_sentences(view_builder, events),
+    )
+
+
+def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
+    """Its own, or those of others that it approved."""
+    if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
+        return context.store.events(request_id=request.id)
+    return [event for event in map(context.store.event, request.approves) if event is not None]
+
+
+def _wait_sentences(view_builder: ViewBuilder, events: list[Event]) -> tuple[str, ...]:
+    told = ((event, view_builder.pending_wait(event)) for event in events)
+    sentences = (
+        f"{event.rules.kind or event.rules.verb} of {_short_vm_list(event)}: {wait.text}"
+        for event, wait in told
+        if wait
+    )
+    return tuple(dict.fromkeys(sentences))
+
+
+def _short_vm_list(event: Event) -> str:
+    return ", ".join(event.vms[:3]) + (f" and {len(event.vms) - 3} more" if len(event.vms) > 3 else "")
+
+
+def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
+    return tuple(rollout_view(context, request.id) for request in context.list_rollouts())
+
+
+def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
+    return RolloutView(**rollout_fields(context, request_id))
+
+
+def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
+    request = context.control.requests.rollout(request_id)
+    assert request.rollout is not None
+    reach = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
+    return rollout_fields_for_reach(context, request, request.rollout, reach)
+
+
+def rollout_fields_for_reach(
+    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, reach: RolloutSnapshot | None
+) -> dict[str, Any]:
+    """What is shown of a rollout; one that is closed needs no reach."""
+    return {
+        "id": request.id,
+        "impact": rollout.impact,
+        "hosts": rollout.hosts,
+        "scope": rollout.scope_id,
+        "progress": rollout.progress,
+        "why": rollout.why,
+        "closed": rollout.closed,
+        "who": request.who,
+        "at": request.at,
+        "notice_s": request.notice_s,
+        "max_failures": rollout.max_failures,
+        "tally": context.control.rollouts.tally_of(request, rollout, reach),
+        "next_update_domains": () if reach is None else next_update_domains(context, request, reach),
+    }
+
+
+def next_update_domains(
+    context: RequestContext, request: MaintenanceRequest, reach: RolloutSnapshot
+) -> tuple[int, ...]:
+    """Which of its scopes' update domains come next."""
+    rollout = request.rollout
+    if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
+        return ()
+    planned = context.store.planned(request_id=request.id)
+    lowest: dict[str, int] = {}
+    for vm in remaining_vms(rollout, reach.vms, reach.events, planned):
+        lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
+    return tuple(sorted(set(lowest.values())))

@@ -1,0 +1,28 @@
+"""Writes the generated pages of docs/ again: `python -m tools.docs`, which `make docs` calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forewarn.arm import routes as arm_routes
+from tools.docs.api_reference import api_reference_markdown
+from tools.docs.azure_api import azure_api_markdown
+from tools.docs.lifecycle import lifecycle_markdown
+from tools.docs.powershell import powershell_markdown
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def pages() -> dict[str, str]:
+    """The text of each generated page, by its file name."""
+    return {
+        "lifecycle.md": lifecycle_markdown(),
+        "api.md": api_reference_markdown(),
+        "azure-api.md": azure_api_markdown(arm_routes.ROUTES),
+        "powershell.md": powershell_markdown(arm_routes.ROUTES),
+    }
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
