@@ -40,7 +40,7 @@ from forewarn.client.events import event_key
 from tests.agent.conftest import NOW, event, step
 
 STEPS = (
-    step("tell", 5, cut=1, holds=False, undo="never", repeatable=True),
+    step("tell", 5, cut=1, shared_by_events=False, undo="never", repeatable=True),
     step("drain", 20, cut=2, undo_tries=1000),
     step("save", 30, undo_tries=1000),
 )

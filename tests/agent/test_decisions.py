@@ -296,7 +296,7 @@ def test_two_new_events_do_not_begin_a_step_that_they_share_both() -> None:
 
 
 def test_a_step_that_tells_is_taken_for_each_event() -> None:
-    tell = step("drain", holds=False)
+    tell = step("drain", shared_by_events=False)
     assert [type(each) for each in moves(record(), record(key="E2"), steps=(tell, SAVE))] == [StartStep, StartStep]
 
 

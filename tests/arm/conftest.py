@@ -15,8 +15,11 @@ from forewarn.auth.tokens import SigningKey
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.service.web_app import build_web_app
 from forewarn.web.authentication import Authenticate, BearerAuthenticator
-from tests.support.operator_api import Answer, api, api_of, asleep, exchange  # noqa: F401
+from tests.support import operator_api
+from tests.support.operator_api import Answer, exchange
 from tests.support.world import World
+
+api, api_of, asleep = operator_api.api, operator_api.api_of, operator_api.asleep  # fixtures
 
 BASE = "https://localhost:8443"
 GROUP = "/subscriptions/sub/resourceGroups/lab"

@@ -126,7 +126,7 @@ def test_a_route_is_for_those_who_have_its_right(arm: Any, route: ArmRoute) -> N
     assert found == expected(route)
 
 
-LISTING = [param for param in GUARDED if param.values[0].over.__name__ == "listing"]
+LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "listing"]
 
 
 @pytest.mark.parametrize("route", LISTING)

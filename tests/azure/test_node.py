@@ -15,7 +15,7 @@ from tests.support.service_process import eventually
 from tests.support.web_service import SUBSCRIPTION, WebService
 
 PACKAGES = Path(__file__).parents[2] / ".venv-azure" / "node" / "node_modules"
-PROGRAM = Path(__file__).with_name("restarting.cjs")
+PROGRAM = Path(__file__).with_name("restart_vm.cjs")
 pytestmark = [
     pytest.mark.azure,
     pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),

@@ -59,10 +59,10 @@ class Guests:
     crowds: dict[str, int] = field(default_factory=dict)
     mixed: frozenset[str] = frozenset()
 
-    def crowd(self, host: str) -> int:
+    def vm_count(self, host: str) -> int:
         return self.crowds.get(host, 0)
 
-    def mixes(self, host: str, vm: Vm) -> bool:
+    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
         return host in self.mixed
 
 

@@ -84,7 +84,7 @@ def test_a_restart_that_a_vm_approved_is_told_from_beginning_to_end() -> None:
     event = replace(event, acts=(an_act(event, at=NOON + 90, note="reboot took 30 s"),))
     record = a_record(
         NOON + 3600,
-        sightings=[seen(WEB0, NOON + 1), seen(WEB1, NOON + 2), seen(WEB0, NOON + 61, status=EventState.STARTED)],
+        deliveries=[seen(WEB0, NOON + 1), seen(WEB1, NOON + 2), seen(WEB0, NOON + 61, status=EventState.STARTED)],
         polls=[VmPoll(vm="web-0", at=NOON + 3599, version="2020-07-01")],
     )
     assert told(event_explanation(event, record)) == (
@@ -167,7 +167,7 @@ def test_a_vm_is_told_why_it_rebooted_the_newest_event_first() -> None:
     )
     act = an_act(failed, ok=False, at=later + 60, note="no power", from_host="h1", to_host="h2")
     failed = replace(failed, acts=(act,))
-    record = a_record(later + 3600, sightings=[seen(WEB1, NOON + 2)])
+    record = a_record(later + 3600, deliveries=[seen(WEB1, NOON + 2)])
     assert told(vm_explanation(WEB0, [restart, failed], record)) == (
         """\
 web-0, of availability set web
@@ -208,7 +208,7 @@ def test_an_approved_event_behind_a_gate_waits_for_its_neighbours() -> None:
     """Spec §6.2, shared host."""
     event = an_event(cause=Cause.HOST_UPDATE, approved_at=NOON + 1, approved_by="web-0", host="h1")
     wait = StartWait(reason=WaitReason.GATE, text="the other VMs on host h1, which are not ready yet")
-    story = event_explanation(event, a_record(NOON + 2, waits={"E1": wait}, sightings=[seen(WEB0, NOON + 1)]))
+    story = event_explanation(event, a_record(NOON + 2, waits={"E1": wait}, deliveries=[seen(WEB0, NOON + 1)]))
     assert story.now[0] == (
         "It is scheduled, was approved by web-0, and waits for the other VMs on host h1, which are not ready yet."
     )
@@ -313,7 +313,7 @@ def test_of_many_vms_the_first_are_named_and_the_rest_counted() -> None:
     vms = [a_vm(f"web-{n}") for n in range(20)]
     record = a_record(
         NOON + 60,
-        sightings=[seen(vm, NOON + number) for number, vm in enumerate(vms)],
+        deliveries=[seen(vm, NOON + number) for number, vm in enumerate(vms)],
         names={vm.key: vm.name for vm in vms},
         polls=[VmPoll(vm=vm.name, at=NOON + 59, version="2020-07-01") for vm in vms],
         scope=Scope(id=WEB0.scope_id, vms=tuple(vms), enabled_at=NOON),

@@ -24,7 +24,7 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from tests.support.service_process import eventually
 
 NOW = 1_700_000_000.0
-COMMANDER = Path(__file__).with_name("commander.py")
+COMMANDER = Path(__file__).with_name("perform_command.py")
 
 
 def an_act(verb: Verb = Verb.REBOOT, **facts: Any) -> Act:

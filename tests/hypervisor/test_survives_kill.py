@@ -21,7 +21,7 @@ from forewarn.hypervisor.interface import ActDone, ActUnderWay
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedHypervisor
 
-PERFORMER = Path(__file__).with_name("performer.py")
+PERFORMER = Path(__file__).with_name("perform_until_killed.py")
 LATER_THAN_ALL = 1_800_000_000.0
 
 

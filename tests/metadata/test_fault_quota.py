@@ -66,8 +66,8 @@ def test_a_place_is_kept_while_its_fault_is_on_and_never_given_to_another() -> N
 ELSEWHERE = (
     "import sys, msgspec\n"
     "from forewarn.core.faults import Fault\n"
-    "from forewarn.metadata.fault_quota import SharedAllowance\n"
-    "shared, fault = SharedAllowance(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
+    "from forewarn.metadata.fault_quota import SharedFaultQuota\n"
+    "shared, fault = SharedFaultQuota(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
     "shared.places = {fault.id: int(sys.argv[3])}\n"
 )
 

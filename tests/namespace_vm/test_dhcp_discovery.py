@@ -12,7 +12,7 @@ from tests.support.fake_supervisor_server import FakeSupervisorServer
 pytestmark = pytest.mark.namespaces
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-CLIENT = Path(__file__).parent / "discovering.py"
+CLIENT = Path(__file__).parent / "dhcp_client.py"
 
 
 @pytest.mark.parametrize("flag", ["0", "1"], ids=["no broadcast flag", "broadcast flag"])

@@ -14,7 +14,7 @@ from tests.support.fake_supervisor_server import FakeSupervisorServer
 pytestmark = pytest.mark.namespaces
 
 Start = Callable[..., "subprocess.Popen[str]"]
-TICKING = Path(__file__).parent / "ticking.py"
+TICKING = Path(__file__).parent / "ticking_program.py"
 NAMES = ("parent", "child", "daemon")
 FREEZE_S = 1.5
 

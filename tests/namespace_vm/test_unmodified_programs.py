@@ -249,7 +249,7 @@ def test_wget_works(lab: ServiceProcess, inside: Inside) -> None:
     assert inside("web-1", "wget", "-qO-", "--header=Metadata: true", NAME_URL) == "web-1"
 
 
-HANDLER = Path(__file__).parent / "handling.py"
+HANDLER = Path(__file__).parent / "vendor_handler.py"
 
 
 @pytest.mark.parametrize(("vm", "hostname"), [("web-0", "web-0"), ("workers_1", "worker000001")])
@@ -290,7 +290,7 @@ def _cluster(directory: Path) -> dict[str, str]:
     programs = directory / "bin"
     programs.mkdir()
     for name in ("crm_attribute", "crm_node", "crm_resource", "crm_simulate"):
-        (programs / name).symlink_to(Path(__file__).parent / "cluster_command")
+        (programs / name).symlink_to(Path(__file__).parent / "fake_cluster_command")
     return {"OCF_ROOT": str(UNPACKED / "ocf"), "CLUSTER": str(directory), "PATH": f"{programs}:{os.environ['PATH']}"}
 
 

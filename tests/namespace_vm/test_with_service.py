@@ -21,7 +21,7 @@ from tests.support.service_process import ServiceProcess, eventually
 pytestmark = pytest.mark.namespaces
 
 Start = Callable[..., "subprocess.Popen[str]"]
-INSIDER = Path(__file__).parent / "insider.py"
+INSIDER = Path(__file__).parent / "polling_program.py"
 HOSTS = '[[hosts]]\nname = "host-{n}"\ncount = 2\n'
 FLEET = HOSTS + '[[vms]]\nname = "web-{n}"\ncount = 2\n'
 

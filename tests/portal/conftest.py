@@ -14,8 +14,11 @@ from starlette.requests import Request
 from forewarn.core.access import Grant, Principal, Role, owner_principal
 from forewarn.portal.context import CurrentSession
 from forewarn.service.web_app import build_web_app
-from tests.support.operator_api import Answer, Api, api, api_of, asleep, exchange  # noqa: F401
+from tests.support import operator_api
+from tests.support.operator_api import Answer, Api, exchange
 from tests.support.world import World
+
+api, api_of, asleep = operator_api.api, operator_api.api_of, operator_api.asleep  # fixtures
 
 TOKEN = "the-token-of-this-visit"
 _FORM = "application/x-www-form-urlencoded"

@@ -105,12 +105,12 @@ UNDER_A_LIMIT = """
 import asyncio, resource, sys
 from pathlib import Path
 from forewarn.core.commit import Commit
-from forewarn.core.history import Entry, What
+from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.errors import Unavailable
 from forewarn.store import SqliteStore
 
 def commit(size):
-    return Commit(entries=(Entry(at=0.0, what=What.SERVICE, text="x" * size),))
+    return Commit(entries=(HistoryEntry(at=0.0, what=EntryKind.SERVICE, text="x" * size),))
 
 async def main():
     store = SqliteStore.open(Path(sys.argv[1]))

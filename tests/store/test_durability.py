@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forewarn.store import SqliteStore
 
-COMMITTER = Path(__file__).with_name("committer.py")
+COMMITTER = Path(__file__).with_name("commit_until_killed.py")
 
 
 def acknowledged_before_the_kill(path: Path, lines: int) -> list[str]:

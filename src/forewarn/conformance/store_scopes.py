@@ -173,7 +173,7 @@ class StoreScopeTests(StoreSuite):
             carried: dict[str, Any] = {
                 "vms": (sample_vm("a"),),
                 "events": (sample_event("E1"),),
-                "news": (sample_history_entry("x"),),
+                "new_entries": (sample_history_entry("x"),),
             }
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID, **carried),)))
             assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=1)

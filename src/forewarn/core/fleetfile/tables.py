@@ -37,7 +37,7 @@ Zones = Annotated[
 ]
 Tags = Annotated[dict[str, str], _field_meta("a table of texts", '{ team = "shop" }')]
 OsType = Annotated[Literal["Linux", "Windows"], _field_meta('"Linux" or "Windows"', '"Linux"')]
-VmPriority = Annotated[Priority, _field_meta('"Regular" or "VmPriority"', '"VmPriority"')]
+VmPriority = Annotated[Priority, _field_meta('"Regular" or "Spot"', '"Spot"')]
 Evictions = Annotated[EvictionPolicy, _field_meta('"Deallocate" or "Delete"', '"Deallocate"')]
 Count = Annotated[int, _field_meta("a whole number from 1 to 1,000,000", "3", 1, MAX_COUNT)]
 FirstNumber = Annotated[int, _field_meta("a whole number from 0 to 1,000,000", "1", 0, MAX_COUNT)]
