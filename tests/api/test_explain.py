@@ -23,7 +23,7 @@ def seen(api: Any, vm_name: str, event: dict[str, Any]) -> None:
         at=at,
     )
     poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=at, version="2020-07-01", count=1)
-    api.world.do(api.world.store.observe([poll], [sighting]))
+    api.world.do(api.world.store.record_observations([poll], [sighting]))
 
 
 def test_a_pending_restart_says_what_it_waits_for_and_who_knows(api: Any) -> None:

@@ -52,7 +52,7 @@ def test_a_fleet_can_be_narrowed(api: Any) -> None:
 def test_a_vm_is_shown_with_its_endpoint_its_polls_and_its_events(api: Any) -> None:
     vm = api.world.vm("db")
     poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=api.world.now, version="2020-07-01", count=12)
-    api.world.do(api.world.store.observe([poll], []))
+    api.world.do(api.world.store.record_observations([poll], []))
     api.restart_of("db")
     shown = api.get("/vms/DB")
     assert shown["url"] == "http://127.0.0.9:8080/metadata/scheduledevents"

@@ -87,7 +87,7 @@ def test_whoever_waits_is_answered_when_the_service_stops(api: Any) -> None:
         held = asyncio.create_task(api.calling("GET", f"/history?after={seq}&wait_s=60"))
         for _ in range(5):
             await asyncio.sleep(0)
-        api.house.closing.set()
+        api.house.shutting_down.set()
         return (await held).json
 
     assert texts(api.world.do(scenario())) == []

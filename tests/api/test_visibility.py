@@ -252,7 +252,7 @@ def test_whoever_waits_is_told_nothing_that_they_may_no_longer_see(api: Any) -> 
         for _ in range(20):
             await asyncio.sleep(0)
         assert not held.done()
-        api.house.closing.set()
+        api.house.shutting_down.set()
         return (await held).json
 
     assert texts(api.world.do(scenario())) == []

@@ -36,7 +36,7 @@ def test_a_restart_becomes_an_event_and_an_operation_that_can_be_followed(arm: A
     assert answer.headers["location"] == f"{operation}?{VERSION}&monitor=true"
     assert answer.headers["retry-after"] == "1"
     assert answer.headers["x-ms-request-id"] == request.id
-    assert (event.row.kind, event.row.source, event.vms) == ("Reboot", "User", ("db",))
+    assert (event.rules.kind, event.rules.source, event.vms) == ("Reboot", "User", ("db",))
     assert event.status is EventState.SCHEDULED
     assert asked(arm) == [("restart", ("db",), "local user ann")]
 
@@ -95,7 +95,7 @@ def test_an_eviction_is_answered_at_once_and_for_spot_vms_only(arm: Any) -> None
     answer = arm.call("POST", f"{SPOT}/simulateEviction")
     assert (answer.status, answer.content) == (204, b"")
     assert "azure-asyncoperation" not in answer.headers
-    assert [event.row.kind for event in arm.world.store.events()] == ["Preempt"]
+    assert [event.rules.kind for event in arm.world.store.events()] == ["Preempt"]
 
     status, code, message = arm.refused("POST", f"{DB}/simulateEviction")
     assert (status, code) == (409, "OperationNotAllowed")
@@ -118,7 +118,7 @@ def test_a_delete_without_terminate_notification_is_done_at_once(arm: Any) -> No
 def test_a_delete_gives_the_notice_that_its_owner_wanted(arm: Any, force: str) -> None:
     assert arm.call("DELETE", f"{POOL}/virtualMachines/0{force}").status == 202
     (event,) = arm.world.store.events()
-    assert (event.row.kind, event.row.source, event.vms) == ("Terminate", "User", ("pool_0",))
+    assert (event.rules.kind, event.rules.source, event.vms) == ("Terminate", "User", ("pool_0",))
     assert event.not_before == arm.world.now + 300
 
 
@@ -192,7 +192,7 @@ def test_a_second_operation_on_a_vm_that_has_one_pending_is_refused(arm: Any) ->
 def test_one_user_operation_more_than_a_scope_may_have_is_refused(arm: Any) -> None:
     """Spec §8.4: the 101st."""
     crowd = tuple(a_vm(f"crowd-{n}", availability_set="crowd", host="h1") for n in range(101))
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
     for number in range(100):
         assert arm.call("POST", f"{COMPUTE}/virtualMachines/crowd-{number}/restart").status == 202
     status, code, message = arm.refused("POST", f"{COMPUTE}/virtualMachines/crowd-100/restart")
@@ -228,5 +228,5 @@ def test_what_only_a_reimage_may_say_is_refused_elsewhere(arm: Any) -> None:
 
 def test_a_role_instance_of_a_cloud_service_is_no_vm_here(arm: Any) -> None:
     role = a_vm("worker_IN_0", cloud_service="shop", host="h1")
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=(role,), text="a service"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=(role,), text="a service"), who="test"))
     assert arm.refused("POST", f"{COMPUTE}/virtualMachines/worker_IN_0/restart")[0] == 404

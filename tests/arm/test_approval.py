@@ -112,7 +112,7 @@ def test_the_role_over_one_vm_does_not_reach_its_set_or_its_neighbours(arm: Any)
 
 def test_a_list_is_approved_across_the_placement_groups_of_a_set(arm: Any) -> None:
     more = (a_vm("pool_2", scale_set="pool", placement_group="pg-1", host="h1"),)
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=more, text="a second group"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=more, text="a second group"), who="test"))
     events = restart(arm, "pool_0", "pool_1", "pool_2")
     ids = [event.id.lower() for event in events]
     answer = arm.call("POST", f"{POOL}/{EVENTS}?{VERSION}", {"value": [*ids, ids[0].upper()]})

@@ -116,7 +116,7 @@ def test_it_tells_who_was_given_the_event_and_who_polls(arm: Any) -> None:
     seen = EventDelivery(
         event_id=event.id, scope_id=scope_id, vm=key, status="Scheduled", version="", incarnation=1, at=world.now
     )
-    world.do(world.store.observe([polled], [seen]))
+    world.do(world.store.record_observations([polled], [seen]))
     assert followed.show()["properties"]["events"][0]["approval"] == {
         "by": "any VM of availability set web",
         "givenTo": ["web-1"],
@@ -166,7 +166,7 @@ def test_a_withdrawn_event_ends_it_as_cancelled_and_says_by_whom_and_why(arm: An
 
 def test_of_many_reasons_the_first_are_told_in_words_and_all_in_detail(arm: Any) -> None:
     crowd = tuple(a_vm(f"crowd_{n}", scale_set="crowd", host="h1") for n in range(22))
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=crowd, text="a crowd"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=crowd, text="a crowd"), who="test"))
     followed = Followed(arm, "POST", f"{COMPUTE}/virtualMachineScaleSets/crowd/restart")
     for event in arm.world.events(EventState.SCHEDULED):
         arm.world.do(arm.world.control.requests.withdraw(event.id, who="bob"))
@@ -234,7 +234,7 @@ def test_in_a_scope_that_is_disabled_a_restart_waits_for_nobody(arm_of: Callable
 
 def test_performing_maintenance_lasts_as_long_as_the_events_that_it_approved(arm: Any) -> None:
     world = arm.world
-    world.do(world.control.requests.degrade("h1", who="operator", notice_s=DAY_S))
+    world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=DAY_S))
     world.settle()
     followed = Followed(arm, "POST", f"{VMS}/db/performMaintenance")
     shown = followed.show()
@@ -269,8 +269,8 @@ def test_an_operation_outlives_the_service_that_began_it(arm: Any) -> None:
 
 def test_part_of_a_request_that_is_still_to_come_keeps_it_in_progress(arm: Any) -> None:
     vms = tuple(a_vm(f"big_{n}", scale_set="big", placement_group=f"pg-{n}", host="h1") for n in range(2))
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two groups"), who="test"))
-    receipt = arm.world.do(arm.world.control.requests.ask_for_vms(RequestedOperation.RESTART, vms, who="ann"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two groups"), who="test"))
+    receipt = arm.world.do(arm.world.control.requests.request_for_vms(RequestedOperation.RESTART, vms, who="ann"))
     shown = arm.get(f"{OPERATIONS}/{receipt.request.id}")
     assert (shown["status"], shown["properties"]["toCome"], shown["properties"]["events"]) == ("InProgress", 2, [])
 
@@ -324,7 +324,7 @@ def test_only_who_asked_or_may_read_every_vm_of_it_finds_it(arm: Any) -> None:
 def test_maintenance_that_is_performed_can_be_followed_by_all_who_see_the_scope(arm: Any) -> None:
     """Spec §7.2: each of them sees its events."""
     vms = tuple(a_vm(f"app-{n}", availability_set="app", host="h1") for n in range(2))
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="two on one host"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="two on one host"), who="test"))
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
     arm.world.do(arm.world.control.requests.start_rollout(rollout, who="operator"))
     arm.world.settle()

@@ -128,7 +128,7 @@ def an_arm(arm_of: Callable[..., Any], route: ArmRoute) -> Any:
         world.advance(60)
     elif route.path.endswith("/performMaintenance"):
         for host in sorted({world.vm(name).host for name in of}):
-            world.do(world.control.requests.degrade(host, who="operator", notice_s=86400))
+            world.do(world.control.requests.degrade_host(host, who="operator", notice_s=86400))
         world.settle()
     elif "/scheduledevents" in route.path or "/operations/" in route.path:
         world.ask(RequestedOperation.REDEPLOY, of[0])

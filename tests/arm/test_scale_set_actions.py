@@ -30,7 +30,7 @@ def big(arm: Any) -> Any:
         a_vm(f"big_{n}", scale_set="big", placement_group=groups[n], priority=priorities[n], host="h1")
         for n in range(3)
     )
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=vms, text="a big set"), who="test"))
+    arm.world.do(arm.world.control.fleet.change(FleetChange(vms=vms, text="a big set"), who="test"))
     return arm
 
 

@@ -120,7 +120,7 @@ def test_a_client_gets_a_token_for_its_secret(desk: Desk, path: str) -> None:
         "ext_expires_in": 3600,
     }
     claims = desk.world.do(desk.sign_in.verify(told["access_token"], NOW))
-    assert (claims.who, claims.tenant, claims.expires_at) == ("client:ci", "t-1", NOW + 3600)
+    assert (claims.primary_id, claims.tenant, claims.expires_at) == ("client:ci", "t-1", NOW + 3600)
 
 
 def test_a_client_may_send_its_secret_in_a_header(desk: Desk) -> None:
@@ -315,7 +315,7 @@ def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes
     desk.world.ask(RequestedOperation.DELETE, "db")
     desk.world.advance(60)
     assert desk.get(token).error[2].startswith("VM 'db', which the token was given to, is gone")
-    desk.world.do(desk.world.control.fleets.change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
+    desk.world.do(desk.world.control.fleet.apply_change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
     assert desk.world.vm("db").vm_id != vm.vm_id
     assert desk.get(token).status == 401
 

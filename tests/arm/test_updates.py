@@ -425,7 +425,7 @@ def test_a_put_of_other_tags_evens_out_nothing_where_instances_differ(arm: Any) 
 
 
 def add(arm: Any, vm: Vm) -> None:
-    arm.world.do(arm.world.control.fleets.change(FleetChange(vms=(vm,)), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=(vm,)), who="test"))
 
 
 def test_somebody_who_is_quicker_does_not_lose_their_change(arm: Any) -> None:

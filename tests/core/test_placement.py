@@ -31,10 +31,10 @@ class Slow:
     def __init__(self, vms: Sequence[Vm]) -> None:
         self.vms = vms
 
-    def crowd(self, host: str) -> int:
+    def vm_count(self, host: str) -> int:
         return sum(vm.host == host for vm in self.vms)
 
-    def mixes(self, host: str, vm: Vm) -> bool:
+    def has_other_update_domain(self, host: str, vm: Vm) -> bool:
         there = (other for other in self.vms if other.host == host and other.scope_id == vm.scope_id)
         return any(other.update_domain != vm.update_domain for other in there)
 

@@ -42,9 +42,9 @@ def test_whoever_connects_for_every_poll_is_answered_from_memory_and_counted(pla
             assert reply.headers["connection"] == "close"
             assert await client.is_closed()
         assert readings.count == once > 0
-        tally = world.server.tally
-        assert (tally.accepted, tally.requests, tally.answers[200]) == (51, 51, 51)
-        [poll], _ = world.server.observations.take()
+        tally = world.server.counters
+        assert (tally.accepted, tally.requests, tally.responses_by_status[200]) == (51, 51, 51)
+        [poll], _ = world.server.observations.take_batch()
         assert (poll.count, poll.at) == (51, 1_700_000_050.0)
 
     play(story, rules=readings)
@@ -57,8 +57,8 @@ def test_a_caller_that_may_ask_again_stays_connected(play):
         for _ in range(3):
             reply = await client.ask()
             assert (reply.status, "connection" in reply.headers) == (200, False)
-        assert world.server.connections == 2
-        assert world.server.tally.accepted == 2
+        assert world.server.connection_count == 2
+        assert world.server.counters.accepted == 2
 
     play(story)
 
@@ -86,10 +86,10 @@ def test_a_change_is_told_to_the_next_caller(play, notice):
         world.backend.show("pair", notice())
         for _ in range(3):
             assert b"EVENT-1" in (await world.ask(Connection="close")).body
-        world.callers.assign(world.lab.place("127.0.7.1"), "other")
+        world.callers.assign(world.lab.attachment("127.0.7.1"), "other")
         for _ in range(3):
             assert b"EVENT-1" not in (await world.ask(Connection="close")).body
-        world.callers.release(world.lab.place("127.0.7.1"))
+        world.callers.release(world.lab.attachment("127.0.7.1"))
         assert (await world.ask(Connection="close")).status == 404
 
     play(story)
@@ -103,7 +103,7 @@ def test_a_vm_that_has_all_its_connections_is_refused_what_is_remembered_too(pla
         refused = await world.connect()
         refused.send(request_bytes(Connection="close"))
         assert await refused.is_closed()
-        assert world.server.tally.refused == 1
+        assert world.server.counters.refused == 1
         assert (await world.ask(vm="b", Connection="close")).status == 200
 
     play(story, limits=Limits(connections_per_vm=3))

@@ -41,8 +41,8 @@ def test_a_client_that_never_reads_does_not_make_us_keep_its_answers(play, reque
         client = await world.connect()
         client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 100_000)
         served = -1
-        while served != world.server.tally.requests:
-            served = world.server.tally.requests
+        while served != world.server.counters.requests:
+            served = world.server.counters.requests
             for _ in range(5):
                 assert (await world.ask(vm="b")).status == 200
                 assert world.server.buffered_bytes < WRITE_BYTES + READ_BYTES + 64 * 1024
@@ -70,7 +70,7 @@ def test_a_client_that_never_reads_is_hung_up_on_in_the_end(play, request_bytes)
         client.writer.transport.pause_reading()
         client.send(request_bytes("/metadata/instance?api-version=2021-02-01") * 20_000)
         await world.until(lambda: world.server.buffered_bytes > WRITE_BYTES)
-        await world.until(lambda: world.server.connections == 0)
+        await world.until(lambda: world.server.connection_count == 0)
 
     play(story, limits=Limits(idle_s=0.3))
 

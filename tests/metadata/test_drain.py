@@ -19,13 +19,13 @@ def test_held_polls_are_answered_when_the_server_drains(play, request_bytes):
         clients = [await world.connect() for _ in range(250)]
         for client in clients:
             client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
-        await world.until(lambda: world.server.tally.held == len(clients))
+        await world.until(lambda: world.server.counters.held == len(clients))
         await world.server.drain(10)
         for client in clients:
             reply = await client.reply()
             assert (reply.status, reply.headers["connection"]) == (304, "close")
             assert await client.is_closed()
-        assert world.server.connections == 0
+        assert world.server.connection_count == 0
 
     play(story, limits=Limits(connections=10_000))
 
@@ -100,6 +100,6 @@ def test_who_is_not_done_in_time_is_hung_up_on(play, request_bytes):
         await world.until(lambda: world.backend.waiting == 1)
         await world.server.drain(0.05)
         assert await client.is_closed()
-        assert world.server.connections == 0
+        assert world.server.connection_count == 0
 
     play(story)

@@ -19,7 +19,7 @@ def test_the_first_request_waits_until_enabling_is_durable(play, notice, request
         client = await world.connect()
         client.send(request_bytes(method=method, body=body))
         await world.until(lambda: world.backend.waiting == 1)
-        assert not world.server.tally.answers
+        assert not world.server.counters.responses_by_status
         world.backend.is_open.set()
         assert (await client.reply()).status == 200
         assert world.backend.enabled_by == ["a"]
@@ -45,7 +45,7 @@ def test_first_requests_that_come_together_share_one_enabling(play, request_byte
         clients = [await world.connect(vm) for vm in ("a", "b", "a", "b")]
         for client in clients:
             client.send(request_bytes())
-        await world.until(lambda: world.server.tally.requests == 4)
+        await world.until(lambda: world.server.counters.requests == 4)
         await world.until(lambda: world.backend.waiting == 1)
         world.backend.is_open.set()
         assert [(await client.reply()).status for client in clients] == [200] * 4
@@ -63,9 +63,9 @@ def test_a_caller_that_hangs_up_does_not_undo_the_enabling_of_others(play, reque
         first.send(request_bytes())
         await world.until(lambda: world.backend.waiting == 1)
         second.send(request_bytes())
-        await world.until(lambda: world.server.tally.requests == 2)
+        await world.until(lambda: world.server.counters.requests == 2)
         first.reset()
-        await world.until(lambda: world.server.connections == 1)
+        await world.until(lambda: world.server.connection_count == 1)
         world.backend.is_open.set()
         assert (await second.reply()).status == 200
 
@@ -90,13 +90,13 @@ def test_without_the_store_the_first_request_gets_503_and_a_later_one_enables(pl
     """Spec §10: only a scope's first request waits for the store; another scope is served from memory."""
 
     async def story(world):
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         client = await world.connect()
         refused = await client.ask()
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) > 0
         assert (await world.ask(vm="other")).status == 200
-        world.backend.is_away = False
+        world.backend.is_unavailable = False
         assert (await client.ask()).status == 200
 
     play(story, enabled=False)
@@ -108,10 +108,10 @@ def test_the_delay_holds_all_answers_of_the_scope_and_of_no_other(play, request_
     async def story(world):
         first = await world.connect("a")
         first.send(request_bytes())
-        await world.until(lambda: world.server.tally.held == 1)
+        await world.until(lambda: world.server.counters.held == 1)
         second = await world.connect("b")
         second.send(request_bytes())
-        await world.until(lambda: world.server.tally.held == 2)
+        await world.until(lambda: world.server.counters.held == 2)
         assert (await world.ask(vm="other")).status == 200
         await world.server.drain(5)
         assert [(await client.reply()).status for client in (first, second)] == [200, 200]

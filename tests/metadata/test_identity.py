@@ -60,11 +60,11 @@ def test_a_place_that_is_given_to_another_vm_takes_no_open_connection_along(play
     async def story(world):
         client = await world.connect("a")
         assert (await client.ask(NAME)).body == b"a"
-        world.callers.assign(world.lab.place("127.0.7.1"), "other")
+        world.callers.assign(world.lab.attachment("127.0.7.1"), "other")
         assert (await client.ask(NAME)).status == 404
         assert await client.is_closed()
         assert (await world.ask(NAME, vm="a")).body == b"other"
-        world.callers.release(world.lab.place("127.0.7.1"))
+        world.callers.release(world.lab.attachment("127.0.7.1"))
         assert (await world.ask(NAME, vm="a")).status == 404
 
     play(story)

@@ -201,10 +201,10 @@ def test_a_token_that_was_made_while_its_vm_went_is_not_handed_over(play, comes_
 def test_an_issuer_that_is_away_is_told_so_that_clients_retry(play):
     async def story(world):
         client = await dial_inside(world)
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         reply = await client.ask(TOKEN)
         assert (reply.status, reply.headers["retry-after"]) == (503, "5")
-        world.backend.is_away = False
+        world.backend.is_unavailable = False
         assert (await client.ask(TOKEN)).status == 200
 
     play(story)

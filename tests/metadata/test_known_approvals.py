@@ -26,7 +26,7 @@ def test_an_event_that_was_approved_is_approved_again_while_the_store_is_away(pl
     async def story(world):
         world.backend.show("pair", notice())
         assert await approve(world, "EVENT-1") == 200
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         assert await approve(world, "event-1", vm="b") == 200
         world.backend.show("pair")
         assert await approve(world, "EVENT-1") == 200
@@ -40,7 +40,7 @@ def test_an_event_that_has_started_needs_no_approval(play, notice):
 
     async def story(world):
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == []
 
@@ -73,10 +73,10 @@ def test_one_event_that_is_not_approved_yet_takes_all_of_them_to_the_house(play,
 def test_an_approval_that_failed_is_none(play, notice):
     async def story(world):
         world.backend.show("pair", notice())
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         assert await approve(world, "EVENT-1") == 503
         assert await approve(world, "EVENT-1") == 503
-        world.backend.is_away = False
+        world.backend.is_unavailable = False
         assert await approve(world, "EVENT-1", "NEVER-WAS") == 400
         assert await approve(world, "EVENT-1") == 200
         assert world.backend.approved == [("a", ("EVENT-1",))]

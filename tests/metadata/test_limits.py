@@ -132,7 +132,7 @@ def test_a_dripping_request_gets_408_too(play):
     async def story(world):
         client = await world.connect()
         client.send(b"GET / HTTP/1.1\r\nX: ")
-        while not world.server.tally.answers[408]:
+        while not world.server.counters.responses_by_status[408]:
             client.send(b"x")
             await world.pause()
         assert (await client.reply()).status == 408
@@ -157,7 +157,7 @@ def test_empty_lines_buy_no_time(play):
         client = await world.connect()
         client.send(b"\r\n\r\n")
         assert (await client.ask()).status == 200
-        while world.server.connections:
+        while world.server.connection_count:
             client.send(b"\r\n")
             await world.pause()
 
@@ -183,10 +183,10 @@ def test_a_vm_may_have_so_many_connections_and_its_neighbour_as_many(play):
         for _ in range(3):
             assert (await world.ask(vm="a")).status == 200
         assert await (await world.connect("a")).is_closed()
-        assert world.server.tally.refused == 1
+        assert world.server.counters.refused == 1
         assert (await world.ask(vm="b")).status == 200
         world.clients[0].close()
-        await world.until(lambda: world.server.connections == 3)
+        await world.until(lambda: world.server.connection_count == 3)
         assert (await world.ask(vm="a")).status == 200
 
     play(story, limits=Limits(connections_per_vm=3))
@@ -201,7 +201,7 @@ def test_whatever_one_vm_opens_there_is_room_for_others_and_never_more_than_ther
         assert await (await world.connect("a")).is_closed()
         for _ in range(2):
             assert (await world.ask(vm="b")).status == 200
-        assert world.server.connections == 4
+        assert world.server.connection_count == 4
 
     play(story, limits=Limits(connections=8))
 

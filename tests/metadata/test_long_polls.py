@@ -13,11 +13,11 @@ POLL = "/metadata/scheduledevents?api-version=2020-07-01"
 async def held(world, request_bytes, vm="a", wait="wait=300", count=1):
     """Clients whose polls are held."""
     tag = (await world.ask(vm=vm)).headers["etag"]
-    already = world.server.tally.held
+    already = world.server.counters.held
     clients = [await world.connect(vm) for _ in range(count)]
     for client in clients:
         client.send(request_bytes(If_None_Match=tag, Prefer=wait))
-    await world.until(lambda: world.server.tally.held == already + count)
+    await world.until(lambda: world.server.counters.held == already + count)
     return clients
 
 
@@ -26,7 +26,7 @@ def test_a_change_answers_a_held_poll(play, notice, request_bytes):
 
     async def story(world):
         [client] = await held(world, request_bytes)
-        assert world.server.tally.answers[200] == 1
+        assert world.server.counters.responses_by_status[200] == 1
         world.backend.show("pair", notice())
         reply = await client.reply()
         assert reply.status == 200
@@ -77,7 +77,7 @@ def test_a_change_of_another_scope_or_of_nothing_wakes_nobody(play, notice, requ
         world.backend.show("single", notice())
         world.backend.republish("pair")
         assert (await world.ask()).status == 200
-        assert world.server.tally.held == 1
+        assert world.server.counters.held == 1
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
 
@@ -92,7 +92,7 @@ def test_many_held_polls_are_all_answered(play, notice, request_bytes):
         world.backend.show("pair", notice())
         for client in clients:
             assert (await client.reply()).status == 200
-        assert world.server.tally.held == 0
+        assert world.server.counters.held == 0
 
     play(story, limits=Limits(connections=10_000))
 
@@ -109,7 +109,7 @@ def test_whoever_waits_is_answered_as_they_asked(play, notice, request_bytes):
             client = await world.connect(vm)
             client.send(request_bytes(target, If_None_Match=tag, Prefer=f"wait={wait}"))
             clients.append(client)
-        await world.until(lambda: world.server.tally.held == len(asked))
+        await world.until(lambda: world.server.counters.held == len(asked))
         world.backend.show("pair", notice())
         for (target, wait, _), client in zip(asked, clients, strict=True):
             reply = await client.reply()
@@ -126,7 +126,7 @@ def test_a_poll_that_ended_without_news_is_held_again_when_it_is_repeated(play, 
         [client] = await held(world, request_bytes, wait="wait=1")
         assert (await client.reply()).status == 304
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=1"))
-        await world.until(lambda: world.server.tally.held == 1)
+        await world.until(lambda: world.server.counters.held == 1)
 
     play(story)
 
@@ -135,9 +135,9 @@ def test_a_client_that_disconnects_is_forgotten(play, notice, request_bytes):
     async def story(world):
         first, second = await held(world, request_bytes, count=2)
         first.reset()
-        await world.until(lambda: world.server.tally.held == 1)
+        await world.until(lambda: world.server.counters.held == 1)
         second.close()
-        await world.until(lambda: world.server.tally.held == 0)
+        await world.until(lambda: world.server.counters.held == 0)
         world.backend.show("pair", notice())
         assert (await world.ask()).status == 200
 
@@ -198,7 +198,7 @@ def test_requests_behind_a_held_poll_wait_for_it(play, notice, request_bytes):
         client.send(request_bytes("/metadata/versions"))
         client.send(request_bytes())
         assert (await world.ask()).status == 200
-        assert world.server.tally.held == 1
+        assert world.server.counters.held == 1
         world.backend.show("pair", notice())
         first, second, third = await client.reply(), await client.reply(), await client.reply()
         assert b"EVENT-1" in first.body
@@ -214,7 +214,7 @@ def test_a_scope_enabled_by_a_long_poll_holds_it_too(play, notice, request_bytes
     async def story(world):
         client = await world.connect()
         client.send(request_bytes(If_None_Match=etag("pair", 1, 1), Prefer="wait=300"))
-        await world.until(lambda: world.server.tally.held == 1)
+        await world.until(lambda: world.server.counters.held == 1)
         world.backend.show("pair", notice())
         assert (await client.reply()).status == 200
 

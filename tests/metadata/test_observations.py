@@ -36,10 +36,10 @@ def test_the_first_delivery_of_an_event_to_a_vm_is_a_sighting_and_later_ones_are
         for _ in range(3):
             await client.ask()
         await world.ask(vm="b")
-        polls, sightings = world.server.observations.take()
+        polls, sightings = world.server.observations.take_batch()
         assert sightings == [sighting(vm="a"), sighting(vm="b")]
         assert [(poll.vm, poll.count) for poll in polls] == [("a", 3), ("b", 1)]
-        assert world.server.observations.take() == ([], [])
+        assert world.server.observations.take_batch() == ([], [])
 
     play(story)
 
@@ -50,7 +50,7 @@ def test_an_event_is_sighted_again_once_it_has_started(play, notice):
         await world.ask()
         world.backend.show("pair", notice(status=NoticeStatus.STARTED, not_before=None))
         await world.ask()
-        _, sightings = world.server.observations.take()
+        _, sightings = world.server.observations.take_batch()
         assert sightings == [sighting(), sighting(status="started", incarnation=3)]
 
     play(story)
@@ -63,9 +63,9 @@ def test_an_event_that_the_asked_version_hides_was_not_given(play, notice):
         world.backend.show("pair", notice(kind=Kind.PREEMPT))
         client = await world.connect()
         await client.ask(OLD)
-        assert world.server.observations.take()[1] == []
+        assert world.server.observations.take_batch()[1] == []
         await client.ask()
-        assert world.server.observations.take()[1] == [sighting()]
+        assert world.server.observations.take_batch()[1] == [sighting()]
 
     play(story)
 
@@ -80,7 +80,7 @@ def test_a_304_and_an_approval_count_as_requests_and_give_no_event(play, notice)
         await client.ask(If_None_Match=tag)
         world.backend.at += 1
         await client.ask(OLD, method="POST", body=b'{"StartRequests":[]}')
-        [poll], sightings = world.server.observations.take()
+        [poll], sightings = world.server.observations.take_batch()
         assert poll == LastPoll(vm="a", scope_id="pair", at=1_700_000_002.0, version="2017-08-01", count=3)
         assert sightings == []
 
@@ -92,7 +92,7 @@ def test_what_is_refused_or_asks_for_something_else_is_no_poll(play):
         await world.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask("/metadata/scheduledevents?api-version=nonsense")
         await world.ask(vm="nobody")
-        assert world.server.observations.take() == ([], [])
+        assert world.server.observations.take_batch() == ([], [])
 
     play(story)
 
@@ -102,12 +102,12 @@ def test_a_held_poll_is_a_sighting_when_it_is_answered(play, notice, request_byt
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
-        await world.until(lambda: world.server.tally.held == 1)
-        assert world.server.observations.take()[1] == []
+        await world.until(lambda: world.server.counters.held == 1)
+        assert world.server.observations.take_batch()[1] == []
         world.backend.at += 60
         world.backend.show("pair", notice())
         await client.reply()
-        assert world.server.observations.take()[1] == [sighting(at=1_700_000_060.0)]
+        assert world.server.observations.take_batch()[1] == [sighting(at=1_700_000_060.0)]
 
     play(story)
 
@@ -185,7 +185,7 @@ def test_how_a_vm_asks_is_known_though_others_wait_to_be_told_of(play):
             await client.ask()
         assert world.server.observations.pace("a").silent_s < 60
         assert [pace.silent_s < 60 for _, pace in world.server.observations.paces()] == [True]
-        [poll], _ = world.server.observations.take()
+        [poll], _ = world.server.observations.take_batch()
         assert poll.count == 3
 
     play(story)

@@ -53,7 +53,7 @@ def seen(time):
 def ask(seen, time, *, every_s, times, **how):
     for _ in range(times):
         time.now += every_s
-        seen.asked(view(), NEWEST, 1.0, **how)
+        seen.record_poll(view(), NEWEST, 1.0, **how)
 
 
 def test_a_vm_that_never_asked_has_no_pace(seen):
@@ -103,7 +103,7 @@ def test_whoever_waits_for_an_answer_still_asks(seen, time):
 
 
 def test_after_a_restart_those_who_asked_before_are_given_a_minute(seen, time):
-    seen.count_on([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
+    seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=41)])
     assert seen.pace("a") == PollingPace(0.0, None)
     time.now += SILENCE_LIMIT_S + 1
     assert seen.pace("a").is_silent
@@ -116,9 +116,9 @@ def test_what_workers_have_seen_counts_here(seen, time):
     for _ in range(5):
         time.now += 2
         worker.record_poll(view(), NEWEST, 1.0, agent="curl/8.1", wait_s=30)
-        seen.gather(*worker.take_increments())
+        seen.merge_increments(*worker.take_increments())
     assert seen.pace("a").gap_s == pytest.approx(2)
-    [poll], _ = seen.take()
+    [poll], _ = seen.take_batch()
     assert (poll.agent, poll.wait_s, poll.count) == ("curl/8.1", 30, 5)
 
 
@@ -127,11 +127,11 @@ def test_the_program_that_asks_is_kept_with_the_poll_whether_it_is_remembered_or
         client = await world.connect()
         for _ in range(3):
             await client.ask(User_Agent="curl/8.1")
-        [poll], _ = world.server.observations.take()
+        [poll], _ = world.server.observations.take_batch()
         assert (poll.agent, poll.count) == ("curl/8.1", 3)
         await client.ask(User_Agent="other")
         await client.ask(User_Agent="curl/8.1")  # remembered, and the last
-        assert [poll.agent for poll in world.server.observations.take()[0]] == ["curl/8.1"]
+        assert [poll.agent for poll in world.server.observations.take_batch()[0]] == ["curl/8.1"]
 
     play(story)
 
@@ -141,10 +141,10 @@ def test_a_poll_that_waits_says_for_how_long_and_one_that_is_answered_at_once_do
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         await client.ask(If_None_Match='"0-0"', Prefer="wait=120")
-        assert [poll.wait_s for poll in world.server.observations.take()[0]] == [0]
+        assert [poll.wait_s for poll in world.server.observations.take_batch()[0]] == [0]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=120"))
-        await world.until(lambda: world.server.tally.held == 1)
-        assert [poll.wait_s for poll in world.server.observations.take()[0]] == [120]
+        await world.until(lambda: world.server.counters.held == 1)
+        assert [poll.wait_s for poll in world.server.observations.take_batch()[0]] == [120]
 
     play(story)
 
@@ -201,7 +201,7 @@ def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
             await client.ask()
         await client.ask(f"{EVENTS}?api-version=nonsense")
         await world.ask(vm="nobody")
-        assert world.server.tally.answered == {
+        assert world.server.counters.answered == {
             (RequestCategory("poll", "2020-07-01"), 200): 3,
             (RequestCategory("poll", "other"), 400): 1,
             (UNKNOWN_CALLER_REQUEST, 404): 1,
@@ -212,45 +212,45 @@ def test_the_tally_tells_polls_apart_by_version_and_strangers_from_vms(play):
 
 def told_of(seen):
     told = []
-    return told, seen.follow_asking(told.append)
+    return told, seen.subscribe_polling_starts(told.append)
 
 
 def test_whoever_begins_to_ask_is_told_once_it_is_written_down_and_no_poll_after_that_is(seen, time):
     told, stop = told_of(seen)
     ask(seen, time, every_s=1, times=3)
     assert told == []
-    seen.take()
-    seen.written([])
+    seen.take_batch()
+    seen.notify_written([])
     ask(seen, time, every_s=SILENCE_LIMIT_S - 1, times=5)
-    seen.written([])
+    seen.notify_written([])
     assert told == [("a",)]
     time.now += SILENCE_LIMIT_S + 1
-    seen.asked(view(), NEWEST, 1.0)
-    seen.written([])
+    seen.record_poll(view(), NEWEST, 1.0)
+    seen.notify_written([])
     assert told == [("a",), ("a",)]
     stop()
     time.now += SILENCE_LIMIT_S + 1
-    seen.asked(view(), NEWEST, 1.0)
-    seen.written([])
+    seen.record_poll(view(), NEWEST, 1.0)
+    seen.notify_written([])
     assert len(told) == 2
 
 
 def test_a_long_poll_that_lasts_is_no_silence_after_which_one_begins(seen, time):
-    seen.asked(view(), NEWEST, 1.0, wait_s=120)
+    seen.record_poll(view(), NEWEST, 1.0, wait_s=120)
     told, _ = told_of(seen)
     time.now += 120 + SILENCE_LIMIT_S
-    seen.asked(view(), NEWEST, 1.0)
-    seen.written([])
+    seen.record_poll(view(), NEWEST, 1.0)
+    seen.notify_written([])
     assert told == []
 
 
 @pytest.mark.parametrize(("after_s", "begun"), [(SILENCE_LIMIT_S - 1, []), (SILENCE_LIMIT_S + 1, [("a",)])])
 def test_whoever_asks_soon_after_a_restart_never_stopped(seen, time, after_s, begun):
-    seen.count_on([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
+    seen.restore_counts([LastPoll(vm="a", scope_id="pair", at=1.0, version=NEWEST, count=3)])
     told, _ = told_of(seen)
     time.now += after_s
-    seen.asked(view(), NEWEST, 1.0)
-    seen.written([])
+    seen.record_poll(view(), NEWEST, 1.0)
+    seen.notify_written([])
     assert told == begun
 
 
@@ -258,6 +258,6 @@ def test_who_begins_to_ask_of_another_process_is_told_too(seen, time):
     told, _ = told_of(seen)
     for _ in range(3):
         time.now += 1
-        seen.gather([LastPoll(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
-        seen.written([])
+        seen.merge_increments([LastPoll(vm="b", scope_id="pair", at=1.0, version=NEWEST, count=2)], [])
+        seen.notify_written([])
     assert told == [("b",)]

@@ -57,7 +57,7 @@ def test_polls_are_told_apart_by_version_and_outcome(play):
         await client.ask(method="POST", body=b'{"StartRequests":[]}')
         await client.ask("/metadata/instance?api-version=2021-02-01")
         await world.ask(vm="nobody")
-        counted = world.server.counted()
+        counted = world.server.request_totals()
         assert value(counted, "polls_total", version="2020-07-01", outcome="200") == 3
         assert value(counted, "polls_total", version="2020-07-01", outcome="304") == 1
         assert value(counted, "polls_total", version="2017-08-01", outcome="200") == 1
@@ -77,7 +77,7 @@ def test_whoever_asks_too_often_was_throttled(play):
         client = await world.connect()
         answers = [(await client.ask()).status for _ in range(4)]
         assert 429 in answers
-        assert value(world.server.counted(), "polls_total", version="2020-07-01", outcome="throttled") == answers.count(
+        assert value(world.server.request_totals(), "polls_total", version="2020-07-01", outcome="throttled") == answers.count(
             429
         )
 
@@ -86,13 +86,13 @@ def test_whoever_asks_too_often_was_throttled(play):
 
 def test_a_connection_that_is_reset_and_a_store_that_is_away_are_seen(play):
     async def story(world):
-        world.server.arm([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
+        world.server.set_faults([Fault(id="f", kind=FaultKind.RESET, who="ann", set_at=0.0, name="a", vm="a", count=1)])
         client = await world.connect()
         client.send(b"GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\nMetadata: true\r\n\r\n")
         assert await client.is_closed()
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         assert (await world.ask(method="POST", body=b'{"StartRequests":[{"EventId":"E"}]}')).status == 503
-        counted = world.server.counted()
+        counted = world.server.request_totals()
         assert value(counted, "polls_total", version="2020-07-01", outcome="reset") == 1
         assert value(counted, "requests_total", of="approval", outcome="5xx") == 1
 
@@ -104,11 +104,11 @@ def test_who_waits_is_a_gauge(play, request_bytes):
         client = await world.connect()
         tag = (await client.ask()).headers["etag"]
         client.send(request_bytes(If_None_Match=tag, Prefer="wait=300"))
-        await world.until(lambda: world.server.tally.held == 1)
-        assert value(world.server.counted(), "long_polls_waiting") == 1
+        await world.until(lambda: world.server.counters.held == 1)
+        assert value(world.server.request_totals(), "long_polls_waiting") == 1
         client.reset()
-        await world.until(lambda: world.server.tally.held == 0)
-        assert value(world.server.counted(), "long_polls_waiting") == 0
+        await world.until(lambda: world.server.counters.held == 0)
+        assert value(world.server.request_totals(), "long_polls_waiting") == 0
 
     play(story)
 

@@ -108,7 +108,7 @@ class Telling:
     def wire(self, key):
         """This connection of the VM to this kind of listener: the open one, or a new one."""
         wire = self.wires.get(key)
-        if wire is None or wire.is_over:
+        if wire is None or wire.is_closed:
             vm, is_loopback, _ = key
             place = f"at {vm}"
             caller = Caller(attachment=place, vm=self.callers.vm_at(place), is_loopback=is_loopback)
@@ -119,7 +119,7 @@ class Telling:
         raw = b"".join(requests)
         places = sorted({min(cut, len(raw)) for cut in cuts})
         for start, end in zip([0, *places], [*places, len(raw)], strict=True):
-            self.wire(key).say(raw[start:end])
+            self.wire(key).send(raw[start:end])
 
     def flood(self, key, poll, count):
         self.wire(key).say(poll * count)
@@ -131,7 +131,7 @@ class Telling:
         self.wire(key).stop_reading()
 
     def read_on(self, key):
-        self.wire(key).read_on()
+        self.wire(key).continue_reading()
 
     def show(self, scope_id, count):
         if self.is_there(scope_id):
@@ -191,7 +191,7 @@ class Telling:
 
     def seen(self):
         """What can be told from outside."""
-        return {key: (wire.heard, wire.is_over, wire.was_reset) for key, wire in self.wires.items()}, self.stock
+        return {key: (wire.received, wire.is_closed, wire.was_reset) for key, wire in self.wires.items()}, self.stock
 
 
 async def settle(*tellings):

@@ -119,7 +119,7 @@ def test_an_approval_is_answered_once_it_is_durable(play, notice, request_bytes)
         client = await world.connect("b")
         client.send(request_bytes(method="POST", body=START))
         await world.until(lambda: world.backend.waiting == 1)
-        assert world.server.tally.answers[200] == 0
+        assert world.server.counters.responses_by_status[200] == 0
         world.backend.is_open.set()
         reply = await client.reply()
         assert (reply.status, reply.body, reply.headers["content-length"]) == (200, b"", "0")
@@ -151,7 +151,7 @@ def test_an_approval_goes_through_even_if_its_caller_hangs_up(play, notice, requ
         client.send(request_bytes(method="POST", body=START))
         await world.until(lambda: world.backend.waiting == 1)
         client.reset()
-        await world.until(lambda: world.server.connections == 0)
+        await world.until(lambda: world.server.connection_count == 0)
         world.backend.is_open.set()
         await world.until(lambda: world.backend.approved == [("a", ("EVENT-1",))])
 
@@ -163,13 +163,13 @@ def test_without_the_store_a_post_gets_503_and_polls_go_on_from_memory(play, not
 
     async def story(world):
         world.backend.show("pair", notice())
-        world.backend.is_away = True
+        world.backend.is_unavailable = True
         client = await world.connect()
         refused = await client.ask(method="POST", body=START)
         assert refused.status == 503
         assert int(refused.headers["retry-after"]) > 0
         assert (await client.ask()).status == 200
-        world.backend.is_away = False
+        world.backend.is_unavailable = False
         assert (await client.ask(method="POST", body=START)).status == 200
 
     play(story)

@@ -241,7 +241,7 @@ class Reckoned(MemoryStore):
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
         self.asked.append(limit)
-        return super().events_over(since, until, limit=limit, newest=newest)
+        return super().events_ended_between(since, until, limit=limit, newest=newest)
 
 
 def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal_of: Callable[..., Visitor]) -> None:

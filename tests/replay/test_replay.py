@@ -170,7 +170,7 @@ def test_a_restart_in_the_middle_goes_on_where_it_was(lab: Any, restart_story: A
 
 def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab: Any, restart_story: Any) -> None:
     lab.start(restart_story)
-    lab.world.clock.adopt(lab.world.clock.jumped_to(NOON + 70))
+    lab.world.clock.adopt(lab.world.clock.setting_after_jump(NOON + 70))
     lab.world.restart()
     texts = [entry.text for entry in lab.world.store.history() if entry.what == "replayed"]
     assert [text.removeprefix("web-0 is shown ") for text in texts] == [

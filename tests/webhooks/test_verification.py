@@ -34,13 +34,13 @@ def allowing(origin: str) -> Callable[[str, bytes], ReceiverAnswer]:
 
 def refused(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> str:
     with pytest.raises(Refused) as caught:
-        post.world.do(post.outbox.trial.validate(post.webhook_for(receiver, schema=schema)))
+        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver, schema=schema)))
     return str(caught.value)
 
 
 @BOTH
 def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: WebhookReceiver, schema: WebhookSchema) -> None:
-    verdict = post.world.do(post.outbox.trial.test(post.webhook_for(receiver, schema=schema)))
+    verdict = post.world.do(post.outbox.verification.send_test(post.webhook_for(receiver, schema=schema)))
     assert verdict == DeliveryTestResult(ok=True, status=200, text="it answered 200")
     (received,) = receiver.received
     assert received.event.get("eventType", received.event.get("type")) == TEST_EVENT_TYPE
@@ -51,17 +51,17 @@ def test_a_test_message_is_no_event_of_any_vm(post: Any, receiver: WebhookReceiv
 def test_a_test_tells_what_went_wrong(post: Any, receiver: WebhookReceiver) -> None:
     receiver.answer(404)
     webhook = post.webhook_for(receiver)
-    assert post.world.do(post.outbox.trial.test(webhook)) == DeliveryTestResult(
+    assert post.world.do(post.outbox.verification.send_test(webhook)) == DeliveryTestResult(
         ok=False, status=404, text="it answered 404"
     )
     receiver.stop()
-    verdict = post.world.do(post.outbox.trial.test(webhook))
+    verdict = post.world.do(post.outbox.verification.send_test(webhook))
     assert verdict == DeliveryTestResult(ok=False, status=None, text="nobody listens there")
 
 
 def test_a_receiver_that_answers_the_code_is_valid(post: Any) -> None:
     with WebhookReceiver(echoing) as receiver:
-        post.world.do(post.outbox.trial.validate(post.webhook_for(receiver)))
+        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver)))
     (received,) = receiver.received
     assert received.headers["aeg-event-type"] == "SubscriptionValidation"
     assert received.event["eventType"] == VALIDATION_EVENT_TYPE
@@ -83,7 +83,7 @@ def test_a_receiver_that_does_not_is_refused(post: Any, body: bytes) -> None:
 @pytest.mark.parametrize("origin", ["*", "forewarn", "Forewarn"])
 def test_a_receiver_that_allows_our_origin_is_valid(post: Any, origin: str) -> None:
     with WebhookReceiver(allowing(origin)) as receiver:
-        post.world.do(post.outbox.trial.validate(post.webhook_for(receiver, schema=WebhookSchema.CLOUD_EVENTS)))
+        post.world.do(post.outbox.verification.validate(post.webhook_for(receiver, schema=WebhookSchema.CLOUD_EVENTS)))
     (received,) = receiver.received
     assert (received.method, received.body) == ("OPTIONS", b"")
     assert received.headers["webhook-request-origin"] == "forewarn"

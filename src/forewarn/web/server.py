@@ -285,7 +285,7 @@ async def _run_server(config: uvicorn.Config, sock: socket.socket) -> AsyncItera
         await _wait_until_started(server, task)
         yield
     finally:
-        config.app.state.dependencies.closing.set()  # type: ignore[union-attr]
+        config.app.state.dependencies.shutting_down.set()  # type: ignore[union-attr]
         server.should_exit = True
         await task
 
