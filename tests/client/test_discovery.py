@@ -77,11 +77,11 @@ def look(
                     done.append(str(endpoint))
                     answer = answers.get(str(endpoint), Unreachable("no"))
                     run.set_error(answer) if isinstance(answer, Exception) else run.set_result(answer)
-                case Sleep(s=s):
-                    done.append(f"pause {s:g}")
-                case CallFunction(call=call):
+                case Sleep(seconds=seconds):
+                    done.append(f"pause {seconds:g}")
+                case CallFunction(function=function):
                     try:
-                        run.set_result(call())
+                        run.set_result(function())
                     except Unavailable as trouble:
                         run.set_error(trouble)
     except Unavailable as refusal:

@@ -53,9 +53,9 @@ echo 1 > /proc/sys/net/ipv4/conf/all/accept_local  # both ends are in one namesp
 dnsmasq --no-daemon --conf-file=/dev/null --port=0 --interface=host --bind-interfaces \
   --dhcp-range=10.0.0.10,10.0.0.20,1h --dhcp-option-force=245,168.63.129.16 --dhcp-leasefile="$1/leases" --no-ping &
 "$2" -c '
-from forewarn.client.dhcp import ask, interfaces
-(guest,) = (interface for interface in interfaces() if interface.name == "guest")
-print(next(filter(None, (ask(guest, answer_s=1) for _ in range(20)))))
+from forewarn.client.dhcp import ask_for_endpoint, ethernet_interfaces
+(guest,) = (interface for interface in ethernet_interfaces() if interface.name == "guest")
+print(next(filter(None, (ask_for_endpoint(guest, answer_s=1) for _ in range(20)))))
 '
 """
 
@@ -73,9 +73,9 @@ def test_without_the_privilege_one_sentence_says_what_is_missing(tmp_path: Path)
     """As a user who may nothing, in a network of its own where there is nothing else."""
     program = (
         "import os\n"
-        "from forewarn.client.dhcp import Interface, ask\n"
+        "from forewarn.client.dhcp import EthernetInterface, ask_for_endpoint\n"
         "try:\n"
-        "    ask(Interface(name='lo', mac=b'123456'))\n"
+        "    ask_for_endpoint(EthernetInterface(name='lo', mac=b'123456'))\n"
         "except Exception as error:\n"
         "    print(type(error).__name__, error)\n"
     )

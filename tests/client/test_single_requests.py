@@ -181,7 +181,7 @@ def test_a_body_that_trickles_in_for_ever_is_no_answer(driver: Driver) -> None:
             one = driver(f"127.0.0.1:{port}")
             talk = _impatient(port)
             with pytest.raises(IncompleteResponse, match="broke off its answer"):
-                one.call("ask", talk)
+                one.call("run_flow", talk)
         finally:
             over.set()
             thread.join()
@@ -203,7 +203,7 @@ def test_a_slow_body_is_waited_for_while_it_comes(driver: Driver) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         try:
-            response = driver(f"127.0.0.1:{port}").call("ask", _patient(port))
+            response = driver(f"127.0.0.1:{port}").call("run_flow", _patient(port))
         finally:
             thread.join()
     assert len(response.body) == 30
