@@ -62,7 +62,7 @@ def test_what_is_static_is_asked_for_again_and_sent_only_if_it_has_changed(ann: 
     assert (first.status, again.status, again.content) == (200, 304, b"")
 
 
-@pytest.mark.parametrize("path", ["..%2f__init__.py", "%2e%2e/template/base.html", "../app.py", "/etc/passwd"])
+@pytest.mark.parametrize("path", ["..%2f__init__.py", "%2e%2e/templates/base.html", "../routes.py", "/etc/passwd"])
 def test_nothing_but_what_is_static_is_sent_as_static(ann: Browser, path: str) -> None:
     assert ann.get(f"/portal/static/{path}").status == 404
 

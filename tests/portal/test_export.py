@@ -142,7 +142,7 @@ def test_a_file_that_does_not_hold_everything_says_so(
     portal: Visitor, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     written(portal, 1500)
-    monkeypatch.setattr(PAGES[name], "MOST_TAKEN", 300)
+    monkeypatch.setattr(PAGES[name], "MAX_EXPORT_ROWS", 300)
     path = "/portal/" if name == "fleet" else f"/portal/{name}"
     told = portal.get(f"{path}?as=json").json
     assert told["is_cut"]

@@ -593,7 +593,7 @@ def test_a_large_fleet_is_typed_rather_than_ticked(portal_of: Callable[..., Visi
 
 def test_every_link_to_a_form_leads_to_one() -> None:
     folder = Path(forewarn.portal.__file__).parent
-    texts = [path.read_text() for path in (*folder.glob("template/*.html"), *folder.glob("*.py"))]
+    texts = [path.read_text() for path in (*folder.glob("templates/*.html"), *folder.glob("*.py"))]
     linked = {name for text in texts for name in re.findall(r"/portal/forms/([a-z-]+)", text)}
     assert linked
     assert linked <= set(FORMS)

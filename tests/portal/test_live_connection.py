@@ -86,9 +86,9 @@ def test_a_browser_that_goes_is_noticed(portal: Visitor, tmp_path: Path) -> None
     async def story() -> None:
         async with serve_unix(portal.app, tmp_path / "s"):
             async with streaming(tmp_path / "s"):
-                open_ = len(hears._hears)
+                open_ = len(hears._listeners)
             async with asyncio.timeout(WITHIN_S):
-                while len(hears._hears) == open_:
+                while len(hears._listeners) == open_:
                     await asyncio.sleep(0.001)
 
     portal.world.do(story())

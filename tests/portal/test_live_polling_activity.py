@@ -158,7 +158,7 @@ def test_who_sees_a_part_is_told_who_asks_in_that_part_only(fleet: Fleet) -> Non
 
 
 def test_where_very_many_change_pages_look_at_all_who_ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling_monitor, "MOST_SCOPES", 1)
+    monkeypatch.setattr(polling_monitor, "MAX_CHANGED_SCOPES", 1)
 
     async def story() -> None:
         async with looking(fleet.portal) as page:

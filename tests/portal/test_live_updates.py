@@ -570,8 +570,8 @@ def test_a_store_that_commits_is_well_without_being_asked(portal: Visitor) -> No
 @pytest.mark.parametrize(
     ("bound", "sentence"),
     [
-        ("MOST_PAGES", "1 pages are open, and that is the most: close some, then reload this one"),
-        ("MOST_OF_ONE", "1 of your pages are open, and that is the most: close some, then reload"),
+        ("MAX_SUBSCRIBERS", "1 pages are open, and that is the most: close some, then reload this one"),
+        ("MAX_SUBSCRIBERS_PER_PRINCIPAL", "1 of your pages are open, and that is the most: close some, then reload"),
     ],
 )
 def test_only_so_many_pages_can_be_open(
@@ -591,7 +591,7 @@ def test_only_so_many_pages_can_be_open(
 def test_the_pages_of_one_visitor_keep_no_other_from_following(
     portal: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_updates, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(live_updates, "MAX_SUBSCRIBERS_PER_PRINCIPAL", 1)
     who = portal.principal
 
     async def welcome(request: Any) -> CurrentSession:
@@ -610,7 +610,7 @@ def test_the_pages_of_one_visitor_keep_no_other_from_following(
 
 
 def test_a_change_of_very_many_vms_has_everything_read_again(portal: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_updates, "MOST_VMS", 1)
+    monkeypatch.setattr(live_updates, "MAX_VMS_PER_CHANGE", 1)
 
     async def story() -> None:
         async with looking(portal) as page:
