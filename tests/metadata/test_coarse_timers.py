@@ -79,7 +79,7 @@ def test_whoever_was_dropped_is_not_called(tell):
 def test_whoever_is_dropped_by_another_at_the_same_moment_is_not_called(tell):
     async def story():
         other = {"a": "b", "b": "a", "last": "last"}
-        calls = Calls(2, also=lambda name: calls.table.drop(slots[other[name]], other[name]))
+        calls = Calls(2, also=lambda name: calls.table.cancel(slots[other[name]], other[name]))
         now = asyncio.get_running_loop().time()
         slots = {name: calls.table.schedule(now + (0.03 if name == "last" else 0), name) for name in other}
         await calls.all.wait()

@@ -68,7 +68,7 @@ ELSEWHERE = (
     "from forewarn.core.faults import Fault\n"
     "from forewarn.metadata.fault_quota import SharedFaultQuota\n"
     "shared, fault = SharedFaultQuota(int(sys.argv[1])), msgspec.json.decode(sys.argv[2], type=Fault)\n"
-    "shared.places = {fault.id: int(sys.argv[3])}\n"
+    "shared.offsets = {fault.id: int(sys.argv[3])}\n"
 )
 
 
@@ -82,7 +82,7 @@ def elsewhere(shared: SharedFaultQuota, fault: Fault, what: str) -> subprocess.P
 def test_several_processes_take_together_what_there_is() -> None:
     many = replace(FAULT, count=PROCESSES * EACH // 2)
     shared = laid_out(many)
-    take = f"print(sum(shared.take(fault) for _ in range({EACH})))"
+    take = f"print(sum(shared.consume(fault) for _ in range({EACH})))"
     takers = [elsewhere(shared, many, take) for _ in range(PROCESSES)]
     assert sum(int(taker.communicate(timeout=60)[0]) for taker in takers) == many.count
     shared.close()
@@ -90,7 +90,7 @@ def test_several_processes_take_together_what_there_is() -> None:
 
 def test_nobody_waits_for_one_who_is_stopped_while_it_takes_and_nothing_is_lost() -> None:
     shared = laid_out(FAULT)
-    stuck = elsewhere(shared, FAULT, "with shared._alone(): print('now', flush=True); sys.stdin.read()")
+    stuck = elsewhere(shared, FAULT, "with shared._locked(): print('now', flush=True); sys.stdin.read()")
     assert stuck.stdout is not None
     assert stuck.stdout.readline() == "now\n"
     assert not shared.consume(FAULT)

@@ -36,7 +36,7 @@ def test_a_view_shows_what_was_published_last():
     assert board.view("a").document.incarnation == 1
     board.publish(scope(document=Document(incarnation=2)))
     view = board.view("a")
-    assert (view.document.incarnation, view.vm_name, view.location) == (2, "a", "westeurope")
+    assert (view.document.incarnation, view.name, view.location) == (2, "a", "westeurope")
     assert board.view("stranger") is None
 
 

@@ -122,10 +122,10 @@ class Telling:
             self.wire(key).send(raw[start:end])
 
     def flood(self, key, poll, count):
-        self.wire(key).say(poll * count)
+        self.wire(key).send(poll * count)
 
     def say_no_more(self, key):
-        self.wire(key).say_no_more()
+        self.wire(key).send_eof()
 
     def stop_reading(self, key):
         self.wire(key).stop_reading()
