@@ -19,7 +19,7 @@ def test_a_late_first_answer_comes_when_its_delay_is_over(play: Any, fault: Any)
     async def story(world: Any) -> None:
         world.arm(fault(FaultKind.LATE_FIRST_ANSWER, parameters={"delay_s": 0.05}))
         assert (await world.ask()).json == {"DocumentIncarnation": 1, "Events": []}
-        assert world.server.faults.take()[0].count == 1
+        assert world.server.faults.take_hits()[0].count == 1
 
     play(story)
 
@@ -29,9 +29,9 @@ def test_a_late_first_answer_is_held_while_neighbours_are_answered(play: Any, fa
         world.arm(fault(FaultKind.LATE_FIRST_ANSWER))
         late = await world.connect("a")
         late.send()
-        await world.until(lambda: world.server.tally.held == 1)
+        await world.until(lambda: world.server.counters.held == 1)
         assert (await world.ask(vm="b")).status == 200
-        assert world.server.tally.held == 1
+        assert world.server.counters.held == 1
 
         await world.server.drain(5.0)
         assert (await late.reply()).status == 200  # whoever is held is answered when the service stops
@@ -49,7 +49,7 @@ def test_the_requests_after_a_late_first_one_wait_for_the_same_moment(play: Any,
         second.send()
         assert {(await first.reply()).status, (await second.reply()).status} == {200}
         assert (await world.ask()).status == 200
-        assert [touch.count for touch in world.server.faults.take()] == [2]
+        assert [touch.count for touch in world.server.faults.take_hits()] == [2]
 
     play(story)
 
@@ -61,7 +61,7 @@ def test_an_empty_body_is_200_with_a_length_of_zero(play: Any, fault: Any, notic
         reply = await world.ask()
         assert (reply.status, reply.headers["content-length"], reply.body) == (200, "0", b"")
         assert "etag" not in reply.headers
-        assert world.server.observations.take()[1] == []  # nobody was given the event
+        assert world.server.observations.take_batch()[1] == []  # nobody was given the event
 
     play(story)
 
@@ -146,7 +146,7 @@ def test_who_hangs_up_on_a_slow_body_is_forgotten(play: Any, fault: Any) -> None
         guest.send()
         await guest.head()
         guest.writer.transport.abort()
-        world.server.faults.arm(())
+        world.server.faults.set_faults(())
         assert (await world.ask()).status == 200
 
     play(story)
@@ -157,12 +157,12 @@ def test_a_stale_document_is_the_one_from_before(play: Any, fault: Any, notice: 
         before = await world.ask()
         world.arm(fault(FaultKind.STALE))
         assert (await world.ask()).raw == before.raw
-        assert world.server.faults.take() == []  # nothing is older than it should be yet
+        assert world.server.faults.take_hits() == []  # nothing is older than it should be yet
 
         world.backend.show("pair", notice())
         assert (await world.ask()).raw == before.raw
         assert (await world.ask(vm="b")).json["DocumentIncarnation"] == 2
-        assert [touch.count for touch in world.server.faults.take()] == [1]
+        assert [touch.count for touch in world.server.faults.take_hits()] == [1]
 
         world.arm()
         assert (await world.ask()).json["DocumentIncarnation"] == 2
@@ -205,7 +205,7 @@ def test_an_unknown_version_is_404_instead_of_400(play: Any, fault: Any) -> None
         assert (reply.status, reply.body) == (404, b'{ "error": "Not found. Invalid version requested" }')
         assert (await world.ask()).status == 200
         assert (await world.ask(UNKNOWN, vm="b")).status == 400
-        assert [touch.count for touch in world.server.faults.take()] == [1]
+        assert [touch.count for touch in world.server.faults.take_hits()] == [1]
 
     play(story)
 
@@ -233,7 +233,7 @@ def test_approvals_are_left_alone_by_faults_of_the_document(play: Any, fault: An
         world.arm(fault(kind))
         assert (await world.ask(method="POST", body=APPROVAL)).status == 200
         assert world.backend.approved == [("a", ("EVENT-1",))]
-        assert world.server.faults.take() == []
+        assert world.server.faults.take_hits() == []
 
     play(story)
 
@@ -246,7 +246,7 @@ def test_bad_requests_and_the_instance_are_answered_as_ever(play: Any, fault: An
         before = [(await world.ask(target)).raw for target in targets]
         world.arm(fault(kind))
         assert [(await world.ask(target)).raw for target in targets] == before
-        assert world.server.faults.take() == []
+        assert world.server.faults.take_hits() == []
 
     play(story)
 
@@ -318,7 +318,7 @@ def test_only_those_it_is_for_are_touched(play: Any, fault: Any, target: Any, to
         world.arm(fault(FaultKind.GONE, **target))
         statuses = {vm: (await world.ask(vm=vm)).status for vm in ("a", "b", "other")}
         assert {vm for vm, status in statuses.items() if status == 410} == touched
-        assert {touch.vm for touch in world.server.faults.take()} == touched
+        assert {touch.vm for touch in world.server.faults.take_hits()} == touched
 
     play(story)
 
@@ -356,9 +356,9 @@ def test_counts_that_could_not_be_written_are_kept(play: Callable[..., None], fa
     async def story(world: Any) -> None:
         world.arm(fault(FaultKind.GONE))
         await world.ask()
-        touches = world.server.faults.take()
+        touches = world.server.faults.take_hits()
         await world.ask()
-        world.server.faults.put_back(touches)
-        assert [touch.count for touch in world.server.faults.take()] == [2]
+        world.server.faults.add_hits(touches)
+        assert [touch.count for touch in world.server.faults.take_hits()] == [2]
 
     play(story)

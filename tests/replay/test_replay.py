@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forewarn.clock import SystemClock
 from forewarn.core.replay_script import RecordedAnswer, UploadedRecording
 from forewarn.core.request import RequestedOperation
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.dates import parse_date
 from tests.support.world import NOON, World, a_vm
 
@@ -170,7 +170,7 @@ def test_a_restart_in_the_middle_goes_on_where_it_was(lab: Any, restart_story: A
 
 def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab: Any, restart_story: Any) -> None:
     lab.start(restart_story)
-    lab.world.clock.adopt(lab.world.clock.setting_after_jump(NOON + 70))
+    lab.world.clock.apply_setting(lab.world.clock.setting_after_jump(NOON + 70))
     lab.world.restart()
     texts = [entry.text for entry in lab.world.store.history() if entry.what == "replayed"]
     assert [text.removeprefix("web-0 is shown ") for text in texts] == [
@@ -182,17 +182,19 @@ def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab:
 
 def test_two_replays_on_one_scope_are_refused(lab: Any, restart_story: Any) -> None:
     first = lab.start(restart_story, "db-0")
-    with pytest.raises(Refused, match=f"scope of VM 'db-1' is being shown replay {first.id} already: wait"):
+    with pytest.raises(Refused, match=f"scope of VM 'db-1' is being shown replay {first.id} already") as refusal:
         lab.start(restart_story, "db-1")
+    assert refusal.value.remedy_code is Remedy.STOP_REPLAY
+    assert refusal.value.remedy_fields == {"replay": first.id}
     lab.start(restart_story, "web-0")
-    assert len(lab.world.control.replays.all()) == 2
+    assert len(lab.world.control.replays.list_replays()) == 2
 
 
 def test_a_scope_with_an_event_under_way_is_told_no_story(lab: Any, restart_story: Any) -> None:
     (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     with pytest.raises(Refused, match=f"has event {event.id} .* under way: replay when it is over, or withdraw it"):
         lab.start(restart_story)
-    assert lab.world.control.replays.all() == []
+    assert lab.world.control.replays.list_replays() == []
 
 
 def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: Any, restart_story: Any) -> None:
@@ -234,8 +236,9 @@ def test_a_replay_that_is_stopped_leaves_the_scopes_own_document_under_a_new_num
     with pytest.raises(Refused, match=r"is over \(stopped\): there is nothing to stop"):
         lab.world.do(lab.world.control.replays.stop(request.id, who="ann"))
     lab.start(restart_story)
-    with pytest.raises(NotFound, match="replay 'nope' does not exist: `forewarn replays` lists them"):
+    with pytest.raises(NotFound, match="replay 'nope' does not exist") as refusal:
         lab.world.control.replays.find("nope")
+    assert refusal.value.remedy_code is Remedy.LIST_REPLAYS
 
 
 def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
@@ -264,15 +267,16 @@ def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
 def test_bad_wishes_are_refused(lab: Any, restart_story: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Rejected, match=sentence):
         lab.start(restart_story, **options)
-    assert lab.world.control.replays.all() == []
+    assert lab.world.control.replays.list_replays() == []
 
 
 def test_only_a_lab_tells_stories(restart_story: Any) -> None:
     world = World(vms=[a_vm("web-0")])
     try:
         world.control.transactions.clock = SystemClock()
-        with pytest.raises(Rejected, match="this service is no lab, and its VMs are told only what is true"):
+        with pytest.raises(Rejected, match="this service is not a lab, and its VMs only get real events") as refusal:
             world.do(world.control.replays.start(world.vm("web-0"), restart_story, who="ann"))
+        assert refusal.value.remedy_code is Remedy.USE_LAB
     finally:
         world.close()
 
