@@ -9,12 +9,53 @@
      ├── Conflict            another writer was first: read again, decide again
      └── Unavailable         the request is correct: try again later
 
-A message names the thing and its id, its state, what cannot be done, and what to do instead.
+A message names the thing and its id, its state, and what cannot be done. What to do instead is a `Remedy`: a code with
+fields, which each surface (command line, API, portal, Azure's API) puts into its own words (`forewarn.web.remedies`).
 """
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Remedy(StrEnum):
+    """What the user can do instead; each surface words it in its own terms."""
+
+    LIST_VMS = "list-vms"
+    LIST_HOSTS = "list-hosts"
+    LIST_SCOPES = "list-scopes"
+    LIST_EVENTS = "list-events"  # those that are not over
+    LIST_ALL_EVENTS = "list-all-events"
+    LIST_ROLLOUTS = "list-rollouts"
+    LIST_REQUESTS = "list-requests"
+    LIST_CLIENTS = "list-clients"
+    LIST_GRANTS = "list-grants"
+    LIST_WEBHOOKS = "list-webhooks"
+    LIST_REPLAYS = "list-replays"
+    LIST_FAULTS = "list-faults"
+    LIST_FAULT_KINDS = "list-fault-kinds"
+    LIST_EXPLAINABLE = "list-explainable"
+    EXPLAIN_EVENT = "explain-event"  # field: event
+    EXPLAIN_REMOVED_VM = "explain-removed-vm"  # field: vm
+    ALLOW_SHORT_NOTICE = "allow-short-notice"  # field: minimum
+    GIVE_NOTICE = "give-notice"
+    REPAIR_HOST = "repair-host"  # field: host
+    ADD_VMS = "add-vms"
+    CLEAR_FAULTS = "clear-faults"
+    STOP_REPLAY = "stop-replay"  # field: replay
+    USE_LAB = "use-lab"
+    RENEW_CLIENT_SECRET = "renew-client-secret"  # field: client
+    ASK_FOR_ROLE = "ask-for-role"  # field: role
+    ASK_FOR_ANY_ROLE = "ask-for-any-role"  # field: external_id, empty for clients of our own
 
 
 class ForewarnError(Exception):
-    """Anything forewarn says no with; `str(error)` is a sentence fit for the user."""
+    """An error for the user: `str(error)` is a sentence, `remedy_code` says what to do instead."""
+
+    def __init__(self, message: str = "", remedy: Remedy | None = None, **fields: str) -> None:
+        super().__init__(message)
+        self.remedy_code = remedy
+        self.remedy_fields = fields
 
 
 class Rejected(ForewarnError):

@@ -11,7 +11,7 @@ from forewarn.core.access import ROLE_RIGHTS, Grant, RegisteredClient, Right, Ro
 from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import parse_resource_id, scale_set_resource_id, vm_resource_id
 from forewarn.core.scope import Scope
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
@@ -151,12 +151,11 @@ def _resolve_principal(context: RequestContext, text: str) -> str:
     if vm is not None:
         return vm_principal(vm.vm_id)
     if sort == "client" and rest:
-        raise NotFound(f"client {rest!r} does not exist: `forewarn access show` lists the clients")
+        raise NotFound(f"client {rest!r} does not exist", Remedy.LIST_CLIENTS)
     if sort == "vm" and rest:
-        raise NotFound(f"VM {rest!r} does not exist: `forewarn fleet show` lists the VMs")
+        raise NotFound(f"VM {rest!r} does not exist", Remedy.LIST_VMS)
     raise NotFound(
-        f"{text!r} is no client and no VM: `forewarn access show` lists the clients; "
-        "somebody from outside is written 'oidc:ID'"
+        f"{text!r} is no client and no VM (a user of an external issuer is written 'oidc:ID')", Remedy.LIST_CLIENTS
     )
 
 

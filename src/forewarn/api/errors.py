@@ -11,6 +11,7 @@ from forewarn.core.fleetfile.problems import FleetFileProblem, InvalidFleetFile
 from forewarn.errors import Refused
 from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.errors import classify_error
+from forewarn.web.remedies import Surface
 
 
 class FleetNotApplicable(Refused):
@@ -31,8 +32,9 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorView
 
 
-def error_response(error: Exception) -> Response:
-    status, code, message = classify_error(error)
+def error_response(error: Exception, surface: Surface = Surface.API) -> Response:
+    """The JSON response for an error, worded for our command line or for any other client of the API."""
+    status, code, message = classify_error(error, surface)
     challenge = error.challenge if isinstance(error, AuthenticationRequired) else "Bearer"
     headers = {503: {"Retry-After": "1"}, 401: {"WWW-Authenticate": challenge}}.get(status, {})
     return make_error_response(status, code, message, problems=_fleet_problems(error), headers=headers)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from forewarn.core.event import Event
-from forewarn.errors import NotFound, Refused
+from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.explain.explanation import Explanation
 from forewarn.web.context import RequestContext
 from forewarn.web.explanations import explain_event, explain_host, explain_request, explain_scope, explain_vm
@@ -38,10 +38,7 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
         return explain_event(context, event)
     if rollout is not None:
         return explain_request(context, rollout)
-    raise NotFound(
-        f"{thing!r} is no VM, host, scope, event, rollout or request: `forewarn fleet show`, "
-        "`forewarn events --all` and `forewarn rollout show` list them"
-    )
+    raise NotFound(f"{thing!r} is no VM, host, scope, event, rollout or request", Remedy.LIST_EXPLAINABLE)
 
 
 def _is_full_id(thing: str, event: Event) -> bool:

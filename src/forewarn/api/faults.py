@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forewarn.control.faults import FaultSpec, FaultTarget
 from forewarn.core.faults import Fault, parse_fault_kind
-from forewarn.errors import NotFound, Rejected
+from forewarn.errors import NotFound, Rejected, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.lab_views import fault_view, read_faults, storm_view
 from forewarn.web.request_parsing import ClearFaultsBody, HandlerCall, NewFault, NewStorm, reject_duplicates
@@ -101,4 +101,4 @@ def _resolve_target(context: RequestContext, body: NewFault) -> FaultTarget:
 def _require_active(context: RequestContext, name: str) -> None:
     book = context.control.faults.active
     if name not in {*(fault.id for fault in book.faults), *(storm.id for storm in book.storms)}:
-        raise NotFound(f"fault {name!r} is not on: `forewarn fault list` lists those that are")
+        raise NotFound(f"fault {name!r} is not on", Remedy.LIST_FAULTS)

@@ -31,6 +31,7 @@ from forewarn.api.openapi import openapi_document
 from forewarn.api.requests import vms_asked_for
 from forewarn.core.access import Right
 from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.remedies import SURFACE_HEADER, surface_of
 from forewarn.web.request_parsing import MAX_BODY_BYTES, HandlerCall, read_limited_body, unique_query_params
 from forewarn.web.routing import API_PREFIX, ApiRoute, HandlerSignature, listing, named_event, named_vm, signed_in
 
@@ -147,5 +148,5 @@ async def _handle_call(
     except ClientDisconnect:
         return Response(status_code=400)  # nobody is left to read it
     except Exception as error:
-        return error_response(error)
+        return error_response(error, surface_of(request.headers.get(SURFACE_HEADER)))
     return Response(answer, status_code=route.status, media_type="application/json")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from forewarn.arm.routing import ArmResponse
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.authentication import AuthenticationRequired
+from forewarn.web.remedies import Surface, message_for
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def arm_error_response(error: Exception) -> ArmResponse:
         return make_arm_error(error.status, error.code, str(error), error.target)
     for of, status, code in _CODE_BY_ERROR:
         if isinstance(error, of):
-            answer = make_arm_error(status, code, str(error))
+            answer = make_arm_error(status, code, message_for(error, Surface.ARM))
             challenge = {"WWW-Authenticate": error.challenge} if isinstance(error, AuthenticationRequired) else {}
             return replace(answer, headers={**answer.headers, **challenge})
     log.error("a call failed that should not have", exc_info=error)

@@ -103,7 +103,7 @@ def _find_target(kind: UpdatableKind, context: RequestContext, call: ArmCall) ->
         if call.method != "PUT":
             raise
         made = "what is new comes with a fleet file (`forewarn fleet apply`) or with `forewarn fleet add`"
-        raise ResourceAbsent(f"{str(error).partition(': `')[0]}, and a PUT does not make it: {made}") from error
+        raise ResourceAbsent(f"{error}, and a PUT does not make it: {made}") from error
 
 
 _VM_KIND = UpdatableKind(find=_vm_target, profile=_PROFILE_PATH, policy=_POLICY_PATH)

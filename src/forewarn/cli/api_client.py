@@ -129,7 +129,7 @@ def send_request(
     try:
         connection.connect()
         typed = {} if payload is None else {"Content-Type": "application/json"}
-        connection.request(method, target, payload, {**typed, **headers})
+        connection.request(method, target, payload, {"Forewarn-Surface": "cli", **typed, **headers})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

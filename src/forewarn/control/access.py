@@ -18,7 +18,7 @@ from forewarn.core.access import Grant, RegisteredClient, Role, client_principal
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import ROOT_RESOURCE
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 
 _CLIENT_ID_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 _CLIENT_PREFIX = client_principal("")
@@ -49,10 +49,7 @@ class AccessService:
             raise Rejected(f"the name {name!r} has signs that cannot be shown: give a plain one")
         async with self._write_lock:
             if self._store.client(wanted) is not None:
-                raise Refused(
-                    f"client {wanted!r} exists already: give another id, or give this one another secret with "
-                    f"`forewarn access client renew {wanted}`"
-                )
+                raise Refused(f"client {wanted!r} exists already", Remedy.RENEW_CLIENT_SECRET, client=wanted)
             made = RegisteredClient(id=wanted, secret_hash=b"", name=name.strip(), by=who, at=self._now())
             return await self._save_with_new_secret(made, who, "added")
 
@@ -109,7 +106,7 @@ class AccessService:
     def client(self, client_id: str) -> RegisteredClient:
         client = self._store.client(client_id.strip().casefold())
         if client is None:
-            raise NotFound(f"client {client_id!r} does not exist: `forewarn access show` lists the clients")
+            raise NotFound(f"client {client_id!r} does not exist", Remedy.LIST_CLIENTS)
         return client
 
     def find_grant(self, grant_id: str) -> Grant:
@@ -118,7 +115,7 @@ class AccessService:
         grants = self._store.grants()
         found = [g for g in grants if g.id == wanted] or [g for g in grants if g.id.startswith(wanted)]
         if not found or len(wanted) < min(_MIN_ID_PREFIX, len(found[0].id)):
-            raise NotFound(f"grant {grant_id!r} does not exist: `forewarn access show` lists the grants")
+            raise NotFound(f"grant {grant_id!r} does not exist", Remedy.LIST_GRANTS)
         if len(found) > 1:
             raise Refused(f"grant {grant_id!r} is ambiguous, {len(found)} begin so: give more of the id")
         return found[0]

@@ -17,7 +17,7 @@ from forewarn.core.fault_storm import StormTarget, plan_storm
 from forewarn.core.faults import FaultStorm, StormFault
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 
 _MAX_DURATION_S = 24 * 3600.0
 
@@ -33,7 +33,7 @@ class FaultStormService:
         if not 0 < for_s <= _MAX_DURATION_S:
             raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_MAX_DURATION_S:g} s")
         if not vms:
-            raise Refused("a storm needs a VM to hit, and the fleet has none: add some with `forewarn fleet apply`")
+            raise Refused("a storm needs a VM to hit, and the fleet has none", Remedy.ADD_VMS)
         gusts = plan_storm(seed, self._storm_targets(vms), for_s)
         async with self._registry.write_lock:
             book = self._registry.active

@@ -27,7 +27,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.planning import apply_planned_event
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Remedy
 
 _MAX_FAULTS = 1000
 _MAX_COUNTED_VMS = 100  # of one fault, singly
@@ -114,7 +114,7 @@ class FaultService:
         )
         book, vm = self.active, wish.target.vm
         if len(book.faults) >= _MAX_FAULTS:
-            raise Refused(f"{_MAX_FAULTS} faults are on, and that is the most: clear some with `forewarn fault clear`")
+            raise Refused(f"{_MAX_FAULTS} faults are on, and that is the maximum", Remedy.CLEAR_FAULTS)
         fault = Fault(
             id=f"f{book.last_number + 1}",
             kind=wish.kind,

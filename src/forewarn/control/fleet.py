@@ -19,7 +19,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.scope import Scope, enable_scope
 from forewarn.core.vm_settings import VmSettingsChange, apply_settings_in_scope, describe_settings
-from forewarn.errors import Conflict, NotFound, Refused
+from forewarn.errors import Conflict, NotFound, Refused, Remedy
 
 _MAX_ATTEMPTS = 20
 
@@ -73,7 +73,7 @@ class FleetService:
         wanted = name.strip().casefold()
         found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
         if not found:
-            raise NotFound(f"VM {name!r} does not exist: `forewarn fleet show` lists the VMs")
+            raise NotFound(f"VM {name!r} does not exist", Remedy.LIST_VMS)
         if len(found) > 1:
             choices = " or ".join(sorted(f"{vm.resource_group}/{vm.name}" for vm in found[:4]))
             raise Refused(f"VM {name!r} is ambiguous: say {choices}")

@@ -10,7 +10,7 @@ from forewarn.clock import Clock, ClockSetting, LabClock
 from forewarn.control.reconciler import Reconciler
 from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Remedy
 from forewarn.explain.phrases import duration_text
 from forewarn.store.interface import LastPoll, Store
 
@@ -89,7 +89,7 @@ class LabClockService:
     def require_lab_clock(self, done: str) -> LabClock:
         """The clock, if it can be `done` so."""
         if not isinstance(self._clock, LabClock):
-            raise Rejected(f"this service runs on real time, which cannot be {done}: use a lab (`forewarn up`)")
+            raise Rejected(f"this service runs on real time, which cannot be {done}", Remedy.USE_LAB)
         return self._clock
 
     def _active_polls(self, clock: LabClock) -> list[LastPoll]:

@@ -35,7 +35,7 @@ from forewarn.core.replay import (
 from forewarn.core.replay_script import ReplayScript, ReplayStep, UploadedRecording, build_replay_script
 from forewarn.core.request import MaintenanceRequest, RequestedOperation
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, NotFound, Refused, Rejected
+from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.document import EventNotice, NoticeStatus
 from forewarn.store.interface import AppliedCommit
 
@@ -114,7 +114,7 @@ class ReplayService:
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
         if not found:
-            raise NotFound(f"replay {replay_id!r} does not exist: `forewarn replays` lists them")
+            raise NotFound(f"replay {replay_id!r} does not exist", Remedy.LIST_REPLAYS)
         if len(found) > 1:
             raise Refused(f"replay {replay_id!r} is ambiguous, {len(found)} begin so: give more of the id")
         return found[0]
@@ -238,14 +238,16 @@ class ReplayService:
     def _require_lab(self) -> None:
         if not isinstance(self._transactions.clock, LabClock):
             raise Rejected(
-                "this service is no lab, and its VMs are told only what is true: replay in a lab (`forewarn up`)"
+                "this service is not a lab, and its VMs only get real events, so nothing can be replayed",
+                Remedy.USE_LAB,
             )
 
     def _require_idle_scope(self, scope: Scope, vm: Vm) -> None:
         if (playing := self._running_in_scope(scope.id)) is not None:
             raise Refused(
-                f"the scope of VM {vm.name!r} is being shown replay {playing.request.id} already: "
-                f"wait until it is over, or end it with `forewarn replays --stop {playing.request.id}`"
+                f"the scope of VM {vm.name!r} is being shown replay {playing.request.id} already",
+                Remedy.STOP_REPLAY,
+                replay=playing.request.id,
             )
         if live := scope.live_events():
             raise Refused(

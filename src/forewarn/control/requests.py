@@ -24,7 +24,7 @@ from forewarn.core.planning import OPERATION_CAUSES, apply_planned_event, pendin
 from forewarn.core.reconcile import reconcile_scope, with_next_wake
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation, Rollout, RolloutState
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, NotFound, Refused, Rejected
+from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
 
 _MAX_ATTEMPTS = 20
 
@@ -61,7 +61,7 @@ class RequestService:
         """Hardware predicted to fail: every VM on the host is to be redeployed elsewhere (spec §6.4)."""
         host = self.host(host_name)
         if host.health is not HostHealth.HEALTHY:
-            raise Refused(f"host {host.name!r} is {host.health} already: repair it first with `forewarn repair`")
+            raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
         request = self._new_request(RequestedOperation.DEGRADE, who, [host.name], notice_s, short_notice)
         return await self._accept_for_host(request, host, HostHealth.DEGRADED)
 
@@ -69,7 +69,7 @@ class RequestService:
         """A host is gone without warning: its VMs are redeployed at once (spec §6.4)."""
         host = self.host(host_name)
         if host.health is HostHealth.FAILED:
-            raise Refused(f"host {host.name!r} has failed already: repair it first with `forewarn repair`")
+            raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
         bound = map(self._store.vm, self._transactions.placement.vms_moving_to(host.name))
         arriving = [vm for vm in bound if vm is not None and vm.removed_at is None]
         request = self._new_request(RequestedOperation.FAIL, who, [host.name])
@@ -101,12 +101,12 @@ class RequestService:
         """The rollout as it would be started; refused where it cannot be."""
         minimum = CAUSE_RULES[rollout.cause].minimum_notice_s
         if short_notice and not notice_s:
-            raise Rejected("a short notice needs a length: say how long with --notice")
+            raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
         if notice_s and notice_s < minimum and not short_notice:
             raise Rejected(
-                f"notice of {notice_s:g} s is shorter than the {minimum:g} s a "
-                f"{CAUSE_RULES[rollout.cause].kind} needs: "
-                f"give {minimum:g} s or more, or say --short-notice to rehearse with less"
+                f"notice of {notice_s:g} s is shorter than the {minimum:g} s a {CAUSE_RULES[rollout.cause].kind} needs",
+                Remedy.ALLOW_SHORT_NOTICE,
+                minimum=f"{minimum:g}",
             )
         rollout = self._with_declared_host_names(rollout)
         vms = self._rollout_targets(rollout)
@@ -211,20 +211,20 @@ class RequestService:
     def event(self, event_id: str) -> Event:
         event = self._store.event(event_id.strip().upper())
         if event is None:
-            raise NotFound(f"event {event_id!r} does not exist: `forewarn events` lists those under way")
+            raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
         return event
 
     def host(self, name: str) -> Host:
         hosts = self._transactions.placement.hosts()
         host = next((host for host in hosts if host.name.casefold() == name.casefold()), None)
         if host is None:
-            raise NotFound(f"host {name!r} does not exist: `forewarn fleet show` lists the hosts")
+            raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
         request = self._store.request(request_id)
         if request is None or request.rollout is None:
-            raise NotFound(f"rollout {request_id!r} does not exist: `forewarn rollout show` lists them")
+            raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
         return request
 
     def _rollout_targets(self, rollout: Rollout) -> list[Vm]:

@@ -16,7 +16,7 @@ from forewarn.core.commit import Commit, merge_commits, scope_commit
 from forewarn.core.decision import DecisionContext, Policy
 from forewarn.core.reconcile import with_next_wake
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, NotFound
+from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
 
 Decision = Callable[[Scope, DecisionContext], Scope]
@@ -55,7 +55,7 @@ class ScopeTransactions:
     def load(self, scope_id: str) -> Scope:
         scope = self.store.scope(scope_id)
         if scope is None:
-            raise NotFound(f"scope {scope_id!r} does not exist: `forewarn fleet show` lists them")
+            raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
         return scope
 
     async def run(self, scope_id: str, decision: Decision, *, also: Commit = EMPTY_COMMIT) -> Scope:

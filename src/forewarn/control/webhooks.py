@@ -16,7 +16,7 @@ from forewarn.core.commit import Commit
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.resource_ids import ROOT_RESOURCE, parse_resource_id
 from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscription
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.webhooks import WebhookDispatcher
 
 _MIN_ID_PREFIX = 4
@@ -79,7 +79,7 @@ class WebhookService:
             return known[wanted]
         found = [hook for id_, hook in known.items() if id_.startswith(wanted)]
         if len(wanted) < _MIN_ID_PREFIX or not found:
-            raise NotFound(f"webhook {name!r} does not exist: `forewarn webhook list` lists them")
+            raise NotFound(f"webhook {name!r} does not exist", Remedy.LIST_WEBHOOKS)
         if len(found) > 1:
             raise Refused(f"webhook {name!r} is ambiguous, {len(found)} begin so: give more of the id")
         return found[0]

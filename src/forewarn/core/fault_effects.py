@@ -22,7 +22,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import WaitReason, start_wait
 from forewarn.core.request import PlannedEvent
 from forewarn.core.scope import Scope
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Remedy
 
 _FREEZE_CAUSE = Cause.HOST_UPDATE
 
@@ -71,8 +71,8 @@ def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedE
     others = [vm for vm in _running_vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
     if not others:
         raise Refused(
-            f"{fault.name} has no neighbour that runs: name a VM that shares its scope with others "
-            "(`forewarn fleet show` lists the scopes)"
+            f"{fault.name} has no neighbour that runs, so name a VM that shares its scope with others",
+            Remedy.LIST_SCOPES,
         )
     return _planned_freeze(fault, others[0], event_id)
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Remedy
 
 
 class FaultKind(StrEnum):
@@ -178,8 +178,9 @@ def parse_fault_kind(name: str) -> FaultKind:
         return FaultKind(name.strip().lower())
     except ValueError:
         close = difflib.get_close_matches(name, list(FaultKind), n=1)
-        hint = f"did you mean {str(close[0])!r}?" if close else "`forewarn fault list --kinds` lists them"
-        raise Rejected(f"there is no fault {name!r}: {hint}") from None
+        if close:
+            raise Rejected(f"there is no fault {name!r}: did you mean {str(close[0])!r}?") from None
+        raise Rejected(f"there is no fault {name!r}", Remedy.LIST_FAULT_KINDS) from None
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:

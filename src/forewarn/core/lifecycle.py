@@ -16,7 +16,7 @@ from forewarn.core.cause import verb_noun
 from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Remedy
 
 
 class Transition(StrEnum):
@@ -135,8 +135,9 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) -> Scope:
     if event.status is STARTED:
         raise Refused(
-            f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn: "
-            f"follow it with `forewarn explain {event.id}`"
+            f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn",
+            Remedy.EXPLAIN_EVENT,
+            event=event.id,
         )
     if event.status is OVER:
         raise Refused(

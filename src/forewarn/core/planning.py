@@ -19,7 +19,7 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.fleet import PowerState, Priority, Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, RequestedOperation
 from forewarn.core.scope import Scope
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import Kind
 
 OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
@@ -83,8 +83,9 @@ def notice_seconds(request: MaintenanceRequest, row: CauseRules, vm: Vm) -> floa
         raise Rejected(f"{request.ask} gives no notice: it is carried out at once; leave the notice out")
     if request.notice_s < minimum and not request.short_notice:
         raise Rejected(
-            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {row.kind} needs: "
-            f"give {minimum:g} s or more, or say --short-notice to rehearse with less"
+            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {row.kind} needs",
+            Remedy.ALLOW_SHORT_NOTICE,
+            minimum=f"{minimum:g}",
         )
     return request.notice_s
 

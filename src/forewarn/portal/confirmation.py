@@ -20,6 +20,7 @@ from forewarn.explain.preview import Preview, PreviewedEvent
 from forewarn.portal.context import PortalContext
 from forewarn.portal.form_definition import Form, FormValues
 from forewarn.store.interface import LastPoll
+from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import scope_title
 
@@ -120,7 +121,8 @@ async def _preview(
     try:
         preview: Preview = await route.handler(context, call, **route.signature.parse(call))
     except DryRunTooLarge as error:
-        return (f"What will happen is not told: {error}. It can be sent all the same.",), ()
+        message = message_for(error, Surface.PORTAL)
+        return (f"There is no preview: {message}. You can send the request all the same.",), ()
     return preview.sentences or ("No VM is hit by this.",), preview.events
 
 

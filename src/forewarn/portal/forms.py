@@ -28,6 +28,7 @@ from forewarn.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, F
 from forewarn.portal.rendering import error_page_response, page_response, sign_in_redirect
 from forewarn.web.directory import IndexedVm
 from forewarn.web.errors import status_and_message
+from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything
 from forewarn.web.view_builder import scope_title
@@ -249,7 +250,7 @@ def _form_response(
     error: Exception | None = None,
 ) -> Response:
     """The form, with what was typed, and why that was refused."""
-    status, sentence = (200, "") if error is None else status_and_message(error)
+    status, sentence = (200, "") if error is None else status_and_message(error, Surface.PORTAL)
     return page_response(
         "form.html", context, visit, request, status=status, page=form_page(context, form, typed, sentence)
     )

@@ -24,6 +24,7 @@ from forewarn.portal.live_updates import LiveSubscriber, LiveUpdateHub, PendingU
 from forewarn.portal.polling_monitor import ChangedScopes
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
+from forewarn.web.remedies import Surface
 
 KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # a script cannot hear comments, and is to notice when nothing comes
 SIGNED_OUT_MESSAGE = b'event: over\ndata: {"text":"You are signed out."}\n\n'
@@ -127,7 +128,7 @@ def live_routes(enter: PageAuthenticator) -> list[BaseRoute]:
             channels[0].require_capacity(context.principal.id)
             return LiveStreamResponse(context, channels[0], _last_event_id(request), _page_age_s(request))
         except Exception as error:
-            status, sentence = status_and_message(error)
+            status, sentence = status_and_message(error, Surface.PORTAL)
             return PlainTextResponse(sentence, status_code=status)
 
     return [Route(f"{PORTAL_PREFIX}/live", endpoint, methods=["GET"])]

@@ -23,6 +23,7 @@ from forewarn.explain.phrases import duration_text
 from forewarn.portal.context import PORTAL_PREFIX, CurrentSession
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
+from forewarn.web.remedies import Surface
 from forewarn.web.view_builder import scope_title_from_id
 
 
@@ -127,7 +128,7 @@ def public_page_response(template: str, *, status: int = 200, **given: Any) -> R
 
 
 def error_page_response(error: Exception, context: RequestContext, visit: CurrentSession, request: Request) -> Response:
-    status, sentence = status_and_message(error)
+    status, sentence = status_and_message(error, Surface.PORTAL)
     title = _ERROR_TITLES.get(status, "Not done")
     return page_response("error.html", context, visit, request, status=status, title=title, sentence=sentence)
 
@@ -137,5 +138,5 @@ def sign_in_redirect(error: Exception, request: Request) -> Response:
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)
-    status, sentence = status_and_message(error)
+    status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not now", sentence=sentence)

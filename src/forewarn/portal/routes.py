@@ -101,7 +101,9 @@ def portal_routes(
 
         visit = await welcome(request)
         await overview.ensure_built()
-        visit = replace(visit, history_seq=overview.seq)  # what the store has beyond that may not have been heard of yet
+        visit = replace(
+            visit, history_seq=overview.seq
+        )  # what the store has beyond that may not have been heard of yet
         context = PortalContext(
             dependencies, directory, visit.principal, again, overview=overview, api_routes=api_routes
         )

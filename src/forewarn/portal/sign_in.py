@@ -27,6 +27,7 @@ from forewarn.portal.rendering import SIGN_IN_PATH, public_page_response
 from forewarn.portal.session import ServiceCookie, SessionManager
 from forewarn.web.authentication import verify_client_secret
 from forewarn.web.errors import status_and_message
+from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import MAX_FORM_BYTES, read_limited_body
 
 _NO_REFERRER = {"Referrer-Policy": "no-referrer"}
@@ -47,7 +48,7 @@ def with_error_page(answer: SignInEndpoint) -> SignInEndpoint:
 
 
 def sign_in_error_page(error: Exception) -> Response:
-    status, sentence = status_and_message(error)
+    status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
 
@@ -188,7 +189,7 @@ def sign_in_routes(
                 claims_of_client(_authenticate_client(lobby, client_id, fields.get("secret", "").strip())),
             )
         except Unauthenticated as error:
-            return form(status=401, to=to, client_id=client_id, sentence=str(error))
+            return form(status=401, to=to, client_id=client_id, sentence=message_for(error, Surface.PORTAL))
         return response
 
     async def open_link(request: Request) -> Response:

@@ -15,7 +15,7 @@ from forewarn.auth.client_secrets import hash_secret, new_secret, secret_fingerp
 from forewarn.auth.token_service import TokenService
 from forewarn.clock import read_real_time
 from forewarn.core.access import Principal, RegisteredClient, client_principal
-from forewarn.errors import Unauthenticated
+from forewarn.errors import Remedy, Unauthenticated
 from forewarn.store.interface import Store
 
 _CLIENT_PREFIX = client_principal("")
@@ -110,8 +110,7 @@ def verify_client_secret(client_id: str, secret: str, store: Store) -> Registere
         # An id that nobody has may be a secret that was typed in its place.
         log.info("a sign-in as %s was refused", quote_excerpt(client.id) if client is not None else "nobody we know")
         raise Unauthenticated(
-            f"client {quote_excerpt(client_id)} does not exist, or this is not its secret: "
-            "`forewarn access show` lists the clients"
+            f"client {quote_excerpt(client_id)} does not exist, or this is not its secret", Remedy.LIST_CLIENTS
         )
     return client
 

@@ -20,7 +20,7 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.request import MaintenanceRequest
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.core.scope import Scope
-from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Unavailable
+from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Remedy, Unavailable
 from forewarn.store.interface import Store
 from forewarn.web.authorization import Visibility, VisibleDirectory
 from forewarn.web.dependencies import Dependencies
@@ -83,8 +83,9 @@ class RequestContext:
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
         deed = "run the platform" if right is Right.PLATFORM else right
         return Forbidden(
-            f"{self.caller_name} does not have the right to {deed} over {over}: ask an administrator for the role "
-            f"{role_granting(right)} (`forewarn access grant`)"
+            f"{self.caller_name} does not have the right to {deed} over {over}",
+            Remedy.ASK_FOR_ROLE,
+            role=role_granting(right),
         )
 
     def now(self) -> float:
@@ -114,7 +115,7 @@ class RequestContext:
             raise NotFound(f"{name!r} is too short for an event's id: give at least {MIN_ID_PREFIX} characters of it")
         found = self._events_by_prefix(wanted)
         if not found:
-            raise NotFound(f"event {name!r} does not exist: `forewarn events --all` lists them")
+            raise NotFound(f"event {name!r} does not exist", Remedy.LIST_ALL_EVENTS)
         if len(found) > 1:
             raise Refused(
                 f"event {name!r} is ambiguous, {len(found)} begin so: give more of the id, such as {min(found)}"
@@ -136,7 +137,7 @@ class RequestContext:
         try:
             vm = self.directory.find_any(name)
         except NotFound:
-            raise NotFound(f"scope {name!r} does not exist: `forewarn fleet show` lists the scopes") from None
+            raise NotFound(f"scope {name!r} does not exist", Remedy.LIST_SCOPES) from None
         return self.control.transactions.load(vm.scope_id)
 
     def _scope_by_set_name(self, name: str, wanted: str) -> Scope | None:
@@ -149,7 +150,7 @@ class RequestContext:
     def find_request(self, name: str) -> MaintenanceRequest:
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
-            raise NotFound(f"request {name!r} does not exist: `forewarn history` shows what was asked for")
+            raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
@@ -166,13 +167,13 @@ class RequestContext:
         if len(found) > 1:
             raise Refused(f"rollout {name!r} is ambiguous, {len(found)} begin so: give more of the id")
         if not found:
-            raise NotFound(f"rollout {name!r} does not exist: `forewarn rollout show` lists them")
+            raise NotFound(f"rollout {name!r} does not exist", Remedy.LIST_ROLLOUTS)
         return self.control.requests.rollout(found[0].id)
 
     def find_host(self, name: str) -> Host:
         found = self.control.requests.host(name)
         if not self.visibility.can_see_host(found.name):
-            raise NotFound(f"host {name!r} does not exist: `forewarn fleet show` lists the hosts")
+            raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
         return found
 
 

@@ -19,7 +19,7 @@ from forewarn.core.resource_ids import (
     scale_set_resource_id,
     vm_resource_id,
 )
-from forewarn.errors import NotFound, Refused
+from forewarn.errors import NotFound, Refused, Remedy
 from forewarn.store.interface import AppliedCommit, Store
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -150,7 +150,7 @@ class FleetDirectory:
         """The VM by its name, `group/name` or key, wherever that is unambiguous among those that are seen."""
         found = self._matching(name, self._keys, sees)
         if not found and self._matching(name, self._removed_keys, sees):
-            raise NotFound(f"VM {name!r} was removed: `forewarn explain {name}` tells when and why")
+            raise NotFound(f"VM {name!r} was removed", Remedy.EXPLAIN_REMOVED_VM, vm=name)
         return self._require_one(name, found, sees)
 
     def find_any(self, name: str, sees: VmPredicate = any_vm) -> Vm:
@@ -206,7 +206,7 @@ class FleetDirectory:
     def _require_one(self, name: str, found: list[Vm], sees: VmPredicate) -> Vm:
         if not found:
             meant = self._suggestion(name, sees)
-            raise NotFound(f"VM {name!r} does not exist: {meant}`forewarn fleet show` lists the VMs")
+            raise NotFound(f"VM {name!r} does not exist{meant}", Remedy.LIST_VMS)
         if len(found) > 1:
             raise Refused(f"VM {name!r} is ambiguous: say {' or '.join(_distinct_names(found)[:4])}")
         return found[0]
@@ -216,7 +216,7 @@ class FleetDirectory:
         known = self._keys if len(self._keys) <= _MAX_NAMES_TO_SUGGEST and len(name) <= _MAX_NAME_LENGTH else {}
         close = get_close_matches(name.strip().casefold(), known, n=1, cutoff=0.75)
         vm = self.store.vm(min(known[close[0]])) if close else None
-        return f"did you mean {vm.name!r}? " if vm is not None and sees(vm) else ""
+        return f": did you mean {vm.name!r}?" if vm is not None and sees(vm) else ""
 
     def _matching(self, name: str, keys: dict[str, set[str]], sees: VmPredicate) -> list[Vm]:
         wanted = name.strip().strip("/").casefold()

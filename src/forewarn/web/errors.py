@@ -6,6 +6,7 @@ import logging
 
 from forewarn.core.fleetfile.problems import InvalidFleetFile
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
+from forewarn.web.remedies import Surface, message_for
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +22,23 @@ _STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-def status_and_message(error: Exception) -> tuple[int, str]:
-    """The status and the sentence, for whoever says it in another form."""
-    status, _, message = classify_error(error)
+def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
+    """The HTTP status and the message of an error, without its code."""
+    status, _, message = classify_error(error, surface)
     return status, message
 
 
-def classify_error(error: Exception) -> tuple[int, str, str]:
+def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
+    """The HTTP status, the code and the message of an error; an unexpected one is logged and gives 500."""
     for of, status, code in _STATUS_BY_ERROR:
         if isinstance(error, of):
-            return status, code, _error_message(error)
+            return status, code, _error_message(error, surface)
     log.error("a call failed that should not have", exc_info=error)
     return 500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
 
 
-def _error_message(error: Exception) -> str:
+def _error_message(error: Exception, surface: Surface) -> str:
     if isinstance(error, InvalidFleetFile):
         count = len(error.problems)
         return f"{error.source} has {count} problem{'s' if count != 1 else ''}: nothing was changed"
-    return str(error)
+    return message_for(error, surface)

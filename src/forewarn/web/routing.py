@@ -17,7 +17,7 @@ import msgspec
 
 from forewarn.core.access import Right
 from forewarn.core.resource_ids import ROOT_RESOURCE, vm_resource_id
-from forewarn.errors import Forbidden
+from forewarn.errors import Forbidden, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import EmptyBody, HandlerCall
 
@@ -37,9 +37,8 @@ def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
     """The handler shows what the caller may read; somebody who may read nothing at all is told so."""
     if not context.principal.may_anywhere(Right.READ):
-        _, outside, known_as = context.principal.id.partition("oidc:")
-        how = f"forewarn access grant ROLE --to-external {known_as}" if outside else "forewarn access grant"
-        raise Forbidden(f"{context.caller_name} has no role anywhere: ask an administrator for one (`{how}`)")
+        _, _, external_id = context.principal.id.partition("oidc:")
+        raise Forbidden(f"{context.caller_name} has no role anywhere", Remedy.ASK_FOR_ANY_ROLE, external_id=external_id)
     return ()
 
 
