@@ -58,11 +58,11 @@ class OfForgetful(HypervisorConformance):
 @pytest.mark.parametrize(
     "check",
     [
-        OfForgetful.test_asking_again_before_its_time_changes_nothing,
-        OfForgetful.test_an_act_that_is_done_stays_done_and_says_the_same,
-        OfForgetful.test_performs_at_the_same_moment_take_effect_once,
+        OfForgetful.test_performing_an_act_again_before_it_is_done_changes_nothing,
+        OfForgetful.test_a_finished_act_returns_the_same_result_again,
+        OfForgetful.test_concurrent_calls_for_one_act_take_effect_once,
         OfForgetful.test_an_act_under_way_survives_reopening,
-        OfForgetful.test_an_act_that_is_done_survives_reopening,
+        OfForgetful.test_a_finished_act_survives_reopening,
     ],
 )
 def test_the_suite_finds_a_hypervisor_that_repeats_its_effects(check: Callable[[OfForgetful], None]) -> None:

@@ -1,7 +1,7 @@
 """The conformance suite for implementations of `Hypervisor`.
 
-Subclass it in a test module, say how yours is opened and how an effect is counted from outside; pytest does the
-rest:
+Subclass it in a test module, and define how to open your hypervisor and how to count effects from outside; pytest
+collects the tests:
 
     class TestMine(HypervisorConformance):
         async def open(self) -> Hypervisor: ...
@@ -22,26 +22,28 @@ from forewarn.errors import Unavailable
 from forewarn.hypervisor.interface import ActDone, ActUnderWay, Hypervisor
 
 _MOVING_VERBS = (Verb.MIGRATE, Verb.REDEPLOY)
-_MAX_PERFORM_CALLS = 1000  # how often an act is asked after before it counts as never done
+_MAX_PERFORM_CALLS = 1000  # calls after which an act counts as never done
 
 
 class HypervisorConformance(ABC):
-    start_time = 1_700_000_000.0
+    """The tests that every `Hypervisor` must pass. Subclass it and define `open` and `effects`."""
+
+    start_time = 1_700_000_000.0  # the `now` of the first `perform`, in seconds since 1970
 
     @abstractmethod
     async def open(self) -> Hypervisor:
-        """Yours; opened again within one test, it finds what it did before."""
+        """Open the hypervisor under test; a second call within one test must find the state of the first."""
 
     @abstractmethod
     def effects(self, act: Act) -> int:
-        """How often the act took effect, as seen from outside; asked when no hypervisor is open."""
+        """Count how often the act took effect, seen from outside; called while no hypervisor is open."""
 
     async def wait_until(self, at: float) -> float:
-        """The time once it is `at` or later. Jumps; yours waits if its acts take real time."""
+        """Return the time once it is `at` or later; override it to really wait if acts take real time."""
         return at
 
     def act(self, verb: Verb, event_id: str = "6D9F3C1A-0000-4000-8000-000000000001") -> Act:
-        """An act on a VM that yours may touch."""
+        """Return an act for the hypervisor to perform; override it to name a VM of yours."""
         to_host = "host-2" if verb in _MOVING_VERBS else ""
         return Act(
             id=act_id(event_id, "vm-1"),
@@ -55,6 +57,7 @@ class HypervisorConformance(ABC):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Hypervisor]:
+        """Open the hypervisor under test, and close it at the end of the block."""
         hypervisor = await self.open()
         try:
             yield hypervisor
@@ -62,7 +65,7 @@ class HypervisorConformance(ABC):
             await hypervisor.close()
 
     async def perform_until_done(self, hypervisor: Hypervisor, act: Act, now: float) -> tuple[ActDone, float]:
-        """Perform the act as the executor does, until it is done; and when that was."""
+        """Call `perform` as the executor does until the act is done; return its result and the time it was done."""
         for _ in range(_MAX_PERFORM_CALLS):
             try:
                 answer = await hypervisor.perform(act, now)
@@ -71,100 +74,100 @@ class HypervisorConformance(ABC):
                 continue
             if isinstance(answer, ActDone):
                 return answer, now
-            assert answer.at > now, f"Later({answer.at}) at {now}: it must name a time to come"
+            assert answer.at > now, f"ActUnderWay({answer.at}) at {now}: it must name a time in the future"
             now = await self.wait_until(answer.at)
-        raise AssertionError(f"act {act.id!r} was not done after {_MAX_PERFORM_CALLS} performs")
+        raise AssertionError(f"act {act.id!r} was not done after {_MAX_PERFORM_CALLS} calls of perform")
 
     def test_every_verb_can_be_performed(self) -> None:
-        async def story(verb: Verb) -> None:
+        async def scenario(verb: Verb) -> None:
             async with self.opened() as hypervisor:
                 done, _ = await self.perform_until_done(hypervisor, self.act(verb, f"event-{verb}"), self.start_time)
             assert done.ok, f"{verb}: {done.note}"
             assert self.effects(self.act(verb, f"event-{verb}")) == 1, verb
 
         for verb in Verb:
-            _run(story(verb))
+            _run(scenario(verb))
 
-    def test_asking_again_before_its_time_changes_nothing(self) -> None:
+    def test_performing_an_act_again_before_it_is_done_changes_nothing(self) -> None:
         act = self.act(Verb.REBOOT)
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 answers = [await hypervisor.perform(act, self.start_time) for _ in range(4)]
                 ahead = [answer.at > self.start_time for answer in answers if isinstance(answer, ActUnderWay)]
-                assert all(ahead), f"{answers}: Later must name a time to come"
+                assert all(ahead), f"{answers}: ActUnderWay must name a time in the future"
                 await self.perform_until_done(hypervisor, act, self.start_time)
 
-        _run(story())
+        _run(scenario())
         assert self.effects(act) == 1
 
-    def test_an_act_that_is_done_stays_done_and_says_the_same(self) -> None:
+    def test_a_finished_act_returns_the_same_result_again(self) -> None:
         act = self.act(Verb.REDEPLOY)
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 done, now = await self.perform_until_done(hypervisor, act, self.start_time)
                 assert await hypervisor.perform(act, now) == done
                 assert await hypervisor.perform(act, await self.wait_until(now + 1)) == done
 
-        _run(story())
+        _run(scenario())
         assert self.effects(act) == 1
 
-    def test_performs_at_the_same_moment_take_effect_once(self) -> None:
+    def test_concurrent_calls_for_one_act_take_effect_once(self) -> None:
         act = self.act(Verb.REBOOT)
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 await asyncio.gather(*(hypervisor.perform(act, self.start_time) for _ in range(5)))
                 await self.perform_until_done(hypervisor, act, self.start_time)
 
-        _run(story())
+        _run(scenario())
         assert self.effects(act) == 1
 
-    def test_two_acts_on_one_vm_take_effect_both(self) -> None:
+    def test_two_acts_on_one_vm_both_take_effect(self) -> None:
         acts = [self.act(Verb.REBOOT, "event-1"), self.act(Verb.REBOOT, "event-2")]
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 _, now = await self.perform_until_done(hypervisor, acts[0], self.start_time)
                 await self.perform_until_done(hypervisor, acts[1], now)
 
-        _run(story())
+        _run(scenario())
         assert [self.effects(act) for act in acts] == [1, 1]
 
     def test_an_act_under_way_survives_reopening(self) -> None:
         act = self.act(Verb.REDEPLOY)
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 await hypervisor.perform(act, self.start_time)
             async with self.opened() as hypervisor:
                 done, _ = await self.perform_until_done(hypervisor, act, self.start_time)
             assert done.ok, done.note
 
-        _run(story())
+        _run(scenario())
         assert self.effects(act) == 1
 
-    def test_an_act_that_is_done_survives_reopening(self) -> None:
+    def test_a_finished_act_survives_reopening(self) -> None:
         act = self.act(Verb.REBOOT)
 
-        async def story() -> None:
+        async def scenario() -> None:
             async with self.opened() as hypervisor:
                 done, now = await self.perform_until_done(hypervisor, act, self.start_time)
             async with self.opened() as hypervisor:
                 assert await hypervisor.perform(act, now) == done
 
-        _run(story())
+        _run(scenario())
         assert self.effects(act) == 1
 
-    def test_closing_twice_is_fine(self) -> None:
-        async def story() -> None:
+    def test_a_hypervisor_can_be_closed_twice(self) -> None:
+        async def scenario() -> None:
             hypervisor = await self.open()
             await hypervisor.close()
             await hypervisor.close()
 
-        _run(story())
+        _run(scenario())
 
 
-def _run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
+def _run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scenario)

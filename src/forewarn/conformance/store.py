@@ -1,6 +1,6 @@
 """The conformance suite for implementations of `Store`.
 
-Subclass it in a test module, say how yours is opened, and pytest does the rest:
+Subclass it in a test module and define how to open your store; pytest collects the tests:
 
     class TestMine(StoreConformance):
         def open(self) -> Store: ...
@@ -15,4 +15,4 @@ from forewarn.conformance.store_scopes import StoreScopeTests
 
 
 class StoreConformance(StoreScopeTests, StoreCommitTests, StoreQueryTests, StoreHistoryTests):
-    """Every requirement on a store. Subclass it in your tests and define `open`."""
+    """The tests that every `Store` must pass. Subclass it and define `open`."""

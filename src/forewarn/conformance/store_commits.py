@@ -31,9 +31,11 @@ def _versioned_row(kind: str) -> Any:
 
 
 class StoreCommitTests(StoreSuite):
+    """Tests of versions and conflicts, of subscribers, and of closing."""
+
     @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
     def test_a_commit_on_an_outdated_version_is_a_conflict_that_names_the_row(self, kind: str) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             row = _versioned_row(kind)
             await store.commit(Commit(**{kind: (row,)}))
             await store.commit(Commit(**{kind: (replace_fields(row, version=1),)}))
@@ -45,11 +47,11 @@ class StoreCommitTests(StoreSuite):
                 await store.commit(Commit(**{kind: (replace_fields(row, id="y", version=4),)}))
             await store.commit(Commit(**{kind: (replace_fields(row, version=2),)}))
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     @pytest.mark.parametrize("kind", ["scopes", "gates", "requests"])
     def test_a_conflict_leaves_nothing_of_its_commit(self, kind: str) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.commit(Commit(**{kind: (_versioned_row(kind),)}, entries=(sample_history_entry("kept"),)))
             rest = Commit(vms=(sample_vm("a"),), events=(sample_event("E"),), hosts=(Host(name="h", location="l"),))
             rest = replace_fields(rest, planned=(sample_planned_event("P"),), entries=(sample_history_entry("lost"),))
@@ -66,10 +68,10 @@ class StoreCommitTests(StoreSuite):
             assert [entry.text for entry in store.history()] == ["kept"]
             assert await store.commit(Commit(entries=(sample_history_entry("next"),))) == 2
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_one_row_cannot_change_twice_from_the_same_version(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             with pytest.raises(Conflict):
                 await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID), Scope(id=SAMPLE_SCOPE_ID))))
             assert store.scope(SAMPLE_SCOPE_ID) is None
@@ -78,47 +80,49 @@ class StoreCommitTests(StoreSuite):
             )
             assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=2, epoch=5)
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_subscribers_hear_every_commit_in_order_before_its_caller_goes_on(self) -> None:
-        async def story(store: Store) -> None:
-            heard: list[AppliedCommit] = []
-            stop = store.subscribe(heard.append)
+    def test_subscribers_get_every_commit_in_order_before_the_caller_continues(self) -> None:
+        async def scenario(store: Store) -> None:
+            applied: list[AppliedCommit] = []
+            stop = store.subscribe(applied.append)
 
-            async def commit_and_look(text: str) -> None:
+            async def commit_and_check(text: str) -> None:
                 seq = await store.commit(Commit(entries=(sample_history_entry(text),)))
-                assert next(h for h in heard if h.seq == seq).commit.entries == (sample_history_entry(text, seq=seq),)
+                assert next(one for one in applied if one.seq == seq).commit.entries == (
+                    sample_history_entry(text, seq=seq),
+                )
                 assert store.history(after=seq - 1)[0].text == text
 
-            await asyncio.gather(*(commit_and_look(f"{number}") for number in range(20)))
+            await asyncio.gather(*(commit_and_check(f"{number}") for number in range(20)))
             with pytest.raises(Conflict):
                 await store.commit(Commit(scopes=(Scope(id="x", version=1),)))
-            assert [h.seq for h in heard] == list(range(1, 21))
+            assert [one.seq for one in applied] == list(range(1, 21))
             stop()
             stop()
-            await store.commit(Commit(entries=(sample_history_entry("unheard"),)))
-            assert len(heard) == 20
+            await store.commit(Commit(entries=(sample_history_entry("after unsubscribing"),)))
+            assert len(applied) == 20
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_a_failing_subscriber_does_not_block_the_others(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             reported: list[dict[str, Any]] = []
-            heard: list[AppliedCommit] = []
+            applied: list[AppliedCommit] = []
             asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
 
             def fail(_: AppliedCommit) -> None:
-                raise ValueError("not today")
+                raise ValueError("a failing subscriber")
 
             store.subscribe(fail)
-            store.subscribe(heard.append)
+            store.subscribe(applied.append)
             assert await store.commit(Commit(entries=(sample_history_entry("a"),))) == 1
-            assert len(heard) == 1
+            assert len(applied) == 1
             assert isinstance(reported[0]["exception"], ValueError)
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_a_closed_store_takes_no_more_writes_and_lost_none(self) -> None:
+    def test_a_closed_store_rejects_writes_and_has_lost_none(self) -> None:
         async def write(store: Store) -> None:
             commits = [store.commit(Commit(entries=(sample_history_entry(f"{number}"),))) for number in range(10)]
             waiting = asyncio.gather(*commits)
@@ -135,4 +139,4 @@ class StoreCommitTests(StoreSuite):
             assert store.last_seq() == 10
             assert store.load("late") is None
 
-        self.run_steps(write, read)
+        self.run_scenarios(write, read)

@@ -24,8 +24,10 @@ from forewarn.store.interface import Store
 
 
 class StoreHistoryTests(StoreSuite):
+    """Tests of the history, of deliveries and polls, of saved values, and of pruning."""
+
     def test_history_is_numbered_without_gaps(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             assert await store.commit(Commit(entries=(sample_history_entry("a"), sample_history_entry("b")))) == 2
             assert await store.commit(Commit()) == 2
             with pytest.raises(Conflict):
@@ -34,10 +36,10 @@ class StoreHistoryTests(StoreSuite):
             assert [(entry.seq, entry.text) for entry in store.history()] == [(1, "a"), (2, "b"), (3, "c")]
             assert store.last_seq() == 3
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_history_is_found_by_what_it_is_about(self) -> None:
-        async def story(store: Store) -> None:
+    def test_history_is_filtered_by_scope_event_request_and_vm(self) -> None:
+        async def scenario(store: Store) -> None:
             a = sample_history_entry("a", scope_id="s", event_id="e", request_id="r", vm="v")
             b, c = (
                 sample_history_entry("b", scope_id="s", vm="v"),
@@ -63,10 +65,10 @@ class StoreHistoryTests(StoreSuite):
             assert texts(scope_id="s", limit=2, newest=False) == "ab"
             assert texts(scope_id="s", newest=False) == "abc"
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_entries_after_a_sequence_number_come_oldest_first_and_limited(self) -> None:
-        async def story(store: Store) -> None:
+    def test_entries_after_a_sequence_number_are_oldest_first_and_limited(self) -> None:
+        async def scenario(store: Store) -> None:
             entries = tuple(sample_history_entry(text, at=at) for at, text in enumerate("abcde"))
             await store.commit(Commit(entries=entries))
 
@@ -81,10 +83,10 @@ class StoreHistoryTests(StoreSuite):
             assert texts(0, 2) == "cd"
             assert [entry.seq for entry in store.entries_after(0, 9)] == [3, 4, 5]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_only_the_first_delivery_of_a_status_is_kept(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             first, started = sample_delivery("E"), sample_delivery("E", status="Started")
             await store.record_observations([], [first, replace_fields(first, at=99.0), sample_delivery("F", "web-1")])
             await store.record_observations([], [started, replace_fields(first, at=98.0)])
@@ -92,10 +94,10 @@ class StoreHistoryTests(StoreSuite):
             assert store.deliveries(event_id="E") == [first, started]
             assert store.deliveries(vm="web-1") == [sample_delivery("F", "web-1")]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_the_latest_poll_of_each_vm_is_kept(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.record_observations([sample_poll("b", 10.0), sample_poll("a", 11.0, scope_id="other")], [])
             again = sample_poll("b", 20.0, count=7, agent="curl/8.1", wait_s=30)
             await store.record_observations([again, sample_poll("a", 9.0)], [])
@@ -103,21 +105,21 @@ class StoreHistoryTests(StoreSuite):
             assert store.last_polls() == [latest_a, latest_b]
             assert store.last_polls(scope_id=SAMPLE_SCOPE_ID) == [latest_b]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_a_saved_value_is_replaced(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.save("clock", b"1")
             await store.save("clock", b"2")
             assert store.load("clock") == b"2"
             assert store.load("other") is None
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_pruning_forgets_the_past_but_nothing_live(self) -> None:
-        """Spec §5.2: an event that is over stays known for a while; one that is not over stays, however old."""
+    def test_pruning_removes_old_entries_and_ended_events_but_no_live_event(self) -> None:
+        """Spec §5.2: an event that is over stays known for a while; a live event always stays."""
 
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             past, recent, live = (
                 finished_event(sample_event("E1"), 9.0),
                 finished_event(sample_event("E2"), 10.0),
@@ -129,7 +131,7 @@ class StoreHistoryTests(StoreSuite):
             assert await store.prune(10.0) == 2
             assert store.events() == [recent, live]
             assert store.event("E1") is None
-            assert [sighting.event_id for sighting in store.deliveries()] == ["E2", "E3"]
+            assert [delivery.event_id for delivery in store.deliveries()] == ["E2", "E3"]
             assert [entry.seq for entry in store.history()] == [2]
             assert await store.prune(99.0) == 1
             assert store.events() == [live]
@@ -137,21 +139,21 @@ class StoreHistoryTests(StoreSuite):
             assert store.last_seq() == 3
             assert await store.commit(Commit(entries=(sample_history_entry("next"),))) == 4
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_pruning_keeps_the_events_of_a_rollout_that_is_under_way(self) -> None:
-        """A rollout reads off its events which VMs it is done with: without them it would hit those again (§6.2)."""
+    def test_pruning_keeps_the_events_of_an_open_rollout(self) -> None:
+        """A rollout learns from its events which VMs are done; without them it would repeat those VMs (§6.2)."""
 
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             reached = finished_event(sample_event("E1", request_id="r1"), 9.0)
             await store.commit(Commit(requests=(sample_rollout("r1"),), events=(reached,)))
             await store.record_observations([], [sample_delivery("E1")])
             await store.prune(99.0)
             assert store.events(request_id="r1") == [reached]
-            assert [sighting.event_id for sighting in store.deliveries()] == ["E1"]
+            assert [delivery.event_id for delivery in store.deliveries()] == ["E1"]
             await store.commit(Commit(requests=(sample_rollout("r1", closed=True, version=1),)))
             await store.prune(99.0)
             assert store.events() == []
             assert store.deliveries() == []
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)

@@ -32,8 +32,10 @@ def _loaded_scope(store: Store) -> Scope:
 
 
 class StoreQueryTests(StoreSuite):
+    """Tests of queries for VMs, hosts, events, gates, requests, clients, grants and webhooks."""
+
     def test_vms_keep_the_order_they_were_added_in(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.commit(
                 Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=(sample_vm("c"), sample_vm("a"), sample_vm("b")))
             )
@@ -44,10 +46,10 @@ class StoreQueryTests(StoreSuite):
             assert [vm.name for vm in store.vms()] == ["b", "a", "c"]
             assert [vm.name for vm in _loaded_scope(store).vms] == ["b", "a"]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_vms_are_found_by_scope_and_by_host(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             vms = (
                 sample_vm("a"),
                 sample_vm("b", host="h2"),
@@ -60,10 +62,10 @@ class StoreQueryTests(StoreSuite):
             assert [vm.name for vm in store.vms(scope_id=SAMPLE_SCOPE_ID, host="h1", removed=True)] == ["a", "d"]
             assert store.vm(vms[3].key) == vms[3]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_hosts_are_put_and_removed_by_name(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             h1, h2 = Host(name="h1", location="l"), Host(name="h2", location="l")
             await store.commit(Commit(hosts=(h2, h1)))
             assert store.hosts() == [h1, h2]
@@ -71,10 +73,10 @@ class StoreQueryTests(StoreSuite):
             await store.commit(Commit(hosts=(failed,), removed_hosts=("h1", "unknown")))
             assert store.hosts() == [failed]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_events_are_found_oldest_first(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             e1, e2 = sample_event("Z", request_id="r1", gate_id="g"), sample_event("Y", request_id="r2", gate_id="g")
             e3 = finished_event(sample_event("X", scope_id="other", request_id="r2"), 5.0)
             await store.commit(Commit(events=(e1, e2)))
@@ -90,26 +92,26 @@ class StoreQueryTests(StoreSuite):
             assert store.events(statuses=[EventState.OVER]) == [e3]
             assert store.events(statuses=[]) == []
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_waking_a_gate_outdates_what_was_decided_before(self) -> None:
-        """Spec §6.2: no readiness may be missed by a gate that was being looked at meanwhile."""
+    def test_waking_a_gate_makes_earlier_decisions_about_it_conflict(self) -> None:
+        """Spec §6.2: a gate must not miss an event that became ready while the gate was being decided."""
 
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.commit(Commit(gates=(Gate(id="g", request_id="r", host="h", wakes_at=None),)))
-            looked_at = store.gate("g")
-            assert looked_at is not None
+            decided_on = store.gate("g")
+            assert decided_on is not None
             assert store.due_gates(1e12) == []
             await store.commit(Commit(wake_gates=("g", "unknown")))
             assert [gate.id for gate in store.due_gates(0.0)] == ["g"]
             assert store.gate("unknown") is None
             with pytest.raises(Conflict):
-                await store.commit(Commit(gates=(looked_at,)))
+                await store.commit(Commit(gates=(decided_on,)))
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_due_scopes_and_gates_come_in_time_order(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             scopes = [("a", 30.0), ("b", 10.0), ("c", None), ("d", 10.0)]
             gates = tuple(Gate(id=f"g{at}", request_id="r", host="h", wakes_at=at) for at in (9.0, 7.0))
             await store.commit(Commit(scopes=tuple(Scope(id=id_, wakes_at=at) for id_, at in scopes), gates=gates))
@@ -124,10 +126,10 @@ class StoreQueryTests(StoreSuite):
             await store.commit(Commit(gates=done))
             assert store.next_wake_at() == 10.0
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_requests_are_found_oldest_first(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             closed, open_ = sample_request("z", at=9.0), sample_rollout("y", at=1.0)
             await store.commit(Commit(requests=(closed,)))
             await store.commit(Commit(requests=(open_, sample_rollout("x"))))
@@ -137,10 +139,10 @@ class StoreQueryTests(StoreSuite):
             await store.commit(Commit(requests=(sample_rollout("y", closed=True, version=1),)))
             assert [(r.id, r.version) for r in store.requests(open_only=True)] == [("x", 1)]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_events_that_are_over_are_found_by_when(self) -> None:
-        async def story(store: Store) -> None:
+    def test_ended_events_are_found_by_the_time_they_ended(self) -> None:
+        async def scenario(store: Store) -> None:
             late, soon, twin = (
                 finished_event(sample_event(name), at) for name, at in (("A", 9.0), ("B", 5.0), ("C", 5.0))
             )
@@ -151,10 +153,10 @@ class StoreQueryTests(StoreSuite):
             assert store.events_ended_between(5.5, 8.5, limit=9) == []
             assert store.events_ended_between(0.0, 10.0, limit=0) == []
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_events_behind_many_gates_are_found_at_once(self) -> None:
-        async def story(store: Store) -> None:
+    def test_events_behind_several_gates_are_found_with_one_query(self) -> None:
+        async def scenario(store: Store) -> None:
             e1, e2, e3 = (
                 sample_event("Z", gate_id="g1"),
                 sample_event("Y", gate_id="g2"),
@@ -178,10 +180,10 @@ class StoreQueryTests(StoreSuite):
             assert store.events_behind_gates(["g1", "g2", "unknown"]) == ([e1, e2, e3], {"g2"})
             assert store.events_behind_gates([]) == ([], set())
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_planned_events_wait_until_they_are_unplanned(self) -> None:
-        async def story(store: Store) -> None:
+    def test_planned_events_are_kept_until_they_are_unplanned(self) -> None:
+        async def scenario(store: Store) -> None:
             p1, p2, p3 = (
                 sample_planned_event("P2"),
                 sample_planned_event("P1", gate_id="g"),
@@ -197,9 +199,9 @@ class StoreQueryTests(StoreSuite):
             )
             assert store.planned() == [p2, p3]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_clients_and_grants_are_kept_replaced_and_removed(self) -> None:
+    def test_clients_and_grants_are_stored_replaced_and_removed(self) -> None:
         one = RegisteredClient(id="app", secret_hash=b"\x00\xff", name="An app", by="ann", at=1.5)
         two = RegisteredClient(id="bot", secret_hash=b"h")
         read = Grant(id="g1", role=Role.READER, to="client:app", over="/", by="ann", at=2.5)
@@ -220,9 +222,9 @@ class StoreQueryTests(StoreSuite):
             assert store.clients() == [replace_fields(one, name="New")]
             assert store.grants() == [read]
 
-        self.run_steps(first, second, third)
+        self.run_scenarios(first, second, third)
 
-    def test_the_cursor_of_a_webhook_only_moves_ahead_and_brings_none_back(self) -> None:
+    def test_a_webhook_cursor_only_moves_forward_and_restores_no_removed_webhook(self) -> None:
         hook = WebhookSubscription(
             id="w1",
             url="https://x",
@@ -246,4 +248,4 @@ class StoreQueryTests(StoreSuite):
             await store.commit(Commit(cursors=(WebhookCursor(webhook_id="w1", seq=9),)))
             assert store.webhooks() == [other]
 
-        self.run_steps(first, second)
+        self.run_scenarios(first, second)

@@ -20,47 +20,55 @@ from forewarn.core.request import (
 )
 from forewarn.store.interface import LastPoll
 
-replace_fields = msgspec.structs.replace
+replace_fields = msgspec.structs.replace  # a copy of a frozen struct with some fields changed
 
 
 def sample_vm(name: str, **facts: Any) -> Vm:
+    """Return a VM of availability set `web` on host `h1`; `facts` are the fields that differ."""
     where = {"subscription_id": "sub", "resource_group": "group", "location": "north", "availability_set": "web"}
     return Vm(**{"name": name, "vm_id": f"id of {name}", "host": "h1", **where, **facts})
 
 
-SAMPLE_SCOPE_ID = sample_vm("any").scope_id
+SAMPLE_SCOPE_ID = sample_vm("any").scope_id  # the scope of the sample VMs
 
 
 def sample_event(event_id: str, **facts: Any) -> Event:
+    """Return a scheduled restart of `web-0` in the sample scope."""
     given: dict[str, Any] = {"scope_id": SAMPLE_SCOPE_ID, "request_id": "r1", "cause": Cause.USER_RESTART, "who": "ann"}
     return Event(**{"id": event_id, "vms": ("web-0",), "published_at": 10.0, "not_before": 910.0, **given, **facts})
 
 
 def finished_event(event: Event, at: float) -> Event:
+    """Return the event as it is after it finished at the time `at`."""
     return replace_fields(event, status=EventState.OVER, over_at=at, ending=Ending.FINISHED)
 
 
 def sample_request(request_id: str, **facts: Any) -> MaintenanceRequest:
+    """Return a request to restart `web-0`."""
     return MaintenanceRequest(
         **{"id": request_id, "ask": RequestedOperation.RESTART, "who": "ann", "at": 1.5, "targets": ("web-0",), **facts}
     )
 
 
 def sample_rollout(request_id: str, *, closed: bool = False, **facts: Any) -> MaintenanceRequest:
+    """Return the request of a paused rollout over host `h1`; it is open unless `closed`."""
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), progress=RolloutState.PAUSED, closed=closed)
     return sample_request(request_id, ask=RequestedOperation.ROLLOUT, rollout=rollout, **facts)
 
 
 def sample_planned_event(event_id: str, **facts: Any) -> PlannedEvent:
+    """Return a planned host update of `web-0` in the sample scope."""
     given: dict[str, Any] = {"request_id": "r1", "scope_id": SAMPLE_SCOPE_ID, "cause": Cause.HOST_UPDATE, "who": "ann"}
     return PlannedEvent(**{"event_id": event_id, "vms": ("web-0",), "notice_s": 900.0, **given, **facts})
 
 
 def sample_history_entry(text: str, **facts: Any) -> HistoryEntry:
+    """Return a history entry with this text."""
     return HistoryEntry(**{"at": 5.0, "what": EntryKind.FLEET, "text": text, **facts})
 
 
 def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDelivery:
+    """Return the fact that this VM was given the event as Scheduled."""
     given: dict[str, Any] = {
         "scope_id": SAMPLE_SCOPE_ID,
         "status": "Scheduled",
@@ -71,4 +79,5 @@ def sample_delivery(event_id: str, vm: str = "web-0", **facts: Any) -> EventDeli
 
 
 def sample_poll(vm: str, at: float, **facts: Any) -> LastPoll:
+    """Return the last poll of this VM, at the time `at`."""
     return LastPoll(**{"vm": vm, "scope_id": SAMPLE_SCOPE_ID, "at": at, "version": "2020-07-01", "count": 1, **facts})

@@ -1,4 +1,4 @@
-"""Conformance of a store: scopes and their counts, and every field of every value comes back."""
+"""Conformance of a store: scopes, counts, and that every field of every value is read back."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from forewarn.store.interface import Store, StoreCounts
 
 
 class StoreScopeTests(StoreSuite):
+    """Tests of scopes, of counts, and that every field of every value is read back."""
+
     def test_a_new_store_is_empty(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             assert store.scope(SAMPLE_SCOPE_ID) is None
             assert store.vm("no") is None
             assert store.event("no") is None
@@ -42,9 +44,9 @@ class StoreScopeTests(StoreSuite):
             assert store.next_wake_at() is None
             assert store.last_seq() == 0
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_every_fact_of_every_value_comes_back(self) -> None:
+    def test_every_field_of_every_value_is_read_back(self) -> None:
         vm = sample_vm("web-0", tags={"a": "ü"}, auto_approve=AutoApproval(restart=True), removed_at=7.25)
         act = Act(id="E1:web-0", vm=vm.key, name="web-0", verb=Verb.REBOOT, event_id="E1", duration_s=9)
         event = sample_event(
@@ -78,9 +80,9 @@ class StoreScopeTests(StoreSuite):
             assert store.deliveries() == [sample_delivery("E1")]
             assert store.load("name") == b"\x00\xff"
 
-        self.run_steps(write, read)
+        self.run_scenarios(write, read)
 
-    def test_a_scope_is_its_row_its_present_vms_and_its_live_events(self) -> None:
+    def test_a_scope_consists_of_its_row_its_present_vms_and_its_live_events(self) -> None:
         row = Scope(
             id=SAMPLE_SCOPE_ID, epoch=2, incarnation=3, enabled_at=1.0, last_request_at=4.0, next_seq=9, wakes_at=5.0
         )
@@ -104,9 +106,9 @@ class StoreScopeTests(StoreSuite):
             assert store.scope(SAMPLE_SCOPE_ID) == whole
             assert store.scope_ids() == [SAMPLE_SCOPE_ID]
 
-        self.run_steps(write, read)
+        self.run_scenarios(write, read)
 
-    def test_all_scopes_read_at_once_equal_the_single_ones(self) -> None:
+    def test_reading_all_scopes_gives_the_same_as_reading_each(self) -> None:
         rows = (Scope(id="b", enabled_at=1.0), Scope(id=SAMPLE_SCOPE_ID, incarnation=3, wakes_at=5.0), Scope(id="a"))
         vms = (
             sample_vm("z"),
@@ -128,18 +130,18 @@ class StoreScopeTests(StoreSuite):
             assert store.scope_ids(enabled=True) == ["b"]
             assert store.scope_ids(enabled=False) == sorted(["a", SAMPLE_SCOPE_ID])
 
-        self.run_steps(write, read)
+        self.run_scenarios(write, read)
 
-    def test_all_scopes_read_at_once_are_a_snapshot(self) -> None:
-        async def story(store: Store) -> None:
+    def test_reading_all_scopes_gives_a_snapshot(self) -> None:
+        async def scenario(store: Store) -> None:
             await store.commit(Commit(scopes=(Scope(id="a"), Scope(id="b"))))
             scopes = store.scopes()
             await store.commit(Commit(scopes=(Scope(id="b", version=1, incarnation=7),)))
             assert [(scope.id, scope.incarnation) for scope in scopes] == [("a", 0), ("b", 0)]
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_counts_are_of_the_present_fleet(self) -> None:
+    def test_counts_cover_present_vms_and_live_events_only(self) -> None:
         vms = (sample_vm("a"), sample_vm("b"), sample_vm("gone", removed_at=3.0))
         events = (
             sample_event("E1"),
@@ -147,7 +149,7 @@ class StoreScopeTests(StoreSuite):
             finished_event(sample_event("E3"), 1.0),
         )
 
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             assert store.counts() == StoreCounts(vms=0, scopes=0, hosts=0, events=0)
             hosts = (Host(name="h1", location="north"),)
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),), vms=vms, events=events, hosts=hosts))
@@ -155,10 +157,10 @@ class StoreScopeTests(StoreSuite):
             await store.commit(Commit(vms=(sample_vm("a", removed_at=4.0),), removed_hosts=("h1",)))
             assert store.counts() == StoreCounts(vms=1, scopes=1, hosts=0, events=2)
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
     def test_enabled_scopes_are_counted(self) -> None:
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             assert store.enabled_scope_count() == 0
             ids = (SAMPLE_SCOPE_ID, "other", "disabled")
             rows = tuple(Scope(id=id_, enabled_at=None if id_ == "disabled" else 1.0) for id_ in ids)
@@ -166,10 +168,10 @@ class StoreScopeTests(StoreSuite):
             assert store.enabled_scope_count() == 2
             assert store.failed_writes() == 0
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_a_scope_is_written_without_its_vms_and_events(self) -> None:
-        async def story(store: Store) -> None:
+    def test_committing_a_scope_writes_only_its_row(self) -> None:
+        async def scenario(store: Store) -> None:
             carried: dict[str, Any] = {
                 "vms": (sample_vm("a"),),
                 "events": (sample_event("E1"),),
@@ -179,12 +181,12 @@ class StoreScopeTests(StoreSuite):
             assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=1)
             assert store.last_seq() == 0
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)
 
-    def test_a_scopes_last_request_never_goes_back(self) -> None:
-        """Spec §8.2: 24 hours count from the last request, whoever wrote it down."""
+    def test_the_last_request_time_of_a_scope_never_decreases(self) -> None:
+        """Spec §8.2: the 24 hours count from the last request, which commits and observations both write."""
 
-        async def story(store: Store) -> None:
+        async def scenario(store: Store) -> None:
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID),)))
             await store.record_observations([sample_poll("a", 50.0), sample_poll("b", 40.0, scope_id="unknown")], [])
             await store.commit(Commit(scopes=(Scope(id=SAMPLE_SCOPE_ID, version=1, last_request_at=30.0),)))
@@ -193,4 +195,4 @@ class StoreScopeTests(StoreSuite):
             await store.record_observations([sample_poll("a", 45.0)], [])
             assert store.scope(SAMPLE_SCOPE_ID) == Scope(id=SAMPLE_SCOPE_ID, version=3, last_request_at=50.0)
 
-        self.run_steps(story)
+        self.run_scenarios(scenario)

@@ -1,4 +1,4 @@
-"""The base of the store suites: opens the store under test and runs steps on it."""
+"""Base class of the store suites: opens the store under test and runs scenarios on it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from collections.abc import Awaitable, Callable
 from forewarn.core.event import EventState
 from forewarn.store.interface import Store
 
-StoreSteps = Callable[[Store], Awaitable[None]]
+StoreScenario = Callable[[Store], Awaitable[None]]  # one part of a test, run on an open store
 
 LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
 
 class StoreSuite(ABC):
+    """Base of the store suites; a subclass defines `open`."""
+
     @abstractmethod
     def open(self) -> Store:
-        """Yours; opened again within one test, it finds what was committed before."""
+        """Open the store under test; a second call within one test must find what was committed before."""
 
-    def run_steps(self, *stories: StoreSteps) -> None:
-        """Each story on the store opened anew."""
-        for story in stories:
-            asyncio.run(self._run_one_step(story))
+    def run_scenarios(self, *scenarios: StoreScenario) -> None:
+        """Run the scenarios in order, each on the store opened again and closed afterwards."""
+        for scenario in scenarios:
+            asyncio.run(self._run_one(scenario))
 
-    async def _run_one_step(self, story: StoreSteps) -> None:
+    async def _run_one(self, scenario: StoreScenario) -> None:
         store = self.open()
         try:
-            await story(store)
+            await scenario(store)
         finally:
             await store.close()
