@@ -70,7 +70,7 @@ def test_an_id_is_taken_once(api: Any) -> None:
     status, code, message = api.refused("POST", "/access/clients", {"id": "BOT"})
     assert (status, code) == (409, "Refused")
     assert message.startswith("client 'bot' exists already")
-    assert message.endswith("`forewarn access client renew bot`")
+    assert message.endswith("with POST /forewarn/v1/access/clients/bot/secret")
 
 
 def test_a_name_that_cannot_be_shown_is_refused(api: Any) -> None:

@@ -91,7 +91,7 @@ def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
     api.delete("/fleet/vms/db")
     story = api.get("/explain/db")
     assert story["now"][0] == "db was removed less than a second ago."
-    assert api.refused("GET", "/vms/db")[2] == "VM 'db' was removed: `forewarn explain db` tells when and why"
+    assert api.refused("GET", "/vms/db")[2] == "VM 'db' was removed: GET /forewarn/v1/explain/db says when and why"
     assert story["lines"][0]["text"].startswith("Reboot, asked for by local user ann (user restart): withdrawn")
 
 

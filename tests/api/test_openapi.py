@@ -53,7 +53,7 @@ def test_what_is_read_and_shown_is_taken_from_the_handlers_signature() -> None:
     asking = operations()["POST", "/requests"]
     assert asking["requestBody"] == {
         "required": True,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Asking"}}},
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/NewMaintenanceRequest"}}},
     }
     shown = asking["responses"]["202"]["content"]["application/json"]["schema"]
     assert shown == {"$ref": "#/components/schemas/ReceiptView"}
@@ -73,8 +73,8 @@ def test_it_is_served_to_whoever_is_signed_in(api: Any) -> None:
 
 
 def test_a_handler_that_takes_anything_else_is_found_when_the_app_is_built() -> None:
-    async def handler(room: RequestContext, thing: str) -> None: ...
+    async def handler(context: RequestContext, thing: str) -> None: ...
 
-    with pytest.raises(TypeError, match="a handler takes room, call, and asked or query"):
+    with pytest.raises(TypeError, match="a handler takes context, call, and body or query"):
         handler_signature(handler)
     assert ApiRoute("GET", "/x", handler, Right.READ).resources is everything

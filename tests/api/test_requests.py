@@ -74,8 +74,8 @@ BAD = [
     ({"ask": "evict", "vms": ["db"]}, 409, "not a Spot VM"),
     ({"ask": "start", "vms": ["db"]}, 409, "running already"),
     ({"ask": "power-off", "vms": ["db"], "notice_s": 60}, 400, "gives no notice"),
-    ({"ask": "restart", "vms": ["db", "nobody"]}, 404, "VM 'nobody' does not exist: `forewarn fleet show`"),
-    ({"ask": "restart", "vms": ["D-B"]}, 404, "VM 'D-B' does not exist: did you mean 'db'? `forewarn fleet show`"),
+    ({"ask": "restart", "vms": ["db", "nobody"]}, 404, "VM 'nobody' does not exist: GET /forewarn/v1/fleet lists the VMs"),
+    ({"ask": "restart", "vms": ["D-B"]}, 404, "VM 'D-B' does not exist: did you mean 'db'? GET /forewarn/v1/fleet lists the VMs"),
 ]
 
 

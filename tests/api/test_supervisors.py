@@ -34,7 +34,7 @@ class Kept:
 
 def with_keepers(api: Any, **keepers: Kept) -> Any:
     """Key → keeper; of VMs that the world has, or has no more."""
-    api.house = replace(api.house, keepers=lambda: {f"sub/lab/{name}": kept for name, kept in keepers.items()})
+    api.house = replace(api.house, vm_supervisors=lambda: {f"sub/lab/{name}": kept for name, kept in keepers.items()})
     api.app = build_web_app(api.house)
     return api
 

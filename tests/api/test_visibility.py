@@ -260,7 +260,7 @@ def test_whoever_waits_is_told_nothing_that_they_may_no_longer_see(api: Any) -> 
 
 def test_keepers_are_shown_of_ones_own_vms(api: Any) -> None:
     keeper = SimpleNamespace(pid=7, state="running", boot_id="b", program=("sleep",))
-    api.house = replace(api.house, keepers=lambda: {api.world.vm(name).key: keeper for name in ("db", "web-0")})
+    api.house = replace(api.house, vm_supervisors=lambda: {api.world.vm(name).key: keeper for name in ("db", "web-0")})
     assert [one["vm"] for one in api.holding("Reader", DB).get("/keepers")["keepers"]] == ["db"]
 
 

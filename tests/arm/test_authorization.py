@@ -31,7 +31,7 @@ FOR_ANYBODY = {
     "POST /adfs/oauth2/token",
     "POST /{tenant}/oauth2/v2.0/token",
 }
-OVER_WHAT_IS_CALLED = {"own", "instances", "over_its_vms"}
+OVER_WHAT_IS_CALLED = {"require_on_resource", "authorize_instances", "authorize_set_and_vms"}
 
 
 def label(route: ArmRoute) -> str:
@@ -61,7 +61,7 @@ def target(arm: Any, route: ArmRoute) -> str:
 
 def expected(route: ArmRoute) -> dict[str, str]:
     assert route.right is not None
-    if route.authorize.__name__ == "listing":
+    if route.authorize.__name__ == "allow_listing":
         told = {f"{role} over {place}": LET_IN for role in Role for place in PLACES}
         return {"no token": STRANGE, "no role": LET_IN, **told}
     assert route.authorize.__name__ in OVER_WHAT_IS_CALLED, (
@@ -126,7 +126,7 @@ def test_a_route_is_for_those_who_have_its_right(arm: Any, route: ArmRoute) -> N
     assert found == expected(route)
 
 
-LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "listing"]
+LISTING = [param for param in GUARDED if param.values[0].authorize.__name__ == "allow_listing"]
 
 
 @pytest.mark.parametrize("route", LISTING)

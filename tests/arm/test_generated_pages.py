@@ -15,10 +15,10 @@ from forewarn.web.context import RequestContext
 from tools.docs.azure_api import COMPUTE_PATH, azure_api_markdown
 from tools.docs.powershell import powershell_markdown
 
-HERE = Path(__file__).parents[3]
-SOURCES = HERE / "src" / "forewarn" / "console" / "arm"
+HERE = Path(__file__).parents[2]
+SOURCES = HERE / "src" / "forewarn" / "arm"
 ROW = re.compile(r"^\| ([A-Z]+) \| `(\S+)` \| ([^|]+) \| ([^|]+) \| ([\d, ]+) \|$", re.MULTILINE)
-CODE = re.compile(r'(?:Coded|refusal)\(\s*\d+,\s*"(\w+)"|, \d{3}, "(\w+)"\)')
+CODE = re.compile(r'(?:ArmError|make_arm_error)\(\s*\d+,\s*"(\w+)"|, \d{3}, "(\w+)"\)')
 Page = Callable[[Sequence[ArmRoute]], str]
 
 
@@ -45,7 +45,7 @@ def test_a_route_says_in_a_few_words_what_it_does(route: ArmRoute) -> None:
 
 
 def test_a_new_route_has_a_row_and_calls_by_itself() -> None:
-    async def polish(room: RequestContext, call: ArmCall) -> ArmResponse:
+    async def polish(context: RequestContext, call: ArmCall) -> ArmResponse:
         return ArmResponse()
 
     new = ArmRoute("GET", f"{COMPUTE_PATH}/virtualMachines/{{vm}}/polish", polish, summary="polishes a VM")

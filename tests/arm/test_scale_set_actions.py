@@ -30,7 +30,7 @@ def big(arm: Any) -> Any:
         a_vm(f"big_{n}", scale_set="big", placement_group=groups[n], priority=priorities[n], host="h1")
         for n in range(3)
     )
-    arm.world.do(arm.world.control.fleet.change(FleetChange(vms=vms, text="a big set"), who="test"))
+    arm.world.do(arm.world.control.fleet.apply_change(FleetChange(vms=vms, text="a big set"), who="test"))
     return arm
 
 
@@ -107,7 +107,7 @@ def test_a_start_of_the_whole_set_is_meant_for_those_that_do_not_run(big: Any) -
 
 def test_maintenance_of_the_whole_set_is_performed_where_it_is_pending(big: Any) -> None:
     world = big.world
-    world.do(world.control.requests.degrade("h1", who="operator", notice_s=86400))
+    world.do(world.control.requests.degrade_host("h1", who="operator", notice_s=86400))
     world.settle()
     assert big.call("POST", f"{BIG}/performMaintenance").status == 202
     started = {name for event in world.events(EventState.STARTED) for name in event.vms}

@@ -44,7 +44,7 @@ def an_app() -> Starlette:
 
     app = Starlette(routes=[Route("/{path:path}", tell, methods=["GET", "POST"])])
     app.add_middleware(PlainHttpMiddleware)
-    app.state.dependencies = type("House", (), {"closing": asyncio.Event()})()
+    app.state.dependencies = type("Dependencies", (), {"shutting_down": asyncio.Event()})()
     return app
 
 

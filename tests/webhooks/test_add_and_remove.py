@@ -10,7 +10,7 @@ from forewarn.control.webhooks import WebhookSpec
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RequestedOperation
 from forewarn.core.webhook import EventGridStatus, WebhookSchema
-from forewarn.errors import NotFound, Refused, Rejected
+from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from tests.support.webhook_receiver import WebhookReceiver
 
 URL = "https://hooks.example.org/path-password/x?code=query-password"
@@ -128,7 +128,8 @@ def test_a_webhook_is_found_by_the_beginning_of_its_id(post: Any) -> None:
     with pytest.raises(Refused, match="is ambiguous, 2 begin so"):
         webhooks.find(second.id[:8])
     for name in ("nothing", "000", ""):
-        with pytest.raises(NotFound, match="`forewarn webhook list` lists them"):
+        with pytest.raises(NotFound, match="does not exist") as raised:
             webhooks.find(name)
+        assert raised.value.remedy_code is Remedy.LIST_WEBHOOKS
     remove(post, second.id)
     assert webhooks.find(first.id[:8]) == first

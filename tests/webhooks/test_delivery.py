@@ -100,14 +100,14 @@ def test_a_receiver_that_was_down_gets_everything_once_it_is_back(post: Any, rec
                 await post.naps.begun(failures)
                 post.naps.allow()
             await post.naps.begun(5)
-            report = post.outbox.report(post.world.store.webhooks()[0])
+            report = post.outbox.delivery_report(post.world.store.webhooks()[0])
             assert (report.failures, report.error, report.pending) == (5, "nobody listens there", 3)
             assert report.next_try_at == 5016.0
             receiver.start()
             post.naps.allow()
             await asyncio.to_thread(receiver.wait_for, 3)
             await post.at_rest()
-            report = post.outbox.report(post.world.store.webhooks()[0])
+            report = post.outbox.delivery_report(post.world.store.webhooks()[0])
             assert (report.failures, report.error, report.last_success_at) == (0, "", 5000.0)
             assert (report.pending, report.next_try_at) == (0, None)
 
@@ -141,7 +141,7 @@ def test_what_a_receiver_said_is_told_in_words(post: Any, receiver: WebhookRecei
         async with post.running():
             for number in (1, 2, 3):
                 await post.naps.begun(number)
-                errors.append(post.outbox.report(webhook).error)
+                errors.append(post.outbox.delivery_report(webhook).error)
                 post.naps.allow()
         return errors
 
@@ -183,7 +183,7 @@ def test_a_receiver_that_hangs_is_given_up_on_and_tried_again(post: Any, receive
     async def story() -> str:
         async with post.running():
             await post.naps.begun(1)
-            return str(post.outbox.report(webhook).error)
+            return str(post.outbox.delivery_report(webhook).error)
 
     assert post.world.do(story()) == "there was no answer within 2 s"
 
@@ -290,7 +290,7 @@ def test_a_history_that_cannot_be_read_is_read_later(post_over: Callable[..., An
         async with post.running():
             await post.naps.begun(1)
             store.is_broken = False
-            assert "the disk does not answer" in post.outbox.report(webhook).error
+            assert "the disk does not answer" in post.outbox.delivery_report(webhook).error
             post.naps.allow()
             await asyncio.to_thread(receiver.wait_for, 1)
 
@@ -340,10 +340,10 @@ def test_pending_ones_are_counted_without_reading_all_of_the_history(post: Any, 
     webhook = post.hook(receiver)
     post.restart_of("web")
     fill(post, 30)
-    assert (post.outbox.report(webhook).pending, post.outbox.report(webhook).has_more) == (3, False)
+    assert (post.outbox.delivery_report(webhook).pending, post.outbox.delivery_report(webhook).has_more) == (3, False)
     fill(post, 2000)
     post.restart_of("db")
-    assert (post.outbox.report(webhook).pending, post.outbox.report(webhook).has_more) == (3, True)
+    assert (post.outbox.delivery_report(webhook).pending, post.outbox.delivery_report(webhook).has_more) == (3, True)
 
 
 def test_nothing_secret_is_logged(post: Any, receiver: WebhookReceiver, caplog: pytest.LogCaptureFixture) -> None:
