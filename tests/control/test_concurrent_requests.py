@@ -106,7 +106,7 @@ def test_an_executor_that_has_its_hands_full_asks_for_no_turn_before_it_has_one_
 
     async def story(event: Event) -> None:
         hypervisor = Slow()
-        executor = ActExecutor(hypervisor=hypervisor, clock=small.clock, wake=lambda: None, at_once=1)
+        executor = ActExecutor(hypervisor=hypervisor, clock=small.clock, wake=lambda: None, max_concurrent=1)
         executor.add_acts(event)
         assert executor.next_due_at() == small.now
         assert executor.start_due_acts()

@@ -629,7 +629,7 @@ def on_real_time() -> Any:
 
     async def build() -> ControlPlane:
         outside = ControlInputs(new_id=lambda: next(world.ids), real_time=lambda: 0.0)
-        return ControlPlane(store=MemoryStore(), clock=SystemClock(), hypervisor=world.hypervisor, outside=outside)
+        return ControlPlane(store=MemoryStore(), clock=SystemClock(), hypervisor=world.hypervisor, inputs=outside)
 
     world.do(world.control.close())
     world.control = world.do(build())

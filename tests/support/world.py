@@ -93,7 +93,7 @@ class World:
             store=self.store,
             clock=self.clock,
             hypervisor=self.hypervisor,
-            outside=ControlInputs(new_id=lambda: next(self.ids), polls=self.store.last_polls, real_time=lambda: 0.0),
+            inputs=ControlInputs(new_id=lambda: next(self.ids), polls=self.store.last_polls, real_time=lambda: 0.0),
             policy=self.policy,
             retry=self.retry,
         )

@@ -34,9 +34,9 @@ class ClientCredentials:
 
 
 class AccessService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str]) -> None:
-        self._transactions = desk
-        self._store = desk.store
+    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
         self._new_id = new_id
         self._write_lock = asyncio.Lock()  # what was looked at is still so when it is written
 

@@ -50,7 +50,7 @@ class ControlPlane:
         store: Store,
         clock: Clock,
         hypervisor: Hypervisor,
-        outside: ControlInputs,
+        inputs: ControlInputs,
         policy: Policy = Policy(),  # noqa: B008 (frozen)
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
@@ -61,30 +61,39 @@ class ControlPlane:
         self.transactions = ScopeTransactions(
             store=store, clock=clock, policy=policy, placement=self.placement, faults=self._fault_registry
         )
-        woken = asyncio.Event()
-        self.executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=woken.set, retry=retry)
-        self.rollouts = RolloutService(desk=self.transactions, new_id=outside.new_id)
+        wake_event = asyncio.Event()
+        self.executor = ActExecutor(hypervisor=hypervisor, clock=clock, wake=wake_event.set, retry=retry)
+        self.rollouts = RolloutService(transactions=self.transactions, new_id=inputs.new_id)
         self.faults = FaultService(
-            desk=self.transactions, book=self._fault_registry, new_id=outside.new_id, real_time=outside.real_time
+            transactions=self.transactions,
+            registry=self._fault_registry,
+            new_id=inputs.new_id,
+            real_time=inputs.real_time,
         )
-        self.replays = ReplayService(desk=self.transactions, new_id=outside.new_id)
-        self.fault_storms = FaultStormService(desk=self.transactions, book=self._fault_registry, faults=self.faults)
+        self.replays = ReplayService(transactions=self.transactions, new_id=inputs.new_id)
+        self.fault_storms = FaultStormService(
+            transactions=self.transactions, registry=self._fault_registry, faults=self.faults
+        )
         self.reconciler = Reconciler(
-            desk=self.transactions,
+            transactions=self.transactions,
             executor=self.executor,
             rollouts=self.rollouts,
             replays=self.replays,
             faults=self.faults,
-            storms=self.fault_storms,
-            woken=woken,
+            fault_storms=self.fault_storms,
+            wake_event=wake_event,
         )
-        self.requests = RequestService(desk=self.transactions, new_id=outside.new_id)
+        self.requests = RequestService(transactions=self.transactions, new_id=inputs.new_id)
         self.guests = GuestService(self.transactions, self.replays)
-        self.fleet = FleetService(desk=self.transactions, new_id=outside.new_id, lab_addresses=outside.lab_addresses)
-        self.access = AccessService(desk=self.transactions, new_id=outside.new_id)
-        self.webhook_delivery = WebhookDispatcher(store, real_time=outside.real_time)
-        self.webhooks = WebhookService(desk=self.transactions, new_id=outside.new_id, outbox=self.webhook_delivery)
-        self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=outside.polls)
+        self.fleet = FleetService(
+            transactions=self.transactions, new_id=inputs.new_id, lab_addresses=inputs.lab_addresses
+        )
+        self.access = AccessService(transactions=self.transactions, new_id=inputs.new_id)
+        self.webhook_delivery = WebhookDispatcher(store, real_time=inputs.real_time)
+        self.webhooks = WebhookService(
+            transactions=self.transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
+        )
+        self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
         self.dry_run_lock = asyncio.Lock()  # one at a time: each takes a thread
         self._unsubscribe = store.subscribe(self._on_commit)
         if store.scope_ids():
@@ -92,11 +101,11 @@ class ControlPlane:
             self.transactions.resumed_at = clock.now()
         self.reconciler.resume_unfinished_acts()
 
-    def _on_commit(self, committed: AppliedCommit) -> None:
-        self.transactions.on_commit(committed)
-        self.placement.on_commit(committed)
-        self._fault_registry.on_commit(committed)
-        self.reconciler.on_commit(committed)
+    def _on_commit(self, applied: AppliedCommit) -> None:
+        self.transactions.on_commit(applied)
+        self.placement.on_commit(applied)
+        self._fault_registry.on_commit(applied)
+        self.reconciler.on_commit(applied)
 
     async def close(self) -> None:
         self._unsubscribe()

@@ -48,11 +48,11 @@ class DryRunTooLarge(Refused):
     """More is concerned than can be copied; it can be asked for all the same."""
 
 
-async def dry_run_request(control: ControlPlane, deed: RequestAction, vms: Sequence[Vm]) -> Preview:
+async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
     """What would come of a deed that is about these VMs; raises as the deed itself would."""
     async with control.dry_run_lock:
-        excerpt = await _take_snapshot(control, {vm.scope_id for vm in vms})
-        return await asyncio.to_thread(_simulate_in_thread, excerpt, deed, len(vms))
+        snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
+        return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms))
 
 
 async def dry_run_rollout(
@@ -117,7 +117,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
         running_acts=_running_acts(
             store, [event for scope in scopes.values() for event in scope.live_events(EventState.STARTED)]
         ),
-        polls=[polled for scope_id in scopes for polled in store.last_polls(scope_id=scope_id)],
+        polls=[last_poll for scope_id in scopes for last_poll in store.last_polls(scope_id=scope_id)],
         faults=store.load("faults"),
         now=control.clock.now(),
         real_now=control.faults.real_time(),
@@ -181,29 +181,29 @@ def _gate_ids(things: Iterable[object]) -> set[str]:
     return {gate_id for thing in things if (gate_id := getattr(thing, "gate_id", ""))}
 
 
-def _simulate_in_thread(excerpt: _StoreSnapshot, deed: RequestAction, vms: int) -> Preview:
-    return asyncio.run(_simulate(excerpt, deed, vms))
+def _simulate_in_thread(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -> Preview:
+    return asyncio.run(_simulate(snapshot, action, vms))
 
 
-async def _simulate(excerpt: _StoreSnapshot, deed: RequestAction, vms: int) -> Preview:
-    store = await excerpt.to_memory_store()
+async def _simulate(snapshot: _StoreSnapshot, action: RequestAction, vms: int) -> Preview:
+    store = await snapshot.to_memory_store()
     hypervisor = SimulatedHypervisor(EffectLedger.open(None))
-    for act, since in excerpt.running_acts:
+    for act, since in snapshot.running_acts:
         await hypervisor.perform(act, since)
     control = ControlPlane(
         store=store,
-        clock=LabClock(ClockSetting(lab_at=excerpt.now, real_at=0.0, speed=0.0), real=lambda: 0.0),
+        clock=LabClock(ClockSetting(lab_at=snapshot.now, real_at=0.0, speed=0.0), real=lambda: 0.0),
         hypervisor=hypervisor,
-        outside=ControlInputs(new_id=_placeholder_ids(), polls=store.last_polls, real_time=lambda: excerpt.real_now),
-        policy=excerpt.policy,
+        inputs=ControlInputs(new_id=_placeholder_ids(), polls=store.last_polls, real_time=lambda: snapshot.real_now),
+        policy=snapshot.policy,
     )
-    control.transactions.resumed_at = excerpt.resumed_at
+    control.transactions.resumed_at = snapshot.resumed_at
     try:
-        request = await deed(control)
+        request = await action(control)
         await control.reconciler.run_until_settled()
         if vms <= MAX_SIMULATED_VMS:
             await _run_to_end(control, request)
-        return _preview_from_store(store, request, vms, excerpt.now)
+        return _preview_from_store(store, request, vms, snapshot.now)
     finally:
         await control.close()
         await hypervisor.close()

@@ -51,13 +51,13 @@ class ActExecutor:
         hypervisor: Hypervisor,
         clock: Clock,
         wake: Callable[[], None],
-        at_once: int = 64,
+        max_concurrent: int = 64,
         retry: ActRetryPolicy = ActRetryPolicy(),  # noqa: B008 (frozen)
     ) -> None:
         self._hypervisor = hypervisor
         self._clock = clock
         self._wake = wake
-        self._max_concurrent = at_once
+        self._max_concurrent = max_concurrent
         self._retry = retry
         self._due: list[tuple[float, int, str]] = []  # a heap: when, order, act id
         self._order = 0
@@ -115,11 +115,11 @@ class ActExecutor:
         self._outcomes = known + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
-        setbacks, self._failed_attempts = self._failed_attempts, []
-        return setbacks
+        failed_attempts, self._failed_attempts = self._failed_attempts, []
+        return failed_attempts
 
-    def return_failed_attempts(self, setbacks: list[FailedAttempt]) -> None:
-        self._failed_attempts = setbacks + self._failed_attempts
+    def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
+        self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
         """Until at least one act at work is done with for now."""

@@ -28,7 +28,7 @@ class FaultRegistry:
         self._events: dict[str, set[str]] = defaultdict(set)  # fault → the events it has touched
         self._claims: dict[str, set[tuple[str, str]]] = defaultdict(set)  # scope → fault and event, not committed yet
         self._listeners: list[FaultListener] = []
-        self.write_lock = asyncio.Lock()  # held from reading the book until what follows from it is adopted
+        self.write_lock = asyncio.Lock()  # held while a caller reads `active`, changes it and saves it
         if any(fault.category is FaultCategory.EVENTS for fault in self._stored.faults):
             self._count_events(store.events())
 
@@ -37,20 +37,20 @@ class FaultRegistry:
         """All that is on, with what it has touched until now."""
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
-    def subscribe(self, hear: FaultListener) -> None:
+    def subscribe(self, listener: FaultListener) -> None:
         """Tell what is on, now and at every change."""
-        self._listeners.append(hear)
-        hear(self._stored.faults)
+        self._listeners.append(listener)
+        listener(self._stored.faults)
 
-    async def save(self, book: ActiveFaults) -> None:
+    async def save(self, active: ActiveFaults) -> None:
         """Durable first, then true."""
-        await self._store.save(_SAVED_AS, msgspec.json.encode(book))
-        self._stored = book
-        for hear in self._listeners:
-            hear(book.faults)
+        await self._store.save(_SAVED_AS, msgspec.json.encode(active))
+        self._stored = active
+        for listener in self._listeners:
+            listener(active.faults)
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        self._count_events(committed.commit.events)
+    def on_commit(self, applied: AppliedCommit) -> None:
+        self._count_events(applied.commit.events)
 
     def find_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
         """The fault of this kind that would touch this event: of several the one that was set first."""

@@ -23,10 +23,10 @@ _MAX_DURATION_S = 24 * 3600.0
 
 
 class FaultStormService:
-    def __init__(self, *, desk: ScopeTransactions, book: FaultRegistry, faults: FaultService) -> None:
-        self._transactions = desk
-        self._store = desk.store
-        self._registry = book
+    def __init__(self, *, transactions: ScopeTransactions, registry: FaultRegistry, faults: FaultService) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
+        self._registry = registry
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
@@ -34,24 +34,24 @@ class FaultStormService:
             raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_MAX_DURATION_S:g} s")
         if not vms:
             raise Refused("a storm needs a VM to hit, and the fleet has none", Remedy.ADD_VMS)
-        gusts = plan_storm(seed, self._storm_targets(vms), for_s)
+        storm_faults = plan_storm(seed, self._storm_targets(vms), for_s)
         async with self._registry.write_lock:
-            book = self._registry.active
-            number = book.last_number + 1
-            storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=gusts)
-            await self._registry.save(replace(book, last_number=number, storms=(*book.storms, storm)))
+            active = self._registry.active
+            number = active.last_number + 1
+            storm = FaultStorm(id=f"s{number}", seed=seed, who=who, set_at=self._now(), for_s=for_s, gusts=storm_faults)
+            await self._registry.save(replace(active, last_number=number, storms=(*active.storms, storm)))
         await self._write_history(
-            who, f"storm {storm.id} with seed {seed} set by {who}: {len(gusts)} faults within {for_s:g} s"
+            who, f"storm {storm.id} with seed {seed} set by {who}: {len(storm_faults)} faults within {for_s:g} s"
         )
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
         """End these; the faults that they have set stay until they run out."""
         async with self._registry.write_lock:
-            book = self._registry.active
-            ended = tuple(storm for storm in book.storms if storm.id in ids)
+            active = self._registry.active
+            ended = tuple(storm for storm in active.storms if storm.id in ids)
             if ended:
-                await self._registry.save(replace(book, storms=tuple(s for s in book.storms if s not in ended)))
+                await self._registry.save(replace(active, storms=tuple(s for s in active.storms if s not in ended)))
         for storm in ended:
             await self._write_history(who, f"storm {storm.id} cleared by {who}")
         return ended
@@ -72,24 +72,24 @@ class FaultStormService:
         now = self._now()
         return next((s for s in self._registry.active.storms if s.next_at is not None and s.next_at <= now), None)
 
-    async def _set_storm_fault(self, storm: FaultStorm, gust: StormFault) -> None:
+    async def _set_storm_fault(self, storm: FaultStorm, storm_fault: StormFault) -> None:
         """Set the fault, then note that it is set: a crash in between repeats it."""
-        vm = self._store.vm(gust.vm)
-        name = vm.name if vm else gust.vm
+        vm = self._store.vm(storm_fault.vm)
+        name = vm.name if vm else storm_fault.vm
         try:
             if vm is None or vm.removed_at is not None:
                 raise NotFound(f"VM {name!r} does not exist any more")
-            await self._faults.set(_fault_spec(gust, vm), who=f"storm {storm.id}")
+            await self._faults.set(_fault_spec(storm_fault, vm), who=f"storm {storm.id}")
         except Rejected as error:
-            await self._write_history(storm.who, f"storm {storm.id} left out {gust.kind} for {name}: {error}")
+            await self._write_history(storm.who, f"storm {storm.id} left out {storm_fault.kind} for {name}: {error}")
         await self._advance_storm(storm)
 
     async def _advance_storm(self, storm: FaultStorm) -> None:
         further = replace(storm, gone=storm.gone + 1)
         async with self._registry.write_lock:
-            book = self._registry.active
-            storms = tuple(further if s.id == storm.id else s for s in book.storms)
-            await self._registry.save(replace(book, storms=tuple(s for s in storms if s.next_at is not None)))
+            active = self._registry.active
+            storms = tuple(further if s.id == storm.id else s for s in active.storms)
+            await self._registry.save(replace(active, storms=tuple(s for s in storms if s.next_at is not None)))
         if further.next_at is None:
             await self._write_history(storm.who, f"storm {storm.id} is over: the last of its faults is set")
 
@@ -106,6 +106,12 @@ class FaultStormService:
         return self._transactions.clock.now()
 
 
-def _fault_spec(gust: StormFault, vm: Vm) -> FaultSpec:
+def _fault_spec(storm_fault: StormFault, vm: Vm) -> FaultSpec:
     target = FaultTarget(name=vm.name, vm=vm)
-    return FaultSpec(kind=gust.kind, target=target, count=gust.count, for_s=gust.for_s, parameters=gust.parameters)
+    return FaultSpec(
+        kind=storm_fault.kind,
+        target=target,
+        count=storm_fault.count,
+        for_s=storm_fault.for_s,
+        parameters=storm_fault.parameters,
+    )

@@ -53,11 +53,16 @@ class FaultSpec:
 
 class FaultService:
     def __init__(
-        self, *, desk: ScopeTransactions, book: FaultRegistry, new_id: Callable[[], str], real_time: Callable[[], float]
+        self,
+        *,
+        transactions: ScopeTransactions,
+        registry: FaultRegistry,
+        new_id: Callable[[], str],
+        real_time: Callable[[], float],
     ) -> None:
-        self._transactions = desk
-        self._store = desk.store
-        self._registry = book
+        self._transactions = transactions
+        self._store = transactions.store
+        self._registry = registry
         self._new_id = new_id
         self._real_time = real_time
 
@@ -68,30 +73,30 @@ class FaultService:
     def real_time(self) -> float:
         return self._real_time()
 
-    def subscribe(self, hear: Callable[[tuple[Fault, ...]], None]) -> None:
-        self._registry.subscribe(hear)
+    def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
+        self._registry.subscribe(listener)
 
-    async def set(self, wish: FaultSpec, *, who: str) -> Fault:
+    async def set(self, spec: FaultSpec, *, who: str) -> Fault:
         """The fault, which is on from now; one that happens at once has happened."""
         async with self._registry.write_lock:
-            return await self._set(wish, who)
+            return await self._set(spec, who)
 
     async def clear(self, chosen: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
         async with self._registry.write_lock:
-            book = self.active
-            cleared = tuple(fault for fault in book.faults if chosen(fault))
-            await self._remove(book, cleared, f"cleared by {who}", who)
+            active = self.active
+            cleared = tuple(fault for fault in active.faults if chosen(fault))
+            await self._remove(active, cleared, f"cleared by {who}", who)
             return cleared
 
-    async def record_hits(self, touches: Sequence[FaultHits]) -> None:
+    async def record_hits(self, hits: Sequence[FaultHits]) -> None:
         """What was spoiled since the last time."""
-        if not touches:
+        if not hits:
             return
         async with self._registry.write_lock:
-            book = self.active
-            noted = tuple(_with_hits(f, [t for t in touches if t.fault_id == f.id]) for f in book.faults)
-            if noted != book.faults:
-                await self._registry.save(replace(book, faults=noted))
+            active = self.active
+            noted = tuple(_with_hits(f, [t for t in hits if t.fault_id == f.id]) for f in active.faults)
+            if noted != active.faults:
+                await self._registry.save(replace(active, faults=noted))
 
     async def expire(self) -> bool:
         """Drop what has run out by now; whether there was any. A step of the reconciler's turn, too."""
@@ -107,32 +112,32 @@ class FaultService:
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 
-    async def _set(self, wish: FaultSpec, who: str) -> Fault:
+    async def _set(self, spec: FaultSpec, who: str) -> Fault:
         lasts_s, parameters = (
-            fault_duration_s(wish.kind, wish.count, wish.for_s),
-            check_parameters(wish.kind, wish.parameters),
+            fault_duration_s(spec.kind, spec.count, spec.for_s),
+            check_parameters(spec.kind, spec.parameters),
         )
-        book, vm = self.active, wish.target.vm
-        if len(book.faults) >= _MAX_FAULTS:
+        active, vm = self.active, spec.target.vm
+        if len(active.faults) >= _MAX_FAULTS:
             raise Refused(f"{_MAX_FAULTS} faults are on, and that is the maximum", Remedy.CLEAR_FAULTS)
         fault = Fault(
-            id=f"f{book.last_number + 1}",
-            kind=wish.kind,
+            id=f"f{active.last_number + 1}",
+            kind=spec.kind,
             who=who,
             set_at=self._now(),
-            name=wish.target.name,
+            name=spec.target.name,
             vm=vm.key if vm else "",
             vm_name=vm.name if vm else "",
-            scope_id=vm.scope_id if vm else wish.target.scope_id,
-            count=wish.count,
-            until=None if lasts_s is None else self._clock_time(FAULT_DEFINITIONS[wish.kind].category) + lasts_s,
+            scope_id=vm.scope_id if vm else spec.target.scope_id,
+            count=spec.count,
+            until=None if lasts_s is None else self._clock_time(FAULT_DEFINITIONS[spec.kind].category) + lasts_s,
             parameters=parameters,
         )
         if fault.category is FaultCategory.AT_ONCE:
             return await self._apply_at_once(fault)
-        await self._registry.save(replace(book, last_number=book.last_number + 1, faults=(*book.faults, fault)))
+        await self._registry.save(replace(active, last_number=active.last_number + 1, faults=(*active.faults, fault)))
         await self._write_history(
-            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(wish, lasts_s)}", who)
+            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(spec, lasts_s)}", who)
         )
         return fault
 
@@ -154,23 +159,23 @@ class FaultService:
             raise refusal
         return replace(fault, touched=_events_per_scope(fault) * done)
 
-    async def _apply_in_scope(self, fault: Fault, scope_id: str, also: Commit) -> None:
+    async def _apply_in_scope(self, fault: Fault, scope_id: str, extra_commit: Commit) -> None:
         ids = [self._new_id() for _ in range(_events_per_scope(fault))]
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
             if fault.kind is FaultKind.INCARNATION_RESET:
-                return fault_effects.reset_incarnation(scope, fault, around.now)
+                return fault_effects.reset_incarnation(scope, fault, context.now)
             for item in _planned_events(fault, scope, ids):
-                scope = apply_planned_event(scope, item, around)
+                scope = apply_planned_event(scope, item, context)
             return fault_effects.mark_events_with_fault(scope, fault, ids)
 
-        await self._transactions.run(scope_id, decision, also=also)
+        await self._transactions.run(scope_id, decision, extra_commit=extra_commit)
 
-    async def _remove(self, book: ActiveFaults, over: tuple[Fault, ...], how: str, who: str) -> None:
+    async def _remove(self, active: ActiveFaults, over: tuple[Fault, ...], how: str, who: str) -> None:
         if not over:
             return
         ids = {fault.id for fault in over}
-        await self._registry.save(replace(book, faults=tuple(f for f in book.faults if f.id not in ids)))
+        await self._registry.save(replace(active, faults=tuple(f for f in active.faults if f.id not in ids)))
         await self._write_history(
             *(self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in over)
         )
@@ -205,22 +210,22 @@ def _events_per_scope(fault: Fault) -> int:
     return int(fault.parameter("events")) if fault.kind is FaultKind.SEVERAL_AT_ONCE else 1
 
 
-def _with_hits(fault: Fault, touches: list[FaultHits]) -> Fault:
+def _with_hits(fault: Fault, hits: list[FaultHits]) -> Fault:
     by_vm = dict(fault.touched_by_vm)
-    for touch in touches:
-        if touch.vm in by_vm or len(by_vm) < _MAX_COUNTED_VMS:
-            by_vm[touch.vm] = by_vm.get(touch.vm, 0) + touch.count
-    if not touches:
+    for hit in hits:
+        if hit.vm in by_vm or len(by_vm) < _MAX_COUNTED_VMS:
+            by_vm[hit.vm] = by_vm.get(hit.vm, 0) + hit.count
+    if not hits:
         return fault
-    total = fault.touched + sum(touch.count for touch in touches)
-    return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(touch.at for touch in touches))
+    total = fault.touched + sum(hit.count for hit in hits)
+    return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(hit.at for hit in hits))
 
 
-def _limits_text(wish: FaultSpec, lasts_s: float | None) -> str:
-    things = "request" if FAULT_DEFINITIONS[wish.kind].category is FaultCategory.TRANSPORT else "event"
-    count = "" if wish.count is None else f", {wish.count} {things}{'s' if wish.count > 1 else ''} at most"
+def _limits_text(spec: FaultSpec, lasts_s: float | None) -> str:
+    things = "request" if FAULT_DEFINITIONS[spec.kind].category is FaultCategory.TRANSPORT else "event"
+    count = "" if spec.count is None else f", {spec.count} {things}{'s' if spec.count > 1 else ''} at most"
     lasting = "" if lasts_s is None else f", for {lasts_s:g} s at most"
-    values = "".join(f", {_parameter_text(name, value)}" for name, value in wish.parameters.items())
+    values = "".join(f", {_parameter_text(name, value)}" for name, value in spec.parameters.items())
     return f"{values}{count}{lasting}"
 
 

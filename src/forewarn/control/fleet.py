@@ -36,9 +36,11 @@ class FleetChange:
 
 
 class FleetService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str], lab_addresses: bool = False) -> None:
-        self._transactions = desk
-        self._store = desk.store
+    def __init__(
+        self, *, transactions: ScopeTransactions, new_id: Callable[[], str], lab_addresses: bool = False
+    ) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
         self._new_id = new_id
         self.lab_addresses = lab_addresses  # give VMs without an address one on the loopback network
 
@@ -54,14 +56,14 @@ class FleetService:
                 raise
         raise Conflict("the fleet changed too often while it was being changed: ask again")
 
-    async def update_settings(self, vms: Sequence[Vm], amendment: VmSettingsChange, *, called: str, who: str) -> None:
+    async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, called: str, who: str) -> None:
         """Settings of VMs, of all of them or of none; `called` is what the history calls them together."""
-        if amendment.is_empty:
+        if change.is_empty:
             return
         for _ in range(_MAX_ATTEMPTS):
             try:
                 await self._store.commit(
-                    self._settings_commit(vms, amendment, f"{who} set {describe_settings(amendment, called)}", who)
+                    self._settings_commit(vms, change, f"{who} set {describe_settings(change, called)}", who)
                 )
                 return
             except Conflict:
@@ -99,35 +101,35 @@ class FleetService:
         return vm.lab_address or next(free)
 
     def _change_commit(self, change: FleetChange, who: str) -> Commit:
-        around = self._transactions.decision_context()
-        gone = tuple(replace(vm, removed_at=around.now, host="") for vm in change.removed)
+        context = self._transactions.decision_context()
+        gone = tuple(replace(vm, removed_at=context.now, host="") for vm in change.removed)
         grouped = group_by_scope([*change.vms, *gone], lambda vm: vm.scope_id)
-        scopes = [self._scope_commit(scope_id, vms, around, who) for scope_id, vms in grouped.items()]
-        entry = _history_entry(change, who, around.now)
+        scopes = [self._scope_commit(scope_id, vms, context, who) for scope_id, vms in grouped.items()]
+        entry = _history_entry(change, who, context.now)
         self._require_unused_hosts(change)
         return merge_commits(*scopes, Commit(hosts=change.hosts, removed_hosts=change.removed_hosts, entries=(entry,)))
 
-    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], around: DecisionContext, who: str) -> Commit:
+    def _scope_commit(self, scope_id: str, vms: Sequence[Vm], context: DecisionContext, who: str) -> Commit:
         old = self._store.scope(scope_id)
         scope = old or Scope(id=scope_id)
         for vm in vms:
             if vm.removed_at is not None:
                 _require_no_started_event(scope, vm)
             scope = scope.with_vm(vm)
-        if around.policy.enablement is EnablementMode.ALWAYS:
-            scope = enable_scope(scope, by="the service", now=around.now)
-        return scope_commit(old, with_next_wake(reconcile_scope(scope, around), around))
+        if context.policy.enablement is EnablementMode.ALWAYS:
+            scope = enable_scope(scope, by="the service", now=context.now)
+        return scope_commit(old, with_next_wake(reconcile_scope(scope, context), context))
 
-    def _settings_commit(self, vms: Sequence[Vm], amendment: VmSettingsChange, text: str, who: str) -> Commit:
-        around = self._transactions.decision_context()
+    def _settings_commit(self, vms: Sequence[Vm], change: VmSettingsChange, text: str, who: str) -> Commit:
+        context = self._transactions.decision_context()
         commits = []
         for scope_id, members in group_by_scope(list(vms), lambda vm: vm.scope_id).items():
             old = self._transactions.load(scope_id)
-            new = apply_settings_in_scope(old, {vm.key for vm in members}, amendment)
-            commits.append(scope_commit(old, with_next_wake(new, around)))
+            new = apply_settings_in_scope(old, {vm.key for vm in members}, change)
+            commits.append(scope_commit(old, with_next_wake(new, context)))
         # One entry for all: whoever may read a set may read each of its scopes, and so finds it.
         vm = vms[0].name if len(vms) == 1 else ""
-        entry = HistoryEntry(at=around.now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
+        entry = HistoryEntry(at=context.now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:

@@ -13,17 +13,17 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
-    def __init__(self, desk: ScopeTransactions, replays: ReplayService) -> None:
-        self._transactions = desk
+    def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
+        self._transactions = transactions
         self._replays = replays
-        self._store = desk.store
+        self._store = transactions.store
 
     async def enable_scope_of(self, vm_key: str) -> None:
         """Spec §8.1: the first request of any VM of a scope enables it, durably."""
         vm = self._vm(vm_key)
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
-            return enable_scope(scope, by=vm.name, now=around.now)
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
+            return enable_scope(scope, by=vm.name, now=context.now)
 
         await self._transactions.run(vm.scope_id, decision)
 
@@ -38,9 +38,9 @@ class GuestService:
         if self._changes_nothing(scope, event_ids, vm.name):
             return None
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
-            noted = self._replays.approval_entries(scope, event_ids, by=vm.name, now=around.now)
-            return approve_decision(event_ids, vm.name)(scope, around).with_entries(*noted)
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
+            noted = self._replays.approval_entries(scope, event_ids, by=vm.name, now=context.now)
+            return approve_decision(event_ids, vm.name)(scope, context).with_entries(*noted)
 
         await self._transactions.run(vm.scope_id, decision)
         return None

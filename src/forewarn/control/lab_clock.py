@@ -95,12 +95,14 @@ class LabClockService:
     def _active_polls(self, clock: LabClock) -> list[LastPoll]:
         """Those who poll now count as polling throughout the time that is skipped."""
         since = clock.now() - _POLLING_WINDOW_S * max(1.0, clock.setting.speed)
-        return [polled for polled in self._polls() if polled.at >= since]
+        return [last_poll for last_poll in self._polls() if last_poll.at >= since]
 
     async def _jump_to(self, clock: LabClock, at: float, polling: list[LastPoll]) -> None:
         setting = clock.setting_after_jump(at)
         if polling:
-            await self._store.record_observations([msgspec.structs.replace(polled, at=at) for polled in polling], [])
+            await self._store.record_observations(
+                [msgspec.structs.replace(last_poll, at=at) for last_poll in polling], []
+            )
         await self._save_and_set(clock, setting)
 
     async def _save_and_set(self, clock: LabClock, setting: ClockSetting) -> None:

@@ -26,8 +26,8 @@ class PlacementIndex:
             for act in event.acts:
                 self._track_act(act)
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        commit = committed.commit
+    def on_commit(self, applied: AppliedCommit) -> None:
+        commit = applied.commit
         for host in commit.hosts:
             self._hosts[host.name] = host
         for name in commit.removed_hosts:

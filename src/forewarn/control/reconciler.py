@@ -42,31 +42,31 @@ class Reconciler:
     def __init__(
         self,
         *,
-        desk: ScopeTransactions,
+        transactions: ScopeTransactions,
         executor: ActExecutor,
         rollouts: RolloutService,
         replays: ReplayService,
         faults: FaultService,
-        storms: FaultStormService,
-        woken: asyncio.Event,
+        fault_storms: FaultStormService,
+        wake_event: asyncio.Event,
     ) -> None:
-        self._transactions = desk
-        self._store = desk.store
+        self._transactions = transactions
+        self._store = transactions.store
         self._executor = executor
         self._rollouts = rollouts
         self._replays = replays
         self._faults = faults
-        self._fault_storms = storms
-        self._wake_event = woken
+        self._fault_storms = fault_storms
+        self._wake_event = wake_event
         self._has_unapplied = True  # what a process before us may have left unapplied
         self.pass_lock = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        self._has_unapplied |= bool(committed.commit.planned)
-        for event in committed.commit.events:
+    def on_commit(self, applied: AppliedCommit) -> None:
+        self._has_unapplied |= bool(applied.commit.planned)
+        for event in applied.commit.events:
             self._executor.add_acts(event)
-        self._rollouts.on_commit(committed)
-        self._replays.on_commit(committed)
+        self._rollouts.on_commit(applied)
+        self._replays.on_commit(applied)
         self._wake_event.set()
 
     def resume_unfinished_acts(self) -> None:
@@ -148,24 +148,26 @@ class Reconciler:
             await asyncio.gather(sleeper, waiter, return_exceptions=True)
 
     async def _record_failed_attempts(self) -> bool:
-        setbacks = self._executor.take_failed_attempts()
-        if not setbacks:
+        failed_attempts = self._executor.take_failed_attempts()
+        if not failed_attempts:
             return False
         try:
-            await self._store.commit(Commit(entries=tuple(self._retry_entry(setback) for setback in setbacks)))
+            await self._store.commit(
+                Commit(entries=tuple(self._retry_entry(failed_attempt) for failed_attempt in failed_attempts))
+            )
         except BaseException:
-            self._executor.return_failed_attempts(setbacks)
+            self._executor.return_failed_attempts(failed_attempts)
             raise
         return True
 
-    def _retry_entry(self, setback: FailedAttempt) -> HistoryEntry:
-        act = setback.act
+    def _retry_entry(self, attempt: FailedAttempt) -> HistoryEntry:
+        act = attempt.act
         event = self._event_of(act)
         return HistoryEntry(
-            at=setback.at,
+            at=attempt.at,
             what=EntryKind.RETRIED,
             who=PLATFORM_ACTOR,
-            text=f"{verb_noun(act.verb)} of {act.name} is tried again in {setback.retry_in_s:g} s: {setback.reason}",
+            text=f"{verb_noun(act.verb)} of {act.name} is tried again in {attempt.retry_in_s:g} s: {attempt.reason}",
             scope_id=event.scope_id,
             event_id=event.id,
             request_id=event.request_id,
@@ -197,7 +199,8 @@ class Reconciler:
         try:
             waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
             await _run_concurrently(
-                self._transactions.run(s, _applying_decision(p), also=_applied_commit(p)) for s, p in waiting.items()
+                self._transactions.run(s, _applying_decision(p), extra_commit=_applied_commit(p))
+                for s, p in waiting.items()
             )
         except BaseException:
             self._has_unapplied = True
@@ -229,12 +232,12 @@ class Reconciler:
 
     async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
         """Most have somebody behind them who is not ready: they go back to sleep together."""
-        around = self._transactions.decision_context()
+        context = self._transactions.decision_context()
         waiting = _events_by_gate(gates, behind)
         sleeps = {
             gate_id: None
             if gate_id in behind.gates_with_planned
-            else self._gate_wake_at(gate, waiting[gate_id], around)
+            else self._gate_wake_at(gate, waiting[gate_id], context)
             for gate_id, gate in gates.items()
         }
 
@@ -242,28 +245,28 @@ class Reconciler:
             [replace(gates[id_], wakes_at=at) for id_, at in sleeps.items() if at is not _READY_NOW]
         )
         ready = [gates[gate_id] for gate_id, at in sleeps.items() if at is _READY_NOW]
-        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], around) for gate in ready)
+        await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], context) for gate in ready)
 
-    def _gate_wake_at(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> float | None:
+    def _gate_wake_at(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> float | None:
         """_FREE: it does not sleep, since what is behind it can start."""
         if not waiting:
             return None
-        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting, around)
+        return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting, context)
 
-    async def _try_release_gate(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> None:
+    async def _try_release_gate(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> None:
         try:
-            await self._release_gate(gate, waiting, around)
+            await self._release_gate(gate, waiting, context)
         except Conflict:
             pass  # woken again meanwhile: it is still due
 
-    async def _release_gate(self, gate: Gate, waiting: list[Event], around: DecisionContext) -> None:
+    async def _release_gate(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> None:
         if gate.released_at is not None:
             await self._start_events(waiting)
             await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
         else:
             # It stays due until all have started: a crash from here on leaves nobody behind.
-            released = replace(gate, released_at=around.now, wakes_at=around.now)
-            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, around.now),)))
+            released = replace(gate, released_at=context.now, wakes_at=context.now)
+            await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, context.now),)))
             await self._start_events(waiting)
 
     async def _start_events(self, waiting: list[Event]) -> None:
@@ -282,13 +285,13 @@ class Reconciler:
                 await self._save_gate_wakes(gates[:half])
                 await self._save_gate_wakes(gates[half:])
 
-    def _next_ready_at(self, waiting: list[Event], around: DecisionContext) -> float | None:
+    def _next_ready_at(self, waiting: list[Event], context: DecisionContext) -> float | None:
         """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)
-            if not waits_only_for_gate(scope, event, around):
-                wait = start_wait(scope, event, around)
+            if not waits_only_for_gate(scope, event, context):
+                wait = start_wait(scope, event, context)
                 instants.append(wait.until if wait else None)
         if not instants:
             return _READY_NOW
@@ -334,21 +337,21 @@ def _released_entry(gate: Gate, now: float) -> HistoryEntry:
 
 
 def _recording_decision(items: list[tuple[Act, ActOutcome]]) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         for act, outcome in items:
             scope = record_act_outcome(scope, act, outcome)
-        return reconcile_scope(scope, around)
+        return reconcile_scope(scope, context)
 
     return decision
 
 
 def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         for item in planned:
             try:
-                scope = apply_planned_event(scope, item, around)
+                scope = apply_planned_event(scope, item, context)
             except Refused as error:
-                scope = scope.with_entries(_skipped_entry(item, str(error), around.now))
+                scope = scope.with_entries(_skipped_entry(item, str(error), context.now))
         return scope
 
     return decision

@@ -59,18 +59,18 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str]) -> None:
-        self._transactions = desk
-        self._store = desk.store
+    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
         self._new_id = new_id
         self._tracked: dict[str, _TrackedReplay] = {}  # by request; those that are over for as long as their ids count
-        since = desk.clock.now() - KNOWN_EVENT_IDS_S
+        since = transactions.clock.now() - KNOWN_EVENT_IDS_S
         for request in self._recent_requests():
             if request.replay is not None and (request.replay.ended_at or since) >= since:
                 self._track(request, request.replay)
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        for heard in committed.commit.requests:
+    def on_commit(self, applied: AppliedCommit) -> None:
+        for heard in applied.commit.requests:
             if heard.replay is not None and (request := self._store.request(heard.id)) is not None:
                 assert request.replay is not None
                 self._track(request, request.replay)
@@ -92,12 +92,12 @@ class ReplayService:
         request = self._new_request(vm, script, who=who, speed=speed, loops=loops)
         self._require_idle_scope(self._transactions.load(vm.scope_id), vm)
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
             self._require_idle_scope(scope, vm)
             return scope.with_entries(_requested_entry(request))
 
         await self._store.save(_script_key(request.id), msgspec.json.encode(script))
-        await self._transactions.run(vm.scope_id, decision, also=Commit(requests=(request,)))
+        await self._transactions.run(vm.scope_id, decision, extra_commit=Commit(requests=(request,)))
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
@@ -125,71 +125,73 @@ class ReplayService:
 
     async def reconcile(self) -> bool:
         did = False
-        for playing in self._running():
+        for tracked in self._running():
             try:
-                did |= await self._reconcile_one(playing)
+                did |= await self._reconcile_one(tracked)
             except Conflict:
                 did = True  # somebody ended it meanwhile: look again
         return did
 
     def next_due_at(self) -> float | None:
         """When a step is due next."""
-        return min((at for playing in self._running() if (at := playing.next_step_at()) is not None), default=None)
+        return min((at for tracked in self._running() if (at := tracked.next_step_at()) is not None), default=None)
 
     def current_answer(self, scope: Scope) -> ReplayedAnswer | None:
         """What takes the place of the scope's own document now, if a replay does."""
-        playing = self._running_in_scope(scope.id)
-        return playing.current_answer(scope) if playing else None
+        tracked = self._running_in_scope(scope.id)
+        return tracked.current_answer(scope) if tracked else None
 
     def current_step(self, request: MaintenanceRequest) -> ReplayStep | None:
         """The step that is on show, for people."""
-        playing = self._tracked.get(request.id)
-        if playing is None or not playing.replay.done or playing.replay.ended:
+        tracked = self._tracked.get(request.id)
+        if tracked is None or not tracked.replay.done or tracked.replay.ended:
             return None
-        return playing.script.steps[playing.replay.done - 1]
+        return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
         """Whether this was ever shown to the scope by a replay (spec §5.2)."""
-        return any(event_id in playing.ids for playing in self._in_scope(scope_id))
+        return any(event_id in tracked.ids for tracked in self._in_scope(scope_id))
 
     def approval_entries(
         self, scope: Scope, event_ids: tuple[str, ...], *, by: str, now: float
     ) -> Iterator[HistoryEntry]:
         """What the history says of approvals of replayed events; the first of each counts."""
-        playing = self._running_in_scope(scope.id)
-        seen = playing.current_answer(scope) if playing else None
+        tracked = self._running_in_scope(scope.id)
+        seen = tracked.current_answer(scope) if tracked else None
         for notice in seen.document.notices if seen else ():
             if notice.id in event_ids and notice.status is NoticeStatus.SCHEDULED and not self._is_approved(notice):
-                assert playing is not None
-                yield _approved_entry(playing.request, notice, by, now)
+                assert tracked is not None
+                yield _approved_entry(tracked.request, notice, by, now)
 
     def _is_approved(self, notice: EventNotice) -> bool:
         return any(entry.what is EntryKind.APPROVED for entry in self._store.history(event_id=notice.id))
 
-    async def _reconcile_one(self, playing: _TrackedReplay) -> bool:
-        replay, now = playing.replay, self._transactions.clock.now()
+    async def _reconcile_one(self, tracked: _TrackedReplay) -> bool:
+        replay, now = tracked.replay, self._transactions.clock.now()
         if why := interruption_reason(replay, self._store.scope(replay.scope_id)):
-            await self._end(playing, ReplayEnding.INTERRUPTED, why)
+            await self._end(tracked, ReplayEnding.INTERRUPTED, why)
             return True
-        due = playing.next_step_at()
+        due = tracked.next_step_at()
         if due is None or due > now:
             return False
-        moved = replace(playing.request, replay=advance_replay(replay, playing.script, now))
-        await self._transactions.run(replay.scope_id, _show_step_decision(playing), also=Commit(requests=(moved,)))
+        moved = replace(tracked.request, replay=advance_replay(replay, tracked.script, now))
+        await self._transactions.run(
+            replay.scope_id, _show_step_decision(tracked), extra_commit=Commit(requests=(moved,))
+        )
         return True
 
-    async def _end(self, playing: _TrackedReplay, ended: ReplayEnding, reason: str, who: str = PLATFORM_ACTOR) -> None:
-        replay, request = playing.replay, playing.request
+    async def _end(self, tracked: _TrackedReplay, ended: ReplayEnding, reason: str, who: str = PLATFORM_ACTOR) -> None:
+        replay, request = tracked.replay, tracked.request
         now = self._transactions.clock.now()
         over = replace(request, replay=replace(replay, ended=ended, ended_at=now, reason=reason))
         text = f"replay {request.id} ended: {reason}"
         entry = HistoryEntry(at=now, what=EntryKind.STOPPED, who=who, text=text, request_id=request.id, vm=replay.name)
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
-            seen = playing.current_answer(scope)
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
+            seen = tracked.current_answer(scope)
             return scope.with_incarnation_increased(len(seen.document.notices) if seen else 0).with_entries(entry)
 
-        await self._transactions.run(replay.scope_id, decision, also=Commit(requests=(over,)))
+        await self._transactions.run(replay.scope_id, decision, extra_commit=Commit(requests=(over,)))
 
     def _track(self, request: MaintenanceRequest, replay: Replay) -> None:
         known = self._tracked.get(request.id)
@@ -211,13 +213,13 @@ class ReplayService:
         return sorted({request.id: request for request in known}.values(), key=lambda request: request.at)
 
     def _running(self) -> list[_TrackedReplay]:
-        return [playing for playing in self._tracked.values() if playing.replay.ended is None]
+        return [tracked for tracked in self._tracked.values() if tracked.replay.ended is None]
 
     def _in_scope(self, scope_id: str) -> list[_TrackedReplay]:
-        return [playing for playing in self._tracked.values() if playing.replay.scope_id == scope_id]
+        return [tracked for tracked in self._tracked.values() if tracked.replay.scope_id == scope_id]
 
     def _running_in_scope(self, scope_id: str) -> _TrackedReplay | None:
-        return next((playing for playing in self._in_scope(scope_id) if playing.replay.ended is None), None)
+        return next((tracked for tracked in self._in_scope(scope_id) if tracked.replay.ended is None), None)
 
     def _new_request(self, vm: Vm, script: ReplayScript, *, who: str, speed: float, loops: int) -> MaintenanceRequest:
         now = self._transactions.clock.now()
@@ -243,11 +245,11 @@ class ReplayService:
             )
 
     def _require_idle_scope(self, scope: Scope, vm: Vm) -> None:
-        if (playing := self._running_in_scope(scope.id)) is not None:
+        if (tracked := self._running_in_scope(scope.id)) is not None:
             raise Refused(
-                f"the scope of VM {vm.name!r} is being shown replay {playing.request.id} already",
+                f"the scope of VM {vm.name!r} is being shown replay {tracked.request.id} already",
                 Remedy.STOP_REPLAY,
-                replay=playing.request.id,
+                replay=tracked.request.id,
             )
         if live := scope.live_events():
             raise Refused(
@@ -256,11 +258,11 @@ class ReplayService:
             )
 
 
-def _show_step_decision(playing: _TrackedReplay) -> Callable[[Scope, DecisionContext], Scope]:
-    request, replay = playing.request, playing.replay
-    step = next_step(replay, playing.script)
+def _show_step_decision(tracked: _TrackedReplay) -> Callable[[Scope, DecisionContext], Scope]:
+    request, replay = tracked.request, tracked.replay
+    step = next_step(replay, tracked.script)
 
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         if interruption_reason(replay, scope):
             return scope
         is_last = replay.done + 1 == replay.steps
@@ -268,22 +270,22 @@ def _show_step_decision(playing: _TrackedReplay) -> Callable[[Scope, DecisionCon
         if not is_last:
             return told.with_entries(
                 _replay_entry(
-                    request, replay, EntryKind.REPLAYED, f"{replay.name} is shown {describe_step(step)}", around
+                    request, replay, EntryKind.REPLAYED, f"{replay.name} is shown {describe_step(step)}", context
                 )
             )
         again = replay.loop + 1 < replay.loops
         text = f"replay {request.id} {f'ended telling {replay.loop + 1} of {replay.loops}' if again else 'finished'}"
         return told.with_entries(
-            _replay_entry(request, replay, EntryKind.REPLAYED if again else EntryKind.COMPLETED, text, around)
+            _replay_entry(request, replay, EntryKind.REPLAYED if again else EntryKind.COMPLETED, text, context)
         )
 
     return decision
 
 
 def _replay_entry(
-    request: MaintenanceRequest, replay: Replay, what: EntryKind, text: str, around: DecisionContext
+    request: MaintenanceRequest, replay: Replay, what: EntryKind, text: str, context: DecisionContext
 ) -> HistoryEntry:
-    return HistoryEntry(at=around.now, what=what, who=PLATFORM_ACTOR, text=text, request_id=request.id, vm=replay.name)
+    return HistoryEntry(at=context.now, what=what, who=PLATFORM_ACTOR, text=text, request_id=request.id, vm=replay.name)
 
 
 def _requested_entry(request: MaintenanceRequest) -> HistoryEntry:

@@ -38,9 +38,9 @@ class RequestReceipt:
 
 
 class RequestService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str]) -> None:
-        self._transactions = desk
-        self._store = desk.store
+    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
         self._new_id = new_id
 
     async def request_for_vms(
@@ -193,17 +193,17 @@ class RequestService:
         return list(found.values())
 
     def _approval_commit(self, scope_id: str, events: list[Event], who: str) -> Commit:
-        old, around = self._transactions.load(scope_id), self._transactions.decision_context()
-        approved = approve_decision(tuple(event.id for event in events), who)(old, around)
-        return scope_commit(old, with_next_wake(approved, around))
+        old, context = self._transactions.load(scope_id), self._transactions.decision_context()
+        approved = approve_decision(tuple(event.id for event in events), who)(old, context)
+        return scope_commit(old, with_next_wake(approved, context))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
         event = self.event(event_id)
 
-        def decision(scope: Scope, around: DecisionContext) -> Scope:
+        def decision(scope: Scope, context: DecisionContext) -> Scope:
             live = scope.event(event.id) or self.event(event.id)  # over by now: say so
             why = reason or f"taken back by {who}"
-            return reconcile_scope(lifecycle.withdraw(scope, live, by=who, reason=why, now=around.now), around)
+            return reconcile_scope(lifecycle.withdraw(scope, live, by=who, reason=why, now=context.now), context)
 
         await self._transactions.run(event.scope_id, decision)
         return self.event(event.id)
@@ -260,7 +260,7 @@ class RequestService:
         record = Commit(requests=(request,), entries=(self._requested_entry(request),))
         scopes = group_by_scope(list(planned), lambda item: item.scope_id)
         if len(scopes) == 1:
-            scope = await self._transactions.run(planned[0].scope_id, _apply_all_decision(planned), also=record)
+            scope = await self._transactions.run(planned[0].scope_id, _apply_all_decision(planned), extra_commit=record)
             return RequestReceipt(request=request, events=tuple(e for e in scope.events if e.request_id == request.id))
         self._check_applicable(planned)
         await self._store.commit(Commit(requests=record.requests, entries=record.entries, planned=planned))
@@ -270,7 +270,7 @@ class RequestService:
         """Refuse now what would be refused when it is applied: all of a request, or none of it."""
         for scope_id, items in group_by_scope(list(planned), lambda item: item.scope_id).items():
             _apply_all_decision(tuple(items))(
-                self._transactions.load(scope_id), self._transactions.decision_context(rehearsal=True)
+                self._transactions.load(scope_id), self._transactions.decision_context(dry_run=True)
             )
 
     def _predicted_failures(self, vm: Vm, host: Host) -> list[Event]:
@@ -329,19 +329,19 @@ _STATE_CHANGE_ENTRIES = {
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
     """Approve events of a scope; those that are over by now stay as they are."""
 
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:
             if (event := scope.event(event_id)) is not None:
-                scope = lifecycle.approve(scope, event, by=by, now=around.now)
+                scope = lifecycle.approve(scope, event, by=by, now=context.now)
         return scope
 
     return decision
 
 
 def _apply_all_decision(planned: tuple[PlannedEvent, ...]) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         for item in planned:
-            scope = apply_planned_event(scope, item, around)
+            scope = apply_planned_event(scope, item, context)
         return scope
 
     return decision

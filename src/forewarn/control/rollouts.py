@@ -35,19 +35,19 @@ class RolloutSnapshot:
 
 
 class RolloutService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str]) -> None:
-        self._transactions = desk
-        self._store = desk.store
+    def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
+        self._transactions = transactions
+        self._store = transactions.store
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
         self._unblocked: dict[str, float] = {}  # rollouts that may have room for more events → since when
 
-    def on_commit(self, committed: AppliedCommit) -> None:
+    def on_commit(self, applied: AppliedCommit) -> None:
         """Remember which rollouts something has happened to; only those are looked at.
 
         An event that is published or starts leaves a rollout nothing to do: its VMs were spoken for already.
         """
-        commit = committed.commit
+        commit = applied.commit
         self._changed.update(request.id for request in commit.requests if request.is_open)
         for event in (event for event in commit.events if event.rules.planned):
             if event.failed_acts:
@@ -151,13 +151,13 @@ class RolloutService:
 
 
 def _withdraw_decision(event_id: str, progress: RolloutState) -> Callable[[Scope, DecisionContext], Scope]:
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
         event = scope.event(event_id)
         if event is None or event.status is not EventState.SCHEDULED:
             return scope
         reason = f"its rollout was {progress}"
         return reconcile_scope(
-            lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=around.now), around
+            lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now), context
         )
 
     return decision

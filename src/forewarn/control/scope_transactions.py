@@ -40,7 +40,7 @@ class ScopeTransactions:
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._gates: dict[str, bool] = {}  # whether each lets its events start, of those that were asked for lately
 
-    def decision_context(self, *, rehearsal: bool = False) -> DecisionContext:
+    def decision_context(self, *, dry_run: bool = False) -> DecisionContext:
         """The circumstances of a decision; of a rehearsed one nothing stays behind."""
         now = self.clock.now()
         return DecisionContext(
@@ -48,8 +48,8 @@ class ScopeTransactions:
             policy=self.policy,
             resumed_at=self.resumed_at,
             is_gate_released=self._is_gate_released,
-            find_destination=self.placement.find_destination if rehearsal else self.placement.claim_destination,
-            fault_for=partial(self.faults.find_fault if rehearsal else self.faults.claim_fault, now),
+            find_destination=self.placement.find_destination if dry_run else self.placement.claim_destination,
+            fault_for=partial(self.faults.find_fault if dry_run else self.faults.claim_fault, now),
         )
 
     def load(self, scope_id: str) -> Scope:
@@ -58,14 +58,14 @@ class ScopeTransactions:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
         return scope
 
-    async def run(self, scope_id: str, decision: Decision, *, also: Commit = EMPTY_COMMIT) -> Scope:
+    async def run(self, scope_id: str, decision: Decision, *, extra_commit: Commit = EMPTY_COMMIT) -> Scope:
         """The scope as decided and durably written. `also` is committed with it, whatever the decision."""
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue:
             for _ in range(_MAX_ATTEMPTS):
                 scope = self.load(scope_id)
                 try:
-                    return await self._run_once(scope, decision, also)
+                    return await self._run_once(scope, decision, extra_commit)
                 except Conflict:
                     self.placement.release_claims(scope.vms)
                 except BaseException:
@@ -75,18 +75,18 @@ class ScopeTransactions:
                     self.faults.release_claims(scope_id)
         raise Conflict(f"scope {scope_id!r} changed {_MAX_ATTEMPTS} times while it was decided upon: ask again")
 
-    async def _run_once(self, scope: Scope, decision: Decision, also: Commit) -> Scope:
-        around = self.decision_context()
+    async def _run_once(self, scope: Scope, decision: Decision, extra_commit: Commit) -> Scope:
+        context = self.decision_context()
 
-        decided = with_next_wake(decision(scope, around), around)
+        decided = with_next_wake(decision(scope, context), context)
 
-        if decided != scope or also is not EMPTY_COMMIT:
+        if decided != scope or extra_commit is not EMPTY_COMMIT:
             change = scope_commit(scope, decided)
-            await self.store.commit(change if also is EMPTY_COMMIT else merge_commits(also, change))
+            await self.store.commit(change if extra_commit is EMPTY_COMMIT else merge_commits(extra_commit, change))
         return decided
 
-    def on_commit(self, committed: AppliedCommit) -> None:
-        for gate in committed.commit.gates:
+    def on_commit(self, applied: AppliedCommit) -> None:
+        for gate in applied.commit.gates:
             self._gates[gate.id] = gate.released_at is not None
         while len(self._gates) > _MAX_CACHED_GATES:
             del self._gates[next(iter(self._gates))]

@@ -39,11 +39,13 @@ class WebhookSpec:
 
 
 class WebhookService:
-    def __init__(self, *, desk: ScopeTransactions, new_id: Callable[[], str], outbox: WebhookDispatcher) -> None:
-        self._clock = desk.clock
-        self._store = desk.store
+    def __init__(
+        self, *, transactions: ScopeTransactions, new_id: Callable[[], str], webhook_delivery: WebhookDispatcher
+    ) -> None:
+        self._clock = transactions.clock
+        self._store = transactions.store
         self._new_id = new_id
-        self._webhook_delivery = outbox
+        self._webhook_delivery = webhook_delivery
 
     async def add(self, wanted: WebhookSpec, *, who: str) -> WebhookSubscription:
         webhook = WebhookSubscription(

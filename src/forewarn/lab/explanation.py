@@ -106,7 +106,7 @@ def _entries(service: LabService, events: Iterable[Event]) -> list[HistoryEntry]
 
 
 def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterator[tuple[str, StartWait]]:
-    around = service.control.transactions.decision_context(rehearsal=True)
+    around = service.control.transactions.decision_context(dry_run=True)
     for event in events:
         wait = start_wait(scope, event, around) if event.status is EventState.SCHEDULED else None
         if wait is not None and wait.reason is WaitReason.GATE:
@@ -117,7 +117,7 @@ def _waits(service: LabService, scope: Scope, events: Iterable[Event]) -> Iterat
 
 def _events_keeping_gate_closed(service: LabService, gate_id: str) -> list[Event]:
     """Those behind a gate that keep it closed."""
-    around = service.control.transactions.decision_context(rehearsal=True)
+    around = service.control.transactions.decision_context(dry_run=True)
     behind = service.store.events(gate_id=gate_id, statuses=[EventState.SCHEDULED])
     scopes = ((event, service.store.scope(event.scope_id)) for event in behind)
     return [event for event, scope in scopes if scope is not None and not waits_only_for_gate(scope, event, around)]

@@ -67,7 +67,7 @@ async def open_lab_service(
             store=store,
             clock=LabClock(ClockSetting(lab_at=at, real_at=0.0, speed=0.0), real=lambda: 0.0),
             hypervisor=hypervisor,
-            outside=ControlInputs(new_id=_new_guid, polls=store.last_polls, lab_addresses=True),
+            inputs=ControlInputs(new_id=_new_guid, polls=store.last_polls, lab_addresses=True),
             policy=policy,
         )
         stack.push_async_callback(control.close)
