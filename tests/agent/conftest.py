@@ -39,47 +39,47 @@ def step(name: str, budget_s: float = 10, **settings: Any) -> StepConfig:
     return StepConfig(**{"name": name, "use": "command", "budget_s": budget_s, **settings})
 
 
-class Noted:
-    """An observer that remembers what it was told."""
+class RecordingObserver:
+    """An observer that records each call as (what, kind or name)."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
         self.polls = self.failures = 0
 
-    def polled(self, lag_s: float) -> None:
+    def poll_answered(self, lag_s: float) -> None:
         self.polls += 1
 
-    def failed(self, why: str) -> None:
+    def poll_failed(self, why: str) -> None:
         self.failures += 1
 
-    def noticed(self, event: Event, notice_s: float | None) -> None:
-        self.told.append(("noticed", event.kind))
+    def event_first_seen(self, event: Event, notice_s: float | None) -> None:
+        self.calls.append(("noticed", event.kind))
 
-    def missed(self, event: Event) -> None:
-        self.told.append(("missed", event.kind))
+    def notice_missed(self, event: Event) -> None:
+        self.calls.append(("missed", event.kind))
 
-    def started(self, event: Event, notice_s: float) -> None:
-        self.told.append(("started", event.kind))
+    def event_started(self, event: Event, notice_s: float) -> None:
+        self.calls.append(("started", event.kind))
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        self.told.append((str(phase), step.name))
+        self.calls.append((str(phase), step.name))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
-        self.told.append(("cut", step.name))
+        self.calls.append(("cut", step.name))
 
-    def approved(self, event: Event) -> None:
-        self.told.append(("approved", event.kind))
+    def event_approved(self, event: Event) -> None:
+        self.calls.append(("approved", event.kind))
 
-    def gone(self, event: Event, outcome: str) -> None:
-        self.told.append(("gone", outcome))
+    def event_gone(self, event: Event, outcome: str) -> None:
+        self.calls.append(("gone", outcome))
 
 
-class Guest:
+class AgentThread:
     """An agent in a thread of its own, which polls eagerly, so that a lab's clock is heard soon after it moved."""
 
     def __init__(self, folder: Path, endpoint: str, text: str, *, boot_id: str = "boot-1") -> None:
         self.folder, self.log, self.boot_id = folder, folder / "log", boot_id
-        self.noted = Noted()
+        self.observer = RecordingObserver()
         head = f'endpoint = "{endpoint}"\nstate = "{folder / "state"}"\ngrace = "0s"\n'
         self.config = parse_config(head + text.replace("LOG", str(self.log)).replace("FOLDER", str(folder)))
         self._daemon: AgentDaemon | None = None
@@ -109,7 +109,7 @@ class Guest:
         finally:
             journal.close()
 
-    def start(self, *, boot_id: str | None = None) -> Guest:
+    def start(self, *, boot_id: str | None = None) -> AgentThread:
         self.boot_id = boot_id or self.boot_id
         begun = threading.Event()
         self._thread = threading.Thread(target=self._live, args=(begun,))
@@ -129,7 +129,7 @@ class Guest:
         if self._errors:
             raise self._errors.pop()
 
-    def __enter__(self) -> Guest:
+    def __enter__(self) -> AgentThread:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -139,7 +139,7 @@ class Guest:
         async def live() -> None:
             client = AsyncClient(self.config.endpoint, sleep=lambda s: asyncio.sleep(min(s, 0.01)))
             self._daemon = AgentDaemon(
-                self.config, client=client, observer=self.noted, boot_id=self.boot_id, hold_s=0.0
+                self.config, client=client, observer=self.observer, boot_id=self.boot_id, hold_s=0.0
             )
             self._loop = asyncio.get_running_loop()
             begun.set()

@@ -72,7 +72,7 @@ def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -
             'profile = "thirty-seconds"\n[steps.a]\nuse = "command"\nrun = "x"\nbudget = "40s"',
             "1: the steps need 12 s more than the 30 s of the profile 'thirty-seconds': give less budget, or say with",
         ),
-        (f'endpoint = "https://x"\n[[rules]]\n{STEP}', "1: the endpoint 'https://x' is no plain HTTP address: write"),
+        (f'endpoint = "https://x"\n[[rules]]\n{STEP}', "1: the endpoint 'https://x' is not a plain HTTP address: write"),
         (f'state = "here"\n[[rules]]\n{STEP}', "1: state = 'here' is not an absolute path: write state = \"/…\""),
         ('[[rules]]\n[steps.a]\nbudget = "1s"', "2: [steps.a] has no use: write use = \"command\" below it"),
         ('[[rules]]\n[steps.a]\nuse = "comand"\nbudget = "1s"', "3: there is no reaction 'comand': did you mean 'com"),

@@ -154,8 +154,10 @@ class Agent:
         match move:
             case StartStep(step=taken, phase=phase):
                 self.run(move.key, taken.name, phase)
-            case ResumeStep(step=taken, phase=phase, ask=ask):
-                end = resolve_interrupted_step(taken, phase, taken.name in self.world.in_effect) if ask else None
+            case ResumeStep(step=taken, phase=phase, check_first=check_first):
+                end = (
+                    resolve_interrupted_step(taken, phase, taken.name in self.world.in_effect) if check_first else None
+                )
                 if end is None:
                     self.run(move.key, taken.name, phase)
                 else:
@@ -202,7 +204,7 @@ class Agent:
 
 
 def deeds(agent: Agent) -> list[tuple[str, StepRun]]:
-    return [(record.key, deed) for record in (*agent.closed, *agent.book) for deed in record.deeds]
+    return [(record.key, deed) for record in (*agent.closed, *agent.book) for deed in record.step_runs]
 
 
 LISTS = st.lists(st.sampled_from(["", "A", "B", "AB", "BA"]), min_size=1, max_size=5)

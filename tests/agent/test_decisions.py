@@ -209,7 +209,7 @@ def test_the_gate_is_asked_before_approval_and_again_while_it_is_silent() -> Non
     gate = ApprovalCheckConfig(command=("ask",), every_s=10, deadline_s=25)
     rule = replace(RULE, approval_check=gate)
     assert move(record(*DONE), rule=rule) == RunApprovalCheck(key="E1", check=gate)
-    silent = record(*DONE, consent=ApprovalCheckRecord(first_at=NOW, asked_at=NOW))
+    silent = record(*DONE, approval_check=ApprovalCheckRecord(first_at=NOW, asked_at=NOW))
     assert move(silent, rule=rule) == WaitUntil(key="E1", until=NOW + 10, reason="the gate is silent")
     assert move(silent, rule=rule, at=NOW + 10) == RunApprovalCheck(key="E1", check=gate)
     assert move(silent, rule=rule, at=NOW + 25) == WaitUntil(
@@ -222,7 +222,7 @@ def test_the_gate_is_asked_before_approval_and_again_while_it_is_silent() -> Non
 
 @pytest.mark.parametrize("answer", ["yes", "no"])
 def test_the_answer_of_the_gate_stands(answer: str) -> None:
-    said = record(*DONE, consent=ApprovalCheckRecord(first_at=NOW, asked_at=NOW, answer=answer))
+    said = record(*DONE, approval_check=ApprovalCheckRecord(first_at=NOW, asked_at=NOW, answer=answer))
     expected = SendApproval(key="E1") if answer == "yes" else WaitUntil(key="E1", until=None, reason="the gate says no")
     assert move(said, rule=replace(RULE, approval_check=ApprovalCheckConfig(command=("ask",)))) == expected
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.lab.lab import Lab
-from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 from tests.support.service_process import eventually
 
@@ -29,7 +29,7 @@ FAULTS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_agent_reacts_once_whatever_the_endpoint_does(kind: str, tmp_path: Path) -> None:
-    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+    with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
         event = lab.reboot("web-0")
         lab.wait_for(lambda: event.approved, within="30s")
@@ -45,32 +45,32 @@ def test_the_agent_comes_up_in_the_middle_of_trouble(kind: str, tmp_path: Path) 
     with Lab(vms=["web-0"]) as lab:
         event = lab.reboot("web-0")
         lab.fault(kind, **FAULTS[kind])  # type: ignore[arg-type]
-        with Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+        with AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
             lab.wait_for(lambda: event.approved, within="30s")
             assert agent.lines == ["drain", "save"]
 
 
 def test_a_document_that_is_stale_takes_nothing_back_and_brings_nothing_back(tmp_path: Path) -> None:
-    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+    with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         event = lab.reboot("web-0")
         lab.wait_for(lambda: event.approved)
         lab.fault("stale", times=10, age_s=60)
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: agent.records[0].closed, within="30s")
         lab.fault("stale", times=10, age_s=60)
-        polls = agent.noted.polls
-        lab.wait_for(lambda: agent.noted.polls > polls + 15, within="30s")
+        polls = agent.observer.polls
+        lab.wait_for(lambda: agent.observer.polls > polls + 15, within="30s")
         assert agent.lines == WHOLE
         assert len(agent.records) == 1
 
 
 def test_an_incarnation_that_starts_over_changes_nothing_for_what_is_pending(tmp_path: Path) -> None:
-    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
+    with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, TEXT) as agent:
         event = lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.lines == ["drain", "save"])
         lab.fault("incarnation-reset", vm="web-0")
-        polls = agent.noted.polls
-        lab.wait_for(lambda: agent.noted.polls > polls + 5)
+        polls = agent.observer.polls
+        lab.wait_for(lambda: agent.observer.polls > polls + 5)
         assert agent.lines == ["drain", "save"]
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: agent.records[0].closed)
@@ -79,11 +79,11 @@ def test_an_incarnation_that_starts_over_changes_nothing_for_what_is_pending(tmp
 
 def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_path: Path) -> None:
     text = f"{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ['drain', 'save']\nmargin = '0s'\n"
-    with Lab(vms=["web-0"]) as lab, Guest(tmp_path, lab.vm("web-0").endpoint, text) as agent:
+    with Lab(vms=["web-0"]) as lab, AgentThread(tmp_path, lab.vm("web-0").endpoint, text) as agent:
         lab.fault("short-notice", vm="web-0", notice_s=30)
         lab.reboot("web-0")
         lab.wait_for(lambda: agent.lines == ["save"])
-        assert ("cut", "drain") in agent.noted.told
+        assert ("cut", "drain") in agent.observer.calls
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_notice_that_is_shorter_than_the_minimum_is_used_for_what_fits(tmp_pat
 def test_an_endpoint_without_a_usable_answer_is_a_problem_that_is_told_and_no_end(
     tmp_path: Path, replies: tuple[ScriptedReply, ...], said: str
 ) -> None:
-    with ScriptedServer(*replies) as server, Guest(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
-        eventually(lambda: agent.noted.failures > 0)
+    with ScriptedServer(*replies) as server, AgentThread(tmp_path, server.url, f'vm = "web-0"\n{TEXT}') as agent:
+        eventually(lambda: agent.observer.failures > 0)
         assert [problem for problem in agent.report.problems if said in problem]
         assert agent.report.silent_s is None
 
@@ -108,7 +108,7 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
     event = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["_Front_7"]}
     document = json_reply({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
-    with ScriptedServer(ScriptedReply(body=b"front_7"), document) as server, Guest(tmp_path, server.url, text) as agent:
+    with ScriptedServer(ScriptedReply(body=b"front_7"), document) as server, AgentThread(tmp_path, server.url, text) as agent:
         eventually(lambda: agent.lines == ["drain"])
 
 
@@ -120,11 +120,11 @@ def test_a_thousand_events_of_neighbours_do_not_keep_the_agent_from_its_own(tmp_
         {"DocumentIncarnation": 2, "Events": [*others, event | {"EventId": "A", "Resources": ["web-0"]}]}
     )
     text = f"vm = 'web-0'\n{DRAIN}[[rules]]\nsteps = ['drain']\n"
-    with ScriptedServer(document) as server, Guest(tmp_path, server.url, text) as agent:
+    with ScriptedServer(document) as server, AgentThread(tmp_path, server.url, text) as agent:
         eventually(lambda: agent.lines == ["drain"], within_s=50)
 
 
 def test_while_the_vms_name_is_not_known_the_reason_is_told(tmp_path: Path) -> None:
-    with ScriptedServer(ScriptedReply(status=404)) as server, Guest(tmp_path, server.url, TEXT) as agent:
-        eventually(lambda: agent.noted.failures > 0)
+    with ScriptedServer(ScriptedReply(status=404)) as server, AgentThread(tmp_path, server.url, TEXT) as agent:
+        eventually(lambda: agent.observer.failures > 0)
         assert [problem for problem in agent.report.problems if "this VM's name is not known yet" in problem]

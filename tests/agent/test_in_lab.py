@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forewarn.lab.lab import Lab
-from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer, json_reply
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
@@ -23,14 +23,14 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def guest(lab: Lab, folder: Path, text: str = FIFTEEN, vm: str = "web-0") -> Guest:
-    return Guest(folder, lab.vm(vm).endpoint, text)
+def guest(lab: Lab, folder: Path, text: str = FIFTEEN, vm: str = "web-0") -> AgentThread:
+    return AgentThread(folder, lab.vm(vm).endpoint, text)
 
 
-def settled(lab: Lab, agent: Guest, polls: int = 3) -> list[str]:
+def settled(lab: Lab, agent: AgentThread, polls: int = 3) -> list[str]:
     """What the commands have written once the agent has looked so many times more and has nothing under way."""
-    until = agent.noted.polls + polls
-    lab.wait_for(lambda: agent.noted.polls >= until)
+    until = agent.observer.polls + polls
+    lab.wait_for(lambda: agent.observer.polls >= until)
     return agent.lines
 
 
@@ -44,7 +44,7 @@ def test_a_reboot_is_prepared_for_then_approved_and_undone_in_the_opposite_order
         assert agent.lines == ["drain", "save", "restore", "undrain"]
         assert event.approved_by == "web-0"
     assert agent.records[0].outcome == "finished"
-    assert [told for told in agent.noted.told if told[0] != "started"] == [
+    assert [call for call in agent.observer.calls if call[0] != "started"] == [
         *(("noticed", "Reboot"), ("do", "drain"), ("do", "save"), ("approved", "Reboot")),
         *(("gone", "finished"), ("undo", "save"), ("undo", "drain")),
     ]
@@ -54,7 +54,7 @@ def test_an_event_for_a_neighbour_only_is_left_alone(lab: Lab, tmp_path: Path) -
     """Others shut a whole scale set down for one eviction, because they do not look for their own name."""
     with guest(lab, tmp_path) as agent:
         event = lab.reboot("web-1")
-        lab.wait_for(lambda: len(agent.noted.told) == 1)
+        lab.wait_for(lambda: len(agent.observer.calls) == 1)
         assert settled(lab, agent) == []
         assert not event.approved
 
@@ -69,7 +69,7 @@ def test_a_rule_may_be_about_neighbours(lab: Lab, tmp_path: Path) -> None:
 def test_a_freeze_of_seconds_is_left_alone(lab: Lab, tmp_path: Path) -> None:
     with guest(lab, tmp_path) as agent:
         event = lab.freeze("web-0")
-        lab.wait_for(lambda: len(agent.noted.told) == 1)
+        lab.wait_for(lambda: len(agent.observer.calls) == 1)
         assert settled(lab, agent) == []
         lab.run_until(lambda: event.over)
         lab.wait_for(lambda: agent.records[0].closed)
@@ -100,7 +100,7 @@ def test_an_event_that_is_withdrawn_after_its_approval_is_undone_too(lab: Lab, t
     lab.fault("withdrawn-after-approval", vm="web-0")
     with guest(lab, tmp_path) as agent:
         lab.reboot("web-0")
-        lab.wait_for(lambda: agent.noted.told and agent.records[0].closed)
+        lab.wait_for(lambda: agent.observer.calls and agent.records[0].closed)
         assert agent.lines == ["drain", "save", "restore", "undrain"]
 
 
@@ -134,7 +134,7 @@ def test_when_time_is_short_steps_are_cut_in_the_declared_order_and_that_is_told
         event = lab.reboot("web-0", notice="25s")
         lab.wait_for(lambda: agent.lines == ["save"])
         settled(lab, agent)
-        assert ("cut", "drain") in agent.noted.told
+        assert ("cut", "drain") in agent.observer.calls
         assert not event.approved, "a step that was cut forbids it"
         assert any("step drain was cut" in problem for problem in agent.report.problems)
 
@@ -145,9 +145,9 @@ def test_a_start_without_notice_leaves_what_is_essential(lab: Lab, tmp_path: Pat
     text = f'{DRAIN}cut = 1\n{SAVE}[[rules]]\nsteps = ["drain", "save"]\n'
     with guest(lab, tmp_path, text) as agent:
         lab.reboot("web-0")
-        lab.wait_for(lambda: agent.noted.told and ("missed", "Reboot") in agent.noted.told)
+        lab.wait_for(lambda: agent.observer.calls and ("missed", "Reboot") in agent.observer.calls)
         lab.wait_for(lambda: "save" in agent.lines)
-        assert ("cut", "drain") in agent.noted.told
+        assert ("cut", "drain") in agent.observer.calls
 
 
 def test_of_two_events_at_once_each_step_is_taken_once_and_undone_after_the_last(lab: Lab, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_step_that_runs_over_its_budget_is_ended_and_the_event_not_approved(la
     slow = DRAIN.replace("echo drain >> LOG", "sleep 600").replace("20s", "1s")
     with guest(lab, tmp_path, f"{slow}[[rules]]\nsteps = ['drain']\napprove = 'when-done'\n") as agent:
         event = lab.reboot("web-0")
-        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+        lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
         settled(lab, agent)
         assert not event.approved
         assert any("step drain failed" in problem for problem in agent.report.problems)
@@ -180,7 +180,7 @@ def test_a_gate_must_say_yes_before_an_event_is_approved(lab: Lab, tmp_path: Pat
     with guest(lab, tmp_path, f"[[rules]]\napprove = 'when-done'\n{gate}\n") as agent:
         event = lab.reboot("web-0")
         lab.wait_for(
-            lambda: agent.noted.told and agent.records[0].approval_check and agent.records[0].approval_check.answer
+            lambda: agent.observer.calls and agent.records[0].approval_check and agent.records[0].approval_check.answer
         )
         settled(lab, agent)
         assert agent.lines == ["asked"]
@@ -228,9 +228,9 @@ def test_what_failed_for_one_event_and_is_tried_for_the_next_is_undone_as_it_was
         step = f'[steps.away]\nuse = "readiness"\nfile = "FOLDER/away"\nports = [{port}]\nbudget = "1s"\n'
         with guest(lab, tmp_path, f"{step}[[rules]]\nsteps = ['away']\n") as agent:
             first = lab.reboot("web-0")
-            lab.wait_for(lambda: ("do", "away") in agent.noted.told)
+            lab.wait_for(lambda: ("do", "away") in agent.observer.calls)
             second = lab.reboot_host("web-0")
-            lab.wait_for(lambda: agent.noted.told.count(("do", "away")) == 2)
+            lab.wait_for(lambda: agent.observer.calls.count(("do", "away")) == 2)
             lab.withdraw(first)
             lab.wait_for(lambda: any(record.closed for record in agent.records))
             assert (tmp_path / "away").exists()

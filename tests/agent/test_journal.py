@@ -50,7 +50,7 @@ def record(key: str = "E1", **facts: object) -> EventRecord:
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 TIMES = st.floats(0, 4e9)
-DEEDS = st.builds(
+STEP_RUNS = st.builds(
     StepRun,
     step=st.sampled_from(["a", "b"]),
     phase=st.sampled_from(StepPhase),
@@ -71,9 +71,9 @@ RECORDS = st.builds(
     not_before=st.none() | TIMES,
     gone_at=st.none() | TIMES,
     closed=st.booleans(),
-    deeds=st.lists(DEEDS, max_size=4, unique_by=lambda deed: (deed.step, deed.phase)).map(tuple),
+    step_runs=st.lists(STEP_RUNS, max_size=4, unique_by=lambda run: (run.step, run.phase)).map(tuple),
     approval=st.none() | st.builds(ApprovalRecord, state=st.sampled_from(ApprovalState), at=TIMES, text=TEXTS),
-    consent=st.none() | st.builds(ApprovalCheckRecord, first_at=TIMES, asked_at=TIMES, answer=TEXTS, text=TEXTS),
+    approval_check=st.none() | st.builds(ApprovalCheckRecord, first_at=TIMES, asked_at=TIMES, answer=TEXTS, text=TEXTS),
 )
 
 
@@ -145,10 +145,10 @@ def test_what_was_put_survives_kill_9(path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from forewarn.agent.journal import Journal
+from forewarn.agent.journal import AgentJournal
 from tests.agent.test_journal import record
-journal = Journal(Path({str(path)!r}))
-journal.put(record())
+journal = AgentJournal(Path({str(path)!r}))
+journal.save(record())
 os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from forewarn.agent.approval import BoardView
 from forewarn.agent.readiness_board import BoardSynchronizer, ReadinessBoard
 from forewarn.agent.records import OpenRecords
 from forewarn.lab.lab import Lab
-from tests.agent.conftest import Guest
+from tests.agent.conftest import AgentThread
 
 TEXT = """
 board = "BOARD"
@@ -86,11 +86,11 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def guests(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[Guest]:
+def guests(lab: Lab, tmp_path: Path, text: str = TEXT) -> list[AgentThread]:
     made = []
     for name in ("web-0", "web-1", "web-2"):
         (tmp_path / name).mkdir()
-        made.append(Guest(tmp_path / name, lab.vm(name).endpoint, text.replace("BOARD", str(tmp_path / "board"))))
+        made.append(AgentThread(tmp_path / name, lab.vm(name).endpoint, text.replace("BOARD", str(tmp_path / "board"))))
     return made
 
 
@@ -147,8 +147,8 @@ def test_a_listed_vm_without_an_agent_blocks_unless_the_rule_ignores_the_absent(
         lab.wait_for(lambda: any("web-2 absent" in why for _, why in agents[0].report.waits))
         lab.advance("31s")
         if absent == "wait":
-            polls = agents[0].noted.polls
-            lab.wait_for(lambda: agents[0].noted.polls > polls + 5)
+            polls = agents[0].observer.polls
+            lab.wait_for(lambda: agents[0].observer.polls > polls + 5)
             assert not event.approved
         else:
             lab.wait_for(lambda: event.approved)

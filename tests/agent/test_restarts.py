@@ -17,7 +17,7 @@ from forewarn.agent.daemon import AgentDaemon
 from forewarn.client import AsyncClient
 from forewarn.errors import Rejected, Unavailable
 from forewarn.lab.lab import Lab
-from tests.agent.conftest import DRAIN, SAVE, Guest
+from tests.agent.conftest import DRAIN, SAVE, AgentThread
 from tests.support.scripted_server import ScriptedReply, ScriptedServer
 
 FIFTEEN = f'profile = "fifteen-minutes"\n{DRAIN}{SAVE}'
@@ -35,11 +35,11 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def guest(lab: Lab, folder: Path, text: str) -> Guest:
-    return Guest(folder, lab.vm("web-0").endpoint, text)
+def guest(lab: Lab, folder: Path, text: str) -> AgentThread:
+    return AgentThread(folder, lab.vm("web-0").endpoint, text)
 
 
-def ended_in_the_middle(lab: Lab, agent: Guest) -> None:
+def ended_in_the_middle(lab: Lab, agent: AgentThread) -> None:
     with agent:
         lab.reboot("web-0", notice="1h")
         lab.wait_for(lambda: agent.lines == ["drain"] and (agent.folder / "again").exists())
@@ -51,11 +51,11 @@ def test_a_finished_step_never_runs_again(lab: Lab, tmp_path: Path) -> None:
     agent = guest(lab, tmp_path, HELD)
     with agent:
         event = lab.reboot("web-0", notice="1h")
-        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+        lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
     for _ in range(2):
-        polls = agent.noted.polls
+        polls = agent.observer.polls
         with agent:
-            lab.wait_for(lambda polls=polls: agent.noted.polls > polls + 2)
+            lab.wait_for(lambda polls=polls: agent.observer.polls > polls + 2)
     assert agent.lines == ["drain"]
     with agent:
         lab.withdraw(event)
@@ -101,7 +101,7 @@ def test_an_event_that_vanished_while_the_agent_was_down_is_undone(lab: Lab, tmp
     agent = guest(lab, tmp_path, HELD)
     with agent:
         event = lab.reboot("web-0")
-        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+        lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
     lab.withdraw(event)
     with agent:
         lab.wait_for(lambda: agent.records[0].closed)
@@ -145,7 +145,7 @@ def test_losing_the_cursor_or_the_journal_loses_no_event(lab: Lab, tmp_path: Pat
     agent = guest(lab, tmp_path, HELD)
     with agent:
         event = lab.reboot("web-0", notice="1h")
-        lab.wait_for(lambda: agent.noted.told and ("do", "drain") in agent.noted.told)
+        lab.wait_for(lambda: agent.observer.calls and ("do", "drain") in agent.observer.calls)
     (tmp_path / "state" / lost).unlink()
     if lost == "cursor.json":
         lab.withdraw(event)
@@ -164,7 +164,7 @@ def test_steps_under_way_have_a_grace_when_the_agent_is_told_to_stop(lab: Lab, t
     assert agent.records[0].step_runs[0].state == "done"
 
 
-def _with_grace(agent: Guest, grace_s: float) -> AgentConfig:
+def _with_grace(agent: AgentThread, grace_s: float) -> AgentConfig:
     return replace(agent.config, grace_s=grace_s)
 
 
@@ -196,7 +196,7 @@ def test_a_step_whose_folder_cannot_be_made_has_failed_and_the_agent_goes_on(lab
     (tmp_path / "state" / "steps").write_text("in the way")
     with guest(lab, tmp_path, FIFTEEN) as agent:
         lab.reboot("web-0")
-        lab.wait_for(lambda: len([told for told in agent.noted.told if told[0] == "do"]) == 2)
+        lab.wait_for(lambda: len([call for call in agent.observer.calls if call[0] == "do"]) == 2)
         assert [deed.state for deed in agent.records[0].step_runs] == ["failed", "failed"]
 
 
@@ -213,7 +213,7 @@ def test_an_event_for_which_nothing_was_done_falls_under_the_rules_of_a_new_file
 ) -> None:
     with guest(lab, tmp_path, f"{DRAIN}{before}") as agent:
         event = lab.reboot("web-0")
-        lab.wait_for(lambda: ("noticed", "Reboot") in agent.noted.told)
+        lab.wait_for(lambda: ("noticed", "Reboot") in agent.observer.calls)
     with guest(lab, tmp_path, FIFTEEN) as agent:
         lab.wait_for(lambda: event.approved)
         assert agent.lines == ["drain", "save"]
@@ -223,10 +223,10 @@ def test_an_event_for_which_nothing_was_done_falls_under_the_rules_of_a_new_file
 def test_a_name_that_was_told_before_is_not_waited_for_long(lab: Lab, tmp_path: Path) -> None:
     """A Preempt gives 30 seconds, and a question of a single kind may take longer than that to fail."""
     with guest(lab, tmp_path, HELD) as agent:
-        lab.wait_for(lambda: agent.noted.polls > 0)
+        lab.wait_for(lambda: agent.observer.polls > 0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20)
-        with Guest(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", HELD) as agent:
+        with AgentThread(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", HELD) as agent:
             asked, _ = silent.accept()
             polled, _ = silent.accept()
             with asked, polled:
@@ -242,7 +242,7 @@ def test_an_event_that_is_still_to_come_after_another_reboot_is_prepared_for_whe
     agent = guest(lab, tmp_path, f"{DRAIN}[[rules]]\nsteps = ['drain']\nbegin = 'late'\n")
     with agent:
         event = lab.reboot("web-0", notice="7d")
-        lab.wait_for(lambda: ("noticed", "Reboot") in agent.noted.told)
+        lab.wait_for(lambda: ("noticed", "Reboot") in agent.observer.calls)
     agent.start(boot_id="boot-2")
     try:
         lab.wait_for(lambda: agent.records[0].boot_id == "boot-2")

@@ -92,8 +92,8 @@ def test_an_endpoint_where_nobody_listens_exits_with_3(command: Any, words: list
 
 
 def test_a_bad_endpoint_exits_with_2(command: Any) -> None:
-    assert "is no plain HTTP address" in command.refused("guest", "events", "--endpoint", "https://x")
-    assert "is no plain HTTP address" in command.refused("guest", "watch", "--endpoint", "https://x")
+    assert "is not a plain HTTP address" in command.refused("guest", "events", "--endpoint", "https://x")
+    assert "is not a plain HTTP address" in command.refused("guest", "watch", "--endpoint", "https://x")
 
 
 def test_an_id_must_begin_exactly_one_event() -> None:

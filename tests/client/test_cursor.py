@@ -51,11 +51,11 @@ def test_an_absent_file_is_a_new_cursor(tmp_path: Path) -> None:
     [
         (b"", "it is damaged"),
         (encode_cursor(CURSOR)[:-20], "it is damaged"),
-        (b"[]", "it is no cursor of forewarn"),
-        (b'{"a":1}', "it is no cursor of forewarn"),
+        (b"[]", "it is not a forewarn cursor"),
+        (b'{"a":1}', "it is not a forewarn cursor"),
         (b'{"forewarn-cursor":2}', "it has format 2, and this forewarn reads 1"),
         (b'{"forewarn-cursor":1}', "it is damaged"),
-        (encode_cursor(CURSOR).replace(b'"gone"', b'"lost"'), "it holds a change 'lost'"),
+        (encode_cursor(CURSOR).replace(b'"gone"', b'"lost"'), "it contains an unknown change 'lost'"),
         (encode_cursor(CURSOR).replace(b'"withdrawn"', b'"eaten"'), "it is damaged"),
     ],
     ids=["empty", "cut off", "list", "foreign", "newer", "bare", "unknown change", "unknown outcome"],
@@ -66,9 +66,9 @@ def test_a_file_that_is_no_cursor_says_why(raw: bytes, reason: str) -> None:
 
 
 def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Rejected, match=r"cannot be written \(No such file or directory\): give another file"):
+    with pytest.raises(Rejected, match=r"cannot be written \(No such file or directory\): use another file"):
         save_cursor(tmp_path / "absent" / "cursor", CURSOR)
-    with pytest.raises(Rejected, match=r"cannot be read \(Is a directory\): give another file"):
+    with pytest.raises(Rejected, match=r"cannot be read \(Is a directory\): use another file"):
         load_cursor(tmp_path)
 
 

@@ -117,7 +117,7 @@ def test_a_broken_answer_is_asked_for_again_before_dhcp_is() -> None:
 def test_looking_ends_and_says_what_was_tried() -> None:
     done, found = look({}, {f"eth{number}": None for number in range(200)}, waits_s=(0, 7))
     assert str(found) == (
-        "no endpoint was found: http://169.254.169.254 does not answer, and nobody names one by DHCP: "
+        "no endpoint was found: http://169.254.169.254 does not answer, and no DHCP server names one: "
         "set FOREWARN_ENDPOINT, or check the network"
     )
     assert [step for step in done if step.startswith("pause")] == ["pause 0", "pause 7"]

@@ -54,5 +54,5 @@ def test_what_is_no_plain_http_address_is_refused_with_an_example(text: str) -> 
     with pytest.raises(Rejected) as refusal:
         parse_endpoint(text)
     assert str(refusal.value) == (
-        f"the endpoint {text!r} is no plain HTTP address: write it like http://169.254.169.254 or 127.0.1.1:8080"
+        f"the endpoint {text!r} is not a plain HTTP address: write it like http://169.254.169.254 or 127.0.1.1:8080"
     )

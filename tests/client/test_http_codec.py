@@ -74,16 +74,16 @@ def test_a_connection_is_kept_as_the_server_wishes(head: bytes, keeps: bool) -> 
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
-        ([b""], "closed before there was an answer"),
+        ([b""], "closed before the answer began"),
         ([PLAIN[:-1], b""], "closed in the middle"),
         ([CHUNKED[:-4], b""], "closed in the middle"),
-        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "does not speak HTTP"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "the answer is not HTTP"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: -4\r\n\r\n"], "gives its length as '-4'"),
         ([b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n"], f"longer than {MAX_BODY_BYTES}"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"], "gives its length as 'zz'"),
         ([b"HTTP/1.1 200 OK\r\n\r\n", b"x" * (MAX_BODY_BYTES + 1)], f"longer than {MAX_BODY_BYTES}"),
         ([b"H" * (MAX_HEAD_BYTES + 1)], "head of the answer is too long"),
-        ([b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n"], "does not speak HTTP"),
+        ([b"HTTP/1.1 " + b"2" * 5000 + b" OK\r\n\r\n"], "the answer is not HTTP"),
         ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 2000], "how long its chunks are"),
     ],
     ids=[

@@ -288,7 +288,7 @@ def test_no_version_is_taken_by_itself_that_hides_a_kind(driver: Driver, reply: 
     """Spec §3."""
     with (
         ScriptedServer(reply) as server,
-        pytest.raises(Rejected, match=rf"does not tell of {hidden}: give version='2017-"),
+        pytest.raises(Rejected, match=rf"does not list {hidden}: give version='2017-"),
     ):
         driver(server.url).call("events")
 
@@ -318,7 +318,7 @@ def test_watching_says_so_when_the_service_stays_away(driver: Driver, caplog: py
     ):
         driver(server.url).take(1, "documents")
     (record,) = caplog.records
-    assert record.getMessage().endswith("(status 500): ask again in a few seconds; going on trying")
+    assert record.getMessage().endswith("(status 500): ask again in a few seconds; retrying")
 
 
 def test_both_clients_offer_the_same() -> None:
@@ -365,6 +365,6 @@ def test_a_page_of_somebody_else_is_no_name(driver: Driver, page: bytes) -> None
     """Nothing would ever be about a VM of that name, and nobody would be told."""
     with (
         ScriptedServer(ScriptedReply(body=page)) as server,
-        pytest.raises(Unavailable, match="no name of a VM: check the endpoint"),
+        pytest.raises(Unavailable, match="not a VM's name: check the endpoint"),
     ):
         driver(server.url).call("name")

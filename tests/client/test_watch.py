@@ -120,7 +120,7 @@ def test_a_damaged_cursor_begins_anew_and_is_told(
         assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
         assert words(driver(server.url).take(1, "watch", str(path))) == ["A Scheduled"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"the cursor {str(path)!r} is not used, because it is damaged (JSONDecodeError): events may be told again"
+        f"the cursor {str(path)!r} is not used, because it is damaged (JSONDecodeError): changes may be delivered again"
     ]
 
 
@@ -146,7 +146,7 @@ def test_a_cursor_that_can_be_written_no_longer_keeps_nobody_from_hearing(
     with ScriptedServer(document(2, "A"), document(3, "A*")) as server:
         changes = driver(server.url).take(2, "watch", place / "cursor", handle=lose_the_disk)
     assert words(changes) == ["A Scheduled", "A Started"]
-    assert "give another file; what is handled may be told again" in caplog.text
+    assert "use another file; handled changes may be delivered again" in caplog.text
 
 
 def test_outages_and_faults_between_documents_tell_nothing(driver: Driver) -> None:

@@ -1,4 +1,4 @@
-"""The asyncio `AsyncClient` and its connection. It performs the effects of flows, decides nothing."""
+"""The asyncio `AsyncClient` and its connection. It performs the effects of flows and decides nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from forewarn.protocol.http_message import HttpResponse
 
 
 class AsyncConnection:
-    """A connection that is kept from one request of a talk to the next."""
+    """A connection to the endpoint that is kept open for the next request of the same flow."""
 
     def __init__(self) -> None:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -46,47 +46,54 @@ class AsyncConnection:
         self.close()
 
     def close(self) -> None:
+        """Closes the connection if it is open."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
 
-    async def send(self, move: SendRequest) -> HttpResponse:
-        is_kept = self._streams is not None and self._endpoint == move.endpoint
-        incoming = ResponseReader()
-        reader, writer = self._streams if is_kept and self._streams else await self._connect(move)
+    async def send(self, effect: SendRequest) -> HttpResponse:
+        """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
+
+        Raises Unreachable, IncompleteResponse, or StaleConnection if the server had closed the kept connection.
+        """
+        is_reused = self._streams is not None and self._endpoint == effect.endpoint
+        response_reader = ResponseReader()
+        reader, writer = self._streams if is_reused and self._streams else await self._connect(effect)
         try:
-            async with asyncio.timeout(move.timeout_s + move.body_timeout_s):
-                writer.write(encode_request(move.request, move.endpoint))
+            async with asyncio.timeout(effect.timeout_s + effect.body_timeout_s):
+                writer.write(encode_request(effect.request, effect.endpoint))
                 await writer.drain()
-                response = await _read_response(reader, incoming, move.timeout_s)
+                response = await _read_response(reader, response_reader, effect.timeout_s)
         except (OSError, IncompleteResponse) as error:
             self.close()
             raise incomplete_response_error(
-                move.endpoint, error, may_be_stale=is_kept and not incoming.has_received
+                effect.endpoint, error, may_be_stale=is_reused and not response_reader.has_received
             ) from error
         except BaseException:
             self.close()
             raise
-        if not incoming.can_keep_alive:
+        if not response_reader.can_keep_alive:
             self.close()
         return response
 
-    async def _connect(self, move: SendRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, effect: SendRequest) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.close()
         try:
-            async with asyncio.timeout(min(move.connect_timeout_s, move.timeout_s)):
-                self._streams = await asyncio.open_connection(move.endpoint.host, move.endpoint.port)
+            async with asyncio.timeout(min(effect.connect_timeout_s, effect.timeout_s)):
+                self._streams = await asyncio.open_connection(effect.endpoint.host, effect.endpoint.port)
         except (OSError, UnicodeError) as error:
-            raise unreachable_error(move.endpoint, error) from error
-        self._endpoint = move.endpoint
+            raise unreachable_error(effect.endpoint, error) from error
+        self._endpoint = effect.endpoint
         return self._streams
 
 
-async def _read_response(reader: asyncio.StreamReader, incoming: ResponseReader, patience_s: float) -> HttpResponse:
+async def _read_response(
+    reader: asyncio.StreamReader, response_reader: ResponseReader, timeout_s: float
+) -> HttpResponse:
     while True:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(timeout_s):
             data = await reader.read(65536)
-        response = incoming.feed(data)
+        response = response_reader.feed(data)
         if response is not None:
             return response
 
@@ -95,7 +102,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(ClientProperties):
-    """`Client`, awaited: the same questions, the same answers. May be shared by tasks."""
+    """`Client` for asyncio: the same methods, awaited. Tasks of one event loop may share it."""
 
     def __init__(
         self,
@@ -111,69 +118,73 @@ class AsyncClient(ClientProperties):
         self._sleep = sleep
 
     async def discover(self) -> Endpoint:
-        """Where the service is; looked for once (spec §2.5)."""
+        """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
         return await self.run_flow(self._session.discover())
 
     async def events(self) -> Received:
-        """The document as it is now."""
+        """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
         return await self.run_flow(self._session.events())
 
     async def mine(self) -> tuple[Event, ...]:
-        """The events that list this VM."""
+        """Returns the events that list this VM."""
         return await self.run_flow(self._session.mine())
 
     async def name(self) -> str:
-        """This VM's name, as the `resources` of events spell it."""
+        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
         return await self.run_flow(self._session.name())
 
     async def approve(self, *events: Event | str) -> None:
-        """Let these events, or those with these ids, start early; harmless when repeated (spec §5.2)."""
+        """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
+
+        Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
+        """
         await self.run_flow(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Seconds until nothing protects from this event any more, by the service's time; None if that is unknown."""
+        """Returns the seconds until the event may start, by the service's time; None if unknown."""
         return self._session.time_left(event)
 
     def documents(self) -> AsyncGenerator[Received, None]:
-        """The document now, then each one that differs from the last, for ever; as `Client.documents`."""
+        """Yields the current document, then each one that differs from the last; as `Client.documents`."""
         return self.iterate_flow(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> AsyncGenerator[Change, None]:
-        """Each change of each event, for ever, at least once; as `Client.watch`."""
+        """Yields each change of each event, for ever, at least once; as `Client.watch`."""
         return self.watch_with(cursor, WatchOptions(explicit=explicit))
 
-    def watch_with(self, cursor: Path | str | None, manner: WatchOptions) -> AsyncGenerator[Any, None]:
-        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), manner))
+    def watch_with(self, cursor: Path | str | None, options: WatchOptions) -> AsyncGenerator[Any, None]:
+        """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
+        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
-    async def run_flow(self, talk: Flow[T]) -> T:
-        """A talk that tells nothing on its way, from beginning to end."""
-        run = FlowRunner(talk)
-        with AsyncConnection() as line:
-            while (move := run.next_effect()) is not None:
-                await self._perform_effect(run, move, line)
-        return run.result
+    async def run_flow(self, flow: Flow[T]) -> T:
+        """Runs a flow that yields no items, and returns its result."""
+        runner = FlowRunner(flow)
+        with AsyncConnection() as connection:
+            while (effect := runner.next_effect()) is not None:
+                await self._perform_effect(runner, effect, connection)
+        return runner.result
 
-    async def iterate_flow(self, talk: Flow[None]) -> AsyncGenerator[Any, None]:
-        """What a talk tells, as it is told."""
-        run = FlowRunner(talk)
+    async def iterate_flow(self, flow: Flow[None]) -> AsyncGenerator[Any, None]:
+        """Runs a flow and yields its items as they come."""
+        runner = FlowRunner(flow)
         try:
-            with AsyncConnection() as line:
-                while (move := run.next_effect()) is not None:
-                    if isinstance(move, YieldItem):
-                        yield move.item
+            with AsyncConnection() as connection:
+                while (effect := runner.next_effect()) is not None:
+                    if isinstance(effect, YieldItem):
+                        yield effect.item
                     else:
-                        await self._perform_effect(run, move, line)
+                        await self._perform_effect(runner, effect, connection)
         finally:
-            run.close()
+            runner.close()
 
-    async def _perform_effect(self, run: FlowRunner[T], move: Effect, line: AsyncConnection) -> None:
+    async def _perform_effect(self, runner: FlowRunner[T], effect: Effect, connection: AsyncConnection) -> None:
         try:
-            match move:
+            match effect:
                 case SendRequest():
-                    run.set_result(await line.send(move))
+                    runner.set_result(await connection.send(effect))
                 case Sleep():
-                    await self._sleep(move.seconds)
+                    await self._sleep(effect.seconds)
                 case CallFunction():
-                    run.set_result(await asyncio.to_thread(move.function))
-        except Exception as error:  # the talk says what becomes of it
-            run.set_error(error)
+                    runner.set_result(await asyncio.to_thread(effect.function))
+        except Exception as error:  # the flow decides how to handle it
+            runner.set_error(error)

@@ -33,7 +33,7 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 
 class BlockingConnection:
-    """A connection that is kept from one request of a talk to the next."""
+    """A connection to the endpoint that is kept open for the next request of the same flow."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -46,63 +46,73 @@ class BlockingConnection:
         self.close()
 
     def close(self) -> None:
+        """Closes the connection if it is open."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
-    def send(self, move: SendRequest) -> HttpResponse:
-        is_kept = self._socket is not None and self._endpoint == move.endpoint
-        incoming = ResponseReader()
-        sock = self._socket if is_kept and self._socket else self._connect(move)
+    def send(self, effect: SendRequest) -> HttpResponse:
+        """Sends a request and returns its response; reuses the open connection if the endpoint is the same.
+
+        Raises Unreachable, IncompleteResponse, or StaleConnection if the server had closed the kept connection.
+        """
+        is_reused = self._socket is not None and self._endpoint == effect.endpoint
+        response_reader = ResponseReader()
+        sock = self._socket if is_reused and self._socket else self._connect(effect)
         try:
-            sock.settimeout(move.timeout_s)
-            sock.sendall(encode_request(move.request, move.endpoint))
-            response = _read_response(sock, incoming, move)
+            sock.settimeout(effect.timeout_s)
+            sock.sendall(encode_request(effect.request, effect.endpoint))
+            response = _read_response(sock, response_reader, effect)
         except (OSError, IncompleteResponse) as error:
             self.close()
             raise incomplete_response_error(
-                move.endpoint, error, may_be_stale=is_kept and not incoming.has_received
+                effect.endpoint, error, may_be_stale=is_reused and not response_reader.has_received
             ) from error
         except BaseException:
             self.close()
             raise
-        if not incoming.can_keep_alive:
+        if not response_reader.can_keep_alive:
             self.close()
         return response
 
-    def _connect(self, move: SendRequest) -> socket.socket:
+    def _connect(self, effect: SendRequest) -> socket.socket:
         self.close()
         try:
-            at = (move.endpoint.host, move.endpoint.port)
-            self._socket = socket.create_connection(at, timeout=min(move.connect_timeout_s, move.timeout_s))
+            address = (effect.endpoint.host, effect.endpoint.port)
+            self._socket = socket.create_connection(address, timeout=min(effect.connect_timeout_s, effect.timeout_s))
         except (OSError, UnicodeError) as error:
-            raise unreachable_error(move.endpoint, error) from error
-        self._endpoint = move.endpoint
+            raise unreachable_error(effect.endpoint, error) from error
+        self._endpoint = effect.endpoint
         return self._socket
 
 
-def _read_response(sock: socket.socket, incoming: ResponseReader, move: SendRequest) -> HttpResponse:
-    deadline = time.monotonic() + move.timeout_s + move.body_timeout_s
+def _read_response(sock: socket.socket, response_reader: ResponseReader, effect: SendRequest) -> HttpResponse:
+    deadline = time.monotonic() + effect.timeout_s + effect.body_timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        sock.settimeout(min(left_s, move.timeout_s))
-        response = incoming.feed(sock.recv(65536))
+        sock.settimeout(min(left_s, effect.timeout_s))
+        response = response_reader.feed(sock.recv(65536))
         if response is not None:
             return response
     raise TimeoutError("timed out")
 
 
-def send_request(endpoint: Endpoint, request: HttpRequest, patience_s: float) -> HttpResponse:
-    """One exchange, whatever its answer means. Raises Unreachable, or Unavailable if the answer broke off."""
-    with BlockingConnection() as line:
-        return line.send(SendRequest(endpoint=endpoint, request=request, timeout_s=patience_s))
+def send_request(endpoint: Endpoint, request: HttpRequest, timeout_s: float) -> HttpResponse:
+    """Sends one request on a new connection and returns the response, whatever its status.
+
+    Raises Unreachable, or IncompleteResponse if the response broke off or paused for longer than `timeout_s`.
+    """
+    with BlockingConnection() as connection:
+        return connection.send(SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s))
 
 
 T = TypeVar("T")
 
 
 class Client(ClientProperties):
-    """Hears of maintenance and approves it, for the VM that it runs in. Without an endpoint it is discovered with the
-    first question. May be shared by threads.
+    """Reads and approves scheduled events for the VM that it runs in; blocking.
+
+    Without `endpoint` it uses the environment, or discovers the endpoint with the first request. Threads may share
+    it.
     """
 
     def __init__(
@@ -120,77 +130,84 @@ class Client(ClientProperties):
 
     @property
     def endpoint(self) -> Endpoint:
+        """The endpoint; accessing it may run the discovery. Raises Unreachable."""
         return self.discover()
 
     def discover(self) -> Endpoint:
-        """Where the service is; looked for once (spec §2.5)."""
+        """Returns the endpoint: as configured, or discovered once (spec §2.5). Raises Unreachable."""
         return self.run_flow(self._session.discover())
 
     def events(self) -> Received:
-        """The document as it is now."""
+        """Returns the current document. Retries transient failures a few times, then raises Unavailable."""
         return self.run_flow(self._session.events())
 
     def mine(self) -> tuple[Event, ...]:
-        """The events that list this VM."""
+        """Returns the events that list this VM."""
         return self.run_flow(self._session.mine())
 
     def name(self) -> str:
-        """This VM's name, as the `resources` of events spell it."""
+        """Returns this VM's name, as the `resources` of events spell it; asks the endpoint once."""
         return self.run_flow(self._session.name())
 
     def approve(self, *events: Event | str) -> None:
-        """Let these events, or those with these ids, start early; harmless when repeated (spec §5.2)."""
+        """Approves events, given as events or ids, so that they may start early; repeating it is harmless.
+
+        Spec §5.2. Raises Rejected if no id is given or the endpoint refuses.
+        """
         self.run_flow(self._session.approve(events))
 
     def time_left(self, event: Event) -> float | None:
-        """Seconds until nothing protects from this event any more, by the service's time; None if that is unknown."""
+        """Returns the seconds until the event may start, by the service's time; None if unknown."""
         return self._session.time_left(event)
 
     def documents(self) -> Generator[Received, None, None]:
-        """The document now, then each one that differs from the last, for ever.
+        """Yields the current document, then each one that differs from the last, for ever.
 
-        Outages of any length are waited out; what asking again cannot mend (NotFound, Rejected) is raised.
+        It waits out outages of any length. NotFound and Rejected, which a retry cannot fix, are raised.
         """
         return self.iterate_flow(documents_flow(self._session))
 
     def watch(self, cursor: Path | str | None = None, *, explicit: bool = False) -> Generator[Change, None, None]:
-        """Each change of each event, for ever, at least once: a change is handled when the next one is asked for, or by
-        its done() (`explicit`: only so). What was not handled is told again by the next watch with the same cursor.
+        """Yields each change of each event, for ever, at least once.
+
+        A change is handled when the next one is requested or when its `done()` is called; with `explicit` only by
+        `done()`. The next watch with the same cursor file repeats the changes that were not handled.
         """
         return self.watch_with(cursor, WatchOptions(explicit=explicit))
 
-    def watch_with(self, cursor: Path | str | None, manner: WatchOptions) -> Generator[Any, None, None]:
-        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), manner))
+    def watch_with(self, cursor: Path | str | None, options: WatchOptions) -> Generator[Any, None, None]:
+        """As `watch`, with all `WatchOptions`; yields None after each poll if they set `max_poll_s`."""
+        return self.iterate_flow(changes_flow(self._session, None if cursor is None else Path(cursor), options))
 
-    def run_flow(self, talk: Flow[T]) -> T:
-        """A talk that tells nothing on its way, from beginning to end."""
-        run = FlowRunner(talk)
-        with BlockingConnection() as line:
-            while (move := run.next_effect()) is not None:
-                self._perform_effect(run, move, line)
-        return run.result
+    def run_flow(self, flow: Flow[T]) -> T:
+        """Runs a flow that yields no items, and returns its result."""
+        runner = FlowRunner(flow)
+        with BlockingConnection() as connection:
+            while (effect := runner.next_effect()) is not None:
+                self._perform_effect(runner, effect, connection)
+        return runner.result
 
-    def iterate_flow(self, talk: Flow[None]) -> Generator[Any, None, None]:
-        """What a talk tells, as it is told."""
-        run = FlowRunner(talk)
+    def iterate_flow(self, flow: Flow[None]) -> Generator[Any, None, None]:
+        """Runs a flow and yields its items as they come."""
+        runner = FlowRunner(flow)
         try:
-            with BlockingConnection() as line:
-                while (move := run.next_effect()) is not None:
-                    if isinstance(move, YieldItem):
-                        yield move.item
+            with BlockingConnection() as connection:
+                while (effect := runner.next_effect()) is not None:
+                    if isinstance(effect, YieldItem):
+                        yield effect.item
                     else:
-                        self._perform_effect(run, move, line)
+                        self._perform_effect(runner, effect, connection)
         finally:
-            run.close()
+            runner.close()
 
-    def _perform_effect(self, run: FlowRunner[T], move: Effect, line: BlockingConnection) -> None:
+    def _perform_effect(self, runner: FlowRunner[T], effect: Effect, connection: BlockingConnection) -> None:
         try:
-            match move:
+            match effect:
                 case SendRequest():
-                    run.set_result(line.send(move))
+                    runner.set_result(connection.send(effect))
                 case Sleep():
-                    self._sleep(move.seconds)
+                    self._sleep(effect.seconds)
                 case CallFunction():
-                    run.set_result(move.function())
-        except Exception as error:  # the talk says what becomes of it
-            run.set_error(error)
+                    runner.set_result(effect.function())
+        except Exception as error:  # the flow decides how to handle it
+            runner.set_error(error)

@@ -20,15 +20,15 @@ from enum import Enum, auto
 from forewarn.client.events import Change, Event, Gone, Outcome, Scheduled, Started, event_key, lists
 from forewarn.protocol.document import Kind, NoticeStatus
 
-MAX_STALE_S = 70.0  # documents may be up to a minute stale (spec §11); what lasts longer is no stale one
-# No number has more digits that this service counts: beyond that it is somebody else's tag.
+MAX_STALE_S = 70.0  # documents may be up to a minute stale (spec §11); beyond this, the document was reset
+# This service's numbers have at most 20 digits; a longer one is another server's ETag.
 _ETAG = re.compile(r'(W/)?"(?P<epoch>[0-9]{1,20})-[0-9]{1,20}(?P<scope>-[0-9a-f]{8})?"')
-_RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # "falls back to a small number": to at most this, by more than that
+_RESET_MAX_INCARNATION, _RESET_MIN_FALL = 3, 10  # a reset falls to at most the first, by more than the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownEvent:
-    """An event that is listed, as it was last seen, and the boot during which it was last seen to be still to come."""
+    """A listed event as last seen, with the boot in which it was last seen scheduled."""
 
     event: Event
     boot_id: str = ""
@@ -36,58 +36,63 @@ class KnownEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownDocument:
-    """What a watcher knows: the document that it followed last, and what is over."""
+    """What a watcher knows: the last accepted document, and the events that are gone."""
 
-    epoch: str = ""  # the ETag's part of it; "" where the server gives none
+    epoch: str = ""  # from the ETag; "" if the server gives none
     incarnation: int = -1
     events: tuple[KnownEvent, ...] = ()
-    is_exact: bool = True  # False: more is seen than the incarnation counts
-    gone_keys: tuple[str, ...] = ()  # keys of the latest events that are gone
+    is_exact: bool = True  # False: `events` contains some that `incarnation` does not count
+    gone_keys: tuple[str, ...] = ()  # of the latest events that are gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedDocument:
-    """A document, and the circumstances under which it came."""
+    """A received document and the circumstances in which it was received."""
 
     incarnation: int
     events: tuple[Event, ...]
     epoch: str = ""
-    date: float | None = None  # the service's
+    date: float | None = None  # the service's time
     boot_id: str = ""
-    vm_name: str | None = None  # this VM's, where it is known
-    older_for_s: float = 0.0  # for how long documents have been older than the one known
-    shows_all_kinds: bool = True  # the api-version hides no kind
+    vm_name: str | None = None  # this VM's, if known
+    older_for_s: float = 0.0  # how long documents have been older than the known one
+    shows_all_kinds: bool = True  # False: the api-version hides some kinds
 
 
 class DocumentFreshness(Enum):
+    """How a received document relates to the known one."""
+
     CURRENT = auto()
-    RESET = auto()  # another epoch: the number says nothing about the one before
+    RESET = auto()  # another epoch: incarnations cannot be compared
     STALE = auto()
-    DOUBTFUL = auto()  # stale or reset, it cannot be told yet: news is told, but nothing is taken back
+    DOUBTFUL = auto()  # stale or reset, not known yet: new events count, missing ones do not
 
 
-def document_freshness(known: KnownDocument, sight: ObservedDocument) -> DocumentFreshness:
-    both = bool(known.epoch and sight.epoch)
-    if both and known.epoch != sight.epoch:
-        earlier = _epoch_number(sight.epoch) < _epoch_number(known.epoch)
-        return DocumentFreshness.DOUBTFUL if earlier and sight.older_for_s < MAX_STALE_S else DocumentFreshness.RESET
-    if sight.incarnation >= known.incarnation:
+def document_freshness(known: KnownDocument, observed: ObservedDocument) -> DocumentFreshness:
+    """Classifies a received document by epoch, incarnation and the time it has been older."""
+    have_epochs = bool(known.epoch and observed.epoch)
+    if have_epochs and known.epoch != observed.epoch:
+        earlier = _epoch_number(observed.epoch) < _epoch_number(known.epoch)
+        return DocumentFreshness.DOUBTFUL if earlier and observed.older_for_s < MAX_STALE_S else DocumentFreshness.RESET
+    if observed.incarnation >= known.incarnation:
         return DocumentFreshness.CURRENT
-    if sight.older_for_s >= MAX_STALE_S:
+    if observed.older_for_s >= MAX_STALE_S:
         return DocumentFreshness.RESET
-    if both:
+    if have_epochs:
         return DocumentFreshness.STALE
-    is_low = sight.incarnation <= _RESET_MAX_INCARNATION and known.incarnation - sight.incarnation > _RESET_MIN_FALL
+    is_low = (
+        observed.incarnation <= _RESET_MAX_INCARNATION and known.incarnation - observed.incarnation > _RESET_MIN_FALL
+    )
     return DocumentFreshness.RESET if is_low else DocumentFreshness.DOUBTFUL
 
 
-def is_older_document(known: KnownDocument, sight: ObservedDocument) -> bool:
-    """Whether this document is older than the one known, as far as can be seen; if for long, it is another epoch's."""
-    return document_freshness(known, sight) in (DocumentFreshness.STALE, DocumentFreshness.DOUBTFUL)
+def is_older_document(known: KnownDocument, observed: ObservedDocument) -> bool:
+    """Whether the document seems older than the known one (stale or doubtful)."""
+    return document_freshness(known, observed) in (DocumentFreshness.STALE, DocumentFreshness.DOUBTFUL)
 
 
 def epoch_from_etag(tag: str) -> str:
-    """The epoch that an ETag of this service carries, and the mark of its scope; "" of any other (spec §4.3)."""
+    """The epoch and scope mark from this service's ETag; "" for any other ETag (spec §4.3)."""
     found = _ETAG.fullmatch(tag)
     return found["epoch"] + (found["scope"] or "") if found else ""
 
@@ -101,28 +106,28 @@ _MAX_GONE_KEYS = 100
 _REBOOTING_KINDS = frozenset({Kind.REBOOT, Kind.REDEPLOY})
 
 
-def detect_changes(known: KnownDocument, sight: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """What is known after this document, and what it tells."""
-    verdict = document_freshness(known, sight)
-    if verdict is DocumentFreshness.STALE:
+def detect_changes(known: KnownDocument, observed: ObservedDocument) -> tuple[KnownDocument, tuple[Change, ...]]:
+    """Returns what is known after this document, and the changes that it shows."""
+    freshness = document_freshness(known, observed)
+    if freshness is DocumentFreshness.STALE:
         return known, ()
-    listed = {event_key(event): event for event in reversed(sight.events)}
-    listed = {key: listed[key] for key in dict.fromkeys(map(event_key, sight.events))}
-    if verdict is DocumentFreshness.DOUBTFUL:
-        return _add_unknown_events(known, sight, listed)
+    listed = {event_key(event): event for event in reversed(observed.events)}
+    listed = {key: listed[key] for key in dict.fromkeys(map(event_key, observed.events))}
+    if freshness is DocumentFreshness.DOUBTFUL:
+        return _add_unknown_events(known, observed, listed)
 
-    before = {event_key(seen.event): seen for seen in known.events}
+    before = {event_key(known_event.event): known_event for known_event in known.events}
     changes = (
-        *_changes_of_known_events(known, sight, listed, counts=verdict is DocumentFreshness.CURRENT),
-        *_changes_of_new_events(before, listed, sight),
+        *_changes_of_known_events(known, observed, listed, counts=freshness is DocumentFreshness.CURRENT),
+        *_changes_of_new_events(before, listed, observed),
     )
     gone = tuple(key for key in before if key not in listed)
     return (
         KnownDocument(
-            epoch=sight.epoch,
-            incarnation=sight.incarnation,
+            epoch=observed.epoch,
+            incarnation=observed.incarnation,
             events=tuple(
-                _updated_known_event(before.get(key), event, sight)
+                _updated_known_event(before.get(key), event, observed)
                 for key, event in _known_events_first(before, listed)
             ),
             gone_keys=(*(key for key in known.gone_keys if key not in listed), *gone)[-_MAX_GONE_KEYS:],
@@ -132,14 +137,14 @@ def detect_changes(known: KnownDocument, sight: ObservedDocument) -> tuple[Known
 
 
 def _add_unknown_events(
-    known: KnownDocument, sight: ObservedDocument, listed: dict[str, Event]
+    known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]
 ) -> tuple[KnownDocument, tuple[Change, ...]]:
-    """Only what was never heard of: a Preempt must not wait until the doubt is over."""
-    heard = {event_key(seen.event) for seen in known.events} | set(known.gone_keys)
-    fresh = {key: event for key, event in listed.items() if key not in heard}
-    added = tuple(KnownEvent(event=event, boot_id=sight.boot_id) for event in fresh.values())
+    """Adds only events never seen before: a Preempt must not wait until the doubt is over."""
+    known_keys = {event_key(known_event.event) for known_event in known.events} | set(known.gone_keys)
+    new_events = {key: event for key, event in listed.items() if key not in known_keys}
+    added = tuple(KnownEvent(event=event, boot_id=observed.boot_id) for event in new_events.values())
     after = replace(known, events=(*known.events, *added), is_exact=known.is_exact and not added)
-    return after, tuple(_changes_of_new_events({}, fresh, sight))
+    return after, tuple(_changes_of_new_events({}, new_events, observed))
 
 
 def _known_events_first(before: dict[str, KnownEvent], listed: dict[str, Event]) -> Iterator[tuple[str, Event]]:
@@ -147,88 +152,96 @@ def _known_events_first(before: dict[str, KnownEvent], listed: dict[str, Event])
         yield key, listed[key]
 
 
-def _updated_known_event(before: KnownEvent | None, event: Event, sight: ObservedDocument) -> KnownEvent:
+def _updated_known_event(before: KnownEvent | None, event: Event, observed: ObservedDocument) -> KnownEvent:
     if before is None:
-        return KnownEvent(event=event, boot_id=sight.boot_id)
-    # What has started does not become scheduled again, whatever an odd server says.
+        return KnownEvent(event=event, boot_id=observed.boot_id)
+    # A started event does not become scheduled again, even if a server says so.
     is_back = _has_started(before.event) and not _has_started(event)
     if is_back:
         return before
-    # One that is still to come was not the reason why this VM came up anew.
-    return replace(before, event=event, boot_id=before.boot_id if _has_started(event) else sight.boot_id)
+    # A reboot before the start of the event was not caused by it.
+    return replace(before, event=event, boot_id=before.boot_id if _has_started(event) else observed.boot_id)
 
 
 def _changes_of_new_events(
-    before: dict[str, KnownEvent], listed: dict[str, Event], sight: ObservedDocument
+    before: dict[str, KnownEvent], listed: dict[str, Event], observed: ObservedDocument
 ) -> Iterator[Change]:
     for key, event in listed.items():
         if key not in before:
             yield (
                 Started(event=event, first=True)
                 if _has_started(event)
-                else Scheduled(event=event, left_s=time_left_s(event, sight.date))
+                else Scheduled(event=event, left_s=time_left_s(event, observed.date))
             )
 
 
 def _changes_of_known_events(
-    known: KnownDocument, sight: ObservedDocument, listed: dict[str, Event], *, counts: bool
+    known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event], *, counts: bool
 ) -> Iterator[Change]:
-    ended = outcome_by_incarnation(known, sight, listed) if counts else Outcome.UNKNOWN
-    for seen in known.events:
-        event = listed.get(event_key(seen.event))
+    ended = outcome_by_incarnation(known, observed, listed) if counts else Outcome.UNKNOWN
+    for known_event in known.events:
+        event = listed.get(event_key(known_event.event))
         if event is None:
-            yield Gone(event=seen.event, outcome=_event_outcome(seen, sight, ended))
-        elif _has_started(event) and not _has_started(seen.event):
+            yield Gone(event=known_event.event, outcome=_event_outcome(known_event, observed, ended))
+        elif _has_started(event) and not _has_started(known_event.event):
             yield Started(event=event)
 
 
-def _event_outcome(seen: KnownEvent, sight: ObservedDocument, by_count: Outcome) -> Outcome:
-    if _has_started(seen.event):
+def _event_outcome(known_event: KnownEvent, observed: ObservedDocument, by_count: Outcome) -> Outcome:
+    if _has_started(known_event.event):
         return Outcome.FINISHED
-    if by_count is Outcome.UNKNOWN and _has_rebooted(seen, sight):
+    if by_count is Outcome.UNKNOWN and _has_rebooted(known_event, observed):
         return Outcome.FINISHED
     return by_count
 
 
-def _has_rebooted(seen: KnownEvent, sight: ObservedDocument) -> bool:
-    """This VM came up anew since it first saw an event that would do that to it."""
-    return _may_have_rebooted(seen, sight) and sight.vm_name is not None and lists(seen.event, sight.vm_name)
+def _has_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> bool:
+    """Whether this VM has rebooted since it first saw an event that reboots it."""
+    return (
+        _may_have_rebooted(known_event, observed)
+        and observed.vm_name is not None
+        and lists(known_event.event, observed.vm_name)
+    )
 
 
-def _may_have_rebooted(seen: KnownEvent, sight: ObservedDocument) -> bool:
-    is_new_boot = bool(seen.boot_id and sight.boot_id) and seen.boot_id != sight.boot_id
-    return is_new_boot and seen.event.kind in _REBOOTING_KINDS
+def _may_have_rebooted(known_event: KnownEvent, observed: ObservedDocument) -> bool:
+    is_new_boot = bool(known_event.boot_id and observed.boot_id) and known_event.boot_id != observed.boot_id
+    return is_new_boot and known_event.event.kind in _REBOOTING_KINDS
 
 
-def is_vm_name_needed(known: KnownDocument, sight: ObservedDocument) -> bool:
-    """Whether this VM's name matters to what a document tells."""
-    listed = set(map(event_key, sight.events))
-    return any(_may_have_rebooted(seen, sight) for seen in known.events if event_key(seen.event) not in listed)
+def is_vm_name_needed(known: KnownDocument, observed: ObservedDocument) -> bool:
+    """Whether `detect_changes` needs this VM's name to decide how an event ended."""
+    listed = set(map(event_key, observed.events))
+    return any(
+        _may_have_rebooted(known_event, observed)
+        for known_event in known.events
+        if event_key(known_event.event) not in listed
+    )
 
 
-def outcome_by_incarnation(known: KnownDocument, sight: ObservedDocument, listed: dict[str, Event]) -> Outcome:
-    """How those ended that were seen scheduled and are listed no longer, where the incarnation's step decides it."""
-    before = {event_key(seen.event): seen.event for seen in known.events}
+def outcome_by_incarnation(known: KnownDocument, observed: ObservedDocument, listed: dict[str, Event]) -> Outcome:
+    """How the scheduled events that are no longer listed ended, if the incarnation's growth shows it."""
+    before = {event_key(known_event.event): known_event.event for known_event in known.events}
     unclear = sum(key not in listed and not _has_started(event) for key, event in before.items())
     removed = sum(key not in listed and _has_started(event) for key, event in before.items())
     turned = sum(key in listed and event.status != listed[key].status for key, event in before.items())
     added = [event for key, event in listed.items() if key not in before]
-    left = sight.incarnation - known.incarnation - removed - turned - len(added)
+    left = observed.incarnation - known.incarnation - removed - turned - len(added)
 
     if known.incarnation < 0 or not known.is_exact or not unclear:
         return Outcome.UNKNOWN
-    if left == unclear:  # every removal takes one, so there was nothing else
+    if left == unclear:  # each removal is one step, so there was no start
         return Outcome.WITHDRAWN
-    # The second step could also be the start of an event that is new here, or one of a kind that is hidden.
-    is_certain = unclear == 1 and left == 2 and sight.shows_all_kinds and not any(map(_has_started, added))
+    # The second step could also be the start of a new event, or belong to an event of a hidden kind.
+    is_certain = unclear == 1 and left == 2 and observed.shows_all_kinds and not any(map(_has_started, added))
     return Outcome.FINISHED if is_certain else Outcome.UNKNOWN
 
 
 def time_left_s(event: Event, date: float | None) -> float | None:
-    """Until its not-before, by the service's own time (spec §12)."""
+    """Seconds until the event's NotBefore at `date`, the service's time (spec §12); None if unknown."""
     return None if event.not_before is None or date is None else event.not_before - date
 
 
 def _has_started(event: Event) -> bool:
-    """A status that nobody knows is no start: whoever hears of the event still has time to get ready."""
+    """Whether the event has started. An unknown status is not a start: there is still time to prepare."""
     return event.status == NoticeStatus.STARTED

@@ -25,17 +25,19 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchCursor:
+    """The content of a cursor file."""
+
     known: KnownDocument = field(default_factory=KnownDocument)
-    unhandled: tuple[Change, ...] = ()  # in the order in which they are told
-    boot_id: str = ""  # during which it was written
+    unhandled: tuple[Change, ...] = ()  # in order of delivery
+    boot_id: str = ""  # of the boot that wrote it
 
 
 class BadCursor(ValueError):
-    """A file that does not hold a cursor."""
+    """The file does not contain a usable cursor; the message says why."""
 
 
 def read_boot_id() -> str:
-    """Another one after every boot; "" where the system has none."""
+    """The kernel's boot id, which changes with every boot; "" if the system has none."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -43,8 +45,9 @@ def read_boot_id() -> str:
 
 
 def encode_cursor(cursor: WatchCursor) -> bytes:
+    """Encodes a cursor as one line of JSON."""
     known = cursor.known
-    whole = {
+    content = {
         _FORMAT_KEY: CURSOR_FORMAT,
         "boot": cursor.boot_id,
         "epoch": known.epoch,
@@ -54,36 +57,36 @@ def encode_cursor(cursor: WatchCursor) -> bytes:
         "over": list(known.gone_keys),
         "unhandled": [_change_to_json(change) for change in cursor.unhandled],
     }
-    return json.dumps(whole).encode("ascii") + b"\n"  # in one line: it is written with each change, and this is fast
+    return json.dumps(content).encode("ascii") + b"\n"  # one line: it is written with each change
 
 
 def decode_cursor(raw: bytes) -> WatchCursor:
-    """Raises BadCursor with a reason."""
+    """Decodes a cursor. Raises BadCursor with a reason."""
     try:
-        whole = json.loads(raw)
-        if not isinstance(whole, dict) or _FORMAT_KEY not in whole:
-            raise BadCursor("it is no cursor of forewarn")
-        if whole[_FORMAT_KEY] != CURSOR_FORMAT:
-            raise BadCursor(f"it has format {whole[_FORMAT_KEY]!r}, and this forewarn reads {CURSOR_FORMAT}")
-        return _cursor_from_json(whole)
+        content = json.loads(raw)
+        if not isinstance(content, dict) or _FORMAT_KEY not in content:
+            raise BadCursor("it is not a forewarn cursor")
+        if content[_FORMAT_KEY] != CURSOR_FORMAT:
+            raise BadCursor(f"it has format {content[_FORMAT_KEY]!r}, and this forewarn reads {CURSOR_FORMAT}")
+        return _cursor_from_json(content)
     except BadCursor:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCursor(f"it is damaged ({type(error).__name__})") from error
 
 
-def _cursor_from_json(whole: Mapping[str, Any]) -> WatchCursor:
+def _cursor_from_json(content: Mapping[str, Any]) -> WatchCursor:
     known = KnownDocument(
-        epoch=str(whole["epoch"]),
-        incarnation=int(whole["incarnation"]),
-        is_exact=whole["exact"] is True,
+        epoch=str(content["epoch"]),
+        incarnation=int(content["incarnation"]),
+        is_exact=content["exact"] is True,
         events=tuple(
-            KnownEvent(event=_event_from_json(seen["event"]), boot_id=str(seen["boot"])) for seen in whole["seen"]
+            KnownEvent(event=_event_from_json(seen["event"]), boot_id=str(seen["boot"])) for seen in content["seen"]
         ),
-        gone_keys=tuple(map(str, whole["over"])),
+        gone_keys=tuple(map(str, content["over"])),
     )
     return WatchCursor(
-        known=known, unhandled=tuple(map(_change_from_json, whole["unhandled"])), boot_id=str(whole["boot"])
+        known=known, unhandled=tuple(map(_change_from_json, content["unhandled"])), boot_id=str(content["boot"])
     )
 
 
@@ -98,21 +101,21 @@ def _change_to_json(change: Change) -> dict[str, Any]:
             return {"change": "gone", "event": event, "outcome": change.outcome}
 
 
-def _change_from_json(line: Mapping[str, Any]) -> Change:
-    event = _event_from_json(line["event"])
-    match line["change"]:
+def _change_from_json(entry: Mapping[str, Any]) -> Change:
+    event = _event_from_json(entry["event"])
+    match entry["change"]:
         case "scheduled":
-            return Scheduled(event=event, left_s=None if line["left_s"] is None else float(line["left_s"]))
+            return Scheduled(event=event, left_s=None if entry["left_s"] is None else float(entry["left_s"]))
         case "started":
-            return Started(event=event, first=line["first"] is True)
+            return Started(event=event, first=entry["first"] is True)
         case "gone":
-            return Gone(event=event, outcome=Outcome(line["outcome"]))
+            return Gone(event=event, outcome=Outcome(entry["outcome"]))
         case other:
-            raise BadCursor(f"it holds a change {other!r} that this forewarn does not know")
+            raise BadCursor(f"it contains an unknown change {other!r}")
 
 
 def _event_to_json(event: Event) -> Mapping[str, object]:
-    """As it came over the wire: the reader of the wire reads it again."""
+    """The event as it came over the wire, so that the document decoder can read it again."""
     return event.raw
 
 
@@ -122,33 +125,33 @@ def _event_from_json(raw: object) -> Event:
 
 
 def load_cursor(path: Path) -> WatchCursor:
-    """An absent file is a new cursor. Raises BadCursor; Rejected if the place cannot be used at all."""
+    """Reads the cursor file; an absent file is a new cursor. Raises BadCursor, or Rejected if unreadable."""
     try:
         return decode_cursor(path.read_bytes())
     except FileNotFoundError:
         return WatchCursor()
     except OSError as error:
-        raise Rejected(f"the cursor {str(path)!r} cannot be read ({error.strerror}): give another file") from error
+        raise Rejected(f"the cursor {str(path)!r} cannot be read ({error.strerror}): use another file") from error
 
 
 def save_cursor(path: Path, cursor: WatchCursor) -> None:
-    """Durably, and whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Writes the cursor durably and atomically. Raises Rejected if the file cannot be written."""
+    new_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
+        with new_file.open("wb") as file:
             file.write(encode_cursor(cursor))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        new_file.replace(path)
         _fsync_directory(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise Rejected(f"the cursor {str(path)!r} cannot be written ({error.strerror}): give another file") from error
+        new_file.unlink(missing_ok=True)
+        raise Rejected(f"the cursor {str(path)!r} cannot be written ({error.strerror}): use another file") from error
 
 
 def _fsync_directory(directory: Path) -> None:
-    number = os.open(directory, os.O_RDONLY)
+    fd = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(fd)
     finally:
-        os.close(number)
+        os.close(fd)

@@ -15,23 +15,28 @@ from dataclasses import dataclass
 
 from forewarn.errors import Unavailable
 
-ANSWER_TIMEOUT_S = 4.0  # some servers look for three seconds whether an address is free before they offer it
-TRY_DELAYS_S = (0.0, 2.0)  # before each try; programs in the wild try five times over minutes
+ANSWER_TIMEOUT_S = 4.0  # some servers probe the address for three seconds before they offer it
+TRY_DELAYS_S = (0.0, 2.0)  # before each try
 _SERVER_PORT, _CLIENT_PORT = 67, 68
 _MAGIC_COOKIE = bytes((99, 130, 83, 99))
 _XID_AT, _FLAGS_AT, _MAC_AT, _COOKIE_AT, _OPTIONS_AT, _MIN_PACKET_BYTES = 0x04, 0x0A, 0x1C, 0xEC, 0xF0, 0xF6
 _BOOTREPLY, _OPTION_PAD, _OPTION_ENDPOINT, _OPTION_END = 2, 0, 245, 255
-_SIOCGIFHWADDR, _ARPHRD_ETHER = 0x8927, 1  # of Linux
+_SIOCGIFHWADDR, _ARPHRD_ETHER = 0x8927, 1  # Linux constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EthernetInterface:
+    """A network interface and its 6-byte MAC address."""
+
     name: str
     mac: bytes
 
 
 def encode_discover(xid: bytes, mac: bytes) -> bytes:
-    """244 bytes. The answer is asked for by broadcast: without an address nothing else could be heard."""
+    """Encodes a DHCPDISCOVER of 244 bytes that asks for a broadcast answer.
+
+    Without an address the client could not receive a unicast answer.
+    """
     packet = bytearray(_OPTIONS_AT)
     packet[0:4] = bytes((1, 1, 6, 0))
     packet[_XID_AT : _XID_AT + 4] = xid
@@ -42,7 +47,7 @@ def encode_discover(xid: bytes, mac: bytes) -> bytes:
 
 
 def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
-    """The address that an answer to our own question gives; None if it is none, or another's, or gives none."""
+    """The endpoint's address from option 245 of an offer; None if absent, or not an answer to us."""
     is_ours = (
         len(packet) >= _MIN_PACKET_BYTES
         and packet[0] == _BOOTREPLY
@@ -52,25 +57,28 @@ def endpoint_from_offer(packet: bytes, *, xid: bytes, mac: bytes) -> str | None:
     )
     if not is_ours:
         return None
-    given = next((data for code, data in _parse_options(packet) if code == _OPTION_ENDPOINT), b"")
-    return socket.inet_ntoa(given) if len(given) == 4 and any(given) else None
+    address = next((data for code, data in _parse_options(packet) if code == _OPTION_ENDPOINT), b"")
+    return socket.inet_ntoa(address) if len(address) == 4 and any(address) else None
 
 
 def _parse_options(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    at = _OPTIONS_AT
-    while at + 1 < len(packet) and packet[at] != _OPTION_END:
-        if packet[at] == _OPTION_PAD:
-            at += 1
+    offset = _OPTIONS_AT
+    while offset + 1 < len(packet) and packet[offset] != _OPTION_END:
+        if packet[offset] == _OPTION_PAD:
+            offset += 1
             continue
-        end = at + 2 + packet[at + 1]
+        end = offset + 2 + packet[offset + 1]
         if end > len(packet):
             return
-        yield packet[at], packet[at + 2 : end]
-        at = end
+        yield packet[offset], packet[offset + 2 : end]
+        offset = end
 
 
 def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
-    """Those of Ethernet, asked of the kernel: what /sys shows may be another namespace's."""
+    """Lists the Ethernet interfaces of this network namespace.
+
+    It asks the kernel, because /sys may show another namespace's interfaces.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         found = (_parse_interface(name, _read_hardware_address(sock, name)) for _, name in socket.if_nameindex())
         return tuple(interface for interface in found if interface is not None)
@@ -79,19 +87,22 @@ def ethernet_interfaces() -> tuple[EthernetInterface, ...]:
 def _read_hardware_address(sock: socket.socket, name: str) -> bytes:
     try:
         return fcntl.ioctl(sock, _SIOCGIFHWADDR, struct.pack("40s", name.encode()))
-    except OSError:  # it went away meanwhile
+    except OSError:  # the interface is gone
         return b""
 
 
 def _parse_interface(name: str, hardware: bytes) -> EthernetInterface | None:
-    """`hardware`: the name in 16 bytes, the type of the hardware in two, its address."""
+    """Parses the kernel's answer: name (16 bytes), hardware type (2 bytes), address."""
     is_ethernet = len(hardware) >= 24 and struct.unpack_from("=H", hardware, 16) == (_ARPHRD_ETHER,)
     mac = hardware[18:24]
     return EthernetInterface(name=name, mac=mac) if is_ethernet and any(mac) else None
 
 
 def ask_for_endpoint(interface: EthernetInterface, *, answer_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Ask once on this interface; None if nobody names an endpoint in time. Unavailable says what stands against it."""
+    """Asks DHCP once on this interface; returns the endpoint's address, None if none came in time.
+
+    Blocks for up to `answer_s` seconds. Raises Unavailable if the request cannot be sent.
+    """
     xid = os.urandom(4)
     try:
         with _open_socket(interface) as sock:
@@ -117,7 +128,7 @@ def _open_socket(interface: EthernetInterface) -> socket.socket:
 
 
 def _receive_endpoint(sock: socket.socket, xid: bytes, mac: bytes, deadline: float) -> str | None:
-    """Answers to others arrive here too, and an offer may come without the option: listen on."""
+    """Waits for the offer, and ignores answers to other clients and offers without the option."""
     while (left_s := deadline - time.monotonic()) > 0:
         sock.settimeout(left_s)
         try:

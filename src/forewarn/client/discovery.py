@@ -16,81 +16,79 @@ from forewarn.protocol.http_message import HttpResponse
 
 _WELL_KNOWN_ENDPOINT = parse_endpoint(WELL_KNOWN_URL)
 PROBE_CONNECT_TIMEOUT_S = 2.0
-_DHCP_ENDPOINT_PORTS = (
-    80,
-    8080,
-)  # clients in the wild disagree about the port at the address that DHCP gives (evidence §9)
+_DHCP_ENDPOINT_PORTS = (80, 8080)  # known clients disagree about the port at DHCP's address (evidence §9)
 _PROBE_TRIES, _PROBE_INTERVAL_S = 3, 1.0
-_MAX_INTERFACES = 4  # so that looking ends, on hosts with hundreds of them too
+_MAX_INTERFACES = 4  # so that discovery ends soon on hosts with hundreds of interfaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discovery:
-    """How to look. `waits_s` stand before each round of DHCP questions; () asks none."""
+    """Settings of the discovery; `waits_s` are the delays before each round of DHCP, () disables DHCP.
+
+    `interfaces` and `ask` are the functions that list interfaces and ask on one of them.
+    """
 
     well_known: Endpoint = _WELL_KNOWN_ENDPOINT
     connect_s: float = PROBE_CONNECT_TIMEOUT_S
-    answer_s: float = 150.0  # it is the first request, whose answer may take two minutes (spec §8.1)
+    answer_s: float = 150.0  # the first answer may take two minutes (spec §8.1)
     waits_s: Sequence[float] = dhcp.TRY_DELAYS_S
     interfaces: Callable[[], Sequence[dhcp.EthernetInterface]] = dhcp.ethernet_interfaces
     ask: Callable[[dhcp.EthernetInterface], str | None] = dhcp.ask_for_endpoint
 
 
 def is_scheduled_events_response(response: HttpResponse) -> bool:
-    """Whether this is what a scheduled events endpoint says, in good days or bad ones. Other clouds have other services
-    at the same address.
-    """
+    """Whether a scheduled events endpoint sent this, be it an error. Other clouds use the same address."""
     if is_transient_status(response.status):
         return True
     try:
-        said = json.loads(response.body)
+        content = json.loads(response.body)
     except (ValueError, RecursionError):
-        return response.status == 200 and not response.body.strip()  # met in the wild (spec §11)
-    return isinstance(said, dict) and (
-        "Events" in said if response.status == 200 else _is_error_response(response, said)
+        return response.status == 200 and not response.body.strip()  # real endpoints do that at times (spec §11)
+    return isinstance(content, dict) and (
+        "Events" in content if response.status == 200 else _is_error_response(response, content)
     )
 
 
-def _is_error_response(response: HttpResponse, said: dict[str, object]) -> bool:
-    return response.status in (400, 404) and isinstance(said.get("error"), str)
+def _is_error_response(response: HttpResponse, content: dict[str, object]) -> bool:
+    return response.status in (400, 404) and isinstance(content.get("error"), str)
 
 
 def discover_endpoint(discovery: Discovery) -> Flow[Endpoint]:
-    """Unreachable says what was tried."""
+    """Flow: finds the endpoint. Raises Unreachable with what was tried."""
     if (yield from _probe_endpoint(discovery, discovery.well_known)):
         return discovery.well_known
-    trouble = "nobody names one by DHCP" if discovery.waits_s else "DHCP was not asked"
+    problem = "no DHCP server names one" if discovery.waits_s else "DHCP was not asked"
     for wait_s in discovery.waits_s:
         yield Sleep(seconds=wait_s)
         try:
             found = yield from _ask_dhcp(discovery)
         except Unavailable as error:
-            trouble = str(error).partition(":")[0]
+            problem = str(error).partition(":")[0]
             continue
         if found is not None:
             return found
     raise Unreachable(
-        f"no endpoint was found: {discovery.well_known} does not answer, and {trouble}: "
+        f"no endpoint was found: {discovery.well_known} does not answer, and {problem}: "
         "set FOREWARN_ENDPOINT, or check the network"
     )
 
 
 def _ask_dhcp(discovery: Discovery) -> Flow[Endpoint | None]:
-    """One round over all interfaces; the last trouble is raised if there was nothing else."""
-    trouble: Unavailable | None = None
+    """Asks on all interfaces once; raises the last problem if no endpoint was found."""
+    problem: Unavailable | None = None
     found: Sequence[dhcp.EthernetInterface] = yield CallFunction(function=discovery.interfaces)
     for interface in found[:_MAX_INTERFACES]:
         try:
             address: str | None = yield CallFunction(function=partial(discovery.ask, interface))
         except Unavailable as error:
-            trouble = error
+            problem = error
             continue
         for port in _DHCP_ENDPOINT_PORTS if address else ():
             endpoint = Endpoint(host=str(address), port=port)
             if (yield from _probe_endpoint(discovery, endpoint)):
                 return endpoint
-    if trouble is not None:
-        raise trouble
+    if problem is not None:
+        raise problem
     return None
 
 

@@ -17,7 +17,7 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
-BODY_TIMEOUT_S = 120.0  # a slow document is better than none, but one that never ends is none (spec §11)
+BODY_TIMEOUT_S = 120.0  # a slow body is worth waiting for, an endless one is not (spec §11)
 
 
 class Unreachable(Unavailable):
@@ -25,101 +25,125 @@ class Unreachable(Unavailable):
 
 
 class IncompleteResponse(Unavailable):
-    """A connection was accepted, and the answer did not come, or not whole."""
+    """The endpoint accepted the connection, and sent no complete response."""
 
 
 class StaleConnection(IncompleteResponse):
-    """A connection that was kept had been closed meanwhile: nothing is known to have been heard."""
+    """The server had closed a kept connection before the request; nothing was received on it."""
 
 
 def unreachable_error(endpoint: Endpoint, error: Exception) -> Unreachable:
-    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno and why.startswith("Connect call failed"):
-        why = os.strerror(error.errno)  # those were asyncio's words
-    return Unreachable(f"nothing answers at {endpoint} ({why}): check the endpoint")
+    """Returns the `Unreachable` error for a failed connection attempt, with the system's reason."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno and reason.startswith("Connect call failed"):
+        reason = os.strerror(error.errno)  # asyncio put its own text into strerror
+    return Unreachable(f"nothing answers at {endpoint} ({reason}): check the endpoint")
 
 
 def incomplete_response_error(endpoint: Endpoint, error: Exception, *, may_be_stale: bool) -> IncompleteResponse:
-    """`may_be_stale`: the connection had been kept, and nothing came over it."""
+    """Returns the error for a response that broke off.
+
+    It is a `StaleConnection` if `may_be_stale`, unless the request timed out. `may_be_stale` says that the connection
+    was reused and nothing was received on it.
+    """
     kind = StaleConnection if may_be_stale and not isinstance(error, TimeoutError) else IncompleteResponse
     return kind(f"{endpoint} broke off its answer ({str(error) or type(error).__name__}): ask again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """Send this and read the answer: a Response. Raises Unreachable or Broken."""
+    """Effect: send the request and return its `HttpResponse`.
+
+    Raises Unreachable or IncompleteResponse into the flow. Times are in seconds.
+    """
 
     endpoint: Endpoint
     request: HttpRequest
-    timeout_s: float  # until the answer begins, and for more of it at any time
-    body_timeout_s: float = BODY_TIMEOUT_S  # beyond that for the whole
+    timeout_s: float  # until the response begins, and between two reads of it
+    body_timeout_s: float = BODY_TIMEOUT_S  # added to timeout_s for the whole response
     connect_timeout_s: float = CONNECT_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
+    """Effect: wait for this many seconds."""
+
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFunction:
-    """Call this: it may block for a moment, and what it returns or raises comes back."""
+    """Effect: call a function that may block, and return its result or raise its error into the flow."""
 
     function: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YieldItem:
-    """Give this to whoever iterates; the talk goes on when they ask for more."""
+    """Effect: give this item to the caller who iterates; the flow continues when the next is requested."""
 
     item: Any
 
 
 Effect = SendRequest | Sleep | CallFunction | YieldItem
-Flow = Generator[Effect, Any, T]
+Flow = Generator[Effect, Any, T]  # yields effects, receives their results, returns a T
 
 
 class FlowRunner(Generic[T]):
-    """A talk under way: `move()` until it is None, each followed by `came` or `failed`; then there is a `result`."""
+    """Runs one flow step by step.
 
-    def __init__(self, talk: Flow[T]) -> None:
-        self._flow = talk
+    Call `next_effect` until it returns None, and `set_result` or `set_error` after each effect. Then `result` is the
+    value that the flow returned.
+    """
+
+    def __init__(self, flow: Flow[T]) -> None:
+        self._flow = flow
         self._value: Any = None
         self._error: Exception | None = None
         self._results: list[T] = []
 
     def next_effect(self) -> Effect | None:
-        came, failed = self._value, self._error
+        """Resumes the flow with the last result or error; returns its next effect, or None at its end.
+
+        Raises what the flow raises.
+        """
+        value, error = self._value, self._error
         self._value = self._error = None
         try:
-            return self._flow.send(came) if failed is None else self._flow.throw(failed)
+            return self._flow.send(value) if error is None else self._flow.throw(error)
         except StopIteration as end:
             self._results.append(end.value)
             return None
 
-    def set_result(self, what: Any) -> None:
-        self._value = what
+    def set_result(self, value: Any) -> None:
+        """Sets the value that the flow receives for its last effect."""
+        self._value = value
 
     def set_error(self, error: Exception) -> None:
+        """Sets the error that is raised inside the flow for its last effect."""
         self._error = error
 
     def close(self) -> None:
+        """Closes the flow early."""
         self._flow.close()
 
     @property
     def result(self) -> T:
+        """The value that the flow returned; valid once `next_effect` has returned None."""
         return self._results[0]
 
 
 def request_flow(
-    endpoint: Endpoint, request: HttpRequest, patience_s: float, *, connect_s: float = CONNECT_TIMEOUT_S
+    endpoint: Endpoint, request: HttpRequest, timeout_s: float, *, connect_s: float = CONNECT_TIMEOUT_S
 ) -> Generator[Effect, Any, HttpResponse]:
-    """One request and its answer; once more at once if a kept connection turns out to be closed. That is harmless:
-    polls change nothing, and an approval may be repeated (spec §5.2).
+    """Sends one request, and repeats it once if a kept connection turns out to be closed.
+
+    The repetition is harmless: polls change nothing, and an approval may be repeated (spec §5.2). Raises Unreachable
+    or IncompleteResponse.
     """
-    move = SendRequest(endpoint=endpoint, request=request, timeout_s=patience_s, connect_timeout_s=connect_s)
+    effect = SendRequest(endpoint=endpoint, request=request, timeout_s=timeout_s, connect_timeout_s=connect_s)
     try:
-        response: HttpResponse = yield move
+        response: HttpResponse = yield effect
     except StaleConnection:
-        response = yield move
+        response = yield effect
     return response

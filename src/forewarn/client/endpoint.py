@@ -14,6 +14,8 @@ WELL_KNOWN_URL = "http://169.254.169.254"  # spec §2.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
+    """Host and port of a metadata endpoint; `str()` gives its http:// URL."""
+
     host: str
     port: int = 80
 
@@ -23,16 +25,19 @@ class Endpoint:
 
 
 def configured_endpoint(explicit: str | None, environ: Mapping[str, str]) -> Endpoint | None:
-    """None: nobody has said, it must be discovered."""
+    """Returns the explicit endpoint, else FOREWARN_ENDPOINT, else SCHEDULEDEVENTSIP; None if none is set."""
     text = explicit or environ.get("FOREWARN_ENDPOINT") or environ.get("SCHEDULEDEVENTSIP")
     return parse_endpoint(text) if text else None
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """With or without scheme and port. A path below /metadata is forgiven, so that URLs can be pasted."""
-    whole = text.strip()
+    """Parses an address or URL, with or without scheme and port. Raises Rejected.
+
+    A path below /metadata is ignored, so that URLs can be pasted.
+    """
+    text_or_url = text.strip()
     try:
-        parts = urlsplit(whole if "://" in whole else f"http://{_bracketed(whole)}")
+        parts = urlsplit(text_or_url if "://" in text_or_url else f"http://{_bracketed(text_or_url)}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
@@ -56,4 +61,6 @@ def _bracketed(address: str) -> str:
 
 
 def _invalid_endpoint_error(text: str) -> Rejected:
-    return Rejected(f"the endpoint {text!r} is no plain HTTP address: write it like {WELL_KNOWN_URL} or 127.0.1.1:8080")
+    return Rejected(
+        f"the endpoint {text!r} is not a plain HTTP address: write it like {WELL_KNOWN_URL} or 127.0.1.1:8080"
+    )

@@ -12,18 +12,18 @@ Event = ReceivedEvent
 
 
 def lists(event: Event, name: str) -> bool:
-    """Whether this VM is among the resources: without case, and with or without the underscore of 2017 (spec §3)."""
+    """Whether the event lists this VM: ignores case and the leading underscore of 2017 (spec §3)."""
     own = name.casefold()
     return any(resource.casefold() in (own, f"_{own}") for resource in event.resources)
 
 
 def event_key(event: Event) -> str:
-    """What an event is told from others by; one that came without an id is known by whom it hits."""
+    """The key that identifies an event: its id in upper case, or kind and resources if it has no id."""
     return event.id.upper() or f"{event.kind} of {', '.join(event.resources)}"
 
 
 class Outcome(StrEnum):
-    """Why an event is no longer listed, as far as the wire can tell (spec §4.2, §6.1)."""
+    """How an event ended, as far as the documents show (spec §4.2, §6.1)."""
 
     FINISHED = "finished"
     WITHDRAWN = "withdrawn"
@@ -31,7 +31,7 @@ class Outcome(StrEnum):
 
 
 def _no_callback() -> None:
-    """Who waits for changes of their own making to be handled."""
+    """Default of `when_done`: does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +40,28 @@ class _EventChange:
     when_done: Callable[[], None] = field(default=_no_callback, repr=False, compare=False)
 
     def done(self) -> None:
-        """It is handled, and is not told again; asking for the next change says the same."""
+        """Marks the change as handled, so that it is not delivered again."""
         self.when_done()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduled(_EventChange):
-    left_s: float | None = None  # until its not-before, by the service's time when it was told; None: unknown
+    """An event was announced."""
+
+    left_s: float | None = None  # seconds until NotBefore when the change was delivered; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_EventChange):
-    first: bool = False  # nothing was told of the event before: it had no notice, or nobody watched
+    """An event has started."""
+
+    first: bool = False  # no Scheduled came before: the event had no notice, or nothing was watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(_EventChange):
+    """An event is no longer listed; `outcome` says how it ended."""
+
     outcome: Outcome = Outcome.UNKNOWN
 
 

@@ -36,8 +36,10 @@ DEFAULT_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Handler:
-    """Reactions to events that list this VM; with `neighbours` to all events that it hears of. `retry_s` are the waits
-    before a function that raised is called again, the last one for ever: until it returns, or the event is gone.
+    """Calls decorated functions for events that list this VM; with `neighbours` for all events.
+
+    `retry_s` are the delays in seconds before a function that raised is called again; the last one repeats until the
+    function returns or the event is gone.
     """
 
     def __init__(
@@ -54,87 +56,95 @@ class Handler:
         self._stopped = threading.Event()
 
     def on(self, *kinds: str, approve: bool = False) -> Callable[[F], F]:
-        """Called with the first that is heard of an event: a Scheduled, or a Started that had no notice. With `approve`
-        a scheduled event may start as soon as the function has returned.
+        """Decorator: calls the function with the first change of an event.
+
+        That is a Scheduled, or a Started for an event without notice. With `approve` the event is approved after the
+        function returns, if it is still scheduled. No kinds means all kinds.
         """
         return partial(self._add_rule, _is_first_change, kinds, approve)
 
     def started(self, *kinds: str) -> Callable[[F], F]:
-        """Called when an event has started."""
+        """Decorator: calls the function when an event of these kinds has started."""
         return partial(self._add_rule, _is_started, kinds, False)
 
     def gone(self, *kinds: Any) -> Any:
-        """Called when an event is gone; `change.outcome` says how. Also without parentheses, for all kinds."""
+        """Decorator: calls the function when an event is gone; `change.outcome` says how it ended.
+
+        Without parentheses it applies to all kinds.
+        """
         if len(kinds) == 1 and callable(kinds[0]):
             return self._add_rule(_is_gone, (), False, kinds[0])
         return partial(self._add_rule, _is_gone, kinds, False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
-        """For ever, or until `stop`. Functions run in threads of their own."""
+        """Watches and calls functions, each in its own thread, until `stop`. Raises Rejected for async functions."""
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
                 raise Rejected(
                     f"{rule.function.__name__} is an async function: use `await handler.arun(AsyncClient())`"
                 )
-        round_ = self._make_scheduler()
-        crew = _JobThreads(client, round_)
-        with closing(client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=round_.idle_time_s))) as news:
-            for change in news:
+        scheduler = self._make_scheduler()
+        threads = _JobThreads(client, scheduler)
+        with closing(
+            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
+        ) as changes:
+            for change in changes:
                 if change is not None:
-                    round_.add_change(change)
-                crew.run_due_jobs()
+                    scheduler.add_change(change)
+                threads.run_due_jobs()
                 if self._stopped.is_set():
                     break
-        round_.is_stopping = True
-        crew.finish()
+        scheduler.is_stopping = True
+        threads.finish()
         self._stopped.clear()
 
     async def arun(self, client: AsyncClient, cursor: Path | str | None = None) -> None:
-        """For ever, or until `stop`, or cancelled. Async functions run as tasks, others in threads."""
-        round_ = self._make_scheduler()
+        """Watches and calls functions until `stop` or cancellation; async ones as tasks, others in threads."""
+        scheduler = self._make_scheduler()
         try:
             async with asyncio.TaskGroup() as group:
-                await self._watch_and_run_jobs(client, cursor, round_, group)
-                round_.is_stopping = True
-        except ExceptionGroup as several:
-            raise several.exceptions[0] from None
+                await self._watch_and_run_jobs(client, cursor, scheduler, group)
+                scheduler.is_stopping = True
+        except ExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
         self._stopped.clear()
 
     async def _watch_and_run_jobs(
-        self, client: AsyncClient, cursor: Path | str | None, round_: HandlerScheduler, group: asyncio.TaskGroup
+        self, client: AsyncClient, cursor: Path | str | None, scheduler: HandlerScheduler, group: asyncio.TaskGroup
     ) -> None:
-        async def work(job: HandlerJob) -> None:
+        async def run_job(job: HandlerJob) -> None:
             try:
-                came = await _run_job_async(client, job)
+                result = await _run_job_async(client, job)
             except Exception as error:
-                round_.job_failed(job, error)
+                scheduler.job_failed(job, error)
             else:
-                round_.job_succeeded(job, came)
-            begin()
+                scheduler.job_succeeded(job, result)
+            start_due_jobs()
 
-        def begin() -> None:
-            for job in round_.due_jobs():
-                group.create_task(work(job))
+        def start_due_jobs() -> None:
+            for job in scheduler.due_jobs():
+                group.create_task(run_job(job))
 
         async with aclosing(
-            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=round_.idle_time_s))
-        ) as news:
-            async for change in news:
+            client.watch_with(cursor, WatchOptions(explicit=True, max_poll_s=scheduler.idle_time_s))
+        ) as changes:
+            async for change in changes:
                 if change is not None:
-                    round_.add_change(change)
-                begin()
+                    scheduler.add_change(change)
+                start_due_jobs()
                 if self._stopped.is_set():
                     return
 
     def stop(self) -> None:
-        """`run` or `arun` returns soon, when the functions under way have; from wherever this is called. What is not
-        handled by then is told again next time.
+        """Makes `run` or `arun` return after the running functions; any thread may call it.
+
+        Changes that are not handled by then are delivered again next time.
         """
         self._stopped.set()
 
-    def _add_rule(self, wants: Callable[[Change], bool], kinds: Sequence[str], approve: bool, function: F) -> F:
+    def _add_rule(self, accepts: Callable[[Change], bool], kinds: Sequence[str], approve: bool, function: F) -> F:
         folded = frozenset(kind.casefold() for kind in kinds)
-        self._rules.append(HandlerRule(accepts=wants, function=function, kinds=folded, approve=approve))
+        self._rules.append(HandlerRule(accepts=accepts, function=function, kinds=folded, approve=approve))
         return function
 
     def _make_scheduler(self) -> HandlerScheduler:
@@ -144,15 +154,15 @@ class Handler:
 
 
 class _JobThreads:
-    """Threads that do jobs; what came of them is put into the round by whoever calls."""
+    """Runs jobs in threads; the calling thread passes their results to the scheduler."""
 
-    def __init__(self, client: Client, round_: HandlerScheduler) -> None:
-        self._client, self._scheduler = client, round_
+    def __init__(self, client: Client, scheduler: HandlerScheduler) -> None:
+        self._client, self._scheduler = client, scheduler
         self._results: queue.SimpleQueue[tuple[HandlerJob, Any, BaseException | None]] = queue.SimpleQueue()
         self._running = 0
 
     def run_due_jobs(self) -> None:
-        """Conclude what has ended, begin what is due."""
+        """Processes finished jobs and starts those that are due."""
         while not self._results.empty():
             self._handle_result()
         for job in self._scheduler.due_jobs():
@@ -160,15 +170,16 @@ class _JobThreads:
             threading.Thread(target=self._run, args=(job,), daemon=True).start()
 
     def finish(self) -> None:
+        """Waits for the running jobs and the approvals that follow them."""
         while self._running:
             self._handle_result()
             self.run_due_jobs()
 
     def _handle_result(self) -> None:
-        job, came, error = self._results.get()
+        job, result, error = self._results.get()
         self._running -= 1
         if error is None:
-            self._scheduler.job_succeeded(job, came)
+            self._scheduler.job_succeeded(job, result)
         elif isinstance(error, Exception):
             self._scheduler.job_failed(job, error)
         else:
@@ -177,7 +188,7 @@ class _JobThreads:
     def _run(self, job: HandlerJob) -> None:
         try:
             self._results.put((job, _run_job(self._client, job), None))
-        except BaseException as error:  # sys.exit() in a function is meant for the program, not for a thread
+        except BaseException as error:  # sys.exit() in a handler function ends the program, not only its thread
             self._results.put((job, None, error))
 
 

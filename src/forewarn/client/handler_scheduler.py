@@ -16,12 +16,12 @@ from forewarn.client.events import Change, Event, Gone, Scheduled, event_key, li
 from forewarn.errors import Rejected
 
 LOG = logging.getLogger("forewarn.client")
-BUSY_POLL_S = 1.0  # how long a poll may take while functions are under way, which may want something next
+BUSY_POLL_S = 1.0  # how long a poll may take while functions run: their results need a prompt reaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRule:
-    """Which changes a function wants; no kinds are all kinds."""
+    """A handler function and the changes that it wants; empty `kinds` means all kinds."""
 
     accepts: Callable[[Change], bool]
     function: Callable[[Any], Any]
@@ -29,38 +29,44 @@ class HandlerRule:
     approve: bool = False
 
     def matches(self, change: Change) -> bool:
+        """Whether the function wants this change."""
         return self.accepts(change) and (not self.kinds or change.event.kind.casefold() in self.kinds)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HandlerTask:
-    """One function for one change."""
+    """One call of one function for one change, with its retries and its approval."""
 
     change: Change
     rule: HandlerRule
     failures: int = 0
     due_at: float = -math.inf
     is_running: bool = False
-    has_returned: bool = False  # what is left is the approval
+    has_returned: bool = False  # only the approval is left
     is_final_try: bool = False  # the event is gone: no more tries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnVmName:
-    """Ask for this VM's name."""
+    """Job: ask the endpoint for this VM's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallHandlerFunction:
+    """Job: call the task's function with its change."""
+
     task: HandlerTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApproveEvent:
+    """Job: approve the event after its function has returned."""
+
     task: HandlerTask
 
     @property
     def event(self) -> Event:
+        """The event to approve."""
         return self.task.change.event
 
 
@@ -69,12 +75,18 @@ HandlerJob = LearnVmName | CallHandlerFunction | ApproveEvent
 
 @dataclass(slots=True, kw_only=True)
 class HandlerScheduler:
+    """Queues changes per event, and decides which jobs are due.
+
+    Call `add_change` for each change, run the jobs of `due_jobs`, and report each with `job_succeeded` or
+    `job_failed`.
+    """
+
     rules: Sequence[HandlerRule]
     retry_s: Sequence[float]
     clock: Callable[[], float]
     vm_name: str | None = None
     neighbours: bool = False
-    is_stopping: bool = False  # nothing new is begun, but what was promised is approved
+    is_stopping: bool = False  # no new calls; approvals after returned functions are still sent
     _inbox: list[Change] = field(default_factory=list)
     _queues: dict[str, list[HandlerTask]] = field(default_factory=dict)  # by event
     _is_learning_name: bool = False
@@ -82,32 +94,34 @@ class HandlerScheduler:
     _learn_name_failures: int = 0
 
     def add_change(self, change: Change) -> None:
+        """Queues a change; it waits until this VM's name is known."""
         self._inbox.append(change)
         self._assign_inbox()
 
     def idle_time_s(self) -> float:
-        """How long nobody is needed here."""
+        """Seconds until the next job is due; infinity if none is planned."""
         if self._is_learning_name or any(task.is_running for task in self._all_tasks()):
             return BUSY_POLL_S
         due_at = min((task.due_at for task in self._all_tasks()), default=math.inf)
         return max(0.0, min(due_at, self._learn_name_at if self._inbox else math.inf) - self.clock())
 
     def due_jobs(self) -> Iterator[HandlerJob]:
-        """What is due now; each is to be followed by `came` or `failed`."""
+        """Yields the jobs that are due now and marks them as running."""
         now = self.clock()
         if self._inbox and not self._is_learning_name and not self.is_stopping and self._learn_name_at <= now:
             self._is_learning_name = True
             yield LearnVmName()
-        for line in list(self._queues.values()):
-            ready = (task for task in line if task.due_at <= now and (task.has_returned or not self.is_stopping))
+        for queue in list(self._queues.values()):
+            ready = (task for task in queue if task.due_at <= now and (task.has_returned or not self.is_stopping))
             due = next(ready, None)
-            if due is not None and not any(task.is_running for task in line):
+            if due is not None and not any(task.is_running for task in queue):
                 due.is_running = True
                 yield ApproveEvent(task=due) if due.has_returned else CallHandlerFunction(task=due)
 
-    def job_succeeded(self, job: HandlerJob, what: Any) -> None:
+    def job_succeeded(self, job: HandlerJob, result: Any) -> None:
+        """Takes the result of a job; a returned function may lead to an approval."""
         if isinstance(job, LearnVmName):
-            self._is_learning_name, self.vm_name = False, what
+            self._is_learning_name, self.vm_name = False, result
             self._assign_inbox()
             return
         task = job.task
@@ -123,7 +137,10 @@ class HandlerScheduler:
             self._finish_task(task)
 
     def job_failed(self, job: HandlerJob, error: Exception) -> None:
-        """Raises what cannot be helped: an endpoint that does not tell this VM's name."""
+        """Takes the error of a job and plans a retry.
+
+        Raises Rejected if the endpoint refuses to give this VM's name.
+        """
         if isinstance(job, LearnVmName):
             self._is_learning_name = False
             if isinstance(error, Rejected):
@@ -145,7 +162,7 @@ class HandlerScheduler:
         return self.clock() + self.retry_s[min(failures, len(self.retry_s)) - 1]
 
     def _assign_inbox(self) -> None:
-        """Hand changes to their functions, once it is known whom they concern."""
+        """Assigns queued changes to functions, once this VM's name is known."""
         if self.vm_name is None and not self.neighbours:
             return
         inbox, self._inbox = self._inbox, []
@@ -163,9 +180,9 @@ class HandlerScheduler:
         else:
             change.done()
 
-    def _cancel_tasks(self, line: list[HandlerTask]) -> None:
-        """What was tried for an event that is gone is not tried again."""
-        for task in list(line):
+    def _cancel_tasks(self, queue: list[HandlerTask]) -> None:
+        """Ends the retries of an event that is gone."""
+        for task in list(queue):
             task.is_final_try = True
             if not task.is_running:
                 self._finish_task(task)
@@ -179,9 +196,9 @@ class HandlerScheduler:
             del self._queues[key]
 
     def _all_tasks(self) -> Iterator[HandlerTask]:
-        return (task for line in self._queues.values() for task in line)
+        return (task for queue in self._queues.values() for task in queue)
 
     def _log_failure(self, job: CallHandlerFunction | ApproveEvent, error: Exception) -> None:
         event, function = job.task.change.event, getattr(job.task.rule.function, "__name__", "a function")
-        what = "the approval after " if isinstance(job, ApproveEvent) else ""
-        LOG.error("%s%s failed for %s %s: %s", what, function, event.kind, event.id, error, exc_info=error)
+        prefix = "the approval after " if isinstance(job, ApproveEvent) else ""
+        LOG.error("%s%s failed for %s %s: %s", prefix, function, event.kind, event.id, error, exc_info=error)

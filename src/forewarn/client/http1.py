@@ -13,12 +13,13 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
-_MAX_CHUNK_HEADER_BYTES = 1024  # of the line before a chunk
+_MAX_CHUNK_HEADER_BYTES = 1024
 _BODYLESS_STATUSES = frozenset({204, 304})
 _STATUS_CODE = re.compile(r"[1-9][0-9]{2}")
 
 
 def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
+    """Encodes a request for the endpoint, with Host, Accept and User-Agent."""
     host = str(endpoint).removeprefix("http://")
     fields = (("host", host), ("accept", "application/json"), ("user-agent", "forewarn"), *request.headers)
     length = (("content-length", str(len(request.body))),) if request.body or request.method == "POST" else ()
@@ -27,23 +28,27 @@ def encode_request(request: HttpRequest, endpoint: Endpoint) -> bytes:
 
 
 class ResponseReader:
-    """One answer in the making. Feed it what was received, b"" at the end; it gives the Response when that is whole."""
+    """Parses one response incrementally. Feed it received bytes, and b"" when the peer has closed."""
 
     def __init__(self) -> None:
-        self.has_received = False  # something was received
+        self.has_received = False
         self.can_keep_alive = False  # another request may follow on this connection
         self._data = bytearray()
         self._head: HttpResponse | None = None
         self._chunks = _ChunkedBodyReader()
 
     def feed(self, data: bytes) -> HttpResponse | None:
+        """Adds data; returns the response once it is complete, else None.
+
+        Raises IncompleteResponse if the data is not HTTP, is too long, or ends too early.
+        """
         self.has_received = self.has_received or bool(data)
         self._data += data
         if self._head is None:
             self._head = self._read_head()
         if self._head is None:
             if not data:
-                raise IncompleteResponse("the connection was closed before there was an answer")
+                raise IncompleteResponse("the connection was closed before the answer began")
             return None
         body = self._read_body(self._head, is_end=not data)
         return None if body is None else HttpResponse(status=self._head.status, headers=self._head.headers, body=body)
@@ -57,7 +62,7 @@ class ResponseReader:
                 return None
             version, head = _parse_head(bytes(self._data[:end]))
             del self._data[: end + 4]
-            if head.status >= 200:  # what comes before is about the request, not an answer to it
+            if head.status >= 200:  # skip interim 1xx responses
                 self.can_keep_alive = _is_keep_alive(version, head)
                 return head
 
@@ -84,19 +89,19 @@ class ResponseReader:
 
 
 def _parse_head(raw: bytes) -> tuple[str, HttpResponse]:
-    """The version and the status line with its fields."""
+    """Returns the HTTP version, and a response with status and headers."""
     first, *lines = raw.decode("latin-1").split("\r\n")
     words = first.split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _STATUS_CODE.fullmatch(words[1]):
-        raise IncompleteResponse(f"what answers does not speak HTTP ({first[:40]!r})")
+        raise IncompleteResponse(f"the answer is not HTTP ({first[:40]!r})")
     pairs = (line.partition(":") for line in lines)
     fields = tuple((name.strip().lower(), value.strip()) for name, colon, value in pairs if colon)
     return words[0], HttpResponse(status=int(words[1]), headers=fields)
 
 
 def _is_keep_alive(version: str, head: HttpResponse) -> bool:
-    wish = _header_value(head, "connection").lower()
-    return "close" not in wish and (version != "HTTP/1.0" or "keep-alive" in wish)
+    header = _header_value(head, "connection").lower()
+    return "close" not in header and (version != "HTTP/1.0" or "keep-alive" in header)
 
 
 def _header_value(head: HttpResponse, name: str) -> str:
@@ -114,13 +119,13 @@ def _parse_length(text: str, base: int) -> int:
 
 
 class _ChunkedBodyReader:
-    """A body in chunks. What was read of it is not read again, however small its pieces are."""
+    """Decodes a chunked body; each chunk is read only once, however small the received pieces are."""
 
     def __init__(self) -> None:
         self._body, self._at = bytearray(), 0
 
     def read_body(self, data: bytearray) -> bytes | None:
-        """The body, once its last chunk is there."""
+        """Returns the body once its last chunk is complete, else None."""
         while (end := data.find(b"\r\n", self._at, self._at + _MAX_CHUNK_HEADER_BYTES)) >= 0:
             size = _parse_length(data[self._at : end].decode("latin-1").partition(";")[0].strip(), 16)
             if size == 0:

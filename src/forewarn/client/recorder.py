@@ -19,7 +19,10 @@ from forewarn.protocol.versions import NEWEST_VERSION
 
 
 class EndpointRecorder:
-    """One recording in the making. Times are real: `for_s` ends it, None lets it go on until interrupted."""
+    """Makes one recording in real time; `for_s` limits it in seconds, None means until interrupted.
+
+    It polls every `every_s` seconds, or at once after a long poll that the endpoint held.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,10 @@ class EndpointRecorder:
         self._polls = 0
 
     def answers(self) -> Iterator[RecordedResponse]:
-        """Each answer unlike the one before. An endpoint where nobody listens from the start is told: Unreachable."""
+        """Polls and yields each answer that differs from the last. Blocks.
+
+        Raises Unreachable if the endpoint accepts no connection at the first poll.
+        """
         last: RecordedResponse | None = None
         while self._left_s() > 0:
             answer = self._poll()
@@ -51,15 +57,16 @@ class EndpointRecorder:
             self._sleep(min(self._pause_s(), max(0.0, self._left_s())))
 
     def end(self) -> RecordingEnd:
+        """The last line of the recording: elapsed seconds, last Date, number of polls."""
         return RecordingEnd(at_s=self._elapsed_s(), date=self._date, polls=self._polls)
 
     def _poll(self) -> RecordedResponse | None:
-        """None: the document is the one we have."""
+        """Polls once; None if the document has not changed (304)."""
         hold_s = math.ceil(min(LONG_POLL_S, self._left_s())) if self._etag else 0
-        patience_s = hold_s + ANSWER_TIMEOUT_S if self._polls else FIRST_ANSWER_TIMEOUT_S
+        timeout_s = hold_s + ANSWER_TIMEOUT_S if self._polls else FIRST_ANSWER_TIMEOUT_S
         try:
             response = send_request(
-                self._endpoint, poll_request(version=self._version, tag=self._etag, hold_s=hold_s), patience_s
+                self._endpoint, poll_request(version=self._version, tag=self._etag, hold_s=hold_s), timeout_s
             )
         except Unavailable as error:
             if not self._polls and isinstance(error, Unreachable):
@@ -79,7 +86,7 @@ class EndpointRecorder:
         self._was_held = "wait" in fields.get("preference-applied", "").lower()
         if response.status == 304 and self._etag:
             return None
-        # After anything but a document the tag is forgotten: what comes next is worth hearing in full.
+        # After anything but a document, drop the ETag to get the next answer in full.
         self._etag = fields.get("etag", "") if response.status == 200 and response.body else ""
         return RecordedResponse(
             at_s=self._elapsed_s(),
@@ -91,7 +98,7 @@ class EndpointRecorder:
         )
 
     def _pause_s(self) -> float:
-        may_hold = self._was_held or (self._etag and self._polls == 1)  # to be found out
+        may_hold = self._was_held or (self._etag and self._polls == 1)  # not known yet
         return LONG_POLL_PAUSE_S if may_hold else self._every_s
 
     def _elapsed_s(self) -> float:
@@ -102,5 +109,5 @@ class EndpointRecorder:
 
 
 def _single_ascii_line(text: str) -> str:
-    """On one line and in ASCII, as a header can be sent again."""
+    """The text on one line in ASCII, so that it can be replayed as a header."""
     return " ".join(text.split()).encode("ascii", "replace").decode("ascii")

@@ -19,33 +19,35 @@ from forewarn.errors import Rejected
 
 RECORDING_FORMAT = 1
 _FORMAT_KEY = "forewarn-recording"
-_REMEDY = "record again, or take the line out"
+_REMEDY = "record again, or remove the line"
 _JsonLine = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingHeader:
-    vm: str  # "": the endpoint did not tell its name
+    """The first line of a recording."""
+
+    vm: str  # "" if the endpoint did not give it
     api_version: str
-    started_at: float  # POSIX seconds, by the recorder's own clock
+    started_at: float  # POSIX seconds by the recorder's clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedResponse:
-    """One answer to a poll, unlike the one before it."""
+    """One answer to a poll that differs from the answer before it."""
 
-    at_s: float  # since the recording began
-    status: int | None  # None: there was none
+    at_s: float  # seconds since the recording began
+    status: int | None  # None if no response came
     date: float | None = None  # the server's Date
     content_type: str = ""
     retry_after: str = ""
     body: bytes = b""
-    broke: str = ""  # what happened instead of an answer
+    broke: str = ""  # the error, if no response came
 
     def has_same_content(self, other: RecordedResponse) -> bool:
-        """Whether it says the same, at whatever time."""
-        mine, others = (_answer_content(answer) for answer in (self, other))
-        return mine == others
+        """Whether status, headers and body are equal; times and errors' texts do not count."""
+        own, their = (_answer_content(answer) for answer in (self, other))
+        return own == their
 
 
 def _answer_content(answer: RecordedResponse) -> tuple[int | None, str, str, bytes]:
@@ -54,24 +56,28 @@ def _answer_content(answer: RecordedResponse) -> tuple[int | None, str, str, byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingEnd:
+    """The last line of a recording that was not cut off."""
+
     at_s: float
-    date: float | None = None  # the last that the server gave
+    date: float | None = None  # the server's last Date
     polls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRecording:
+    """A whole recording."""
+
     header: RecordingHeader
     answers: tuple[RecordedResponse, ...] = ()
     end: RecordingEnd | None = None  # None: the recorder was cut off
 
 
 class BadRecording(Rejected):
-    """A file that cannot be replayed, with the line that is to blame."""
+    """The file cannot be replayed; the message names the line and a remedy."""
 
 
 def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> bytes:
-    """One line of the file, with its end."""
+    """Encodes one line of the file, with its newline."""
     if isinstance(part, RecordingHeader):
         line = {
             _FORMAT_KEY: RECORDING_FORMAT,
@@ -87,6 +93,7 @@ def encode_line(part: RecordingHeader | RecordedResponse | RecordingEnd) -> byte
 
 
 def encode_recording(recording: EndpointRecording) -> bytes:
+    """Encodes a whole recording."""
     ends = (recording.end,) if recording.end else ()
     return b"".join(encode_line(part) for part in (recording.header, *recording.answers, *ends))
 
@@ -105,29 +112,29 @@ def _answer_to_json(answer: RecordedResponse) -> dict[str, Any]:
 
 
 def decode_recording(raw: bytes, source: str) -> EndpointRecording:
-    """What a file holds; BadRecording names the line and says what to do."""
+    """Decodes a file; `source` names it in messages. Raises BadRecording with line and remedy."""
     lines = list(_parse_lines(raw, source))
     if not lines:
-        raise BadRecording(f"{source}:1: the file is empty, not a recording; make one with `forewarn record`")
-    beginning = _read_header(*lines[0])
+        raise BadRecording(f"{source}:1: the file is empty; make a recording with `forewarn record`")
+    header = _read_header(*lines[0])
     parts = [_read_part(line, place) for line, place in lines[1:]]
     for part, (_, place) in zip(parts[:-1], lines[1:-1], strict=True):
         if isinstance(part, RecordingEnd):
-            raise BadRecording(f"{place}: the recording ends here, but more lines follow; cut them off")
+            raise BadRecording(f"{place}: the recording ends here, but more lines follow; remove them")
     answers = tuple(part for part in parts if isinstance(part, RecordedResponse))
     _check_order(parts, lines)
     if not answers:
-        raise BadRecording(f"{source}: the recording holds no answer; record until the endpoint has answered once")
+        raise BadRecording(f"{source}: the recording contains no answer; record until the endpoint has answered once")
     return EndpointRecording(
-        header=beginning, answers=answers, end=next((part for part in parts if isinstance(part, RecordingEnd)), None)
+        header=header, answers=answers, end=next((part for part in parts if isinstance(part, RecordingEnd)), None)
     )
 
 
 def _parse_lines(raw: bytes, source: str) -> Iterator[tuple[_JsonLine, str]]:
-    *whole, rest = raw.split(b"\n")
-    for number, text in enumerate([*whole, rest], start=1):
+    *complete_lines, rest = raw.split(b"\n")
+    for number, text in enumerate([*complete_lines, rest], start=1):
         place = f"{source}:{number}"
-        is_cut_off = number > len(whole)
+        is_cut_off = number > len(complete_lines)
         if not text.strip():
             continue
         try:
@@ -135,14 +142,14 @@ def _parse_lines(raw: bytes, source: str) -> Iterator[tuple[_JsonLine, str]]:
         except (ValueError, RecursionError) as error:
             if is_cut_off and number > 1:
                 return
-            raise BadRecording(f"{place}: this is no line of JSON ({_short_error(error)}); {_REMEDY}") from error
+            raise BadRecording(f"{place}: this line is not JSON ({_short_error(error)}); {_REMEDY}") from error
         if not isinstance(line, dict):
-            raise BadRecording(f"{place}: this is JSON, but no object; {_REMEDY}")
+            raise BadRecording(f"{place}: this line is not a JSON object; {_REMEDY}")
         yield line, place
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _short_error(error: Exception) -> str:
@@ -151,7 +158,7 @@ def _short_error(error: Exception) -> str:
 
 def _read_header(line: _JsonLine, place: str) -> RecordingHeader:
     if _FORMAT_KEY not in line:
-        raise BadRecording(f"{place}: this does not begin a recording; give a file that `forewarn record` has made")
+        raise BadRecording(f"{place}: the file does not begin like a recording; use a file made with `forewarn record`")
     if line[_FORMAT_KEY] != RECORDING_FORMAT or isinstance(line[_FORMAT_KEY], bool):
         raise BadRecording(
             f"{place}: the recording has format {line[_FORMAT_KEY]!r} and this forewarn reads "
@@ -205,14 +212,16 @@ def _read_number(line: _JsonLine, name: str, place: str) -> float:
 def _read_status(line: _JsonLine, place: str) -> int:
     value = line["status"]
     if isinstance(value, bool) or not isinstance(value, int) or not 200 <= value <= 999:
-        raise BadRecording(f"{place}: 'status' is {value!r}, not one of HTTP; give 200 to 599, or null for no answer")
+        raise BadRecording(
+            f"{place}: 'status' is {value!r}, not an HTTP status; write 200 to 599, or null for no answer"
+        )
     return value
 
 
 def _read_text(line: _JsonLine, name: str, place: str) -> str:
     value = line.get(name, "")
     if not isinstance(value, str):
-        raise BadRecording(f"{place}: {name!r} is {value!r}, not a text; {_REMEDY}")
+        raise BadRecording(f"{place}: {name!r} is {value!r}, not a string; {_REMEDY}")
     return value
 
 

@@ -18,11 +18,11 @@ from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import INSTANCE_VERSIONS, NEWEST_VERSION
 
 POLL_INTERVAL_S = 1.0  # spec §8.5
-LONG_POLL_S = 20  # short of the 30 s of a Preempt, should a held request be lost on the way (spec §6.3)
-LONG_POLL_PAUSE_S = 0.05  # a server on its way out lets go of held requests at once
+LONG_POLL_S = 20  # shorter than the 30 s of a Preempt, in case a held request is lost (spec §6.3)
+LONG_POLL_PAUSE_S = 0.05  # a server that shuts down answers held requests at once
 MAX_BACKOFF_S = 5.0
-MAX_RETRY_AFTER_S = 10.0  # whatever a server asks for: a Preempt gives 30 s only (spec §6.3)
-MAX_TRIES = 5  # of a single question
+MAX_RETRY_AFTER_S = 10.0  # upper bound for Retry-After: a Preempt gives only 30 s (spec §6.3)
+MAX_TRIES = 5  # of a single request
 GONE_TIMEOUT_S = 80.0  # 410 lasts for up to 70 s (spec §11)
 _TRANSIENT_STATUSES = frozenset({408, 410, 429})
 _NAME_VERSION = "2021-02-01"
@@ -30,7 +30,7 @@ NAME_VERSIONS = tuple(version for version in INSTANCE_VERSIONS if "2017-04-02" <
 
 
 class TemporarilyUnavailable(Unavailable):
-    """The service answered that it cannot answer now."""
+    """The service answered with a transient status; `retry_after_s` is its Retry-After in seconds."""
 
     def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -39,17 +39,17 @@ class TemporarilyUnavailable(Unavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollAnswer:
-    """What an answer to a poll said: a document, or None if it is the one named by the tag we sent."""
+    """The parsed answer to a poll; `received` is None if the document is the one with our ETag (304)."""
 
     received: Received | None
     etag: str
-    was_held: bool  # the server waits on our behalf (spec §4.4)
-    server_time: float | None  # its Date: lab time, where there is a lab (spec §12)
+    was_held: bool  # the server supports long polls (spec §4.4)
+    server_time: float | None  # its Date as POSIX seconds; in a lab this is lab time (spec §12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollState:
-    """Where a watcher stands: the document it knows, and how often in a row it has failed."""
+    """The state of a watcher: the last document with its ETag, and consecutive failures."""
 
     etag: str = ""
     document: Received | None = None
@@ -58,7 +58,7 @@ class PollState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollStep:
-    """What follows an answer: where the watcher stands now, what to pass on, and the pause before the next poll."""
+    """What follows a poll: the new state, the document if it changed, the pause before the next poll."""
 
     state: PollState
     new_document: Received | None
@@ -66,20 +66,21 @@ class PollStep:
 
 
 def poll_request(*, version: str = NEWEST_VERSION, tag: str = "", hold_s: int = 0) -> HttpRequest:
-    """A GET of the document; with a tag it may be held until the document is another one."""
+    """Builds the GET of the document; with a tag the server may hold it until the document changes."""
     condition = (("if-none-match", tag),) if tag else ()
     preference = (("prefer", f"wait={hold_s}"),) if tag and hold_s else ()
     return _metadata_request("GET", "/metadata/scheduledevents", {"api-version": version}, (*condition, *preference))
 
 
 def approval_request(ids: Iterable[str], *, version: str = NEWEST_VERSION) -> HttpRequest:
+    """Builds the POST that approves the events with these ids."""
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in ids]}).encode("ascii")
     request = _metadata_request("POST", "/metadata/scheduledevents", {"api-version": version})
     return replace(request, headers=(*request.headers, ("content-type", "application/json")), body=body)
 
 
 def name_request(*, version: str = _NAME_VERSION) -> HttpRequest:
-    """Which name in `resources` is ours (spec §2.6)."""
+    """Builds the GET of this VM's name, as the `resources` of events spell it (spec §2.6)."""
     return _metadata_request("GET", "/metadata/instance/compute/name", {"api-version": version, "format": "text"})
 
 
@@ -90,7 +91,7 @@ def _metadata_request(
 
 
 def parse_poll_answer(response: HttpResponse) -> PollAnswer:
-    """Raises Unavailable if asking again may help, Rejected if not."""
+    """Parses the answer to a poll. Raises Unavailable if a retry may help, else Rejected or NotFound."""
     fields = dict(response.headers)
     received = None if response.status == 304 else _decode_document(response)
     return PollAnswer(
@@ -110,12 +111,12 @@ def _decode_document(response: HttpResponse) -> Received:
 
 
 def raise_for_status(response: HttpResponse) -> None:
-    """Raise what a status other than 200 means."""
+    """Raises the error that a status other than 200 means: TemporarilyUnavailable, NotFound, Rejected."""
     if response.status == 200:
         return
     if is_transient_status(response.status):
-        said = f"the service cannot answer now (status {response.status}): ask again in a few seconds"
-        raise TemporarilyUnavailable(said, status=response.status, retry_after_s=retry_after_s(response))
+        message = f"the service cannot answer now (status {response.status}): ask again in a few seconds"
+        raise TemporarilyUnavailable(message, status=response.status, retry_after_s=retry_after_s(response))
     reason = error_reason(response)
     if response.status == 404:
         raise NotFound(f"the service does not know this VM, or not this path ({reason}): check the endpoint")
@@ -123,12 +124,12 @@ def raise_for_status(response: HttpResponse) -> None:
 
 
 def is_transient_status(status: int) -> bool:
-    """Whether asking again later may help (spec §11)."""
+    """Whether a later retry may help: 408, 410, 429 and 5xx (spec §11)."""
     return status in _TRANSIENT_STATUSES or status >= 500
 
 
 def retry_after_s(response: HttpResponse) -> float | None:
-    """What Retry-After asks for, in seconds or as a date beside the service's own; None if it says nothing usable."""
+    """Seconds that Retry-After asks for, at most MAX_RETRY_AFTER_S; None if absent or unreadable."""
     fields = dict(response.headers)
     text = fields.get("retry-after", "").strip()
     if text.isascii() and text.isdigit():
@@ -140,39 +141,43 @@ def retry_after_s(response: HttpResponse) -> float | None:
 
 
 def error_reason(response: HttpResponse) -> str:
-    """What the body says, in whichever form it says it."""
+    """The reason in an error response: its JSON `error`, else its text."""
     text = response.body[:2000].decode("utf-8", "replace").strip()
     try:
-        said = json.loads(text)["error"]
+        message = json.loads(text)["error"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return text or "no reason given"
-    return said if isinstance(said, str) else text
+    return message if isinstance(message, str) else text
 
 
-def step_after_answer(watch: PollState, answer: PollAnswer) -> PollStep:
-    """A document is news if it is another one than the last, whatever its tag or incarnation."""
-    pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and watch.document is None) else POLL_INTERVAL_S
+def step_after_answer(state: PollState, answer: PollAnswer) -> PollStep:
+    """The step after an answer; a document is new if it differs from the last one in content."""
+    pause_s = LONG_POLL_PAUSE_S if answer.was_held or (answer.etag and state.document is None) else POLL_INTERVAL_S
     if answer.received is None:
-        return PollStep(state=replace(watch, failures=0), new_document=None, pause_s=pause_s)
-    news = answer.received if answer.received != watch.document else None
-    return PollStep(state=PollState(etag=answer.etag, document=answer.received), new_document=news, pause_s=pause_s)
+        return PollStep(state=replace(state, failures=0), new_document=None, pause_s=pause_s)
+    new_document = answer.received if answer.received != state.document else None
+    return PollStep(
+        state=PollState(etag=answer.etag, document=answer.received), new_document=new_document, pause_s=pause_s
+    )
 
 
-def step_after_failure(watch: PollState, error: Unavailable | None = None) -> PollStep:
-    """The tag is forgotten: whoever answers next may be another server."""
-    failed = replace(watch, etag="", failures=watch.failures + 1)
+def step_after_failure(state: PollState, error: Unavailable | None = None) -> PollStep:
+    """The step after a failed poll; it drops the ETag, because another server may answer next."""
+    failed = replace(state, etag="", failures=state.failures + 1)
     return PollStep(state=failed, new_document=None, pause_s=backoff_s(failed.failures, error))
 
 
 def backoff_s(failures: int, error: Unavailable | None = None) -> float:
-    """Doubling from half a second, or what the service asks for; bounded, because a Preempt gives 30 seconds only
-    (spec §6.3)."""
+    """Seconds to wait after this many failures: doubling from 0.5, or the service's Retry-After.
+
+    It is bounded, because a Preempt gives only 30 seconds (spec §6.3).
+    """
     doubling = min(MAX_BACKOFF_S, 0.5 * 2.0 ** min(failures - 1, 8))
     asked = error.retry_after_s if isinstance(error, TemporarilyUnavailable) else None
     return doubling if asked is None else max(doubling, asked)
 
 
 def should_give_up(failures: int, paused_s: float, error: Unavailable) -> bool:
-    """Whether a single question has been asked often enough, after so many failures and seconds of pauses."""
+    """Whether a single request has been retried enough, given its failures and total pauses."""
     is_gone = isinstance(error, TemporarilyUnavailable) and error.status == 410
     return paused_s >= GONE_TIMEOUT_S if is_gone else failures >= MAX_TRIES

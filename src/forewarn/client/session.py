@@ -1,6 +1,6 @@
-"""What a client knows about its service, api-version negotiation, and the flows for single questions.
+"""The client's session: endpoint, api-version negotiation, service time, and flows of single requests.
 
-`ClientSession` holds everything that the blocking and the asyncio client share, which is all but moving bytes.
+`ClientSession` holds everything that the blocking and the asyncio client share.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ from forewarn.protocol.document import Kind
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 from forewarn.protocol.versions import NEWEST_VERSION, VERSIONS, event_fields, is_version_date, version_lists_kind
 
-# Not below: a client that is not told of evictions or deletions would be silently deaf (spec §3).
+# Never negotiate below this: older versions do not list evictions or deletions (spec §3).
 OLDEST_COMPLETE_VERSION = next(
     version for version in VERSIONS if all(version_lists_kind(version, kind) for kind in Kind)
 )
 
 
 def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) -> str | None:
-    """The version to ask with instead, if this answer refuses the one that was tried; None: it does not, or there is
-    none left (spec §10). Always an older one, so that asking ends.
+    """The older version to try after the answer rejected `tried`; None if it did not, or none is left.
+
+    Spec §10. It is always older, so that the negotiation ends. `ours` are the versions that this client supports.
     """
     older = [version for version in ours if version < tried]
     if response.status == 404 and b"invalid version" in response.body.lower():
@@ -59,7 +60,7 @@ def fallback_version(tried: str, response: HttpResponse, ours: Sequence[str]) ->
 
 
 def offered_versions(response: HttpResponse) -> tuple[str, ...]:
-    """The list that comes with a refusal; () if this is none, or lists nothing."""
+    """The versions that a 400 answer offers; () if it is another answer or lists none."""
     if response.status != 400:
         return ()
     try:
@@ -72,18 +73,19 @@ def offered_versions(response: HttpResponse) -> tuple[str, ...]:
 
 
 def require_all_kinds(version: str) -> None:
+    """Raises Rejected if this version does not list every kind of event."""
     if version < OLDEST_COMPLETE_VERSION:
         kinds = " and ".join(kind for kind in Kind if not version_lists_kind(version, kind))
         raise Rejected(
-            f"the service takes no api-version newer than {version}, which does not tell of {kinds}: "
-            f"give version={version!r} to do without"
+            f"the service takes no api-version newer than {version}, which does not list {kinds}: "
+            f"give version={version!r} to accept that"
         )
 
 
 def missing_fields_warning(version: str) -> str:
-    """A sentence for people: what this version does not tell; "" if it tells all."""
-    told = event_fields(version)
-    missing = [name for name in event_fields(NEWEST_VERSION) if name not in told]
+    """A warning that names the event fields this version lacks; "" if it has them all."""
+    listed = event_fields(version)
+    missing = [name for name in event_fields(NEWEST_VERSION) if name not in listed]
     if not missing:
         return ""
     return f"the service takes api-version {version} at most: events come without {', '.join(missing)}"
@@ -92,11 +94,16 @@ def missing_fields_warning(version: str) -> str:
 T = TypeVar("T")
 FIRST_ANSWER_TIMEOUT_S = 150.0  # the first answer may take two minutes (spec §8.1)
 ANSWER_TIMEOUT_S = 10.0
-_VM_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # and no page of somebody else's
+_VM_NAME = re.compile(r"[^\n<>{}\"]{1,256}")  # rejects HTML and JSON of other services
 LOG = logging.getLogger("forewarn.client")
 
 
 class ClientSession:
+    """State and flows that the blocking and the asyncio client share.
+
+    A client runs the flows; it does the I/O and sleeping.
+    """
+
     def __init__(
         self,
         endpoint: str | None = None,
@@ -109,61 +116,65 @@ class ClientSession:
     ) -> None:
         self.endpoint = configured_endpoint(endpoint, environ)
         self.version = version or NEWEST_VERSION
-        self.date: float | None = None  # the service's, with its latest answer
+        self.date: float | None = None  # the service's time at its latest answer
         self.boot_id, self.clock = boot_id, clock
         self._negotiates = version is None
         self._discovery = discovery or Discovery()
         self._has_answered = False
-        self.answered_at: float | None = None  # its latest answer to a poll, by our clock
-        self.held_s = 0.0  # how long it kept that answer on our behalf
-        self.last_error = ""  # why the latest poll of a watcher failed; "": it did not
+        self.answered_at: float | None = None  # time of the latest poll answer, by our clock
+        self.held_s = 0.0  # how long the service held that answer
+        self.last_error = ""  # why a watcher's latest poll failed; "" if it succeeded
         self._name: str | None = None
         self._name_version = NAME_VERSIONS[-1]
 
     def time_left(self, event: Event) -> float | None:
-        """By the service's time, which has gone on since its latest answer."""
+        """Seconds until the event's NotBefore, by the service's time; None if unknown."""
         return time_left_s(event, self.now())
 
     def now(self) -> float | None:
-        """The service's time: its latest, and what has passed since; None if it told none."""
+        """The service's current time: its latest Date plus the time since; None before the first Date."""
         if self.date is None or self.answered_at is None:
             return None
         return self.date + self.clock() - self.answered_at
 
     def discover(self) -> Flow[Endpoint]:
+        """Flow: the endpoint, discovered once if it is not configured."""
         if self.endpoint is None:
             self.endpoint = yield from discover_endpoint(self._discovery)
         return self.endpoint
 
     def events(self) -> Flow[Received]:
+        """Flow: the current document, with retries."""
         return (yield from self._with_retries(self._events_once))
 
     def mine(self) -> Flow[tuple[Event, ...]]:
+        """Flow: the events that list this VM."""
         name = yield from self.name()
         received = yield from self.events()
         return tuple(event for event in received.events if lists(event, name))
 
     def name(self) -> Flow[str]:
+        """Flow: this VM's name, asked for once."""
         if self._name is None:
             self._name = yield from self._with_retries(self._name_once)
         return self._name
 
     def approve(self, events: Sequence[Event | str]) -> Flow[None]:
+        """Flow: approves these events or event ids, with retries. Raises Rejected if an id is missing."""
         ids = [event if isinstance(event, str) else event.id for event in events]
         if not all(ids) or not ids:
             raise Rejected("no event is named: give the id of at least one event to approve")
         yield from self._with_retries(partial(self._approve_once, ids))
 
-    def poll(self, watch: PollState, *, hold_s: int) -> Flow[PollAnswer]:
-        """One poll, and what it said; the service's time is remembered."""
-        patience_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
+    def poll(self, state: PollState, *, hold_s: int) -> Flow[PollAnswer]:
+        """Flow: one poll, without retries; remembers the service's time."""
+        timeout_s, asked_at = hold_s + ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S, self.clock()
         response = yield from self._send_negotiated(
-            lambda version: poll_request(version=version, tag=watch.etag, hold_s=hold_s), patience_s=patience_s
+            lambda version: poll_request(version=version, tag=state.etag, hold_s=hold_s), timeout_s=timeout_s
         )
         answer = parse_poll_answer(response)
-        date = (
-            self.now() if answer.server_time is None else answer.server_time
-        )  # an answer without one does not stop its clock
+        # The service's clock goes on if an answer has no Date.
+        date = self.now() if answer.server_time is None else answer.server_time
         self._has_answered, self.date, self.answered_at, self.last_error = True, date, self.clock(), ""
         self.held_s = self.answered_at - asked_at if answer.was_held else 0.0
         return answer
@@ -171,15 +182,15 @@ class ClientSession:
     def _events_once(self) -> Flow[Received]:
         answer = yield from self.poll(PollState(), hold_s=0)
         if answer.received is None:
-            raise Unavailable("the service answered 304 to a question without a tag: ask again")
+            raise Unavailable("the service answered 304 to a request without an ETag: try again")
         return answer.received
 
     def _approve_once(self, ids: Sequence[str]) -> Flow[None]:
-        patience_s = ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S
+        timeout_s = ANSWER_TIMEOUT_S if self._has_answered else FIRST_ANSWER_TIMEOUT_S
         raise_for_status(
             (
                 yield from self._send_negotiated(
-                    lambda version: approval_request(ids, version=version), patience_s=patience_s
+                    lambda version: approval_request(ids, version=version), timeout_s=timeout_s
                 )
             )
         )
@@ -195,29 +206,29 @@ class ClientSession:
         raise_for_status(response)
         name = response.body.decode("utf-8", "replace").strip()
         if not name:
-            raise Unavailable("the service told an empty name for this VM: ask again")
+            raise Unavailable("the service gave an empty name for this VM: try again")
         if not _VM_NAME.fullmatch(name):
-            raise Unavailable(f"the service told {name[:40]!r}, which is no name of a VM: check the endpoint")
+            raise Unavailable(f"the service gave {name[:40]!r}, which is not a VM's name: check the endpoint")
         return name
 
-    def _send_negotiated(self, request: Callable[[str], HttpRequest], *, patience_s: float) -> Flow[HttpResponse]:
-        """With the newest version that the service takes; what it took is remembered."""
-        endpoint, wished = (yield from self.discover()), self.version
-        response = yield from request_flow(endpoint, request(wished), patience_s)
+    def _send_negotiated(self, request: Callable[[str], HttpRequest], *, timeout_s: float) -> Flow[HttpResponse]:
+        """Sends with the newest version that the service accepts, and remembers that version."""
+        endpoint, first_version = (yield from self.discover()), self.version
+        response = yield from request_flow(endpoint, request(first_version), timeout_s)
         while self._negotiates and (older := fallback_version(self.version, response, VERSIONS)) is not None:
             require_all_kinds(older)
             self.version = older
-            response = yield from request_flow(endpoint, request(older), patience_s)
-        if self.version != wished:
+            response = yield from request_flow(endpoint, request(older), timeout_s)
+        if self.version != first_version:
             yield warning_effect(missing_fields_warning(self.version))
         return response
 
-    def _with_retries(self, ask: Callable[[], Flow[T]]) -> Flow[T]:
-        """Try again what may pass; an endpoint where nobody listens is told at once."""
+    def _with_retries(self, attempt: Callable[[], Flow[T]]) -> Flow[T]:
+        """Retries transient failures; an endpoint that accepts no connection fails at once."""
         failures, paused_s = 0, 0.0
         while True:
             try:
-                return (yield from ask())
+                return (yield from attempt())
             except Unreachable:
                 raise
             except Unavailable as error:
@@ -230,16 +241,18 @@ class ClientSession:
 
 
 def warning_effect(text: str) -> CallFunction:
-    """Something for the log that people read."""
+    """The effect that logs a warning."""
     return CallFunction(function=partial(LOG.warning, "%s", text))
 
 
 class ClientProperties:
+    """The read-only properties that `Client` and `AsyncClient` share."""
+
     _session: ClientSession
 
     @property
     def version(self) -> str:
-        """The api-version that is asked with: the newest that the service takes, as far as it is known yet."""
+        """The api-version in use: the newest that the service accepts, as far as negotiated yet."""
         return self._session.version
 
     @property
@@ -249,20 +262,20 @@ class ClientProperties:
 
     @property
     def now(self) -> float | None:
-        """The service's time: its latest, and what has passed since; None if it told none."""
+        """The service's current time: its latest Date plus the time since; None before the first Date."""
         return self._session.now()
 
     @property
     def answered_at(self) -> float | None:
-        """When the latest poll was answered, by this machine's monotonic clock; None if none was yet."""
+        """When the latest poll was answered, by this machine's monotonic clock; None before the first."""
         return self._session.answered_at
 
     @property
     def held_s(self) -> float:
-        """How long the service kept its latest answer on our behalf; 0.0 if it did not."""
+        """How long the service held its latest answer (long poll); 0.0 if it did not."""
         return self._session.held_s
 
     @property
     def last_error(self) -> str:
-        """Why the latest poll of a watcher failed; "" if it did not."""
+        """Why a watcher's latest poll failed; "" if it succeeded."""
         return self._session.last_error

@@ -26,11 +26,11 @@ from forewarn.client.session import LOG, OLDEST_COMPLETE_VERSION, ClientSession,
 from forewarn.errors import ForewarnError, Rejected, Unavailable
 from forewarn.protocol.codec import Received
 
-_FAILURES_BEFORE_WARNING = 3  # in a row, before people are told that the service is away
+_FAILURES_BEFORE_WARNING = 3  # in a row
 
 
 class CursorStore:
-    """The cursor, and its file if there is one. Changes may be done with in any order, and from any thread."""
+    """Keeps the cursor, in its file if it has one. Threads may mark changes as handled in any order."""
 
     def __init__(self, path: Path | None, cursor: WatchCursor) -> None:
         self.cursor = cursor
@@ -38,22 +38,23 @@ class CursorStore:
         self._lock = Lock()
 
     def save_initial(self) -> None:
-        """A place that cannot be written is refused now, not when something happens."""
+        """Writes the cursor once at the start, so that an unusable path is rejected now (Rejected)."""
         if self._path is not None:
             save_cursor(self._path, self.cursor)
 
-    def add_changes(self, known: KnownDocument, news: tuple[Change, ...], boot: str) -> None:
+    def add_changes(self, known: KnownDocument, changes: tuple[Change, ...], boot_id: str) -> None:
+        """Records what is known now and the new changes as unhandled."""
         with self._lock:
-            self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *news), boot_id=boot))
+            self._replace(WatchCursor(known=known, unhandled=(*self.cursor.unhandled, *changes), boot_id=boot_id))
 
     def mark_handled(self, change: Change) -> None:
-        """Handled; said again, it changes nothing."""
+        """Marks one change as handled; repeating it has no effect."""
         with self._lock:
             left = tuple(other for other in self.cursor.unhandled if other is not change)
             self._replace(replace(self.cursor, unhandled=left))
 
     def mark_handled_up_to(self, change: Change) -> None:
-        """Handled, and all that were told before it."""
+        """Marks this change and all before it as handled, with one write."""
         with self._lock:
             left = self.cursor.unhandled
             place = next((place for place, other in enumerate(left) if other is change), -1)
@@ -65,69 +66,74 @@ class CursorStore:
             return
         try:
             save_cursor(self._path, cursor)
-        except Rejected as error:  # a full disk must not keep anybody from hearing of an eviction
-            LOG.warning("%s; what is handled may be told again", error)
+        except Rejected as error:  # a full disk must not hide an eviction
+            LOG.warning("%s; handled changes may be delivered again", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:
-    """How changes are told: `explicit` ones count as handled only by done(), and `in_order` with all before them, so
-    that a thousand need one write. With `within_s` somebody has other things to do: it says how long the next poll may
-    take, and None is told after each.
+    """How a watch delivers changes.
+
+    `explicit`: a change is handled only by its `done()`. `in_order`: `done()` also handles all changes before it, so
+    that a thousand changes need one write. `max_poll_s` returns how long the next poll may take; the watch then
+    yields None after each poll, so that the caller gets control.
     """
 
     explicit: bool = False
     in_order: bool = False
-    max_poll_s: Callable[[], float] | None = None
+    max_poll_s: Callable[[], float] | None = None  # called before each poll
 
     def long_poll_s(self) -> float:
+        """How long the next poll may be held, in seconds."""
         return LONG_POLL_S if self.max_poll_s is None else min(LONG_POLL_S, max(0.0, self.max_poll_s()))
 
 
 def documents_flow(session: ClientSession) -> Flow[None]:
-    watch = PollState()
+    """Flow: yields the document, then each one that differs from the last, for ever."""
+    state = PollState()
     while True:
-        step = yield from _poll_once(session, watch, LONG_POLL_S)
-        watch = step.state
+        step = yield from _poll_once(session, state, LONG_POLL_S)
+        state = step.state
         if step.new_document is not None:
             yield YieldItem(item=step.new_document)
         yield Sleep(seconds=step.pause_s)
 
 
-def changes_flow(session: ClientSession, path: Path | None, manner: WatchOptions) -> Flow[None]:
-    boot = yield CallFunction(function=session.boot_id)
-    ledger = CursorStore(path, (yield from _load_or_create_cursor(path)))
-    yield CallFunction(function=ledger.save_initial)
-    untold, watch, behind_at = ledger.cursor.unhandled, PollState(), math.inf
+def changes_flow(session: ClientSession, path: Path | None, options: WatchOptions) -> Flow[None]:
+    """Flow: yields each change at least once, for ever; `path` is the cursor file, None keeps no file."""
+    boot_id = yield CallFunction(function=session.boot_id)
+    store = CursorStore(path, (yield from _load_or_create_cursor(path)))
+    yield CallFunction(function=store.save_initial)
+    unhandled, state, older_since = store.cursor.unhandled, PollState(), math.inf
     while True:
-        hold_s = manner.long_poll_s()
-        step = yield from _poll_once(session, watch, hold_s)
-        watch = step.state
-        if watch.document is not None and not watch.failures:
-            behind_at = (
-                min(behind_at, session.clock())
-                if is_older_document(ledger.cursor.known, _observed_document(watch))
+        hold_s = options.long_poll_s()
+        step = yield from _poll_once(session, state, hold_s)
+        state = step.state
+        if state.document is not None and not state.failures:
+            older_since = (
+                min(older_since, session.clock())
+                if is_older_document(store.cursor.known, _observed_document(state))
                 else math.inf
             )
-            behind_s = max(0.0, session.clock() - behind_at)
-            sight = replace(_observed_document(watch), date=session.date, boot_id=boot, older_for_s=behind_s)
-            news = yield from _record_changes(session, ledger, sight)
-            yield from _yield_changes(session, ledger, (*untold, *news), manner)
-            untold = ()
-        if manner.max_poll_s is not None:
+            older_for_s = max(0.0, session.clock() - older_since)
+            observed = replace(_observed_document(state), date=session.date, boot_id=boot_id, older_for_s=older_for_s)
+            changes = yield from _record_changes(session, store, observed)
+            yield from _yield_changes(session, store, (*unhandled, *changes), options)
+            unhandled = ()
+        if options.max_poll_s is not None:
             yield YieldItem(item=None)
-        yield Sleep(seconds=step.pause_s if manner.max_poll_s is None else min(step.pause_s, manner.long_poll_s()))
+        yield Sleep(seconds=step.pause_s if options.max_poll_s is None else min(step.pause_s, options.long_poll_s()))
 
 
-def _poll_once(session: ClientSession, watch: PollState, hold_s: float) -> Flow[PollStep]:
-    """One poll and what follows from it. Outages of any length are waited out."""
+def _poll_once(session: ClientSession, state: PollState, hold_s: float) -> Flow[PollStep]:
+    """Polls once and returns the next step. It logs outages (Unavailable) and does not raise them."""
     try:
-        step = step_after_answer(watch, (yield from session.poll(watch, hold_s=int(hold_s))))
+        step = step_after_answer(state, (yield from session.poll(state, hold_s=int(hold_s))))
     except Unavailable as error:
-        step = step_after_failure(watch, error)
+        step = step_after_failure(state, error)
         session.last_error = str(error)
         if step.state.failures == _FAILURES_BEFORE_WARNING:
-            yield warning_effect(f"{error}; going on trying")
+            yield warning_effect(f"{error}; retrying")
     return step
 
 
@@ -137,30 +143,30 @@ def _load_or_create_cursor(path: Path | None) -> Flow[WatchCursor]:
     try:
         cursor: WatchCursor = yield CallFunction(function=partial(load_cursor, path))
     except BadCursor as error:
-        yield warning_effect(f"the cursor {str(path)!r} is not used, because {error}: events may be told again")
+        yield warning_effect(f"the cursor {str(path)!r} is not used, because {error}: changes may be delivered again")
         return WatchCursor()
     return cursor
 
 
-def _observed_document(watch: PollState) -> ObservedDocument:
-    known = watch.document or Received(incarnation=-1)
-    return ObservedDocument(incarnation=known.incarnation, events=known.events, epoch=epoch_from_etag(watch.etag))
+def _observed_document(state: PollState) -> ObservedDocument:
+    known = state.document or Received(incarnation=-1)
+    return ObservedDocument(incarnation=known.incarnation, events=known.events, epoch=epoch_from_etag(state.etag))
 
 
-def _record_changes(session: ClientSession, ledger: CursorStore, sight: ObservedDocument) -> Flow[tuple[Change, ...]]:
-    """The news of a document, noted as unhandled before anybody is told."""
-    known = ledger.cursor.known
-    name = (yield from _vm_name_or_none(session)) if is_vm_name_needed(known, sight) else None
-    after, news = detect_changes(
-        known, replace(sight, vm_name=name, shows_all_kinds=session.version >= OLDEST_COMPLETE_VERSION)
+def _record_changes(session: ClientSession, store: CursorStore, observed: ObservedDocument) -> Flow[tuple[Change, ...]]:
+    """Detects the changes of a document, and records them as unhandled before they are delivered."""
+    known = store.cursor.known
+    name = (yield from _vm_name_or_none(session)) if is_vm_name_needed(known, observed) else None
+    after, changes = detect_changes(
+        known, replace(observed, vm_name=name, shows_all_kinds=session.version >= OLDEST_COMPLETE_VERSION)
     )
-    if news or after != known or sight.boot_id != ledger.cursor.boot_id:
-        yield CallFunction(function=partial(ledger.add_changes, after, news, sight.boot_id))
-    return news
+    if changes or after != known or observed.boot_id != store.cursor.boot_id:
+        yield CallFunction(function=partial(store.add_changes, after, changes, observed.boot_id))
+    return changes
 
 
 def _vm_name_or_none(session: ClientSession) -> Flow[str | None]:
-    """Not every endpoint tells."""
+    """This VM's name; None if the endpoint does not give it."""
     try:
         return (yield from session.name())
     except ForewarnError:
@@ -168,17 +174,17 @@ def _vm_name_or_none(session: ClientSession) -> Flow[str | None]:
 
 
 def _yield_changes(
-    session: ClientSession, ledger: CursorStore, news: tuple[Change, ...], manner: WatchOptions
+    session: ClientSession, store: CursorStore, changes: tuple[Change, ...], options: WatchOptions
 ) -> Flow[None]:
-    for change in news:
-        done = partial(ledger.mark_handled_up_to if manner.in_order else ledger.mark_handled, change)
+    for change in changes:
+        done = partial(store.mark_handled_up_to if options.in_order else store.mark_handled, change)
         yield YieldItem(item=_with_current_time_left(change, session, done))
-        if not manner.explicit:
+        if not options.explicit:
             yield CallFunction(function=done)
 
 
 def _with_current_time_left(change: Change, session: ClientSession, done: Callable[[], None]) -> Change:
-    """With the time that is left now: it may have waited in a file, or for its turn."""
+    """The change with the time left now, and its `done()` callback."""
     if isinstance(change, Scheduled):
         return replace(change, left_s=time_left_s(change.event, session.date), when_done=done)
     return replace(change, when_done=done)
