@@ -30,7 +30,7 @@ def polled(portal: Visitor, vm: str, version: str, rules: EndpointRules = Endpoi
     """What the VM is given over the wire now, in this version."""
     target = f"/metadata/scheduledevents?api-version={version}"
     poll = read_request(
-        HttpRequest(method="GET", target=target, headers=(("metadata", "true"),)), known=True, rules=rules
+        HttpRequest(method="GET", target=target, headers=(("metadata", "true"),)), is_known_caller=True, rules=rules
     )
     assert isinstance(poll, PollRequest)
     scope = portal.world.scope(vm)

@@ -72,7 +72,7 @@ def doubled(fleet: SmallFleet) -> World:
 
 def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
     """A metadata server for one VM, without sockets."""
-    asked = read_request(request, known=True, rules=EndpointRules())
+    asked = read_request(request, is_known_caller=True, rules=EndpointRules())
     scope = world.store.scope(vm.scope_id)
     assert scope is not None
     match asked:

@@ -1,4 +1,4 @@
-"""The body of a POST: what approves, and what is told what is wrong with it (spec §5.1, §5.2)."""
+"""The body of an approval: which bodies are accepted, and the errors for the others (spec §5.1, §5.2)."""
 
 import json
 
@@ -21,10 +21,10 @@ def post(body: bytes, *headers: tuple[str, str], version: str = "2020-07-01") ->
         headers=(("metadata", "true"), *headers),
         body=body,
     )
-    return read_request(request, known=True, rules=EndpointRules())
+    return read_request(request, is_known_caller=True, rules=EndpointRules())
 
 
-def approves(*event_ids: str) -> ApprovalRequest:
+def approval_of(*event_ids: str) -> ApprovalRequest:
     return ApprovalRequest(version="2020-07-01", event_ids=event_ids)
 
 
@@ -50,21 +50,21 @@ def approves(*event_ids: str) -> ApprovalRequest:
         *("extra twice", "pretty", "byte order mark", "none", "empty id", "lone surrogate"),
     ],
 )
-def test_ids_are_approved_in_upper_case_each_once_in_their_order(body: str, event_ids: tuple[str, ...]) -> None:
-    assert post(body.encode()) == approves(*event_ids)
+def test_event_ids_are_in_upper_case_without_duplicates_and_in_order(body: str, event_ids: tuple[str, ...]) -> None:
+    assert post(body.encode()) == approval_of(*event_ids)
 
 
 @pytest.mark.parametrize("event_id", [ONE, ONE.lower(), "", "-", "x y", "\\u0041", "\u00e9", r"A\"B"])
 @pytest.mark.parametrize("blank", ["", " ", "\r\n\t ", "\f", "\v", "\u00a0"])
-def test_the_usual_body_is_read_as_any_other_json(event_id: str, blank: str) -> None:
-    """One more member, which is ignored, takes a body out of what is usual."""
+def test_the_fast_path_for_the_common_body_reads_it_as_the_json_parser_does(event_id: str, blank: str) -> None:
+    """An extra member, which is ignored, keeps a body off the fast path."""
 
     def body(*more: str) -> bytes:
         tokens = ("{", '"StartRequests"', ":", "[", "{", '"EventId"', ":", f'"{event_id}"', *more, "}", "]", "}")
         return blank.join(("", *tokens, "")).encode()
 
-    usual, other = post(body()), post(body(",", '"x"', ":", "1"))
-    assert usual == other or (isinstance(usual, HttpResponse) and isinstance(other, HttpResponse))
+    common, other = post(body()), post(body(",", '"x"', ":", "1"))
+    assert common == other or (isinstance(common, HttpResponse) and isinstance(other, HttpResponse))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_the_usual_body_is_read_as_any_other_json(event_id: str, blank: str) -> 
         (("expect", "100-continue"),),
     ],
 )
-def test_the_body_is_json_under_any_content_type_or_none(headers: tuple[tuple[str, str], ...]) -> None:
+def test_the_content_type_of_an_approval_is_ignored(headers: tuple[tuple[str, str], ...]) -> None:
     body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode()
-    assert post(body, *headers) == approves(ONE)
+    assert post(body, *headers) == approval_of(ONE)
 
 
-def test_any_version_may_approve() -> None:
+def test_every_api_version_accepts_approvals() -> None:
     """Spec §3: GET and POST may use different versions for the same event."""
     body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode()
     assert post(body, version="2019-08-01") == ApprovalRequest(version="2019-08-01", event_ids=(ONE,))
@@ -120,7 +120,7 @@ def test_any_version_may_approve() -> None:
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )
-def test_a_bad_body_is_told_what_is_wrong_and_where(body: bytes, reason: str) -> None:
+def test_the_error_for_an_invalid_body_says_what_is_wrong_and_where(body: bytes, reason: str) -> None:
     answer = post(body)
     assert answer == HttpResponse(
         status=400,
@@ -129,15 +129,15 @@ def test_a_bad_body_is_told_what_is_wrong_and_where(body: bytes, reason: str) ->
     )
 
 
-def test_a_body_of_64_kib_is_read_and_one_byte_more_is_not() -> None:
+def test_a_body_of_64_kib_is_accepted_and_one_byte_more_gets_413() -> None:
     body = json.dumps({"StartRequests": [{"EventId": ONE}]}).encode().ljust(64 * 1024)
-    assert post(body) == approves(ONE)
-    too_much = post(body + b" ")
-    assert isinstance(too_much, HttpResponse)
-    assert too_much.status == 413
+    assert post(body) == approval_of(ONE)
+    too_large = post(body + b" ")
+    assert isinstance(too_large, HttpResponse)
+    assert too_large.status == 413
 
 
-def test_an_approval_is_answered_200_with_an_empty_body() -> None:
+def test_an_accepted_approval_gets_200_without_a_body() -> None:
     assert approval_accepted() == HttpResponse(status=200, headers=(), body=b"")
 
 
@@ -145,6 +145,6 @@ def test_an_approval_is_answered_200_with_an_empty_body() -> None:
     st.binary(max_size=100) | st.text(alphabet='{}[]:,"StartRequestsEventId\\ud8 1.eE-', max_size=60).map(str.encode)
 )
 @settings(max_examples=300, deadline=None)
-def test_any_body_approves_or_is_a_bad_request(body: bytes) -> None:
+def test_every_body_is_an_approval_or_gets_400(body: bytes) -> None:
     answer = post(body)
     assert isinstance(answer, ApprovalRequest) or (isinstance(answer, HttpResponse) and answer.status == 400)

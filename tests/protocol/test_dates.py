@@ -1,4 +1,4 @@
-"""Dates on the wire: RFC 1123 is written, RFC 1123 and ISO are read (spec §4.2)."""
+"""Dates: RFC 1123 is written, RFC 1123 and ISO 8601 are read (spec §4.2)."""
 
 from email.utils import formatdate
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from forewarn.protocol.dates import http_date, iso_date, parse_date
 
 SEP_2016 = 1474309787.0
-INSTANTS = st.integers(-62_135_596_800, 253_402_300_799)  # the years 1 to 9999
+TIMES = st.integers(-62_135_596_800, 253_402_300_799)  # the years 1 to 9999
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ INSTANTS = st.integers(-62_135_596_800, 253_402_300_799)  # the years 1 to 9999
         (4_102_444_799, "Thu, 31 Dec 2099 23:59:59 GMT"),
     ],
 )
-def test_an_instant_is_written_in_29_characters_and_never_later_than_it_is(at: float, text: str) -> None:
+def test_a_time_is_written_in_29_characters_and_rounded_down(at: float, text: str) -> None:
     assert http_date(at) == text
     assert len(text) == 29
 
 
-def test_the_iso_form_is_the_one_of_the_2017_pages() -> None:
+def test_iso_dates_have_the_form_that_azure_documented_in_2017() -> None:
     assert iso_date(SEP_2016 + 0.9) == "2016-09-19T18:29:47Z"
 
 
@@ -48,7 +48,7 @@ def test_the_iso_form_is_the_one_of_the_2017_pages() -> None:
         "2016-09-19 18:29:47",
     ],
 )
-def test_every_form_that_clients_have_met_is_read(text: str) -> None:
+def test_every_form_that_real_servers_send_is_parsed(text: str) -> None:
     assert parse_date(text) == SEP_2016
 
 
@@ -68,13 +68,13 @@ def test_every_form_that_clients_have_met_is_read(text: str) -> None:
         "0001-01-01T00:00:00+14:00x",
     ],
 )
-def test_what_is_no_date_is_none(text: str) -> None:
+def test_text_that_is_not_a_date_parses_to_none(text: str) -> None:
     assert parse_date(text) is None
 
 
-@given(INSTANTS)
+@given(TIMES)
 @settings(max_examples=200, deadline=None)
-def test_what_is_written_is_read_back(at: int) -> None:
+def test_a_formatted_date_parses_to_the_same_time(at: int) -> None:
     assert parse_date(http_date(at)) == at
     assert parse_date(iso_date(at)) == at
     assert len(http_date(at)) == 29
@@ -88,5 +88,5 @@ def test_dates_agree_with_the_standard_librarys_mail_format(at: int) -> None:
 
 @given(st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
-def test_no_text_is_too_strange_to_be_read_as_a_date(text: str) -> None:
+def test_parsing_a_date_never_raises(text: str) -> None:
     assert parse_date(text) is None or isinstance(parse_date(text), float)

@@ -1,4 +1,4 @@
-"""The document as bytes, for each version (spec §4.1, §4.2)."""
+"""The bytes of a document in each api-version (spec §4.1, §4.2)."""
 
 import json
 
@@ -11,20 +11,20 @@ from forewarn.protocol.versions import VERSIONS, event_fields
 
 
 def at(text: str) -> float:
-    instant = parse_date(text)
-    assert instant is not None
-    return instant
+    seconds = parse_date(text)
+    assert seconds is not None
+    return seconds
 
 
-def notice(kind: Kind = Kind.REBOOT, **changed: object) -> EventNotice:
-    given: dict[str, object] = {
+def notice(kind: Kind = Kind.REBOOT, **changes: object) -> EventNotice:
+    defaults: dict[str, object] = {
         "id": "FA298C74-0000-4000-8000-000000000001",
         "status": NoticeStatus.SCHEDULED,
         "kind": kind,
         "resources": ("web_1",),
         "not_before": at("Mon, 19 Sep 2016 18:29:47 GMT"),
     }
-    return EventNotice(**{**given, **changed})  # type: ignore[arg-type]
+    return EventNotice(**{**defaults, **changes})  # type: ignore[arg-type]
 
 
 def events_of(document: Document, version: str) -> list[dict[str, object]]:
@@ -76,7 +76,7 @@ def test_a_started_freeze_of_two_vms_is_reproduced_byte_for_byte() -> None:
     )
 
 
-def test_the_preview_of_2017_shows_the_underscore_of_the_recorded_redeploy() -> None:
+def test_the_2017_preview_has_the_underscore_of_the_recorded_redeploy() -> None:
     """Spec §3."""
     redeploy = notice(
         Kind.REDEPLOY,
@@ -91,21 +91,21 @@ def test_the_preview_of_2017_shows_the_underscore_of_the_recorded_redeploy() -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("roles", [False, True], ids=["VMs", "roles"])
-def test_only_vms_and_only_in_the_preview_carry_an_underscore(version: str, roles: bool) -> None:
-    """Spec §3: cloud-service roles never do."""
+def test_only_names_of_vms_in_the_preview_have_an_underscore(version: str, roles: bool) -> None:
+    """Spec §3: names of cloud service roles never have one."""
     document = Document(incarnation=1, notices=(notice(resources=("FrontEnd_IN_0", "_odd")),), roles=roles)
     prefix = "_" if version == "2017-03-01" and not roles else ""
     assert events_of(document, version)[0]["Resources"] == [prefix + "FrontEnd_IN_0", prefix + "_odd"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_event_has_exactly_the_keys_of_its_version_in_the_order_of_the_wire(version: str) -> None:
+def test_an_event_has_exactly_the_keys_of_its_version_in_order(version: str) -> None:
     [event] = events_of(Document(incarnation=1, notices=(notice(),)), version)
     assert tuple(event) == event_fields(version)
 
 
 @pytest.mark.parametrize(
-    ("version", "shown"),
+    ("version", "listed"),
     [
         ("2017-03-01", ["Freeze", "Reboot", "Redeploy"]),
         ("2017-08-01", ["Freeze", "Reboot", "Redeploy"]),
@@ -114,17 +114,19 @@ def test_an_event_has_exactly_the_keys_of_its_version_in_the_order_of_the_wire(v
         ("2020-07-01", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]),
     ],
 )
-def test_hidden_kinds_are_absent_and_the_incarnation_is_the_same(version: str, shown: list[str]) -> None:
-    """Spec §3: the incarnation is the scope's, whatever the version."""
+def test_kinds_newer_than_the_version_are_not_listed_and_the_incarnation_is_the_same(
+    version: str, listed: list[str]
+) -> None:
+    """Spec §3: the incarnation belongs to the scope, not to the version."""
     document = Document(incarnation=6, notices=tuple(notice(kind) for kind in Kind))
-    whole = json.loads(encode_document(document, version))
-    assert [event["EventType"] for event in whole["Events"]] == shown
-    assert whole["DocumentIncarnation"] == 6
+    content = json.loads(encode_document(document, version))
+    assert [event["EventType"] for event in content["Events"]] == listed
+    assert content["DocumentIncarnation"] == 6
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("iso_dates", [False, True])
-def test_iso_dates_are_served_on_demand_up_to_2017_08_01_only(version: str, iso_dates: bool) -> None:
+def test_iso_dates_can_be_enabled_up_to_2017_08_01_only(version: str, iso_dates: bool) -> None:
     """Spec §4.2, NotBefore."""
     raw = encode_document(Document(incarnation=1, notices=(notice(),)), version, iso_dates=iso_dates)
     iso = iso_dates and version in ("2017-03-01", "2017-08-01")
@@ -132,19 +134,19 @@ def test_iso_dates_are_served_on_demand_up_to_2017_08_01_only(version: str, iso_
     assert json.loads(raw)["Events"][0]["NotBefore"] == expected
 
 
-def test_a_started_event_shows_no_time_even_if_it_still_knows_one() -> None:
+def test_a_started_event_has_an_empty_not_before() -> None:
     [event] = events_of(Document(incarnation=1, notices=(notice(status=NoticeStatus.STARTED),)), "2020-07-01")
     assert event["NotBefore"] == ""
 
 
-def test_events_stand_in_the_order_they_were_published() -> None:
+def test_events_are_in_the_order_they_were_published() -> None:
     """Spec §4.1."""
     ids = [f"{number:08X}-0000-4000-8000-000000000000" for number in (3, 1, 2)]
     document = Document(incarnation=4, notices=tuple(notice(id=event_id) for event_id in ids))
     assert [event["EventId"] for event in events_of(document, "2020-07-01")] == ids
 
 
-def test_text_beyond_ascii_is_escaped_so_that_no_charset_can_spoil_it() -> None:
+def test_text_beyond_ascii_is_escaped_so_that_the_charset_does_not_matter() -> None:
     raw = encode_document(Document(incarnation=1, notices=(notice(resources=("bär", "\ud800")),)), "2020-07-01")
     assert raw.isascii()
     assert b'"Resources":["b\\u00e4r","\\ud800"]' in raw

@@ -1,4 +1,4 @@
-"""What a VM reads about itself under /metadata/instance (spec §2.6)."""
+"""The instance metadata that a VM reads under /metadata/instance (spec §2.6)."""
 
 import json
 
@@ -42,11 +42,11 @@ JSON = (("Content-Type", "application/json; charset=utf-8"),)
 
 def get(path: str = "", query: str = "api-version=2021-08-01", facts: InstanceFacts = FACTS) -> HttpResponse:
     request = HttpRequest(method="GET", target=f"/metadata/instance{path}?{query}", headers=(("metadata", "true"),))
-    asked = read_request(request, known=True, rules=EndpointRules())
-    if isinstance(asked, HttpResponse):
-        return asked
-    assert isinstance(asked, InstanceRequest)
-    return instance_response(asked, facts)
+    read = read_request(request, is_known_caller=True, rules=EndpointRules())
+    if isinstance(read, HttpResponse):
+        return read
+    assert isinstance(read, InstanceRequest)
+    return instance_response(read, facts)
 
 
 def text(path: str, facts: InstanceFacts = FACTS) -> str:
@@ -58,8 +58,8 @@ def text(path: str, facts: InstanceFacts = FACTS) -> str:
 def leaves(element: MetadataElement, path: str = "") -> list[tuple[str, str]]:
     if isinstance(element, str):
         return [(path, element)]
-    parts = element.items() if isinstance(element, dict) else enumerate(element)
-    return [leaf for name, part in parts for leaf in leaves(part, f"{path}/{name}")]
+    children = element.items() if isinstance(element, dict) else enumerate(element)
+    return [leaf for name, child in children for leaf in leaves(child, f"{path}/{name}")]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def leaves(element: MetadataElement, path: str = "") -> list[tuple[str, str]]:
         ("/compute/name/", "web_7"),
     ],
 )
-def test_a_leaf_is_read_as_text(path: str, value: str) -> None:
+def test_a_leaf_is_returned_as_text(path: str, value: str) -> None:
     assert text(path) == value
 
 
@@ -114,13 +114,13 @@ def test_a_leaf_is_refused_without_format_text(query: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["xml", "yaml", "texts"])
-def test_another_format_is_refused(form: str) -> None:
+def test_an_unknown_format_is_refused(form: str) -> None:
     answer = get("", f"api-version=2021-08-01&format={form}")
     assert (answer.status, answer.body) == (400, b'{ "error": "Bad request. format must be json or text" }')
 
 
 @pytest.mark.parametrize("query", ["", "&format=json", "&format=JSON", "&format=", "&extended=true"])
-def test_the_whole_tree_is_json(query: str) -> None:
+def test_the_complete_tree_is_json(query: str) -> None:
     answer = get("", "api-version=2021-08-01" + query)
     assert (answer.status, answer.headers) == (200, JSON)
     assert json.loads(answer.body) == metadata_tree(FACTS)
@@ -128,14 +128,14 @@ def test_the_whole_tree_is_json(query: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/compute", "/compute/osProfile", "/compute/tagsList", "/network/interface/0"])
-def test_a_part_of_the_tree_is_json(path: str) -> None:
+def test_a_subtree_is_json(path: str) -> None:
     element: MetadataElement = metadata_tree(FACTS)
-    for step in path.split("/")[1:]:
-        element = element[int(step)] if isinstance(element, list) else element[step]  # type: ignore[index]
+    for segment in path.split("/")[1:]:
+        element = element[int(segment)] if isinstance(element, list) else element[segment]  # type: ignore[index]
     assert json.loads(get(path).body) == element
 
 
-def test_a_part_as_text_names_its_parts() -> None:
+def test_a_subtree_as_text_lists_the_names_of_its_children() -> None:
     assert text("") == "compute/\nnetwork/"
     assert text("/compute/osProfile") == "adminUsername\ncomputerName\ndisablePasswordAuthentication"
     assert text("/network/interface") == "0/"
@@ -161,7 +161,7 @@ def test_an_unknown_element_is_not_found(path: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("facts", [FACTS, BARE], ids=["full", "bare"])
-def test_every_leaf_is_a_string_and_can_be_read_alone(facts: InstanceFacts) -> None:
+def test_every_leaf_is_a_string_and_has_a_path_of_its_own(facts: InstanceFacts) -> None:
     for path, value in leaves(metadata_tree(facts)):
         assert text(path, facts) == value
 
@@ -172,21 +172,21 @@ def test_keys_are_alphabetical_everywhere(facts: InstanceFacts) -> None:
         if isinstance(element, dict):
             assert list(element) == sorted(element, key=str.lower)
         if not isinstance(element, str):
-            for part in element.values() if isinstance(element, dict) else element:
-                check(part)
+            for child in element.values() if isinstance(element, dict) else element:
+                check(child)
 
     check(metadata_tree(facts))
 
 
-def test_a_vm_of_which_only_the_name_is_known_has_empty_strings_and_no_address() -> None:
-    whole = json.loads(get(facts=BARE).body)
-    assert whole["compute"]["name"] == whole["compute"]["osProfile"]["computerName"] == "lone"
-    assert whole["compute"]["vmId"] == whole["compute"]["tags"] == ""
-    assert whole["compute"]["tagsList"] == whole["compute"]["publicKeys"] == []
-    assert whole["network"]["interface"][0]["ipv4"] == {"ipAddress": [], "subnet": []}
+def test_unknown_facts_are_empty_strings_and_empty_lists() -> None:
+    tree = json.loads(get(facts=BARE).body)
+    assert tree["compute"]["name"] == tree["compute"]["osProfile"]["computerName"] == "lone"
+    assert tree["compute"]["vmId"] == tree["compute"]["tags"] == ""
+    assert tree["compute"]["tagsList"] == tree["compute"]["publicKeys"] == []
+    assert tree["network"]["interface"][0]["ipv4"] == {"ipAddress": [], "subnet": []}
 
 
-def test_an_address_that_is_none_has_an_empty_subnet() -> None:
+def test_an_invalid_address_has_an_empty_subnet() -> None:
     odd = InstanceFacts(name="odd", address="pending", mac="00-0D-3A-00-00-01")
     assert text("/network/interface/0/ipv4/subnet/0/address", odd) == ""
     assert text("/network/interface/0/macAddress", odd) == "000D3A000001"
@@ -194,5 +194,5 @@ def test_an_address_that_is_none_has_an_empty_subnet() -> None:
 
 @pytest.mark.parametrize("version", INSTANCE_VERSIONS)
 def test_every_instance_version_is_served(version: str) -> None:
-    """Spec §2.6: all versions are shown the same fields."""
+    """Spec §2.6: all versions have the same fields."""
     assert get("", f"api-version={version}").body == get().body

@@ -1,4 +1,4 @@
-"""Of several things wrong with a request, the first in the order of spec §2.7 is the one that is told."""
+"""A request with several defects gets the error of the first check in the order of spec §2.7."""
 
 from itertools import product
 
@@ -7,7 +7,7 @@ import pytest
 from forewarn.protocol.exchange import ApprovalRequest, EndpointRules, PollRequest, read_request
 from forewarn.protocol.http_message import HttpRequest, HttpResponse
 
-# In the order of the checks: what is wrong, and what its answer says.
+# In the order of the checks: the defect, and the status and text of its response.
 DEFECTS = {
     "unknown caller": (404, b'{ "error": "Not found" }'),
     "verb": (400, b"InvalidHttpVerb"),
@@ -29,7 +29,7 @@ HEADERS = [
 ]
 
 
-def flawed(defects: frozenset[str], *, version: str) -> HttpRequest:
+def request_with(defects: frozenset[str], *, version: str) -> HttpRequest:
     path = "/metadata/nothing" if "path" in defects else "/metadata/scheduledevents"
     query = f"api-version={'1999-01-01' if 'api-version' in defects else version}"
     headers = [header for name, header in HEADERS if name in defects]
@@ -42,51 +42,57 @@ def flawed(defects: frozenset[str], *, version: str) -> HttpRequest:
 
 
 @pytest.mark.parametrize("version", ["2017-08-01", "2020-07-01"])
-def test_every_subset_of_defects_gets_the_answer_of_the_first(version: str) -> None:
+def test_every_subset_of_defects_gets_the_error_of_the_first_check(version: str) -> None:
     assert len(SUBSETS) == 512
     for defects in SUBSETS:
-        request = flawed(defects, version=version)
-        answer = read_request(request, known="unknown caller" not in defects, rules=EndpointRules())
+        request = request_with(defects, version=version)
+        response = read_request(request, is_known_caller="unknown caller" not in defects, rules=EndpointRules())
         first = next((name for name in DEFECTS if name in defects), None)
         if first is None:
-            assert answer == ApprovalRequest(version=version, event_ids=())
+            assert response == ApprovalRequest(version=version, event_ids=())
             continue
         status, text = DEFECTS[first]
-        assert isinstance(answer, HttpResponse), sorted(defects)
-        assert answer.status == status, sorted(defects)
-        assert text in answer.body, sorted(defects)
+        assert isinstance(response, HttpResponse), sorted(defects)
+        assert response.status == status, sorted(defects)
+        assert text in response.body, sorted(defects)
 
 
-def test_in_the_preview_a_missing_header_is_no_defect() -> None:
-    """Spec §2.2, §2.7: every other check keeps its place."""
+def test_the_preview_does_not_check_the_header() -> None:
+    """Spec §2.2, §2.7: the other checks keep their order."""
     for defects in SUBSETS:
         if "api-version" in defects:
             continue
-        known = "unknown caller" not in defects
-        spared = read_request(flawed(defects, version="2017-03-01"), known=known, rules=EndpointRules())
-        assert spared == read_request(
-            flawed(defects - {"Metadata"}, version="2017-03-01"), known=known, rules=EndpointRules()
+        is_known = "unknown caller" not in defects
+        without_header = read_request(
+            request_with(defects, version="2017-03-01"), is_known_caller=is_known, rules=EndpointRules()
+        )
+        assert without_header == read_request(
+            request_with(defects - {"Metadata"}, version="2017-03-01"), is_known_caller=is_known, rules=EndpointRules()
         )
 
 
-def test_the_setting_gives_the_header_its_place_in_the_preview_too() -> None:
+def test_the_setting_header_always_adds_the_header_check_to_the_preview() -> None:
     for defects in SUBSETS:
-        known = "unknown caller" not in defects
+        is_known = "unknown caller" not in defects
         preview = read_request(
-            flawed(defects, version="2017-03-01"), known=known, rules=EndpointRules(header_always=True)
+            request_with(defects, version="2017-03-01"),
+            is_known_caller=is_known,
+            rules=EndpointRules(header_always=True),
         )
-        later = read_request(flawed(defects, version="2017-08-01"), known=known, rules=EndpointRules())
+        later = read_request(
+            request_with(defects, version="2017-08-01"), is_known_caller=is_known, rules=EndpointRules()
+        )
         if isinstance(later, HttpResponse):
             assert preview == later
         else:
             assert preview == ApprovalRequest(version="2017-03-01", event_ids=())
 
 
-def test_a_get_has_no_body_to_be_wrong() -> None:
+def test_the_body_of_a_get_is_ignored() -> None:
     request = HttpRequest(
         method="GET",
         target="/metadata/scheduledevents?api-version=2020-07-01",
         headers=(("metadata", "true"),),
         body=b"junk",
     )
-    assert read_request(request, known=True, rules=EndpointRules()) == PollRequest(version="2020-07-01")
+    assert read_request(request, is_known_caller=True, rules=EndpointRules()) == PollRequest(version="2020-07-01")

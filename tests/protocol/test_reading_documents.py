@@ -1,4 +1,4 @@
-"""The guest reads what real servers send, and forgives what can be forgiven (spec §4.2)."""
+"""The guest decodes documents of real servers and tolerates wrong and missing fields (spec §4.2)."""
 
 import json
 from dataclasses import replace
@@ -14,17 +14,17 @@ from forewarn.protocol.versions import VERSIONS, event_fields, version_lists_kin
 
 
 def decoded(**event: object) -> ReceivedEvent:
-    [read] = decode_document(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
-    return read
+    [received] = decode_document(json.dumps({"DocumentIncarnation": 1, "Events": [event]}).encode()).events
+    return received
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, 190, 279, 2**40])
-def test_an_empty_document_is_read(incarnation: int) -> None:
+def test_an_empty_document_is_decoded(incarnation: int) -> None:
     raw = b'{"DocumentIncarnation":%d, "Events":[]}' % incarnation
     assert decode_document(raw) == Received(incarnation=incarnation)
 
 
-def test_a_recorded_2019_document_is_read_without_a_duration() -> None:
+def test_a_recorded_2019_event_has_no_duration() -> None:
     """Spec §3: DurationInSeconds came with 2020-07-01."""
     event = decoded(
         EventId="A123BC45-1234-5678-AB90-ABCDEF123456",
@@ -49,26 +49,26 @@ def test_a_recorded_2019_document_is_read_without_a_duration() -> None:
     )
 
 
-def test_a_kind_and_a_field_of_the_future_are_kept() -> None:
+def test_unknown_kinds_and_fields_are_kept() -> None:
     event = decoded(EventType="Defragment", Severity={"level": 3})
     assert event.kind == "Defragment"
     assert event.extra == {"Severity": {"level": 3}}
 
 
 @pytest.mark.parametrize("text", ["", "soon", "Mon, 32 Foo 2016 18:29:47 GMT"])
-def test_a_date_that_is_none_is_kept_as_text(text: str) -> None:
+def test_an_invalid_date_is_kept_as_text(text: str) -> None:
     event = decoded(NotBefore=text)
     assert (event.not_before, event.not_before_text) == (None, text)
 
 
-def test_both_forms_of_date_are_the_same_instant() -> None:
-    """Spec §4.2: read both in the client."""
+def test_iso_and_rfc_1123_dates_are_the_same_time() -> None:
+    """Spec §4.2: clients read both."""
     iso, rfc = decoded(NotBefore="2016-09-19T18:29:47Z"), decoded(NotBefore="Mon, 19 Sep 2016 18:29:47 GMT")
     assert iso.not_before == rfc.not_before == 1474309787.0
 
 
-def test_known_words_are_read_in_any_case() -> None:
-    """Spec §4.2: their case is said not to be fixed."""
+def test_known_values_are_recognized_in_any_case() -> None:
+    """Spec §4.2: Azure does not promise their case."""
     event = decoded(EventStatus="started", EventType="FREEZE", EventSource="user")
     assert (event.status, event.kind, event.source) == ("Started", "Freeze", "User")
 
@@ -78,29 +78,29 @@ def test_an_event_may_lack_every_key() -> None:
 
 
 @pytest.mark.parametrize("field", ["EventId", "EventType", "EventStatus", "EventSource", "Description", "Resources"])
-def test_half_a_character_is_replaced_because_nobody_could_write_it_down(field: str) -> None:
+def test_a_lone_surrogate_is_replaced_because_it_cannot_be_stored(field: str) -> None:
     assert "half ?" in repr(decoded(**{field: "half \ud800"}))
 
 
-def test_a_number_that_nobody_can_hold_is_none() -> None:
+def test_a_number_beyond_64_bits_is_ignored() -> None:
     assert decoded(DurationInSeconds=10**400).duration_s is None
     assert decode_document(b'{"DocumentIncarnation": 1%s, "Events": []}' % (b"0" * 400)).incarnation == -1
 
 
 @pytest.mark.parametrize(
-    ("given_value", "read"),
+    ("value", "duration_s"),
     [(5, 5), (-1, -1), ("9", 9), (7.0, 7), (None, None), ("x", None), (True, None), ([], None)],
 )
-def test_a_duration_is_a_whole_number_or_unknown(given_value: object, read: int | None) -> None:
-    assert decoded(DurationInSeconds=given_value).duration_s == read
+def test_a_duration_is_an_integer_or_unknown(value: object, duration_s: int | None) -> None:
+    assert decoded(DurationInSeconds=value).duration_s == duration_s
 
 
 @pytest.mark.parametrize(
-    ("given_value", "read"),
+    ("value", "resources"),
     [(["a", "b"], ("a", "b")), ("a", ("a",)), (None, ()), (["a", 1, None], ("a",)), ({}, ())],
 )
-def test_resources_are_the_names_among_what_was_sent(given_value: object, read: tuple[str, ...]) -> None:
-    assert decoded(Resources=given_value).resources == read
+def test_resources_that_are_not_text_are_ignored(value: object, resources: tuple[str, ...]) -> None:
+    assert decoded(Resources=value).resources == resources
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_resources_are_the_names_among_what_was_sent(given_value: object, read: 
         (b'\xef\xbb\xbf{"DocumentIncarnation":3,"Events":["x",null,7]}', 3),
     ],
 )
-def test_a_document_of_the_wrong_types_is_read_as_far_as_it_goes(raw: bytes, incarnation: int) -> None:
+def test_members_of_the_wrong_type_are_ignored(raw: bytes, incarnation: int) -> None:
     assert decode_document(raw) == Received(incarnation=incarnation)
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "the answer has an empty body, not a document: ask again"),
-        (b" \r\n", "the answer has an empty body, not a document: ask again"),
-        (b"[]", "the answer is a JSON list, not a document: check the address"),
-        (b"<html>", "the answer of 6 bytes is not JSON"),
+        (b"", "the response has an empty body, not a document: poll again"),
+        (b" \r\n", "the response has an empty body, not a document: poll again"),
+        (b"[]", "the response is a JSON list, not a document: check the address"),
+        (b"<html>", "the response of 6 bytes is not JSON"),
         (b'{"DocumentIncarnation":1,"Eve', "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -131,8 +131,8 @@ def test_a_document_of_the_wrong_types_is_read_as_far_as_it_goes(raw: bytes, inc
     ],
     ids=["empty", "blank", "list", "html", "cut", "binary", "deep", "huge-int"],
 )
-def test_what_is_no_document_is_unreadable_and_says_so(raw: bytes, message: str) -> None:
-    """Spec §11: 200 with an empty body happens."""
+def test_the_error_for_an_invalid_document_says_what_is_wrong(raw: bytes, message: str) -> None:
+    """Spec §11: real servers send 200 with an empty body."""
     with pytest.raises(InvalidDocument) as error:
         decode_document(raw)
     assert message in str(error.value)
@@ -159,7 +159,7 @@ DOCUMENTS = st.builds(
 
 
 def as_received(notice: EventNotice, version: str, prefix: str) -> ReceivedEvent:
-    shown = event_fields(version)
+    fields = event_fields(version)
     return ReceivedEvent(
         id=notice.id,
         status=notice.status,
@@ -167,15 +167,17 @@ def as_received(notice: EventNotice, version: str, prefix: str) -> ReceivedEvent
         resource_type="VirtualMachine",
         resources=tuple(prefix + name for name in notice.resources),
         not_before=notice.not_before,
-        description=notice.description if "Description" in shown else "",
-        source=notice.source if "EventSource" in shown else "",
-        duration_s=notice.duration_s if "DurationInSeconds" in shown else None,
+        description=notice.description if "Description" in fields else "",
+        source=notice.source if "EventSource" in fields else "",
+        duration_s=notice.duration_s if "DurationInSeconds" in fields else None,
     )
 
 
 @given(DOCUMENTS, st.sampled_from(VERSIONS), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_what_the_host_writes_the_guest_reads(document: Document, version: str, iso_dates: bool) -> None:
+def test_the_guest_decodes_every_document_that_the_host_encodes(
+    document: Document, version: str, iso_dates: bool
+) -> None:
     received = decode_document(encode_document(document, version, iso_dates=iso_dates))
     prefix = "_" if version == "2017-03-01" and not document.roles else ""
 
@@ -196,13 +198,13 @@ JSON_VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(event_fields("2020-07-01")), JSON_VALUES))
 @settings(max_examples=150, deadline=None)
-def test_no_event_is_too_strange_to_be_read(event: dict[str, object]) -> None:
+def test_every_json_object_decodes_to_an_event(event: dict[str, object]) -> None:
     assert isinstance(decoded(**event), ReceivedEvent)
 
 
 @given(st.binary(max_size=80))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_a_document_or_unreadable(raw: bytes) -> None:
+def test_all_bytes_decode_or_raise_invalid_document(raw: bytes) -> None:
     try:
         assert isinstance(decode_document(raw), Received)
     except InvalidDocument:

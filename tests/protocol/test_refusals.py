@@ -1,4 +1,4 @@
-"""Every error of the wire, byte for byte (spec §10), and what each check lets through (spec §2)."""
+"""Every error response byte for byte (spec §10), and the requests that pass each check (spec §2)."""
 
 import pytest
 
@@ -28,7 +28,7 @@ WRONG_VERB = b"""<?xml version="1.0" encoding="utf-8"?>
 </Error>"""
 
 
-def ask(
+def read(
     target: str = EVENTS,
     *more: tuple[str, str],
     method: str = "GET",
@@ -38,22 +38,22 @@ def ask(
     rules: EndpointRules | None = None,
 ) -> MetadataRequest | HttpResponse:
     request = HttpRequest(method=method, target=target, headers=(*headers, *more), body=body)
-    return exchange.read_request(request, known=known, rules=rules or EndpointRules())
+    return exchange.read_request(request, is_known_caller=known, rules=rules or EndpointRules())
 
 
-def refused(answer: MetadataRequest | HttpResponse, status: int, body: bytes) -> None:
-    assert answer == HttpResponse(status=status, headers=JSON, body=body)
+def assert_refused(response: MetadataRequest | HttpResponse, status: int, body: bytes) -> None:
+    assert response == HttpResponse(status=status, headers=JSON, body=body)
 
 
-def test_an_unknown_caller_is_told_nothing() -> None:
+def test_an_unknown_caller_gets_404() -> None:
     """Spec §10."""
-    refused(ask(known=False), 404, NOT_FOUND)
-    refused(ask("/anything", known=False, method="PUT"), 404, NOT_FOUND)
+    assert_refused(read(known=False), 404, NOT_FOUND)
+    assert_refused(read("/anything", known=False, method="PUT"), 404, NOT_FOUND)
 
 
-def test_an_unknown_callers_head_gets_no_body() -> None:
-    answer = ask(known=False, method="HEAD")
-    assert answer == HttpResponse(status=404, headers=JSON, body=NOT_FOUND, head_only=True)
+def test_a_head_of_an_unknown_caller_gets_no_body() -> None:
+    response = read(known=False, method="HEAD")
+    assert response == HttpResponse(status=404, headers=JSON, body=NOT_FOUND, head_only=True)
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,21 @@ def test_an_unknown_callers_head_gets_no_body() -> None:
     [("PUT", 322), ("HEAD", 323), ("DELETE", 325), ("PATCH", 324), ("OPTIONS", 326), ("get", 322)],
 )
 @pytest.mark.parametrize("target", [EVENTS, "/", "*", "/metadata/instance?api-version=2021-02-01"])
-def test_a_verb_other_than_get_and_post_meets_the_front_ends_xml(method: str, length: int, target: str) -> None:
+def test_other_methods_than_get_and_post_get_an_xml_error(method: str, length: int, target: str) -> None:
     """Spec §10: 322 bytes for PUT, 323 for HEAD, which gets its headers only."""
-    answer = ask(target, method=method, headers=())
-    assert isinstance(answer, HttpResponse)
-    assert answer.status == 400
-    assert answer.headers == (("Content-Type", "text/xml; charset=utf-8"),)
-    assert answer.body == WRONG_VERB % method.encode()
-    assert len(answer.body) == length
-    assert answer.head_only is (method == "HEAD")
+    response = read(target, method=method, headers=())
+    assert isinstance(response, HttpResponse)
+    assert response.status == 400
+    assert response.headers == (("Content-Type", "text/xml; charset=utf-8"),)
+    assert response.body == WRONG_VERB % method.encode()
+    assert len(response.body) == length
+    assert response.head_only is (method == "HEAD")
 
 
-def test_a_verb_cannot_write_xml_of_its_own() -> None:
-    answer = ask(method="<b>&\ud800")
-    assert isinstance(answer, HttpResponse)
-    assert b"'&lt;b&gt;&amp;?' is not" in answer.body
+def test_the_method_is_escaped_in_the_xml_error() -> None:
+    response = read(method="<b>&\ud800")
+    assert isinstance(response, HttpResponse)
+    assert b"'&lt;b&gt;&amp;?' is not" in response.body
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_verb_cannot_write_xml_of_its_own() -> None:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_unknown_path_is_not_found(target: str, method: str) -> None:
-    refused(ask(target + "?api-version=2020-07-01", method=method), 404, NOT_FOUND)
+    assert_refused(read(target + "?api-version=2020-07-01", method=method), 404, NOT_FOUND)
 
 
 @pytest.mark.parametrize(
@@ -124,29 +124,29 @@ def test_an_unknown_path_is_not_found(target: str, method: str) -> None:
         "https://[::1]/metadata/scheduledevents/",
     ],
 )
-def test_the_path_is_matched_without_case_however_it_is_written(path: str) -> None:
-    """Spec §2.1; the whole address is what a client behind a proxy sends."""
-    assert ask(path + "?api-version=2020-07-01") == PollRequest(version="2020-07-01")
+def test_the_path_is_matched_without_case_and_decoded(path: str) -> None:
+    """Spec §2.1; a client behind a proxy sends an absolute URL."""
+    assert read(path + "?api-version=2020-07-01") == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("path", ["versions", "instance", "instance/compute/name"])
-def test_a_post_to_what_can_only_be_read_is_a_wrong_verb(path: str) -> None:
-    answer = ask(f"/metadata/{path}?api-version=2021-02-01", method="POST", headers=())
-    assert isinstance(answer, HttpResponse)
-    assert (answer.status, answer.body) == (400, WRONG_VERB % b"POST")
+def test_a_post_to_a_read_only_path_is_an_unsupported_method(path: str) -> None:
+    response = read(f"/metadata/{path}?api-version=2021-02-01", method="POST", headers=())
+    assert isinstance(response, HttpResponse)
+    assert (response.status, response.body) == (400, WRONG_VERB % b"POST")
 
 
 @pytest.mark.parametrize("value", ["null", "http://evil.example", ""])
-def test_a_browser_is_refused(value: str) -> None:
+def test_a_request_with_an_origin_header_is_refused(value: str) -> None:
     """Spec §2.2."""
-    refused(ask(EVENTS, ("origin", value)), 400, b'{ "error": "Bad request. Origin header not allowed" }')
+    assert_refused(read(EVENTS, ("origin", value)), 400, b'{ "error": "Bad request. Origin header not allowed" }')
 
 
 @pytest.mark.parametrize("value", ["10.0.0.1", ""])
 def test_a_forwarded_request_is_refused_even_if_the_header_is_empty(value: str) -> None:
     """Spec §2.3."""
     body = b'{ "error": "Bad request. X-Forwarded-For header not allowed" }'
-    refused(ask(EVENTS, ("x-forwarded-for", value)), 400, body)
+    assert_refused(read(EVENTS, ("x-forwarded-for", value)), 400, body)
 
 
 @pytest.mark.parametrize(
@@ -162,48 +162,48 @@ def test_a_forwarded_request_is_refused_even_if_the_header_is_empty(value: str) 
         ("ä=1&Ä=2", "\\u00e4"),
     ],
 )
-def test_a_repeated_parameter_is_refused_by_name_compared_without_case(query: str, name: str) -> None:
+def test_a_duplicate_parameter_is_refused_by_name_without_case(query: str, name: str) -> None:
     """Spec §2.3."""
     body = f'{{ "error": "Bad request. Duplicate query parameter: {name}" }}'.encode()
-    refused(ask(f"/metadata/scheduledevents?{query}"), 400, body)
+    assert_refused(read(f"/metadata/scheduledevents?{query}"), 400, body)
 
 
-def test_empty_pieces_of_a_query_are_no_parameters() -> None:
-    assert ask("/metadata/scheduledevents?&&api-version=2020-07-01&&") == PollRequest(version="2020-07-01")
+def test_empty_parameters_of_a_query_are_ignored() -> None:
+    assert read("/metadata/scheduledevents?&&api-version=2020-07-01&&") == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("value", ["true", "True", "TRUE", " true "])
-def test_the_header_says_true_in_any_case(value: str) -> None:
+def test_the_metadata_header_is_true_in_any_case(value: str) -> None:
     """Spec §2.2."""
-    assert ask(headers=(("metadata", value),)) == PollRequest(version="2020-07-01")
+    assert read(headers=(("metadata", value),)) == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("values", [(), ("false",), ("",), ("1",), ("true, true",), ("true", "false")])
 @pytest.mark.parametrize("version", [*VERSIONS[1:], "2018-01-01", "latest", ""])
-def test_without_the_header_the_answer_is_400_from_2017_08_01_on(values: tuple[str, ...], version: str) -> None:
+def test_a_request_without_the_header_gets_400_since_2017_08_01(values: tuple[str, ...], version: str) -> None:
     """Spec §2.2."""
     headers = tuple(("metadata", value) for value in values)
-    refused(ask(f"/metadata/scheduledevents?api-version={version}", headers=headers), 400, NO_HEADER)
+    assert_refused(read(f"/metadata/scheduledevents?api-version={version}", headers=headers), 400, NO_HEADER)
     assert len(NO_HEADER) == 68
 
 
-def test_the_header_may_be_sent_twice_if_it_says_true_twice() -> None:
-    assert ask(headers=METADATA * 2) == PollRequest(version="2020-07-01")
+def test_the_metadata_header_may_be_repeated_if_all_values_are_true() -> None:
+    assert read(headers=METADATA * 2) == PollRequest(version="2020-07-01")
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_the_preview_does_not_ask_for_the_header_unless_it_is_set_to(method: str) -> None:
+def test_the_preview_requires_the_header_only_if_a_setting_says_so(method: str) -> None:
     """Spec §2.2."""
     target, body = "/metadata/scheduledevents?api-version=2017-03-01", b'{"StartRequests":[]}'
-    assert isinstance(ask(target, method=method, headers=(), body=body), PollRequest | ApprovalRequest)
+    assert isinstance(read(target, method=method, headers=(), body=body), PollRequest | ApprovalRequest)
     strict = EndpointRules(header_always=True)
-    refused(ask(target, method=method, headers=(), body=body, rules=strict), 400, NO_HEADER)
+    assert_refused(read(target, method=method, headers=(), body=body, rules=strict), 400, NO_HEADER)
 
 
 @pytest.mark.parametrize("path", ["instance", "versions"])
-def test_the_instance_asks_for_the_header_at_every_version(path: str) -> None:
+def test_instance_metadata_requires_the_header_in_every_version(path: str) -> None:
     """Spec §2.6."""
-    refused(ask(f"/metadata/{path}?api-version=2017-03-01", headers=()), 400, NO_HEADER)
+    assert_refused(read(f"/metadata/{path}?api-version=2017-03-01", headers=()), 400, NO_HEADER)
 
 
 @pytest.mark.parametrize(
@@ -225,55 +225,55 @@ def test_the_instance_asks_for_the_header_at_every_version(path: str) -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_missing_or_unknown_version_is_told_the_three_newest(target: str, method: str) -> None:
+def test_the_error_for_a_missing_or_unknown_version_lists_the_newest_three(target: str, method: str) -> None:
     """Spec §2.4, §10."""
-    refused(ask(target, method=method), 400, NO_VERSION)
+    assert_refused(read(target, method=method), 400, NO_VERSION)
 
 
-def test_a_location_that_lags_behind_tells_its_own_newest() -> None:
-    """Spec §3: a setting narrows the versions that a location serves."""
+def test_the_error_lists_the_newest_versions_of_the_vms_location() -> None:
+    """Spec §3: a setting limits the versions that a location serves."""
     body = NO_VERSION.replace(b'"2020-07-01","2019-08-01","2019-04-01"', b'"2017-08-01","2017-03-01"')
-    refused(ask(rules=EndpointRules(versions=VERSIONS[:2])), 400, body)
+    assert_refused(read(rules=EndpointRules(versions=VERSIONS[:2])), 400, body)
 
 
 @pytest.mark.parametrize("target", ["/metadata/instance", "/metadata/instance/compute?api-version=2020-07-01"])
-def test_the_instance_tells_instance_versions(target: str) -> None:
-    refused(ask(target), 400, NO_INSTANCE_VERSION)
+def test_the_error_for_instance_metadata_lists_instance_versions(target: str) -> None:
+    assert_refused(read(target), 400, NO_INSTANCE_VERSION)
 
 
 def test_unknown_versions_can_be_served_leniently() -> None:
     lenient = EndpointRules(unknown_version=UnknownVersionPolicy.LENIENT)
-    assert ask("/metadata/scheduledevents?api-version=2019-12-31", rules=lenient) == PollRequest(version="2019-08-01")
-    instance = ask("/metadata/instance?api-version=2025-11-11", rules=lenient)
+    assert read("/metadata/scheduledevents?api-version=2019-12-31", rules=lenient) == PollRequest(version="2019-08-01")
+    instance = read("/metadata/instance?api-version=2025-11-11", rules=lenient)
     assert instance == InstanceRequest(version="2025-04-07")
-    refused(ask("/metadata/scheduledevents?api-version=2016-01-01", rules=lenient), 400, NO_VERSION)
+    assert_refused(read("/metadata/scheduledevents?api-version=2016-01-01", rules=lenient), 400, NO_VERSION)
 
 
 @pytest.mark.parametrize("target", ["scheduledevents", "scheduledevents?api-version=latest", "latest/scheduledevents"])
-@pytest.mark.parametrize("unknown", UnknownVersionPolicy)
-def test_no_setting_brings_latest_or_no_version_back(target: str, unknown: UnknownVersionPolicy) -> None:
+@pytest.mark.parametrize("policy", UnknownVersionPolicy)
+def test_no_policy_serves_latest_or_a_missing_version(target: str, policy: UnknownVersionPolicy) -> None:
     """Spec §2.4."""
-    refused(ask(f"/metadata/{target}", rules=EndpointRules(unknown_version=unknown)), 400, NO_VERSION)
+    assert_refused(read(f"/metadata/{target}", rules=EndpointRules(unknown_version=policy)), 400, NO_VERSION)
 
 
-def test_unknown_versions_can_be_not_found() -> None:
+def test_unknown_versions_can_get_404() -> None:
     body = b'{ "error": "Not found. Invalid version requested" }'
     rules = EndpointRules(unknown_version=UnknownVersionPolicy.NOT_FOUND)
-    refused(ask("/metadata/scheduledevents?api-version=2018-01-01", rules=rules), 404, body)
+    assert_refused(read("/metadata/scheduledevents?api-version=2018-01-01", rules=rules), 404, body)
     assert len(body) == 51
 
 
-def test_the_versions_are_listed_without_a_version() -> None:
+def test_metadata_versions_needs_no_api_version() -> None:
     """Spec §2.6."""
-    answer = ask("/metadata/versions")
-    assert isinstance(answer, HttpResponse)
-    assert (answer.status, answer.headers) == (200, JSON)
+    response = read("/metadata/versions")
+    assert isinstance(response, HttpResponse)
+    assert (response.status, response.headers) == (200, JSON)
     listed = ",".join(f'"{version}"' for version in INSTANCE_VERSIONS)
-    assert answer.body == f'{{"apiVersions":[{listed}]}}'.encode()
+    assert response.body == f'{{"apiVersions":[{listed}]}}'.encode()
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "body"),
+    ("response", "status", "body"),
     [
         (responses.unknown_event("ABC"), 400, b'{ "error": "Bad request. Unknown EventId: ABC" }'),
         (responses.malformed_request(), 400, b'{ "error": "Bad request. The request is not HTTP" }'),
@@ -294,26 +294,26 @@ def test_the_versions_are_listed_without_a_version() -> None:
         ),
     ],
 )
-def test_ready_answers(answer: HttpResponse, status: int, body: bytes) -> None:
-    refused(answer, status, body)
+def test_the_errors_that_need_state_have_these_bytes(response: HttpResponse, status: int, body: bytes) -> None:
+    assert_refused(response, status, body)
 
 
-def test_an_unknown_id_cannot_break_out_of_the_error() -> None:
+def test_an_unknown_event_id_is_escaped_in_the_error() -> None:
     body = b'{ "error": "Bad request. Unknown EventId: \\"}\\ud800\\u0000" }'
-    refused(responses.unknown_event('"}\ud800\0'), 400, body)
+    assert_refused(responses.unknown_event('"}\ud800\0'), 400, body)
 
 
-def test_a_throttled_caller_gets_34_bytes_of_text() -> None:
+def test_a_rate_limited_caller_gets_34_bytes_of_text() -> None:
     """Spec §8.5, §10."""
-    answer = responses.too_many_requests()
-    assert (answer.status, answer.body) == (429, b"Throttle Result: Too Many Requests")
-    assert answer.headers == (("Content-Type", "text/plain; charset=utf-8"),)
-    assert len(answer.body) == 34
+    response = responses.too_many_requests()
+    assert (response.status, response.body) == (429, b"Throttle Result: Too Many Requests")
+    assert response.headers == (("Content-Type", "text/plain; charset=utf-8"),)
+    assert len(response.body) == 34
 
 
 @pytest.mark.parametrize("retry_after_s", [5, 60])
-def test_a_store_out_of_reach_says_when_to_retry(retry_after_s: int) -> None:
-    answer = responses.service_unavailable(retry_after_s)
-    assert answer.status == 503
-    assert answer.headers == (*JSON, ("Retry-After", str(retry_after_s)))
-    assert str(retry_after_s).encode() in answer.body
+def test_the_503_of_an_unavailable_store_has_retry_after(retry_after_s: int) -> None:
+    response = responses.service_unavailable(retry_after_s)
+    assert response.status == 503
+    assert response.headers == (*JSON, ("Retry-After", str(retry_after_s)))
+    assert str(retry_after_s).encode() in response.body

@@ -1,4 +1,4 @@
-"""No request is too strange for an answer: `read` never raises, and answers with a status of spec §10."""
+"""`read_request` never raises: any request is understood or gets a response with a status of spec §10."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,8 +72,10 @@ IDENTITY = ManagedIdentity(vm="vm", vm_id="id", name="vm", resource_id="/vm")
 
 @given(REQUESTS, st.booleans(), RULES)
 @settings(max_examples=800, deadline=None)
-def test_any_request_is_answered_or_understood(request: HttpRequest, known: bool, rules: EndpointRules) -> None:
-    answer = read_request(request, known=known, rules=rules)
+def test_every_request_is_understood_or_gets_a_documented_status(
+    request: HttpRequest, is_known_caller: bool, rules: EndpointRules
+) -> None:
+    answer = read_request(request, is_known_caller=is_known_caller, rules=rules)
     match answer:
         case HttpResponse():
             assert answer.status in {200, 400, 404} | (set() if rules.gives_tokens else {403})
@@ -89,14 +91,14 @@ def test_any_request_is_answered_or_understood(request: HttpRequest, known: bool
             assert instance_response(answer, InstanceFacts(name="vm")).status in {200, 400, 404}
         case TokenRequest():
             assert rules.gives_tokens
-            for given, status in ((TOKEN, 200), (WrongResource(accepted=()), 400)):
-                assert token_response(given, ask=answer, identity=IDENTITY, now=0).status == status
+            for token, status in ((TOKEN, 200), (WrongResource(accepted=()), 400)):
+                assert token_response(token, request=answer, identity=IDENTITY, now=0).status == status
 
 
 @given(REQUESTS, RULES)
 @settings(max_examples=100, deadline=None)
-def test_an_unknown_caller_gets_the_same_answer_whatever_it_asks(request: HttpRequest, rules: EndpointRules) -> None:
+def test_an_unknown_caller_always_gets_the_same_response(request: HttpRequest, rules: EndpointRules) -> None:
     """Spec §7.4, §10: it learns nothing."""
-    answer = read_request(request, known=False, rules=rules)
+    answer = read_request(request, is_known_caller=False, rules=rules)
     assert isinstance(answer, HttpResponse)
     assert (answer.status, answer.body) == (404, b'{ "error": "Not found" }')

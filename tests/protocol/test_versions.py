@@ -1,4 +1,4 @@
-"""What each api-version shows, and which one serves a request (spec §3)."""
+"""The api-versions: what each contains, and which one serves a request (spec §3)."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_the_seven_versions_of_the_specification_are_served_in_ascending_order()
         (Kind.TERMINATE, "2019-01-01"),
     ],
 )
-def test_a_kind_is_shown_from_the_version_that_brought_it(version: str, kind: Kind, since: str) -> None:
+def test_a_kind_is_listed_since_the_version_that_introduced_it(version: str, kind: Kind, since: str) -> None:
     assert version_lists_kind(version, kind) is (version >= since)
 
 
@@ -53,25 +53,25 @@ def test_a_kind_is_shown_from_the_version_that_brought_it(version: str, kind: Ki
     ("field", "since"),
     [("Description", "2019-04-01"), ("EventSource", "2019-08-01"), ("DurationInSeconds", "2020-07-01")],
 )
-def test_a_field_is_shown_from_the_version_that_brought_it(version: str, field: str, since: str) -> None:
+def test_a_field_exists_since_the_version_that_introduced_it(version: str, field: str, since: str) -> None:
     assert event_fields(version)[:6] == FIRST_SIX
     assert (field in event_fields(version)) is (version >= since)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_only_the_preview_has_the_underscore_and_spares_callers_the_header(version: str) -> None:
+def test_only_the_preview_has_the_underscore_and_works_without_the_header(version: str) -> None:
     preview = version == "2017-03-01"
     assert version_features(version).underscore is preview
     assert requires_metadata_header(version) is not preview
 
 
 @pytest.mark.parametrize("version", [None, "", "2016-01-01", "latest"])
-def test_a_version_that_does_not_exist_spares_nobody_the_header(version: str | None) -> None:
+def test_an_unknown_version_requires_the_header(version: str | None) -> None:
     assert requires_metadata_header(version)
 
 
 @pytest.mark.parametrize(
-    ("asked", "served", "unknown", "settled"),
+    ("requested", "served", "policy", "version"),
     [
         ("2019-04-01", VERSIONS, REFUSE, "2019-04-01"),
         ("2019-04-01", VERSIONS, LENIENT, "2019-04-01"),
@@ -90,21 +90,21 @@ def test_a_version_that_does_not_exist_spares_nobody_the_header(version: str | N
         ("", VERSIONS, LENIENT, None),
     ],
 )
-def test_the_version_that_serves_a_request(
-    asked: str, served: tuple[str, ...], unknown: UnknownVersionPolicy, settled: str | None
+def test_a_request_is_served_by_the_version_that_the_policy_selects(
+    requested: str, served: tuple[str, ...], policy: UnknownVersionPolicy, version: str | None
 ) -> None:
-    """Spec §10: lenient is the newest one not newer than what was asked."""
-    assert resolve_version(asked, served, unknown) == settled
+    """Spec §10: lenient selects the newest version that is not newer than the requested date."""
+    assert resolve_version(requested, served, policy) == version
 
 
-def test_the_instance_has_versions_of_its_own() -> None:
+def test_instance_metadata_has_versions_of_its_own() -> None:
     """Spec §2.6."""
     assert list(INSTANCE_VERSIONS) == sorted(set(INSTANCE_VERSIONS))
     assert len(INSTANCE_VERSIONS) == 35
     assert newest_three_versions(INSTANCE_VERSIONS) == ("2025-04-07", "2024-07-17", "2024-03-15")
 
 
-def test_the_newest_three_are_told_newest_first_however_they_were_configured() -> None:
+def test_the_newest_three_versions_are_newest_first_in_any_configured_order() -> None:
     assert newest_three_versions(("2019-01-01", "2020-07-01", "2017-03-01", "2017-08-01")) == (
         "2020-07-01",
         "2019-01-01",

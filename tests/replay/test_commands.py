@@ -46,7 +46,7 @@ def test_recording_tells_each_answer_and_keeps_all_in_the_file(tmp_path: Path) -
     with ScriptedServer(*script) as server:
         said = run(tmp_path, "record", "--endpoint", server.url, "--out", str(path), "--every", "0.01s", "--for", "2s")
     told = [line.strip().split("  ", 1)[1] for line in said.splitlines()[:5]]
-    assert told[:3] == ["incarnation 1: no events", "status 429", "the answer has an empty body, not a document"]
+    assert told[:3] == ["incarnation 1: no events", "status 429", "the response has an empty body, not a document"]
     assert told[3].startswith("no answer: http://127.0.0.1:")
     assert told[4] == "incarnation 2: Freeze of web-0 scheduled"
     assert f"{path} holds 5 different answers to " in said

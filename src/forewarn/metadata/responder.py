@@ -112,7 +112,7 @@ class Responder:
     def respond(self, caller: Caller, request: HttpRequest) -> AnyResponse:
         view = self._current_view(caller)
         if view is None:
-            refusal = read_request(request, known=False, rules=EndpointRules())
+            refusal = read_request(request, is_known_caller=False, rules=EndpointRules())
             assert isinstance(refusal, HttpResponse)
             return refusal
         if not self._rate_limiter.allows(view.vm, _loop_time()):
@@ -120,9 +120,9 @@ class Responder:
 
         trouble = self._faults.faults_for(view)
         rules = self._rules_for_caller(caller, view)
-        asked = read_request(request, known=True, rules=rules if trouble is None else trouble.adjusted_rules(rules))
+        asked = read_request(request, is_known_caller=True, rules=rules if trouble is None else trouble.adjusted_rules(rules))
         if isinstance(asked, HttpResponse) and trouble is not None and not trouble.keeps_refusal(asked):
-            asked = read_request(request, known=True, rules=rules)
+            asked = read_request(request, is_known_caller=True, rules=rules)
         if isinstance(asked, HttpResponse):
             return asked
         if isinstance(asked, InstanceRequest):
@@ -144,7 +144,7 @@ class Responder:
         view = self._current_view(caller)
         if view is None or self._rate_limiter.is_enabled or self._faults.faults_for(view) is not None:
             return None
-        asked = read_request(request, known=True, rules=self._rules_for_caller(caller, view))
+        asked = read_request(request, is_known_caller=True, rules=self._rules_for_caller(caller, view))
         if isinstance(asked, ApprovalRequest):
             return (view, asked.version) if self._known_approvals.covers(view, asked.event_ids) else None
         return (view, asked.version) if isinstance(asked, PollRequest) else None

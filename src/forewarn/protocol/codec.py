@@ -1,7 +1,7 @@
 """Encodes a document to JSON for the host, and decodes it tolerantly for the guest (spec §4.1, §4.2).
 
-Encoded text is ASCII: other characters are escaped as JSON allows, because every JSON reader understands that,
-whatever charset it assumes (PowerShell 5 guesses), and no text can fail to be encoded.
+Encoded text is ASCII with JSON escapes: every JSON reader understands that in any charset (PowerShell 5 guesses
+one), and encoding never fails.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from forewarn.protocol.versions import NEWEST_VERSION, VersionFeatures, event_fi
 
 
 class InvalidDocument(ValueError):
-    """The answer is no document: empty, not JSON, or JSON of another shape. Ask again."""
+    """The response is not a document: empty, not JSON, or JSON of another shape. Poll again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedEvent:
-    """An event as a guest met it, on a server that may be newer, older or stranger than this code.
+    """One event of a document that a client received. The server may be older or newer than this code.
 
-    Status, kind and source are in the specification's spelling where it has the word, else as they came.
+    Status, kind and source are in the specification's spelling if they are known words, else unchanged.
     """
 
     id: str = ""
@@ -32,76 +32,83 @@ class ReceivedEvent:
     kind: str = ""
     resource_type: str = ""
     resources: tuple[str, ...] = ()
-    not_before: float | None = None  # POSIX seconds; None if not given, or not a date
-    not_before_text: str = ""  # what stood there
+    not_before: float | None = None  # POSIX seconds; None if it is missing or not a date
+    not_before_text: str = ""  # NotBefore as the server sent it
     description: str = ""
     source: str = ""
-    duration_s: int | None = None  # None: this version does not say
+    duration_s: int | None = None  # None: this api-version has no such field
     extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # fields that this code does not know
-    raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the whole, as it came
+    raw: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)  # the decoded JSON object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    incarnation: int  # -1: the server gave none
+    """A scheduled events document as a client received it."""
+
+    incarnation: int  # -1: the document has none
     events: tuple[ReceivedEvent, ...] = ()
 
 
 def encode_document(document: Document, version: str, *, iso_dates: bool = False) -> bytes:
-    """The document as `version` shows it; `iso_dates` has effect only where the pages showed such dates."""
-    shown = version_features(version)
-    write_date = iso_date if iso_dates and shown.iso_dates else http_date
-    prefix = "_" if shown.underscore and not document.roles else ""
+    """Encode the document as JSON in this api-version: only its event kinds and its fields.
+
+    `iso_dates` has an effect only in the 2017 versions, which Azure documented with ISO dates.
+    """
+    features = version_features(version)
+    format_date = iso_date if iso_dates and features.iso_dates else http_date
+    prefix = "_" if features.underscore and not document.roles else ""
 
     events = [
-        _event_fields(notice, shown, prefix, write_date) for notice in document.notices if notice.kind in shown.kinds
+        _event_fields(notice, features, prefix, format_date)
+        for notice in document.notices
+        if notice.kind in features.kinds
     ]
-    whole = {"DocumentIncarnation": document.incarnation, "Events": events}
-    return json.dumps(whole, separators=(",", ":")).encode("ascii")
+    content = {"DocumentIncarnation": document.incarnation, "Events": events}
+    return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 def _event_fields(
-    notice: EventNotice, shown: VersionFeatures, prefix: str, write_date: Callable[[float], str]
+    notice: EventNotice, features: VersionFeatures, prefix: str, format_date: Callable[[float], str]
 ) -> dict[str, object]:
     not_before = None if notice.status is NoticeStatus.STARTED else notice.not_before
-    every = {
+    all_fields = {
         "EventId": notice.id,
         "EventStatus": notice.status,
         "EventType": notice.kind,
         "ResourceType": "VirtualMachine",
         "Resources": [prefix + name for name in notice.resources],
-        "NotBefore": "" if not_before is None else write_date(not_before),
+        "NotBefore": "" if not_before is None else format_date(not_before),
         "Description": notice.description,
         "EventSource": notice.source,
         "DurationInSeconds": notice.duration_s,
     }
-    return {name: every[name] for name in shown.fields}
+    return {name: all_fields[name] for name in features.fields}
 
 
 def decode_document(raw: bytes) -> Received:
-    """Read what a server sent, forgiving fields that are missing, unknown or of the wrong type.
+    """Decode the body of a poll response; fields may be missing, unknown or of the wrong type.
 
-    Raises Unreadable if it is no document at all; an empty body is met in the wild.
+    Raises InvalidDocument if the body is empty (real servers send that), not JSON, or not a JSON object.
     """
     if not raw.strip():
-        raise InvalidDocument("the answer has an empty body, not a document: ask again")
+        raise InvalidDocument("the response has an empty body, not a document: poll again")
     try:
-        whole = json.loads(raw)
+        content = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise InvalidDocument(f"the answer of {len(raw)} bytes is not JSON ({error}): ask again") from error
-    if not isinstance(whole, dict):
-        raise InvalidDocument(f"the answer is a JSON {type(whole).__name__}, not a document: check the address")
+        raise InvalidDocument(f"the response of {len(raw)} bytes is not JSON ({error}): poll again") from error
+    if not isinstance(content, dict):
+        raise InvalidDocument(f"the response is a JSON {type(content).__name__}, not a document: check the address")
 
-    incarnation, events = _integer(whole.get("DocumentIncarnation")), whole.get("Events")
-    listed = events if isinstance(events, list) else []
+    incarnation, events = _integer(content.get("DocumentIncarnation")), content.get("Events")
+    event_list = events if isinstance(events, list) else []
     return Received(
         incarnation=-1 if incarnation is None else incarnation,
-        events=tuple(_received_event(event) for event in listed if isinstance(event, dict)),
+        events=tuple(_received_event(event) for event in event_list if isinstance(event, dict)),
     )
 
 
 _KNOWN_FIELDS = frozenset(event_fields(NEWEST_VERSION))
-_MAX_INTEGER = 2**63 - 1  # what any reader of these numbers can hold
+_MAX_INTEGER = 2**63 - 1  # a signed 64-bit integer, which every consumer can store
 
 
 def _received_event(event: dict[str, object]) -> ReceivedEvent:
@@ -123,19 +130,19 @@ def _received_event(event: dict[str, object]) -> ReceivedEvent:
 
 
 def _text(value: object) -> str:
-    """JSON may carry half of a character (`\\ud800`), which no file, database or program takes."""
+    """Return the value if it is text, else "". JSON can contain lone surrogates (`\\ud800`): they become "?"."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else ""
 
 
 def _text_tuple(value: object) -> tuple[str, ...]:
-    listed = value if isinstance(value, list) else [value]
-    return tuple(_text(name) for name in listed if isinstance(name, str))
+    items = value if isinstance(value, list) else [value]
+    return tuple(_text(item) for item in items if isinstance(item, str))
 
 
-def _canonical_spelling(words: type[StrEnum], value: object) -> str:
-    """The case of these words is said not to be fixed."""
+def _canonical_spelling(values: type[StrEnum], value: object) -> str:
+    """Azure does not promise the case of these values, so they are compared without case."""
     text = _text(value)
-    return next((str(word) for word in words if word.lower() == text.lower()), text)
+    return next((str(known) for known in values if known.lower() == text.lower()), text)
 
 
 def _integer(value: object) -> int | None:

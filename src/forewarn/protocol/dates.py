@@ -25,39 +25,39 @@ def _format_day(days: int) -> str:
 
 
 def http_date(at: float) -> str:
-    """RFC 1123 in 29 characters, in English whatever the locale; a fraction of a second is cut off."""
+    """Format POSIX seconds as an RFC 1123 date of 29 characters, in English; fractions are cut off."""
     days, second = divmod(math.floor(at), 86_400)
     return f"{_format_day(days)} {second // 3600:02}:{second // 60 % 60:02}:{second % 60:02} GMT"
 
 
 def iso_date(at: float) -> str:
-    """The form that the pages of 2017 show."""
+    """Format POSIX seconds as `2017-04-05T06:07:08Z`, the form that Azure documented in 2017."""
     return datetime.fromtimestamp(math.floor(at), UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
 def parse_date(text: str) -> float | None:
-    """POSIX seconds of an RFC 1123 or ISO date; None if it is neither. Without a zone it is taken as UTC.
+    """Parse an RFC 1123 or ISO 8601 date to POSIX seconds; None if it is neither. UTC if it has no zone.
 
-    The weekday is not checked: the vendor's own pages show a wrong one.
+    The weekday is not checked, because Azure's own documentation shows a wrong one.
     """
     text = text.strip()
     try:
-        found = _RFC_1123.fullmatch(text)
-        return _parse_rfc_1123(found) if found else _parse_iso(text)
+        match = _RFC_1123.fullmatch(text)
+        return _parse_rfc_1123(match) if match else _parse_iso(text)
     except (ValueError, OverflowError):
         return None
 
 
-def _parse_rfc_1123(found: re.Match[str]) -> float | None:
-    month = _MONTH_NUMBERS.get(found[2].lower())
+def _parse_rfc_1123(match: re.Match[str]) -> float | None:
+    month = _MONTH_NUMBERS.get(match[2].lower())
     if month is None:
         return None
-    day, year, hour, minute, second = (int(found[index]) for index in (1, 3, 4, 5, 6))
+    day, year, hour, minute, second = (int(match[index]) for index in (1, 3, 4, 5, 6))
     return datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
 
 
 def _parse_iso(text: str) -> float | None:
     if ":" not in text:
         return None
-    read = datetime.fromisoformat(text)
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    parsed = datetime.fromisoformat(text)
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

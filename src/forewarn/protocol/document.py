@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What will happen to the VMs (spec §4.2)."""
+    """The event types: what will happen to the VMs (spec §4.2)."""
 
     FREEZE = "Freeze"
     REBOOT = "Reboot"
@@ -17,20 +17,22 @@ class Kind(StrEnum):
 
 
 class NoticeStatus(StrEnum):
-    """A finished or withdrawn event has no status: it is no longer listed."""
+    """Whether a listed event has started. A finished or withdrawn event is not listed at all."""
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
 
 
 class EventSource(StrEnum):
+    """Who caused an event: the platform, or a user of the subscription."""
+
     PLATFORM = "Platform"
     USER = "User"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventNotice:
-    """One event as the wire shows it."""
+    """One event of a document, before an api-version selects its fields."""
 
     id: str
     status: NoticeStatus
@@ -44,8 +46,11 @@ class EventNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Same incarnation, same content (spec §4.2). Notices stand in the order they were published."""
+    """The scheduled events of one scope, in the order they were published.
+
+    Documents of a scope with the same incarnation have the same content (spec §4.2).
+    """
 
     incarnation: int
     notices: tuple[EventNotice, ...] = ()
-    roles: bool = False  # True: the scope is a cloud service, its names carry no 2017 underscore
+    roles: bool = False  # True: the scope is a cloud service; then names have no underscore in 2017 versions

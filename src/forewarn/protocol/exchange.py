@@ -44,38 +44,44 @@ _CACHED_HEADS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRules:
-    """What an operator may set about the endpoint."""
+    """How the endpoint behaves: settings of the operator, adjusted for the listener."""
 
     versions: tuple[str, ...] = VERSIONS
-    header_always: bool = False  # Metadata: true is required at 2017-03-01 too
+    header_always: bool = False  # `Metadata: true` is required at 2017-03-01 too
     unknown_version: UnknownVersionPolicy = UnknownVersionPolicy.REFUSE
-    iso_dates: bool = False
-    max_wait_s: int = 300
-    gives_tokens: bool = False  # of managed identities; not where anybody could pose as a VM (spec §2.8)
+    iso_dates: bool = False  # NotBefore as an ISO date in the 2017 versions
+    max_wait_s: int = 300  # longest hold of a long poll
+    gives_tokens: bool = False  # managed identity tokens; not where any program can pose as a VM (spec §2.8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollRequest:
-    version: str
-    if_none_match: str | None = None  # If-None-Match as it came
-    wait_s: int | None = None  # only together with a tag
+    """GET of the scheduled events document; with `wait_s` a long poll."""
+
+    version: str  # the api-version that serves it
+    if_none_match: str | None = None  # the header unchanged
+    wait_s: int | None = None  # from Prefer: wait; only together with if_none_match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
+    """POST that approves events (spec §5)."""
+
     version: str
-    event_ids: tuple[str, ...]  # upper case, each once, in the order given
+    event_ids: tuple[str, ...]  # upper case, no duplicates, in the order of the body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnreadApproval:
-    """An approval whose body is not read yet."""
+    """An approval whose body is not parsed yet."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceRequest:
+    """GET of an element below /metadata/instance (spec §2.6)."""
+
     version: str
     path: tuple[str, ...] = ()  # below /metadata/instance
     as_text: bool = False
@@ -86,48 +92,55 @@ MetadataRequest = PollRequest | ApprovalRequest | InstanceRequest | TokenRequest
 
 
 class _EarlyResponse(Exception):
-    """Carries the answer of the first check that failed up to `read`."""
+    """Carries the response of the first check that failed up to `read_request`."""
 
     def __init__(self, response: HttpResponse) -> None:
         self.response = response
 
 
-def read_request(request: HttpRequest, *, known: bool, rules: EndpointRules) -> MetadataRequest | HttpResponse:
-    """What a request asks, or its answer if that needs no state. `known`: the caller is one of our VMs."""
+def read_request(
+    request: HttpRequest, *, is_known_caller: bool, rules: EndpointRules
+) -> MetadataRequest | HttpResponse:
+    """Check a request and return what it requests, or the response if that needs no state.
+
+    `is_known_caller`: the caller is one of our VMs; every other caller gets 404.
+    """
     try:
-        return _read_known_caller(request, known=known, rules=rules)
-    except _EarlyResponse as answered:
-        return replace(answered.response, head_only=request.method == "HEAD")
+        return _read_checked(request, is_known_caller=is_known_caller, rules=rules)
+    except _EarlyResponse as early:
+        return replace(early.response, head_only=request.method == "HEAD")
 
 
-def _read_known_caller(request: HttpRequest, *, known: bool, rules: EndpointRules) -> MetadataRequest | HttpResponse:
-    if not known:
+def _read_checked(
+    request: HttpRequest, *, is_known_caller: bool, rules: EndpointRules
+) -> MetadataRequest | HttpResponse:
+    if not is_known_caller:
         raise _EarlyResponse(not_found())
-    asked = _read_head(request.method, request.target, request.headers, rules)
-    return _read_approval(request, asked.version) if isinstance(asked, _UnreadApproval) else asked
+    head = _read_head(request.method, request.target, request.headers, rules)
+    return _read_approval(request, head.version) if isinstance(head, _UnreadApproval) else head
 
 
 @lru_cache(maxsize=_CACHED_HEADS)
 def _read_head(
     method: str, target: str, headers: Headers, rules: EndpointRules
 ) -> MetadataRequest | _UnreadApproval | HttpResponse:
-    """What is asked, as far as no body says it. Requests are alike but for their bodies, so each is read once."""
+    """Read a request without its body. Cached, because clients repeat the same head."""
     if method not in ("GET", "POST"):
         raise _EarlyResponse(unsupported_method(method))
-    found = parse_target(target)
-    if found is None:
+    parsed = parse_target(target)
+    if parsed is None:
         raise _EarlyResponse(not_found())
-    return _reader_for(found, method)(HttpRequest(method=method, target=target, headers=headers), found, rules)
+    return _reader_for(parsed, method)(HttpRequest(method=method, target=target, headers=headers), parsed, rules)
 
 
 _PathReader = Callable[[HttpRequest, RequestTarget, EndpointRules], "MetadataRequest | _UnreadApproval | HttpResponse"]
 
 
 def _reader_for(target: RequestTarget, method: str) -> _PathReader:
-    """Who reads requests for this path (spec §2.1: without case).
+    """Return the function that reads requests for this path, compared without case (spec §2.1).
 
-    A POST to what can only be read is told that the verb is wrong, as PUT and HEAD are there in captures;
-    elsewhere it meets an unknown path.
+    A POST to a read-only path gets "unsupported verb", as PUT and HEAD do in captures of Azure. A POST to any
+    other path gets 404.
     """
     match target.lower_path():
         case ("metadata", "scheduledevents"):
@@ -135,16 +148,16 @@ def _reader_for(target: RequestTarget, method: str) -> _PathReader:
         case ("metadata", "latest" | "{latest}", "scheduledevents"):
             return _read_latest
         case ("metadata", "versions"):
-            room: _PathReader = _read_versions
+            reader: _PathReader = _read_versions
         case ("metadata", "instance", *_):
-            room = _read_instance
+            reader = _read_instance
         case ("metadata", "identity", "oauth2", "token"):
-            room = _read_token
+            reader = _read_token
         case _:
             raise _EarlyResponse(not_found())
     if method == "POST":
         raise _EarlyResponse(unsupported_method(method))
-    return room
+    return reader
 
 
 def _read_scheduled_events(
@@ -169,7 +182,7 @@ def _read_versions(request: HttpRequest, target: RequestTarget, rules: EndpointR
 
 
 def _read_instance(request: HttpRequest, target: RequestTarget, rules: EndpointRules) -> InstanceRequest:
-    # The preview without a header was scheduled events' own (spec §2.2).
+    # Only scheduled events had a preview version without the header (spec §2.2).
     _check_caller(request, target, needs_header=True)
     version = _served_version(target, INSTANCE_VERSIONS, rules.unknown_version)
     form = (target.parameter("format") or "json").lower()
@@ -179,13 +192,13 @@ def _read_instance(request: HttpRequest, target: RequestTarget, rules: EndpointR
 
 
 def _read_token(request: HttpRequest, target: RequestTarget, rules: EndpointRules) -> TokenRequest | HttpResponse:
-    # That the header is missing is told in other words here.
+    # read_token_request checks the header, because its error has OAuth's shape.
     _check_caller(request, target, needs_header=False)
-    return read_token_request(target, has_header=_has_metadata_header(request), is_given=rules.gives_tokens)
+    return read_token_request(target, has_header=_has_metadata_header(request), tokens_allowed=rules.gives_tokens)
 
 
 def _check_caller(request: HttpRequest, target: RequestTarget, *, needs_header: bool) -> None:
-    """Refuse whoever was sent here by a browser, a proxy or a redirect instead of a program in the VM."""
+    """Refuse requests that a browser, a proxy or a redirect sent instead of a program in the VM."""
     if request.header_values("origin"):
         raise _EarlyResponse(origin_not_allowed())
     if request.header_values("x-forwarded-for"):
@@ -197,17 +210,17 @@ def _check_caller(request: HttpRequest, target: RequestTarget, *, needs_header: 
 
 
 def _has_metadata_header(request: HttpRequest) -> bool:
-    """Sent more than once, the header must say true each time."""
-    given = request.header_values("metadata")
-    return bool(given) and all(value.strip().lower() == "true" for value in given)
+    """Whether `Metadata: true` is there; if the header is repeated, every value must be true."""
+    values = request.header_values("metadata")
+    return bool(values) and all(value.strip().lower() == "true" for value in values)
 
 
-def _served_version(target: RequestTarget, served: Sequence[str], unknown: UnknownVersionPolicy) -> str:
-    asked = target.parameter("api-version")
-    version = resolve_version(asked, served, unknown) if asked else None
+def _served_version(target: RequestTarget, served: Sequence[str], policy: UnknownVersionPolicy) -> str:
+    requested = target.parameter("api-version")
+    version = resolve_version(requested, served, policy) if requested else None
     if version is not None:
         return version
-    if asked and unknown is UnknownVersionPolicy.NOT_FOUND and asked.lower() not in ("latest", "{latest}"):
+    if requested and policy is UnknownVersionPolicy.NOT_FOUND and requested.lower() not in ("latest", "{latest}"):
         raise _EarlyResponse(version_not_found())
     raise _EarlyResponse(unsupported_version(served))
 
@@ -228,74 +241,78 @@ def _read_approval(request: HttpRequest, version: str) -> ApprovalRequest:
         raise _EarlyResponse(body_too_large())
     try:
         return ApprovalRequest(version=version, event_ids=parse_approval(request.body))
-    except InvalidApproval as bad:
-        raise _EarlyResponse(bad_request(str(bad))) from bad
+    except InvalidApproval as error:
+        raise _EarlyResponse(bad_request(str(error))) from error
 
 
 def client_has_document(poll: PollRequest, tag: str) -> bool:
-    """Whether the caller has the document of this tag already: then it may be held, or is told 304."""
+    """Whether If-None-Match names this ETag: the client has this document, so it gets 304 or is held."""
     return poll.if_none_match is not None and matches_etag(poll.if_none_match, tag)
 
 
 def poll_response(
     poll: PollRequest, *, tag: str, document: Document, rules: EndpointRules, body: bytes | None = None
 ) -> HttpResponse:
-    """200 with the document, or 304 to whoever has it. `body`: its bytes, if they are rendered already."""
-    tagged = ("ETag", tag)
+    """Build the response to a poll: 200 with the document, or 304 if the client has it.
+
+    `tag` is the document's ETag. `body` is the encoded document if the caller has it already.
+    """
+    etag_header = ("ETag", tag)
     if client_has_document(poll, tag):
-        return HttpResponse(status=304, headers=(tagged,))
+        return HttpResponse(status=304, headers=(etag_header,))
     if body is None:
         body = encode_document(document, poll.version, iso_dates=rules.iso_dates)
-    return HttpResponse(status=200, headers=(JSON_CONTENT_TYPE, tagged), body=body)
+    return HttpResponse(status=200, headers=(JSON_CONTENT_TYPE, etag_header), body=body)
 
 
 def with_preference_applied(response: HttpResponse, wait_s: int) -> HttpResponse:
-    """The answer to a poll that was held, or was ready to be, for up to `wait_s`."""
+    """Return the response with `Preference-Applied: wait=N`, for a poll that asked to be held."""
     return replace(response, headers=(*response.headers, ("Preference-Applied", f"wait={wait_s}")))
 
 
 @lru_cache(maxsize=1024)
 def etag(scope_id: str, epoch: int, incarnation: int) -> str:
-    """Quoted. The epoch tells a scope that was enabled again from the one before; a VM that comes back in another scope
+    """Return the quoted ETag of a scope's document.
 
-    has seen nothing of what is shown there, whatever the numbers.
+    The epoch distinguishes a scope from the same scope enabled again. The checksum of the scope id distinguishes
+    scopes: a VM that moves to another scope with equal numbers must not get 304.
     """
     return f'"{epoch}-{incarnation}-{crc32(scope_id.encode()):08x}"'
 
 
 def matches_etag(condition: str, tag: str) -> bool:
-    """Whether an If-None-Match names this tag, alone or in a list, weak or strong.
+    """Whether an If-None-Match header names this ETag, alone or in a list, weak or strong.
 
-    `*` names none: a poller that sends it could never be told of an event, and one document too many does no
-    harm. What is not a quoted tag is junk, and junk never matches.
+    `*` matches nothing: a client that always sends it would never receive an event. Text that is not a quoted
+    tag matches nothing either.
     """
-    return any(given.strip().removeprefix("W/") == tag for given in condition.split(","))
+    return any(item.strip().removeprefix("W/") == tag for item in condition.split(","))
 
 
-def preferred_wait(preferences: Sequence[str], most_s: int) -> int | None:
-    """How long these Prefer headers (RFC 7240) ask to wait, at most `most_s`; None if not at all.
+def preferred_wait(preferences: Sequence[str], max_s: int) -> int | None:
+    """Return the seconds that Prefer headers (RFC 7240) ask to wait, at most `max_s`; None for no wait.
 
-    Of several waits the first counts, as the RFC says, so a first one that is junk means none.
+    The first `wait` counts, as the RFC says; if it is invalid, there is no wait.
     """
     for preference in _split_unquoted(",".join(preferences), ","):
         name, _, value = next(_split_unquoted(preference, ";")).partition("=")
         if name.strip().lower() == "wait":
-            return _wait_seconds(value.strip(), most_s)
+            return _wait_seconds(value.strip(), max_s)
     return None
 
 
-def _wait_seconds(value: str, most_s: int) -> int | None:
+def _wait_seconds(value: str, max_s: int) -> int | None:
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = value[1:-1]
     if not (value.isascii() and value.isdigit()):
         return None
     digits = value.lstrip("0")
-    wait_s = most_s if len(digits) > 9 else min(int(digits or "0"), most_s)
+    wait_s = max_s if len(digits) > 9 else min(int(digits or "0"), max_s)
     return wait_s if wait_s > 0 else None
 
 
 def _split_unquoted(text: str, separator: str) -> Iterator[str]:
-    """The pieces between separators that stand outside quotes. One pass, however odd the text."""
+    """Split at separators outside quotes, in one pass."""
     start, quoted, escaped = 0, False, False
     for index, char in enumerate(text):
         if escaped:

@@ -16,24 +16,26 @@ XML_CONTENT_TYPE = ("Content-Type", "text/xml; charset=utf-8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpRequest:
+    """A complete HTTP request; the target is unparsed text (see `parse_target`)."""
+
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()  # names in lower case
     body: bytes = b""
 
     def header_values(self, name: str) -> tuple[str, ...]:
-        """Every value of a header, in the order sent; empty if it is absent."""
-        return tuple(value for given, value in self.headers if given == name)
+        """Return every value of a header (name in lower case), in the order sent; empty if it is absent."""
+        return tuple(value for header, value in self.headers if header == name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """Content-Length, Date and Connection are added by whoever writes it out."""
+    """An HTTP response without Content-Length, Date and Connection, which the writer adds."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    head_only: bool = False  # announce the length of the body, send none of it
+    head_only: bool = False  # send the Content-Length of the body, but not the body (HEAD)
 
 
 _ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
@@ -41,17 +43,21 @@ _ABSOLUTE_FORM = re.compile(r"https?://[^/?]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTarget:
-    path: tuple[str, ...]  # decoded segments, as spelled
-    parameters: tuple[tuple[str, str], ...]  # decoded, names in lower case
+    """The path and the query of a request, decoded."""
+
+    path: tuple[str, ...]  # segments in the case of the request
+    parameters: tuple[tuple[str, str], ...]  # names in lower case, in the order of the query
 
     def lower_path(self) -> tuple[str, ...]:
+        """Return the path segments in lower case, for comparison without case."""
         return tuple(segment.lower() for segment in self.path)
 
     def parameter(self, name: str) -> str | None:
-        return next((value for given, value in self.parameters if given == name), None)
+        """Return the first value of a query parameter (name in lower case); None if it is absent."""
+        return next((value for parameter, value in self.parameters if parameter == name), None)
 
     def duplicate_parameter(self) -> str | None:
-        """The first parameter name that is there twice; names are compared without case (spec §2.3)."""
+        """Return the first parameter name that occurs twice, compared without case (spec §2.3), or None."""
         seen: set[str] = set()
         for name, _ in self.parameters:
             if name in seen:
@@ -61,10 +67,10 @@ class RequestTarget:
 
 
 def parse_target(text: str) -> RequestTarget | None:
-    """None for what is no path at all, such as `*` or `host:80`.
+    """Split a request target into path and query; None if it has no path, such as `*` or `host:80`.
 
-    A client behind a proxy may send the whole address; its host is not looked at. Segments are split before
-    they are decoded, so that %2F never makes a new one. One slash at the end is forgiven, dots are kept.
+    A client behind a proxy may send an absolute URL; its host is ignored. Segments are split before they are
+    decoded, so %2F never separates segments. One slash at the end is ignored; dot segments are kept.
     """
     absolute = _ABSOLUTE_FORM.match(text)
     path, _, query = text[absolute.end() if absolute else 0 :].partition("?")
@@ -75,5 +81,5 @@ def parse_target(text: str) -> RequestTarget | None:
 
 
 def _parse_query(query: str) -> tuple[tuple[str, str], ...]:
-    pairs = (piece.partition("=") for piece in query.split("&") if piece)
+    pairs = (part.partition("=") for part in query.split("&") if part)
     return tuple((unquote_plus(name).lower(), unquote_plus(value)) for name, _, value in pairs)

@@ -19,7 +19,7 @@ MetadataElement = str | list["MetadataElement"] | dict[str, "MetadataElement"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceFacts:
-    """What is known of one VM; only its name has to be."""
+    """The facts of one VM that its instance metadata shows. Only the name is required."""
 
     name: str
     vm_id: str = ""
@@ -42,7 +42,7 @@ class InstanceFacts:
     tags: tuple[tuple[str, str], ...] = ()
     user_data: str = ""
 
-    computer_name: str = ""  # the name again, if empty
+    computer_name: str = ""  # "": the same as the name
     os_type: str = "Linux"
     admin_username: str = ""
     public_keys: tuple[str, ...] = ()
@@ -51,54 +51,58 @@ class InstanceFacts:
     sku: str = ""
     version: str = ""
 
-    address: str = ""  # IPv4; a VM without one has no interface address
+    address: str = ""  # IPv4; "": the interface has no address
     public_address: str = ""
     prefix: str = "24"
-    mac: str = ""  # in any notation; shown as 12 capital hex digits
+    mac: str = ""  # in any notation; the VM sees 12 upper-case hex digits
 
     environment: str = "AzurePublicCloud"
     provider: str = "Microsoft.Compute"
 
 
 def metadata_tree(facts: InstanceFacts) -> dict[str, MetadataElement]:
+    """Build the complete tree below /metadata/instance: `compute` and `network`."""
     return {"compute": _sorted_by_name(_compute_fields(facts)), "network": {"interface": [_network_interface(facts)]}}
 
 
-def instance_response(ask: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
-    """The element asked for: a leaf as text, what has parts as JSON, or as text the names of its parts."""
-    element = _find_element(metadata_tree(facts), ask.path)
+def instance_response(request: InstanceRequest, facts: InstanceFacts) -> HttpResponse:
+    """Build the response with the requested element: JSON, or as text a leaf or the names of the children.
+
+    404 if the path leads to no element, 400 if a leaf is requested as JSON.
+    """
+    element = _find_element(metadata_tree(facts), request.path)
     if element is None:
         return not_found()
-    if ask.as_text:
+    if request.as_text:
         return HttpResponse(status=200, headers=(TEXT_CONTENT_TYPE,), body=_as_text(element).encode("utf-8", "replace"))
     if isinstance(element, str):
-        # An explicit format=json is no better: the real service was met refusing it on a leaf too.
-        return bad_request(f"{'/'.join(ask.path)} is a single value, ask for it with format=text")
+        # Azure refuses a leaf with an explicit format=json too.
+        return bad_request(f"{'/'.join(request.path)} is a single value, ask for it with format=text")
     return HttpResponse(
         status=200, headers=(JSON_CONTENT_TYPE,), body=json.dumps(element, separators=(",", ":")).encode("ascii")
     )
 
 
 def _find_element(element: MetadataElement, path: tuple[str, ...]) -> MetadataElement | None:
-    """What a path leads to, without case; None: nothing."""
-    for step in path:
-        parts = {name.lower(): part for name, part in _children(element)}
-        if step.lower() not in parts:
+    """Follow a path of names and list indexes, without case; None if there is no such element."""
+    for segment in path:
+        children = {name.lower(): child for name, child in _children(element)}
+        if segment.lower() not in children:
             return None
-        element = parts[step.lower()]
+        element = children[segment.lower()]
     return element
 
 
 def _children(element: MetadataElement) -> list[tuple[str, MetadataElement]]:
     if isinstance(element, dict):
         return list(element.items())
-    return [(str(index), part) for index, part in enumerate(element)] if isinstance(element, list) else []
+    return [(str(index), child) for index, child in enumerate(element)] if isinstance(element, list) else []
 
 
 def _as_text(element: MetadataElement) -> str:
     if isinstance(element, str):
         return element
-    return "\n".join(name if isinstance(part, str) else f"{name}/" for name, part in _children(element))
+    return "\n".join(name if isinstance(child, str) else f"{name}/" for name, child in _children(element))
 
 
 def _sorted_by_name(element: dict[str, MetadataElement]) -> dict[str, MetadataElement]:

@@ -1,6 +1,6 @@
 """/metadata/identity/oauth2/token: managed identity token requests and responses (spec §2.8).
 
-Errors have OAuth's shape, `error` and `error_description`, because the vendor's clients read that here.
+Errors have OAuth's shape, `error` and `error_description`, because Azure's clients read that here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from forewarn.protocol.http_message import JSON_CONTENT_TYPE, HttpResponse, Requ
 from forewarn.protocol.versions import is_version_date
 
 NO_STORE_HEADER = ("Cache-Control", "no-store")
-_MAX_QUOTED_LENGTH = 100  # characters of what a caller wrote
+_MAX_QUOTED_LENGTH = 100  # characters of a request that an error repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRequest:
-    """A token for `resource`. The rest names an identity; "": whichever the VM has."""
+    """A request for a token for `resource`. The other fields name an identity; "": any that the VM has."""
 
     resource: str
     client_id: str = ""
@@ -29,7 +29,10 @@ class TokenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedIdentity:
-    """Who a VM is to others. It follows from the VM's id: one that comes back under its name is somebody else."""
+    """The system-assigned identity of a VM: a client id and an object id, derived from the VM's id.
+
+    A VM that is created again under the same name has another id, and so another identity.
+    """
 
     vm: str  # its key
     vm_id: str
@@ -38,41 +41,48 @@ class ManagedIdentity:
 
     @property
     def client_id(self) -> str:
+        """The GUID that names this identity in token requests."""
         return self._guid("client")
 
     @property
     def object_id(self) -> str:
+        """The GUID of the identity's object in the directory."""
         return self._guid("object")
 
-    def matches(self, ask: TokenRequest) -> bool:
-        """Whether all that the ask names is this identity."""
-        named = (
-            (ask.client_id, self.client_id),
-            (ask.object_id, self.object_id),
-            (ask.resource_id, self.resource_id),
+    def matches(self, request: TokenRequest) -> bool:
+        """Whether every id that the request names is this identity's, compared without case."""
+        pairs = (
+            (request.client_id, self.client_id),
+            (request.object_id, self.object_id),
+            (request.resource_id, self.resource_id),
         )
-        return all(not given or given.casefold() == own.casefold() for given, own in named)
+        return all(not requested or requested.casefold() == own.casefold() for requested, own in pairs)
 
-    def _guid(self, of: str) -> str:
-        return str(uuid5(NAMESPACE_URL, f"urn:forewarn:vm:{self.vm_id.casefold()}:{of}"))
+    def _guid(self, role: str) -> str:
+        return str(uuid5(NAMESPACE_URL, f"urn:forewarn:vm:{self.vm_id.casefold()}:{role}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedIdentityToken:
+    """An access token for a managed identity, and when it is valid (real time, POSIX seconds)."""
+
     text: str = field(repr=False)  # a secret
-    not_before: float  # real time, as is the next
+    not_before: float
     expires_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongResource:
-    """Instead of a token: nobody here accepts one for the resource that was named."""
+    """Returned instead of a token: the service accepts tokens for the resources in `accepted` only."""
 
     accepted: tuple[str, ...]
 
 
-def read_token_request(target: RequestTarget, *, has_header: bool, is_given: bool) -> TokenRequest | HttpResponse:
-    """`is_given`: tokens are given to whoever calls where this request came in."""
+def read_token_request(target: RequestTarget, *, has_header: bool, tokens_allowed: bool) -> TokenRequest | HttpResponse:
+    """Read a token request from its query; returns the error response if it is invalid or not allowed.
+
+    `has_header`: the request has `Metadata: true`. `tokens_allowed`: this listener identifies VMs reliably.
+    """
     if not has_header:
         return _oauth_error(400, "invalid_request", "Required metadata header not specified")
     if not is_version_date(target.parameter("api-version") or ""):
@@ -82,7 +92,7 @@ def read_token_request(target: RequestTarget, *, has_header: bool, is_given: boo
     resource = target.parameter("resource")
     if not resource:
         return _oauth_error(400, "invalid_request", "Required resource not specified: name what the token is for")
-    if not is_given:
+    if not tokens_allowed:
         return _oauth_error(
             403,
             "access_denied",
@@ -98,39 +108,43 @@ def read_token_request(target: RequestTarget, *, has_header: bool, is_given: boo
 
 
 def token_response(
-    given: ManagedIdentityToken | WrongResource, *, ask: TokenRequest, identity: ManagedIdentity, now: float
+    token: ManagedIdentityToken | WrongResource, *, request: TokenRequest, identity: ManagedIdentity, now: float
 ) -> HttpResponse:
-    """`now` is real time (spec §12)."""
-    if isinstance(given, WrongResource):
-        return _wrong_resource_error(ask.resource, given.accepted)
-    left = str(max(0, int(given.expires_at - now)))
-    told = {
-        "access_token": given.text,
+    """Build the response to a token request: 200 with the token, 400 for a WrongResource.
+
+    `now` is real time (spec §12).
+    """
+    if isinstance(token, WrongResource):
+        return _wrong_resource_error(request.resource, token.accepted)
+    remaining_s = str(max(0, int(token.expires_at - now)))
+    fields = {
+        "access_token": token.text,
         "client_id": identity.client_id,
-        "expires_in": left,
-        "expires_on": str(int(given.expires_at)),
-        "ext_expires_in": left,
-        "not_before": str(int(given.not_before)),
-        "resource": ask.resource,
+        "expires_in": remaining_s,
+        "expires_on": str(int(token.expires_at)),
+        "ext_expires_in": remaining_s,
+        "not_before": str(int(token.not_before)),
+        "resource": request.resource,
         "token_type": "Bearer",
     }
-    return _json_response(200, told)
+    return _json_response(200, fields)
 
 
 def identity_not_found() -> HttpResponse:
+    """400: the request names an identity that this VM does not have."""
     return _oauth_error(400, "invalid_request", "Identity not found")
 
 
 def _wrong_resource_error(resource: str, accepted: Sequence[str]) -> HttpResponse:
-    named = resource if len(resource) <= _MAX_QUOTED_LENGTH else f"{resource[:_MAX_QUOTED_LENGTH]}…"
+    quoted = resource if len(resource) <= _MAX_QUOTED_LENGTH else f"{resource[:_MAX_QUOTED_LENGTH]}…"
     advice = f"ask for one of {', '.join(accepted)}" if accepted else "the service has no console for VMs"
-    return _oauth_error(400, "invalid_resource", f"Nobody here takes a token for {named!r}: {advice}")
+    return _oauth_error(400, "invalid_resource", f"Nobody here takes a token for {quoted!r}: {advice}")
 
 
 def _oauth_error(status: int, error: str, reason: str) -> HttpResponse:
     return _json_response(status, {"error": error, "error_description": reason})
 
 
-def _json_response(status: int, told: dict[str, str]) -> HttpResponse:
-    body = json.dumps(told, separators=(",", ":")).encode("ascii")
+def _json_response(status: int, fields: dict[str, str]) -> HttpResponse:
+    body = json.dumps(fields, separators=(",", ":")).encode("ascii")
     return HttpResponse(status=status, headers=(JSON_CONTENT_TYPE, NO_STORE_HEADER), body=body)

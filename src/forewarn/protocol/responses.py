@@ -13,7 +13,7 @@ from forewarn.protocol.versions import newest_three_versions
 MAX_BODY_BYTES = 64 * 1024  # spec §5.2
 MAX_HEAD_BYTES = 16 * 1024  # spec §10
 
-# Reconstructed from captures, which give its length: 322 bytes for PUT.
+# Reconstructed from captured responses, which show its length: 322 bytes for PUT.
 _INVALID_VERB_BODY = """<?xml version="1.0" encoding="utf-8"?>
 <Error xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xsd="http://www.w3.org/2001/XMLSchema">
     <Code>InvalidHttpVerb</Code>
@@ -30,47 +30,55 @@ _APPROVAL_ACCEPTED = HttpResponse(status=200)
 
 
 def _json_error(status: int, text: str) -> HttpResponse:
-    # The blanks inside the braces are the vendor's.
+    # Azure has spaces inside the braces too.
     return HttpResponse(
         status=status, headers=(JSON_CONTENT_TYPE,), body=f'{{ "error": {json.dumps(text)} }}'.encode("ascii")
     )
 
 
 def bad_request(reason: str) -> HttpResponse:
+    """400 with this reason, in Azure's form."""
     return _json_error(400, f"Bad request. {reason}")
 
 
 def malformed_request() -> HttpResponse:
+    """400: the bytes are not an HTTP request."""
     return bad_request("The request is not HTTP")
 
 
 def not_found() -> HttpResponse:
-    """For callers, paths and elements alike, so that nobody learns which of them is unknown."""
+    """404 for unknown callers, paths and elements: the response does not tell which of them is unknown."""
     return _json_error(404, "Not found")
 
 
 def unsupported_method(method: str) -> HttpResponse:
+    """400 in XML: the path does not support this HTTP method."""
     body = _INVALID_VERB_BODY.format(method=html.escape(method, quote=False)).encode("utf-8", "replace")
     return HttpResponse(status=400, headers=(XML_CONTENT_TYPE,), body=body, head_only=method == "HEAD")
 
 
 def origin_not_allowed() -> HttpResponse:
+    """400: the request has an Origin header, so a browser sent it."""
     return bad_request("Origin header not allowed")
 
 
 def forwarded_for_not_allowed() -> HttpResponse:
+    """400: the request has an X-Forwarded-For header, so a proxy sent it."""
     return bad_request("X-Forwarded-For header not allowed")
 
 
 def duplicate_parameter(name: str) -> HttpResponse:
+    """400: the query has this parameter twice."""
     return bad_request(f"Duplicate query parameter: {name}")
 
 
 def metadata_header_missing() -> HttpResponse:
+    """400: the request has no `Metadata: true` header."""
     return _json_error(400, "Bad request: . Required metadata header not specified")
 
 
 def unsupported_version(served: Sequence[str]) -> HttpResponse:
+    """400: the api-version is missing or not served; the body lists the newest three that are."""
     text = {"error": _INVALID_VERSION_MESSAGE, "newest-versions": newest_three_versions(served)}
     return HttpResponse(
         status=400, headers=(JSON_CONTENT_TYPE,), body=json.dumps(text, separators=(",", ":")).encode("ascii")
@@ -78,33 +86,41 @@ def unsupported_version(served: Sequence[str]) -> HttpResponse:
 
 
 def version_not_found() -> HttpResponse:
+    """404: the api-version is not served, under `UnknownVersionPolicy.NOT_FOUND`."""
     return _json_error(404, "Not found. Invalid version requested")
 
 
 def unknown_event(event_id: str) -> HttpResponse:
+    """400: the approval names an id that was never an event of the VM's scope."""
     return bad_request(f"Unknown EventId: {event_id}")
 
 
 def approval_accepted() -> HttpResponse:
+    """200 without a body: the approval is stored."""
     return _APPROVAL_ACCEPTED
 
 
 def too_many_requests() -> HttpResponse:
+    """429 as plain text: the VM exceeds its rate limit."""
     return HttpResponse(status=429, headers=(TEXT_CONTENT_TYPE,), body=b"Throttle Result: Too Many Requests")
 
 
 def service_unavailable(retry_after_s: int = 5) -> HttpResponse:
-    refusal = _json_error(503, f"Service unavailable. Nothing was changed, retry after {retry_after_s} seconds")
-    return replace(refusal, headers=(*refusal.headers, ("Retry-After", str(retry_after_s))))
+    """503 with Retry-After: the store is out of reach, and nothing was changed."""
+    response = _json_error(503, f"Service unavailable. Nothing was changed, retry after {retry_after_s} seconds")
+    return replace(response, headers=(*response.headers, ("Retry-After", str(retry_after_s))))
 
 
 def body_too_large() -> HttpResponse:
+    """413: the body has more than MAX_BODY_BYTES."""
     return _json_error(413, f"Content too large. A body may have at most {MAX_BODY_BYTES} bytes")
 
 
 def header_too_large() -> HttpResponse:
+    """431: request line and headers have more than MAX_HEAD_BYTES."""
     return _json_error(431, f"Request header fields too large. They may have at most {MAX_HEAD_BYTES} bytes")
 
 
 def request_timeout() -> HttpResponse:
+    """408: the request was not complete within the time limit."""
     return _json_error(408, "Request timeout. The request was not whole in time")

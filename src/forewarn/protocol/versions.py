@@ -11,7 +11,9 @@ from forewarn.protocol.document import Kind
 
 
 class UnknownVersionPolicy(StrEnum):
-    """What becomes of a request for a version that is not served (spec §10)."""
+    """How the service responds to an api-version that it does not serve (spec §10)."""
+
+    # Values are settings. REFUSE: 400. LENIENT: the newest older version. NOT_FOUND: 404.
 
     REFUSE = "refuse"
     LENIENT = "lenient"
@@ -20,13 +22,13 @@ class UnknownVersionPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionFeatures:
-    """What one version shows of a document, and asks of a request."""
+    """How an api-version renders a document, and what it requires of a request."""
 
-    kinds: frozenset[Kind]
-    fields: tuple[str, ...]
-    underscore: bool = False  # names of VMs carry one leading underscore
-    requires_header: bool = True  # the Metadata header is enforced
-    iso_dates: bool = False  # documented with ISO dates, so they may be asked for (spec §4.2)
+    kinds: frozenset[Kind]  # events of other kinds are not listed
+    fields: tuple[str, ...]  # JSON keys of an event, in order
+    underscore: bool = False  # VM names have one leading underscore
+    requires_header: bool = True  # the Metadata header is required
+    iso_dates: bool = False  # Azure documented ISO dates, so the operator may enable them (spec §4.2)
 
 
 _BASE_FIELDS = ("EventId", "EventStatus", "EventType", "ResourceType", "Resources", "NotBefore")
@@ -53,7 +55,7 @@ _FEATURES_BY_VERSION = {
 VERSIONS: tuple[str, ...] = tuple(_FEATURES_BY_VERSION)
 NEWEST_VERSION = VERSIONS[-1]
 
-# /metadata/instance counts its versions apart from scheduled events.
+# /metadata/instance has versions of its own.
 INSTANCE_VERSIONS: tuple[str, ...] = (
     *("2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01"),
     *("2018-02-01", "2018-04-02", "2018-10-01"),
@@ -69,41 +71,42 @@ _VERSION_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 def version_features(version: str) -> VersionFeatures:
+    """Return the features of a scheduled events version. KeyError if it is not in VERSIONS."""
     return _FEATURES_BY_VERSION[version]
 
 
 def version_lists_kind(version: str, kind: Kind) -> bool:
+    """Whether documents of this api-version list events of this kind."""
     return kind in _FEATURES_BY_VERSION[version].kinds
 
 
 def event_fields(version: str) -> tuple[str, ...]:
-    """The keys of an event in this version, in the order of the wire."""
+    """Return the JSON keys of an event in this api-version, in the order of the document."""
     return _FEATURES_BY_VERSION[version].fields
 
 
 def requires_metadata_header(version: str | None) -> bool:
-    """Whether `Metadata: true` is enforced; so it is for a version that does not exist, or was not given."""
+    """Whether `Metadata: true` is required; also for an unknown version, and if the request has none."""
     return version is None or version not in _FEATURES_BY_VERSION or _FEATURES_BY_VERSION[version].requires_header
 
 
 def newest_three_versions(served: Sequence[str]) -> tuple[str, ...]:
-    """The list that a refusal shows (spec §10), newest first."""
+    """Return the newest three versions, newest first, for the body of a 400 (spec §10)."""
     return tuple(sorted(served, reverse=True)[:3])
 
 
 def is_version_date(version: str) -> bool:
-    """Whether this has the form of a version, known or not."""
+    """Whether the text has the form YYYY-MM-DD, of a known version or not."""
     return _VERSION_DATE.fullmatch(version) is not None
 
 
-def resolve_version(asked: str, served: Sequence[str], unknown: UnknownVersionPolicy) -> str | None:
-    """The version that serves a request for `asked`; None: it is not served.
+def resolve_version(requested: str, served: Sequence[str], policy: UnknownVersionPolicy) -> str | None:
+    """Return the version that serves a request for `requested`; None if no version does.
 
-    Lenient means the newest one not newer than what was asked, so only a date can be served leniently, and
-    none that is older than everything served.
+    LENIENT takes the newest served version that is not newer than the requested date; None if all are newer.
     """
-    if asked in served:
-        return asked
-    if unknown is not UnknownVersionPolicy.LENIENT or not is_version_date(asked):
+    if requested in served:
+        return requested
+    if policy is not UnknownVersionPolicy.LENIENT or not is_version_date(requested):
         return None
-    return max((version for version in served if version <= asked), default=None)
+    return max((version for version in served if version <= requested), default=None)
