@@ -19,7 +19,7 @@ from enum import StrEnum
 
 
 class Remedy(StrEnum):
-    """What the user can do instead; each surface words it in its own terms."""
+    """What the user can do instead. `forewarn.web.remedies` has the words of each surface."""
 
     LIST_VMS = "list-vms"
     LIST_HOSTS = "list-hosts"
@@ -59,28 +59,28 @@ class ForewarnError(Exception):
 
 
 class Rejected(ForewarnError):
-    """Asking again will not help."""
+    """The request is wrong or not allowed; the same request would fail again."""
 
 
 class NotFound(Rejected):
-    """The thing named does not exist."""
+    """The request names something that does not exist."""
 
 
 class Refused(Rejected):
-    """The thing exists, but its state forbids what was asked."""
+    """The thing exists, but its state forbids the request now."""
 
 
 class Unauthenticated(Rejected):
-    """It is not known who asks."""
+    """The caller did not prove who they are, or the proof is not valid."""
 
 
 class Forbidden(Rejected):
-    """Whoever asks is known, and is not allowed to."""
+    """The caller is known, but has no permission for this request."""
 
 
 class Conflict(ForewarnError):
-    """What was decided on is no longer so: read again, decide again."""
+    """Another writer changed the data that a decision was based on: read again and decide again."""
 
 
 class Unavailable(ForewarnError):
-    """Nothing is wrong with the request: try again later."""
+    """The request is correct, but cannot be served now: try again later."""

@@ -54,7 +54,7 @@ def test_the_history_of_a_vm_shows_events_that_it_shares_with_others(api: Any) -
     about = texts(api.get("/history?vm=pool_1"))
     assert about == [
         "Freeze of pool_0, pool_1 scheduled",
-        "Freeze of pool_0, pool_1 started: its time had come",
+        "Freeze of pool_0, pool_1 started: its notice ended",
         "freeze of pool_1 performed: freeze took 9 s",
         "Freeze of pool_0, pool_1 finished",
     ]

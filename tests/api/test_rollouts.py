@@ -75,7 +75,7 @@ def test_a_rollout_that_stopped_says_why(api: Any) -> None:
     started = api.post("/rollouts", {"impact": "update", "scope": "web"})
     api.world.advance(3600)
     stopped = api.get(f"/rollouts/{started['id']}")
-    assert (stopped["progress"], stopped["why"]) == ("stopped", "1 VM failed, and it stops at 1 (web-0: no power)")
+    assert (stopped["progress"], stopped["why"]) == ("stopped", "1 VM failed, and it stops after 1 (web-0: no power)")
     assert (stopped["tally"]["done"], stopped["tally"]["failed"], stopped["tally"]["waiting"]) == (0, 1, 2)
 
 

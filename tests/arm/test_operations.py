@@ -220,7 +220,7 @@ def test_what_is_carried_out_at_once_is_over_as_soon_as_it_is_performed(arm: Any
     shown = followed.show()
     assert shown["status"] == "Succeeded"
     assert shown["properties"]["events"][0]["eventType"] is None
-    assert shown["properties"]["events"][0]["note"] == "a power off gives no event"
+    assert shown["properties"]["events"][0]["note"] == "a power off publishes no event"
 
 
 def test_in_a_scope_that_is_disabled_a_restart_waits_for_nobody(arm_of: Callable[..., Any]) -> None:

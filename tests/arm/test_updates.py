@@ -311,7 +311,7 @@ def test_an_availability_set_has_tags_and_a_policy_for_all_its_vms(arm: Any) -> 
 def test_a_vm_of_a_set_has_no_policy_of_its_own(arm: Any) -> None:
     status, code, message = arm.refused("PATCH", WEB_0, of_vm(scheduledEventsPolicy=AUTOMATIC))
     assert (status, code) == (409, "OperationNotAllowed")
-    assert message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change that of the set"
+    assert message == "VM 'web-0' is in availability set 'web' and has no policy of its own: change the policy of the set"
     done(arm, "PATCH", WEB_0, {"tags": {"a": "b"}, **of_vm(**noticed())})
     assert arm.world.vm("web-0").terminate_notice_min == 10
 

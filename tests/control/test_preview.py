@@ -205,7 +205,7 @@ def test_a_preview_tells_what_happens_at_once_and_why(worlds: list[World]) -> No
     told = preview(world, RequestedOperation.RESTART, "db")
     assert told.sentences == (
         "reboot of db at once, without an event: "
-        "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there.",
+        "no VM of the scope has polled within 24 h, so scheduled events are disabled there.",
     )
 
 

@@ -112,5 +112,5 @@ def test_a_resource_can_be_typed(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "web-0", "/subscriptions", "/subscriptions//x", f"{VMS}/", f"{VMS}/web/disks/0"])
 def test_what_is_no_resource_is_refused(text: str) -> None:
-    with pytest.raises(Rejected, match="no resource that roles can be granted over"):
+    with pytest.raises(Rejected, match="not a resource that roles can be granted over"):
         parse_resource_id(text)

@@ -79,7 +79,7 @@ def test_a_scope_is_disabled_after_24_hours_of_silence_and_no_sooner(
     disabled = disable_scope_if_idle(enabled, ON_REQUEST, disabled_at)
     assert not disabled.is_enabled
     assert [entry.text for entry in disabled.new_entries] == [
-        "scheduled events disabled: no VM of the scope asked for 24 h"
+        "scheduled events disabled: no VM of the scope has polled for 24 h"
     ]
 
 

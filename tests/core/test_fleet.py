@@ -87,7 +87,7 @@ def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit:
     with pytest.raises(Refused) as refusal:
         require_destination(VM, [unfit])
     assert str(refusal.value) == (
-        "VM 'web-0' cannot move: location 'westeurope', zone '1' has no other healthy host than 'h1'; "
+        "VM 'web-0' cannot move: location 'westeurope', zone '1' has no healthy host besides 'h1'; "
         "add or repair a host first"
     )
 

@@ -196,7 +196,7 @@ FORBIDDEN = {
         lambda fleet: fleet.event("web-0", EventState.STARTED),
         HOSTS + SET + DB,
         0,
-        "VM 'web-0' is not in the file, but event E1 (user redeploy) has started and is hitting it",
+        "VM 'web-0' is not in the file, but event E1 (user redeploy) has started and affects it",
         "apply again when the event is over",
     ),
     "a VM that would change its scope": (
@@ -217,7 +217,7 @@ FORBIDDEN = {
         lambda fleet: fleet.event("db-1", EventState.SCHEDULED),
         BASE + "update_domain = 0\n",
         10,
-        "VM 'db-1' cannot go from update domain 1 to 0 while event E1 (user redeploy) is scheduled",
+        "VM 'db-1' cannot change from update domain 1 to 0 while event E1 (user redeploy) is scheduled",
         "apply again when the event is over",
     ),
     "a host that still has VMs": (
@@ -252,7 +252,7 @@ FORBIDDEN = {
         lambda fleet: setattr(fleet, "hosts", [replace(host, health=HostHealth.FAILED) for host in fleet.hosts]),
         BASE + '[[vms]]\nname = "new"\n',
         14,
-        "VM 'new' has nowhere to run: there is no healthy host in location 'local', no zone",
+        "VM 'new' has no host to run on: there is no healthy host in location 'local', no zone",
         "add or repair a host first",
     ),
     "a new VM on a failed host": (

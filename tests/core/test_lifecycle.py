@@ -14,7 +14,7 @@ from forewarn.core.event import Act, ActOutcome, Ending, Event, EventState
 from forewarn.core.history import EntryKind
 from forewarn.core.lifecycle import NONEXISTENT, TRANSITIONS, UNCHANGED, LifecycleState, Transition, is_allowed
 from forewarn.core.scope import Scope
-from forewarn.errors import Refused
+from forewarn.errors import Refused, Remedy
 
 NOW = 1000.0
 ID = "6D9F3C1A-0000-4000-8000-000000000001"
@@ -191,10 +191,8 @@ def test_withdrawing_a_started_event_is_refused_with_a_way_to_follow_it() -> Non
     """Spec §6.2: withdrawal is possible until the event has started."""
     with pytest.raises(Refused) as refusal:
         lifecycle.withdraw(scope_with(), event(EventState.STARTED), by="ann", reason="", now=NOW)
-    assert str(refusal.value) == (
-        f"event {ID} (Reboot of web-0) has started and can no longer be withdrawn: "
-        f"follow it with `forewarn explain {ID}`"
-    )
+    assert str(refusal.value) == f"event {ID} (Reboot of web-0) has started and can no longer be withdrawn"
+    assert (refusal.value.remedy_code, refusal.value.remedy_fields) == (Remedy.EXPLAIN_EVENT, {"event": ID})
 
 
 def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:

@@ -15,7 +15,7 @@ from forewarn.core.projection import document_for
 from forewarn.core.reconcile import reconcile_scope
 from forewarn.core.request import IMPACT_CAUSES, MaintenanceRequest, PlannedEvent, RequestedOperation, RolloutImpact
 from forewarn.core.scope import Scope, enable_scope
-from forewarn.errors import Refused, Rejected
+from forewarn.errors import Refused, Rejected, Remedy
 from forewarn.protocol.document import EventSource, Kind
 from tests.support.world import a_vm, sequential_ids
 
@@ -116,7 +116,7 @@ def test_power_off_start_deallocate_reapply_and_reimage_give_no_event(cause: Cau
     before = scope_of(vm)
     scope = apply_planned_event(before, planned(cause, vm), AROUND)
     (begun,) = scope.events
-    assert (begun.status, begun.listed, begun.note) == (EventState.STARTED, False, f"a {cause} gives no event")
+    assert (begun.status, begun.listed, begun.note) == (EventState.STARTED, False, f"a {cause} publishes no event")
     assert document_for(scope) == document_for(before)
 
 
@@ -174,27 +174,21 @@ def test_more_notice_than_the_minimum_may_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "seconds", "message"),
+    ("ask", "seconds", "message", "minimum"),
     [
-        (
-            RequestedOperation.RESTART,
-            60,
-            "notice of 60 s is shorter than the 900 s a Reboot needs: "
-            "give 900 s or more, or say --short-notice to rehearse with less",
-        ),
-        (
-            RequestedOperation.EVICT,
-            29.5,
-            "notice of 29.5 s is shorter than the 30 s a Preempt needs: "
-            "give 30 s or more, or say --short-notice to rehearse with less",
-        ),
+        (RequestedOperation.RESTART, 60, "notice of 60 s is shorter than the 900 s a Reboot needs", "900"),
+        (RequestedOperation.EVICT, 29.5, "notice of 29.5 s is shorter than the 30 s a Preempt needs", "30"),
     ],
 )
-def test_too_short_a_notice_is_rejected_with_the_minimum(ask: RequestedOperation, seconds: float, message: str) -> None:
+def test_too_short_a_notice_is_rejected_with_the_minimum(
+    ask: RequestedOperation, seconds: float, message: str, minimum: str
+) -> None:
     """Spec §6.3."""
     with pytest.raises(Rejected) as rejection:
         notice(ask, a_vm("web-0"), notice_s=seconds)
     assert str(rejection.value) == message
+    assert rejection.value.remedy_code is Remedy.ALLOW_SHORT_NOTICE
+    assert rejection.value.remedy_fields == {"minimum": minimum}
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 60, 5000])
@@ -204,7 +198,9 @@ def test_a_short_notice_is_given_when_somebody_names_it(seconds: int) -> None:
 
 
 def test_a_notice_for_what_happens_at_once_is_rejected() -> None:
-    with pytest.raises(Rejected, match=r"^power-off gives no notice: it is carried out at once; leave the notice out$"):
+    with pytest.raises(
+        Rejected, match=r"^power-off gives no notice, because it is performed at once: leave the notice out$"
+    ):
         notice(RequestedOperation.POWER_OFF, a_vm("web-0"), notice_s=60)
 
 
@@ -251,7 +247,7 @@ def test_a_disabled_scope_gets_no_events_for_what_users_start(cause: Cause, enab
         assert event.note == ""
     else:
         assert (event.listed, event.status) == (False, EventState.STARTED)
-        assert event.note == "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there"
+        assert event.note == "no VM of the scope has polled within 24 h, so scheduled events are disabled there"
 
 
 @pytest.mark.parametrize("cause", [Cause.USER_DELETE, Cause.SCALE_IN])

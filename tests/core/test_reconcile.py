@@ -88,8 +88,8 @@ def test_a_vm_that_is_gone_when_the_event_starts_is_skipped() -> None:
     assert the(scope).vms == ("web-0", "web-1", "web-2")
     assert [act.name for act in the(scope).acts] == ["web-0"]
     assert [entry.text for entry in scope.new_entries if entry.what is EntryKind.SKIPPED] == [
-        "web-1 is skipped: it is gone or deallocated",
-        "web-2 is skipped: it is gone or deallocated",
+        "web-1 is skipped: it was removed or deallocated",
+        "web-2 is skipped: it was removed or deallocated",
     ]
 
 
@@ -99,7 +99,7 @@ def test_an_event_with_no_vm_left_is_withdrawn_without_waiting_for_its_time(fact
     scope = scope_of(events=(event(),)).with_vm(vm(**facts))
     assert next_wake_at(scope, around()) == NOW
     over = the(reconcile_scope(scope, around()))
-    assert (over.ending, over.reason) == (Ending.WITHDRAWN, "none of its VMs is there any more")
+    assert (over.ending, over.reason) == (Ending.WITHDRAWN, "none of its VMs exists any more")
 
 
 def test_a_terminate_of_a_deallocated_vm_stands() -> None:

@@ -211,7 +211,7 @@ def test_the_grace_says_whom_it_is_for_and_when_it_ends() -> None:
     late = event(not_before=NOW - 300)
     wait = start_wait(scope_of(late), late, DecisionContext(now=NOW, resumed_at=NOW))
     assert wait is not None
-    assert (wait.text, wait.until) == ("VMs that could not poll while the service was away", NOW + 60)
+    assert (wait.text, wait.until) == ("VMs that could not poll while the service was down", NOW + 60)
 
 
 def test_what_is_told_first_is_what_must_happen_first() -> None:

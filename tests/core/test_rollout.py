@@ -170,7 +170,7 @@ def test_a_rollout_that_has_ended_stays_so(ended: RolloutState) -> None:
     [
         pytest.param(0, RolloutState.COMPLETED, "", id="all went well"),
         pytest.param(1, RolloutState.COMPLETED, "a: no reason given", id="completed"),
-        pytest.param(1, RolloutState.STOPPED, "1 VM failed, and it stops at 1 (a: no reason given)", id="stopped"),
+        pytest.param(1, RolloutState.STOPPED, "1 VM failed, and it stops after 1 (a: no reason given)", id="stopped"),
         pytest.param(5, RolloutState.COMPLETED, "; ".join(["a: no reason given"] * 3) + "; and 2 more", id="many"),
         pytest.param(1, RolloutState.RUNNING, "", id="not ended"),
     ],

@@ -175,7 +175,7 @@ def test_what_came_due_while_the_service_was_away_waits_its_grace(tmp_path: Path
         (event,) = service.poll("web-0")["Events"]
         assert (event["EventId"], event["EventStatus"]) == (waiting, "Scheduled")
         why = service.api("GET", f"/events/{waiting}").json["waits_for"]
-        assert (why["reason"], why["text"]) == ("grace", "VMs that could not poll while the service was away")
+        assert (why["reason"], why["text"]) == ("grace", "VMs that could not poll while the service was down")
         service.advance(600_000)
         assert service.poll("web-0")["Events"] == service.poll("web-1")["Events"] == []
         resumed_at = why["until"] - 500_000

@@ -252,7 +252,7 @@ def test_what_had_no_event_says_why() -> None:
     """Spec §8.2: whoever asked is told why."""
     event = an_event(
         listed=False,
-        note="no VM of the scope has asked for scheduled events within 24 h, so they are disabled there",
+        note="no VM of the scope has polled within 24 h, so scheduled events are disabled there",
         status=EventState.OVER,
         started_at=NOON,
         over_at=NOON + 30,

@@ -45,10 +45,10 @@ ENDS: list[tuple[dict[str, Any], dict[str, int], str]] = [
         "It is paused, and publishes nothing until it is resumed: 0 of 2 VMs done, 2 scheduled.",
     ),
     (
-        {"progress": RolloutState.STOPPED, "closed": True, "why": "1 VM failed, and it stops at 1 (a: no power)"},
+        {"progress": RolloutState.STOPPED, "closed": True, "why": "1 VM failed, and it stops after 1 (a: no power)"},
         {"total": 2, "failed": 1, "waiting": 1},
         "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never begun. "
-        "Why: 1 VM failed, and it stops at 1 (a: no power).",
+        "Why: 1 VM failed, and it stops after 1 (a: no power).",
     ),
     (
         {"progress": RolloutState.COMPLETED, "closed": True, "why": "a: no power"},

@@ -208,7 +208,7 @@ def test_the_story_of_a_vm_tells_what_is_on_and_what_was_touched(service: Servic
     assert any(f"Fault {everyone} " in text for text in neighbour["now"])
 
     event = restart(service, "told-0")
-    assert event["note"] == f"fault {everyone} (no-notice) of availability set told: no notice at all"
+    assert event["note"] == f"fault {everyone} (no-notice) of availability set told: no notice"
     lines = [line.get("detail", "") for line in service.api("GET", "/explain/told-0").json["lines"]]
     assert any(f"no notice: fault {everyone} (no-notice)" in detail for detail in lines)
 

@@ -64,7 +64,7 @@ def test_labs_side_by_side_know_nothing_of_each_other(guest: Any) -> None:
 
 
 def test_whoever_still_talks_when_a_lab_closes_is_hung_up_on() -> None:
-    """A poll that is held, a half-sent request, an idle connection, a document that comes in drips."""
+    """A poll that is held, a half-sent request, an idle connection, a document that arrives in small pieces."""
     before = open_files()
     lab = Lab(["a"]).open()
     where = urlsplit(lab.vm("a").endpoint)

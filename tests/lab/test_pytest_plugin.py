@@ -77,7 +77,7 @@ def test_fine(scheduled_events):
     assert "where False = <Reboot of vm-0: user restart · +0:00:00 the test asked" in done.stdout
     _, title, report = done.stdout.partition("what happened in the lab")
     assert title
-    assert "+0:15:00  started    Reboot of vm-0 started: its time had come" in report
+    assert "+0:15:00  started    Reboot of vm-0 started: its notice ended" in report
     assert "+0:15:00  it started: its notice of 15 min had ended" in report
     assert "Freeze" not in done.stdout
 

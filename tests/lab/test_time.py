@@ -32,7 +32,7 @@ def test_a_week_passes_in_far_less_than_a_second_and_tells_what_happened() -> No
         assert time.perf_counter() - began < 1
         assert event.notice_got == timedelta(days=7)
         assert lines == (
-            "+7d 0:00:00  started    Redeploy of a started: its time had come",
+            "+7d 0:00:00  started    Redeploy of a started: its notice ended",
             "+7d 0:02:00  performed  redeploy of a performed: redeploy took 120 s, now on 'host-1'",
             "+7d 0:02:00  finished   Redeploy of a finished",
         )

@@ -16,16 +16,18 @@ ADMIN_CLIENT_ID = "admin"  # the client that a service has from its first start
 
 
 class Right(StrEnum):
-    """What somebody must be allowed to do."""
+    """A permission that an operation requires over a resource."""
 
     READ = "read"
-    OPERATE = "operate"  # ask for maintenance of one's VMs, and change their settings
-    APPROVE = "approve"  # say that an event may start
+    OPERATE = "operate"  # request maintenance of VMs, and change their settings
+    APPROVE = "approve"  # approve events
     PLATFORM = "platform"  # hosts, the fleet, rollouts, other people's events, faults, the clock, the service
-    ADMINISTER = "administer"  # clients, grants, webhooks, and copies of the store, which hold their secrets
+    ADMINISTER = "administer"  # clients, grants, webhooks, and backups of the store, which contain secrets
 
 
 class Role(StrEnum):
+    """A named set of rights; ROLE_RIGHTS lists them. The values are the names that people type."""
+
     READER = "Reader"
     OPERATOR = "Operator"
     SCHEDULED_EVENT_CONTRIBUTOR = "ScheduledEventContributor"
@@ -43,23 +45,23 @@ ROLE_RIGHTS: dict[Role, frozenset[Right]] = {
 
 
 def role_granting(right: Right) -> Role:
-    """The role that brings this right, and little else."""
+    """Return the first role of ROLE_RIGHTS that includes this right: the one with the fewest other rights."""
     return next(role for role, rights in ROLE_RIGHTS.items() if right in rights)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A role, given to one principal over a resource and all that lies within it."""
+    """A role that one principal has over a resource and everything below it."""
 
     id: str
     role: Role
     to: str  # the id of a principal
-    over: str  # a resource id, or EVERYTHING
+    over: str  # a resource id, or ROOT_RESOURCE
     by: str = ""
     at: float = 0
 
 
 class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A program that signs in with a secret of its own. The secret itself is nowhere."""
+    """A client program that signs in with a secret. Only a salted hash of the secret is stored."""
 
     id: str
     secret_hash: bytes
@@ -69,36 +71,44 @@ class RegisteredClient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def principal_id(self) -> str:
+        """The id that grants name this client by: `client:<id>` in lower case."""
         return client_principal(self.id)
 
 
 def client_principal(client_id: str) -> str:
+    """Return the principal id of a registered client: `client:<id>` in lower case."""
     return f"client:{client_id.casefold()}"
 
 
 def vm_principal(vm_id: str) -> str:
-    """A VM's managed identity. It goes with the VM: one that comes back under the same name is another."""
+    """Return the principal id of a VM's managed identity: `vm:<vm_id>` in lower case.
+
+    A VM that was deleted and added again under its old name has another vm_id, so another principal.
+    """
     return f"vm:{vm_id.casefold()}"
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Whoever is asking, with all that was granted."""
+    """The authenticated caller of an operation, and all grants to it."""
 
     id: str
-    name: str  # how the history calls them
+    name: str  # as history entries show it
     grants: tuple[Grant, ...] = ()
 
     def may(self, right: Right, over: str) -> bool:
+        """Return whether a grant over this resource, or over one above it, includes the right."""
         return any(right in ROLE_RIGHTS[grant.role] and is_within_resource(grant.over, over) for grant in self.grants)
 
     def may_all(self, right: Right, resources: Iterable[str]) -> bool:
+        """Return whether the principal has the right over every one of these resources."""
         return all(self.may(right, resource) for resource in resources)
 
     def may_anywhere(self, right: Right) -> bool:
+        """Return whether the principal has the right over at least one resource."""
         return any(right in ROLE_RIGHTS[grant.role] for grant in self.grants)
 
 
 def owner_principal(name: str) -> Principal:
-    """Whoever the service belongs to: allowed everything."""
+    """Return the principal of the service's owner, who is Administrator over everything."""
     everything = Grant(id="owner", role=Role.ADMINISTRATOR, to="owner", over=ROOT_RESOURCE)
     return Principal(id="owner", name=name, grants=(everything,))

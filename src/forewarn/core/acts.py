@@ -10,46 +10,51 @@ from forewarn.core.event import Act, ActOutcome, Event, act_id
 from forewarn.core.fleet import EvictionPolicy, PowerState, Vm
 from forewarn.core.scope import Scope
 
-# A deallocated VM is on no host: these are all that can still be done to it.
+# A deallocated VM is on no host; only these verbs can still be performed on it.
 _VERBS_WITHOUT_HOST = frozenset({Verb.DELETE, Verb.START, Verb.REAPPLY, Verb.DEALLOCATE})
 
 
 def can_act_on(vm: Vm, verb: Verb) -> bool:
+    """Return whether the VM's power state allows the verb: a deallocated VM allows only a few."""
     return vm.power is not PowerState.DEALLOCATED or verb in _VERBS_WITHOUT_HOST
 
 
 def affected_vms(scope: Scope, event: Event) -> tuple[Vm, ...]:
-    """The VMs an event would really hit now: listed, still there, and not deallocated meanwhile (spec §4.2)."""
+    """Return the event's VMs that still exist and that its verb can be performed on (spec §4.2)."""
     listed = (scope.vm(name) for name in event.vms)
     return tuple(vm for vm in listed if vm is not None and can_act_on(vm, event.rules.verb))
 
 
-def acts_for_event(scope: Scope, event: Event, around: DecisionContext) -> tuple[Act, ...]:
-    return tuple(_act_for_vm(event, vm, around) for vm in affected_vms(scope, event))
+def acts_for_event(scope: Scope, event: Event, context: DecisionContext) -> tuple[Act, ...]:
+    """Return one new act per affected VM of the event, with a destination host where the VM moves.
+
+    An act that needs a host and finds none has a failed outcome from the beginning.
+    """
+    return tuple(_act_for_vm(event, vm, context) for vm in affected_vms(scope, event))
 
 
-def _act_for_vm(event: Event, vm: Vm, around: DecisionContext) -> Act:
-    row = event.rules
-    needs_host = row.moves_vm or (row.verb is Verb.START and not vm.host)
-    to_host = around.find_destination(vm) if needs_host else None
-    nowhere = ActOutcome(ok=False, at=around.now, note=f"no healthy host to move to in {vm.location}")
+def _act_for_vm(event: Event, vm: Vm, context: DecisionContext) -> Act:
+    rules = event.rules
+    needs_host = rules.moves_vm or (rules.verb is Verb.START and not vm.host)
+    to_host = context.find_destination(vm) if needs_host else None
+    nowhere = ActOutcome(ok=False, at=context.now, note=f"no healthy host to move to in {vm.location}")
     return Act(
         id=act_id(event.id, vm.name),
         vm=vm.key,
         name=vm.name,
-        verb=row.verb,
+        verb=rules.verb,
         event_id=event.id,
         from_host=vm.host,
         to_host=to_host or "",
-        duration_s=row.duration_s,
+        duration_s=rules.duration_s,
         abrupt=event.cause is Cause.HOST_FAILED,
-        keeps_vm=row.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
+        keeps_vm=rules.verb is not Verb.EVICT or vm.eviction_policy is EvictionPolicy.DEALLOCATE,
         outcome=nowhere if needs_host and to_host is None else None,
     )
 
 
 def vm_after_act(vm: Vm, act: Act, at: float) -> Vm:
-    """The VM as a performed act leaves it."""
+    """Return the VM after an act was performed on it: its host, power state or removal time changed."""
     match act.verb:
         case Verb.MIGRATE | Verb.REDEPLOY:
             return replace(vm, host=act.to_host)

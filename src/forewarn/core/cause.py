@@ -25,11 +25,13 @@ class Verb(StrEnum):
 
 
 def verb_noun(verb: str) -> str:
-    """What is done, as people say it: `eviction of web`."""
+    """Return the noun for a verb in sentences such as `eviction of web`; most verbs are their own noun."""
     return "eviction" if verb == Verb.EVICT else verb
 
 
 class Cause(StrEnum):
+    """Why an event exists. CAUSE_RULES says what follows from each cause. The values are stored."""
+
     HOST_UPDATE = "host update"
     LIVE_MIGRATION = "live migration"
     PLATFORM_REBOOT = "platform reboot"
@@ -49,21 +51,22 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CauseRules:
-    """What one cause means."""
+    """The rules of one cause: what VMs see of the event, what is done to them, and when it may start."""
 
-    kind: Kind | None  # None: no event, at once
+    kind: Kind | None  # None: performed at once, without an event that VMs see
     source: EventSource
     verb: Verb
     description: str = ""
     duration_s: int = -1
-    minimum_notice_s: int = 0  # spec §6.3; a Terminate's is the user's own setting
-    planned: bool = False  # queues on update domains (spec §6.2)
+    minimum_notice_s: int = 0  # spec §6.3; for a Terminate, the setting of the VM counts instead
+    planned: bool = False  # one update domain of a scope at a time (spec §6.2)
     whole_host: bool = False  # waits for the other scopes on its host (spec §6.2)
-    by_user: bool = False  # carried out at once while the scope is disabled (spec §8.2)
+    by_user: bool = False  # performed at once while the scope is disabled (spec §8.2)
     limited: bool = False  # counts towards the limit of user operations (spec §8.4)
 
     @property
     def moves_vm(self) -> bool:
+        """Whether the act moves the VM to another host."""
         return self.verb in (Verb.MIGRATE, Verb.REDEPLOY)
 
 

@@ -17,21 +17,22 @@ from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One transaction: all of it or nothing. Scopes, gates and requests carry the version they were decided on
+    """Everything that one store transaction writes: all of it, or nothing.
 
-    (0: must not exist yet); if one has moved on since, the whole commit is a Conflict. The store adds 1 to each.
+    Scopes, gates and requests carry the version they were decided on (0: must not exist yet). If one of them has
+    changed since, the store raises Conflict for the whole commit; otherwise it adds 1 to each version.
     """
 
-    scopes: tuple[Scope, ...] = ()  # their rows only: VMs and events that changed are listed below
+    scopes: tuple[Scope, ...] = ()  # only their rows; changed VMs and events are in `vms` and `events`
     vms: tuple[Vm, ...] = ()
     events: tuple[Event, ...] = ()
     hosts: tuple[Host, ...] = ()
     removed_hosts: tuple[str, ...] = ()
     gates: tuple[Gate, ...] = ()
-    wake_gates: tuple[str, ...] = ()  # to be looked at again; not guarded by a version
+    wake_gates: tuple[str, ...] = ()  # ids of gates to check again; not guarded by a version
     requests: tuple[MaintenanceRequest, ...] = ()
     planned: tuple[PlannedEvent, ...] = ()
-    unplanned: tuple[str, ...] = ()  # event ids whose planned row has been applied or dropped
+    unplanned: tuple[str, ...] = ()  # ids of planned events that were applied or dropped
     clients: tuple[RegisteredClient, ...] = ()
     removed_clients: tuple[str, ...] = ()
     grants: tuple[Grant, ...] = ()
@@ -43,7 +44,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope_commit(old: Scope | None, new: Scope) -> Commit:
-    """What must be written so that the stored scope becomes `new`, decided on `old` (None: it did not exist)."""
+    """Return the commit that changes the stored scope from `old` (None: it did not exist) to `new`."""
     known_vms = {vm.key: vm for vm in old.vms} if old and old.vms is not new.vms else {}
     known_events = {event.id: event for event in old.events} if old else {}
     waiting = {e.gate_id for e in new.events if e.gate_id and e.status is EventState.SCHEDULED}
@@ -58,6 +59,6 @@ def scope_commit(old: Scope | None, new: Scope) -> Commit:
 
 
 def merge_commits(*commits: Commit) -> Commit:
-    """Several commits as one."""
+    """Return one commit with the contents of all of these, in this order."""
     fields = {name: tuple(x for c in commits for x in getattr(c, name)) for name in Commit.__struct_fields__}
     return Commit(**fields)

@@ -12,17 +12,21 @@ from forewarn.core.fleet import Vm
 
 
 class EnablementMode(StrEnum):
-    ON_REQUEST = "on-request"  # spec §8.1, §8.2
-    ALWAYS = "always"  # spec §8.3: a lab, where a first restart must give an event
+    """When scheduled events are enabled for a scope."""
+
+    ON_REQUEST = "on-request"  # from the first poll until a day without polls (spec §8.1, §8.2)
+    ALWAYS = "always"  # spec §8.3: in a lab, where even the first restart must publish an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
+    """Settings of the service that decisions about every scope depend on."""
+
     enablement: EnablementMode = EnablementMode.ON_REQUEST
-    idle_s: float = 24 * 3600  # spec §8.2
-    max_user_operations: int = 100  # spec §8.4
-    settle_s: float = 0  # spec §6.5
-    grace_s: float = 60  # what came due while nobody could poll waits this long after we are back
+    idle_s: float = 24 * 3600  # a scope without polls for this long is disabled (spec §8.2)
+    max_user_operations: int = 100  # scheduled per scope (spec §8.4)
+    settle_s: float = 0  # an event stays listed this long after its last outcome (spec §6.5)
+    grace_s: float = 60  # after a restart, events whose notice ended while the service was down wait this long
 
 
 def _no_destination(vm: Vm) -> str | None:
@@ -39,11 +43,11 @@ def _no_fault(kind: FaultKind, event: Event) -> Fault | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionContext:
-    """What a decision about one scope must know of the world outside it."""
+    """Inputs of a decision from outside its scope: the time, the policy, gates, hosts and faults."""
 
     now: float
     policy: Policy = Policy()
-    resumed_at: float | None = None  # when the service came back after not having run
-    is_gate_released: Callable[[str], bool] = _no_gate_released  # whether a gate lets its events start
-    find_destination: Callable[[Vm], str | None] = _no_destination  # where a VM would move to
-    fault_for: Callable[[FaultKind, Event], Fault | None] = _no_fault  # the fault that is on for an event
+    resumed_at: float | None = None  # when the service started again after it was down
+    is_gate_released: Callable[[str], bool] = _no_gate_released  # by gate id
+    find_destination: Callable[[Vm], str | None] = _no_destination  # the host that a VM would move to
+    fault_for: Callable[[FaultKind, Event], Fault | None] = _no_fault  # the active fault of a kind for an event

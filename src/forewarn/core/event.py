@@ -14,21 +14,23 @@ from forewarn.core.cause import CAUSE_RULES, Cause, CauseRules, Verb
 
 
 class EventState(StrEnum):
+    """The state of an event. `lifecycle.TRANSITIONS` says how it changes. The values are stored."""
+
     SCHEDULED = "scheduled"
     STARTED = "started"
     OVER = "over"
 
 
 class Ending(StrEnum):
-    """How an event came to be over."""
+    """How an event ended."""
 
     FINISHED = "finished"
-    FAILED = "failed"  # it ran its course, but at least one VM's act failed
+    FAILED = "failed"  # every act was tried, and at least one failed
     WITHDRAWN = "withdrawn"
 
 
 class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one act ended, as its hypervisor told."""
+    """How one act ended, as the hypervisor reported it."""
 
     ok: bool
     at: float
@@ -36,7 +38,7 @@ class ActOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing done to one VM, owed until its outcome is known. Performing it again by its id changes nothing."""
+    """One operation on one VM, to be performed until its outcome is known. Its id makes it idempotent."""
 
     id: str
     vm: str  # the VM's key
@@ -46,17 +48,19 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     from_host: str = ""
     to_host: str = ""
     duration_s: int = -1
-    keeps_vm: bool = True  # an eviction by policy Deallocate keeps it, Delete does not
-    abrupt: bool = False  # its host has failed: what runs inside is given no moment to end
+    keeps_vm: bool = True  # False: an eviction with policy Delete
+    abrupt: bool = False  # the host failed, so the VM cannot shut down
     outcome: ActOutcome | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Maintenance of VMs of one scope and one update domain, from publication to its end. Stored as JSON."""
+
     id: str  # GUID, upper case
     scope_id: str
     request_id: str
     cause: Cause
-    who: str  # who asked for it
+    who: str  # who requested it
     vms: tuple[str, ...]  # names as documents show them
     published_at: float
     not_before: float
@@ -64,8 +68,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     update_domain: int = 0
     host: str = ""  # the host that the work is about, if any
     gate_id: str = ""
-    listed: bool = True  # False: carried out at once, no document ever shows it
-    note: str = ""  # why it is as it is, for people
+    listed: bool = True  # False: performed at once, and no document shows it
+    note: str = ""  # for people: why it has no or less notice than usual
     status: EventState = EventState.SCHEDULED
     approved_at: float | None = None
     approved_by: str = ""
@@ -74,39 +78,45 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     over_at: float | None = None
     ending: Ending | None = None
     reason: str = ""
-    replaces: tuple[str, ...] = ()  # ids of the pending ones whose place it took
-    faults: tuple[str, ...] = ()  # ids of those that touched it
+    replaces: tuple[str, ...] = ()  # ids of the pending events that it replaced
+    faults: tuple[str, ...] = ()  # ids of the faults that changed it
 
     @property
     def rules(self) -> CauseRules:
+        """The rules of its cause."""
         return CAUSE_RULES[self.cause]
 
     @property
     def is_live(self) -> bool:
+        """Whether it is scheduled or started."""
         return self.status is not EventState.OVER
 
     @property
     def unfinished_acts(self) -> tuple[Act, ...]:
-        """The acts whose outcome is not known yet: what must still be done, read off the record."""
+        """The acts whose outcome is not known yet."""
         return tuple(act for act in self.acts if act.outcome is None)
 
     @property
     def failed_acts(self) -> tuple[Act, ...]:
+        """The acts that ended with a failure."""
         return tuple(act for act in self.acts if act.outcome is not None and not act.outcome.ok)
 
     def is_ready(self, now: float) -> bool:
-        """Spec §6.2: approved, or NotBefore has passed."""
+        """Return whether it is approved, or its NotBefore has passed (spec §6.2)."""
         return self.approved_at is not None or now >= self.not_before
 
 
 def act_id(event_id: str, vm_name: str) -> str:
+    """Return the id of the act that an event performs on the VM of this name."""
     return f"{event_id}:{vm_name.casefold()}"
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Starts the events of several scopes on one host together: released once all of them are ready."""
+
     id: str
     request_id: str
     host: str
     version: int = 0
     released_at: float | None = None
-    wakes_at: float | None = 0.0  # when to look at it next; None once there is nothing left to look at
+    wakes_at: float | None = 0.0  # when to check it next; None: never again

@@ -27,31 +27,34 @@ from forewarn.errors import Refused, Remedy
 _FREEZE_CAUSE = Cause.HOST_UPDATE
 
 
-def announce_with_faults(scope: Scope, event: Event, around: DecisionContext) -> Scope:
-    """Publish an event with its notice, unless a fault says otherwise."""
+def announce_with_faults(scope: Scope, event: Event, context: DecisionContext) -> Scope:
+    """Publish an event with its notice, unless a fault shortens the notice or starts the event at once."""
     if (
-        _may_start_without_notice(scope, event, around)
-        and (fault := around.fault_for(FaultKind.NO_NOTICE, event)) is not None
+        _may_start_without_notice(scope, event, context)
+        and (fault := context.fault_for(FaultKind.NO_NOTICE, event)) is not None
     ):
-        struck = _with_fault(event, fault, "no notice at all")
-        return lifecycle.start_without_notice(scope, struck, acts_for_event(scope, struck, around), around.now)
-    return lifecycle.announce(scope, _with_short_notice(event, around))
+        faulty = _with_fault(event, fault, "no notice")
+        return lifecycle.start_without_notice(scope, faulty, acts_for_event(scope, faulty, context), context.now)
+    return lifecycle.announce(scope, _with_short_notice(event, context))
 
 
-def withdraw_after_approval(scope: Scope, event: Event, around: DecisionContext) -> Scope | None:
-    """An approved event that a fault withdraws when it should start; None: it starts."""
+def withdraw_after_approval(scope: Scope, event: Event, context: DecisionContext) -> Scope | None:
+    """Return the scope with an approved event withdrawn instead of started; None if no fault does that."""
     if event.approved_at is None:
         return None
-    fault = around.fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, event)
+    fault = context.fault_for(FaultKind.WITHDRAWN_AFTER_APPROVAL, event)
     if fault is None:
         return None
     touched = replace(event, faults=(*event.faults, fault.id))
     reason = f"{fault.title} of {fault.name}"
-    return lifecycle.withdraw(scope, touched, by=fault.who, reason=reason, now=around.now)
+    return lifecycle.withdraw(scope, touched, by=fault.who, reason=reason, now=context.now)
 
 
 def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
-    """As if the scope had been idle for a day and was enabled again: what is pending stays listed (spec §4.2)."""
+    """Return the scope at incarnation 1 of a new epoch, as if it was idle for a day and enabled again.
+
+    Pending events stay listed (spec §4.2). Refused if the scope is not enabled.
+    """
     if not scope.is_enabled:
         raise Refused(f"scope {scope.id!r} is not enabled, so it has no incarnation to reset: poll from one of its VMs")
     text = f"{fault.title} set {fault.name} back to incarnation 1, epoch {scope.epoch + 1}"
@@ -60,7 +63,10 @@ def reset_incarnation(scope: Scope, fault: Fault, now: float) -> Scope:
 
 
 def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[PlannedEvent, ...]:
-    """A Freeze per id, over the VMs of the scope in their order, beginning with the one the fault names."""
+    """Plan one Freeze per event id, over the scope's running VMs in turn, the fault's target first.
+
+    Refused if no VM of the scope is running.
+    """
     vms = _running_vms_from_target(fault, scope)
     if not vms:
         raise Refused(f"scope {scope.id!r} has no VM that runs, so there is nothing to freeze: start one first")
@@ -68,6 +74,7 @@ def plan_freezes(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Planne
 
 
 def plan_neighbour_freeze(fault: Fault, scope: Scope, event_id: str) -> PlannedEvent:
+    """Plan a Freeze of a running VM of the scope other than the fault's target. Refused if there is none."""
     others = [vm for vm in _running_vms_from_target(fault, scope) if vm.key != _own_vm_key(fault, scope)]
     if not others:
         raise Refused(
@@ -102,7 +109,7 @@ def _planned_freeze(fault: Fault, vm: Vm, event_id: str) -> PlannedEvent:
 
 
 def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Scope:
-    """The scope with the fault named on the events that it made."""
+    """Return the scope with the fault's id and a note on the events with these ids, which the fault made."""
     for event_id in ids:
         event = scope.event(event_id)
         if event is not None and fault.id not in event.faults:
@@ -111,21 +118,21 @@ def mark_events_with_fault(scope: Scope, fault: Fault, ids: Sequence[str]) -> Sc
     return scope
 
 
-def _may_start_without_notice(scope: Scope, event: Event, around: DecisionContext) -> bool:
-    """Update domains stay apart even so (spec §6.2); the others on its host are not waited for."""
-    wait = start_wait(scope, replace(event, approved_at=around.now), around)
+def _may_start_without_notice(scope: Scope, event: Event, context: DecisionContext) -> bool:
+    """Return whether only its gate would make it wait: update domains stay apart even then (spec §6.2)."""
+    wait = start_wait(scope, replace(event, approved_at=context.now), context)
     return wait is None or wait.reason is WaitReason.GATE
 
 
-def _with_short_notice(event: Event, around: DecisionContext) -> Event:
-    fault = around.fault_for(FaultKind.SHORT_NOTICE, event)
+def _with_short_notice(event: Event, context: DecisionContext) -> Event:
+    fault = context.fault_for(FaultKind.SHORT_NOTICE, event)
     if fault is None:
         return event
-    not_before = float(math.ceil(around.now + fault.parameter("notice_s")))
+    not_before = float(math.ceil(context.now + fault.parameter("notice_s")))
     if not_before >= event.not_before:
         return event
-    promised = f"{event.not_before - around.now:.0f} s"
-    return replace(_with_fault(event, fault, f"notice cut down from {promised}"), not_before=not_before)
+    promised = f"{event.not_before - context.now:.0f} s"
+    return replace(_with_fault(event, fault, f"notice shortened from {promised}"), not_before=not_before)
 
 
 def _with_fault(event: Event, fault: Fault, how: str) -> Event:

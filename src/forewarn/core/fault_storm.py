@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from forewarn.core.faults import FAULT_DEFINITIONS, FaultCategory, FaultKind, StormFault
 
-_INTERVAL_S = (5, 30)  # from one gust to the next
+_INTERVAL_S = (5, 30)  # from one fault to the next
 _DURATION_S = (5, 30)
-_EVENT_FAULT_DURATION_S = 300.0  # how long a fault of events waits for one
+_EVENT_FAULT_DURATION_S = 300.0  # how long a fault on events waits for an event
 _REQUEST_COUNT = (1, 8)
 _NEEDS_NEIGHBOUR = FaultKind.NEIGHBOUR_ONLY
-_PARAMETER_RANGES: dict[FaultKind, tuple[str, int, int]] = {  # milder than they can be: a storm is to be lived through
+_PARAMETER_RANGES: dict[FaultKind, tuple[str, int, int]] = {  # milder than allowed: a handler should survive a storm
     FaultKind.LATE_FIRST_ANSWER: ("delay_s", 2, 20),
     FaultKind.THROTTLED: ("retry_after_s", 0, 5),
     FaultKind.SLOW_BODY: ("take_s", 1, 10),
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StormTarget:
-    """A VM that a storm may hit."""
+    """A VM that faults of a storm may be set on."""
 
     vm: str  # its key
     has_neighbour: bool
 
 
 class _SeededRandom:
-    """Numbers that look like chance and follow from the seed, on every machine and in every release."""
+    """Pseudorandom numbers that are the same for a seed on every machine and in every release."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -49,36 +49,37 @@ class _SeededRandom:
         return things[self.between(0, len(things) - 1)]
 
 
-def plan_storm(seed: int, exposed: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    return tuple(_storm_faults(_SeededRandom(seed), sorted(exposed, key=lambda each: each.vm), for_s))
+def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
+    """Return the faults of a storm of `for_s` seconds in their order; the same arguments give the same faults."""
+    return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 
 
-def _storm_faults(dice: _SeededRandom, exposed: Sequence[StormTarget], for_s: float) -> Iterator[StormFault]:
+def _storm_faults(random: _SeededRandom, targets: Sequence[StormTarget], for_s: float) -> Iterator[StormFault]:
     after_s = 0.0
-    while after_s < for_s and exposed:
-        hit = dice.one_of(exposed)
-        kinds = [kind for kind in FaultKind if hit.has_neighbour or kind is not _NEEDS_NEIGHBOUR]
-        yield _storm_fault(dice, dice.one_of(kinds), hit, after_s)
-        after_s += dice.between(*_INTERVAL_S)
+    while after_s < for_s and targets:
+        target = random.one_of(targets)
+        kinds = [kind for kind in FaultKind if target.has_neighbour or kind is not _NEEDS_NEIGHBOUR]
+        yield _storm_fault(random, random.one_of(kinds), target, after_s)
+        after_s += random.between(*_INTERVAL_S)
 
 
-def _storm_fault(dice: _SeededRandom, kind: FaultKind, hit: StormTarget, after_s: float) -> StormFault:
-    sphere = FAULT_DEFINITIONS[kind].category
-    count = dice.between(*_REQUEST_COUNT) if sphere is FaultCategory.TRANSPORT else 1
-    lasts_s = float(dice.between(*_DURATION_S)) if sphere is FaultCategory.TRANSPORT else _EVENT_FAULT_DURATION_S
-    at_once = sphere is FaultCategory.AT_ONCE
+def _storm_fault(random: _SeededRandom, kind: FaultKind, target: StormTarget, after_s: float) -> StormFault:
+    category = FAULT_DEFINITIONS[kind].category
+    count = random.between(*_REQUEST_COUNT) if category is FaultCategory.TRANSPORT else 1
+    duration_s = float(random.between(*_DURATION_S)) if category is FaultCategory.TRANSPORT else _EVENT_FAULT_DURATION_S
+    at_once = category is FaultCategory.AT_ONCE
     return StormFault(
         after_s=after_s,
         kind=kind,
-        vm=hit.vm,
+        vm=target.vm,
         count=None if at_once else count,
-        for_s=None if at_once else lasts_s,
-        parameters=_random_parameters(dice, kind),
+        for_s=None if at_once else duration_s,
+        parameters=_random_parameters(random, kind),
     )
 
 
-def _random_parameters(dice: _SeededRandom, kind: FaultKind) -> dict[str, float]:
+def _random_parameters(random: _SeededRandom, kind: FaultKind) -> dict[str, float]:
     if kind not in _PARAMETER_RANGES:
         return {}
     name, least, most = _PARAMETER_RANGES[kind]
-    return {name: float(dice.between(least, most))}
+    return {name: float(random.between(least, most))}

@@ -17,6 +17,8 @@ from forewarn.errors import Rejected, Remedy
 
 
 class FaultKind(StrEnum):
+    """The faults that can be injected; FAULT_DEFINITIONS describes each. Users type the values."""
+
     LATE_FIRST_ANSWER = "late-first-answer"
     EMPTY_BODY = "empty-body"
     GONE = "gone"
@@ -35,15 +37,17 @@ class FaultKind(StrEnum):
 
 
 class FaultCategory(StrEnum):
-    """Where a fault strikes, and so whose time it lives in."""
+    """What a fault affects, which decides whether it expires in real time or in lab time."""
 
-    TRANSPORT = "requests"
-    EVENTS = "events"
-    AT_ONCE = "at once"
+    TRANSPORT = "requests"  # spoils HTTP answers; real time
+    EVENTS = "events"  # changes events; lab time
+    AT_ONCE = "at once"  # happens once, when it is set; no duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultParameter:
+    """The default and the range of one parameter of a fault kind."""
+
     default: float
     minimum: float
     maximum: float
@@ -51,19 +55,19 @@ class FaultParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDefinition:
-    """What one kind of fault is."""
+    """The definition of one fault kind: its category, its symptom, its parameters and its longest duration."""
 
     category: FaultCategory
-    symptom: str  # how a client sees it
+    symptom: str  # what a client observes
     parameters: Mapping[str, FaultParameter] = field(default_factory=dict)
-    max_duration_s: float | None = None  # it lasts this long at most, and unless less is asked for
+    max_duration_s: float | None = None  # also the default duration; None: no limit
 
 
 _ON_REQUESTS, _ON_EVENTS, _AT_ONCE = FaultCategory.TRANSPORT, FaultCategory.EVENTS, FaultCategory.AT_ONCE
 
 FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
     FaultKind.LATE_FIRST_ANSWER: FaultDefinition(
-        category=_ON_REQUESTS, symptom="no answer until `delay` after the VM's first request; then all of them",
+        category=_ON_REQUESTS, symptom="no answer until `delay` after the VM's first request; then all answers at once",
         parameters={"delay_s": FaultParameter(default=120, minimum=0, maximum=120)},
     ),
     FaultKind.EMPTY_BODY: FaultDefinition(category=_ON_REQUESTS, symptom="200 with Content-Length 0 to a poll"),
@@ -77,7 +81,7 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
         category=_ON_REQUESTS, symptom="the connection is reset (RST) instead of answered"
     ),
     FaultKind.SLOW_BODY: FaultDefinition(
-        category=_ON_REQUESTS, symptom="the document comes in drips, over `take`",
+        category=_ON_REQUESTS, symptom="the document arrives in small pieces, over `take`",
         parameters={"take_s": FaultParameter(default=10, minimum=0, maximum=120)},
     ),
     FaultKind.STALE: FaultDefinition(
@@ -93,15 +97,15 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
     ),
     FaultKind.NO_NOTICE: FaultDefinition(category=_ON_EVENTS, symptom="an event that is Started when it first appears"),
     FaultKind.WITHDRAWN_AFTER_APPROVAL: FaultDefinition(
-        category=_ON_EVENTS, symptom="an event that is gone after its approval, and was never Started"
+        category=_ON_EVENTS, symptom="an event that disappears after its approval, without being Started"
     ),
     FaultKind.SEVERAL_AT_ONCE: FaultDefinition(
         category=_AT_ONCE,
-        symptom="as many Freezes as `events` says in one document, the incarnation higher by as many",
+        symptom="`events` Freezes appear in one document, and the incarnation grows by `events`",
         parameters={"events": FaultParameter(default=3, minimum=2, maximum=20)},
     ),
     FaultKind.NEIGHBOUR_ONLY: FaultDefinition(
-        category=_AT_ONCE, symptom="a Freeze whose Resources name another VM of the scope only"
+        category=_AT_ONCE, symptom="a Freeze whose Resources name only another VM of the scope"
     ),
     FaultKind.INCARNATION_RESET: FaultDefinition(
         category=_AT_ONCE, symptom="DocumentIncarnation 1 again, with another ETag, as after a day without requests"
@@ -110,13 +114,13 @@ FAULT_DEFINITIONS: dict[FaultKind, FaultDefinition] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault that is on: for a VM, for a scope, or, with neither, for everything."""
+    """One active fault: on a VM, on a scope, or on everything if it names neither."""
 
     id: str
     kind: FaultKind
     who: str
     set_at: float  # lab time
-    name: str  # whom it touches, as people call them
+    name: str  # its target in words
     vm: str = ""  # a key
     vm_name: str = ""
     scope_id: str = ""
@@ -124,56 +128,62 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     until: float | None = None  # real time for requests, lab time for events; None: until it is cleared
     parameters: dict[str, float] = {}
     touched: int = 0  # requests or events so far
-    touched_by_vm: dict[str, int] = {}  # key → requests of it
+    touched_by_vm: dict[str, int] = {}  # VM key → its requests so far
     touched_at: float | None = None  # lab time of the last request
 
     @property
     def category(self) -> FaultCategory:
+        """The category of its kind."""
         return FAULT_DEFINITIONS[self.kind].category
 
     @property
     def title(self) -> str:
+        """Its id and kind in words: `fault f1 (gone)`."""
         return f"fault {self.id} ({self.kind})"
 
     @property
     def remaining(self) -> int | None:
+        """How many more requests or events it may affect; None: no limit."""
         return None if self.count is None else max(0, self.count - self.touched)
 
     @property
     def without_counts(self) -> Fault:
-        """As it was when it was set."""
+        """The fault as it was when it was set."""
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
+        """Return the value of a parameter of its kind, or the default. KeyError if the kind has no such parameter."""
         return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
     def covers_request(self, *, scope_id: str, vm: str) -> bool:
-        """Whether a request of this VM is meant."""
+        """Return whether it applies to a request of the VM with the key `vm` in this scope."""
         if self.vm:
             return self.vm == vm
         return not self.scope_id or self.scope_id == scope_id
 
     def covers_event(self, *, scope_id: str, names: tuple[str, ...]) -> bool:
+        """Return whether it applies to an event of this scope that lists VMs with these names."""
         if self.scope_id and self.scope_id != scope_id:
             return False
         return not self.vm or self.vm_name.casefold() in map(str.casefold, names)
 
     def is_over(self, now: float) -> bool:
-        """`now` in the time that this fault lives in."""
+        """Return whether its count is used up or its time is over; `now` is real time for faults on requests."""
         return self.remaining == 0 or (self.until is not None and now >= self.until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultHits:
-    """Requests of a VM that a fault spoiled since they were last told of."""
+    """How many requests of one VM a fault has spoiled since the last report."""
 
     fault_id: str
     vm: str
     count: int
-    at: float  # lab time of the last
+    at: float  # lab time of the last request
 
 
 def parse_fault_kind(name: str) -> FaultKind:
+    """Return the kind with this name, ignoring case. Rejected, with a suggestion, if there is none."""
     try:
         return FaultKind(name.strip().lower())
     except ValueError:
@@ -184,7 +194,7 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """The parameters, if this kind has them and they are in range."""
+    """Return a copy of the parameters. Rejected if the kind has no such parameter or a value is out of range."""
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
@@ -203,25 +213,27 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
 
 
 def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
-    """How long a fault lasts; None: until it is cleared."""
-    row = FAULT_DEFINITIONS[kind]
-    if row.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
+    """Return how long a fault lasts in seconds; None: until it is cleared. Rejected if the kind forbids it.
+
+    `count` and `for_s` are what was requested; they are checked against the kind's rules.
+    """
+    definition = FAULT_DEFINITIONS[kind]
+    if definition.category is FaultCategory.AT_ONCE and (count is not None or for_s is not None):
         raise Rejected(f"fault {kind} happens once, at once: leave count and duration out")
     if count is not None and count < 1:
         raise Rejected(f"count {count} of fault {kind} is too small: give 1 or more")
     if for_s is not None and for_s <= 0:
         raise Rejected(f"duration {for_s:g} s of fault {kind} is too short: give more than 0 s")
-    if row.max_duration_s is None:
+    longest_s = definition.max_duration_s
+    if longest_s is None:
         return for_s
-    if for_s is not None and for_s > row.max_duration_s:
-        raise Rejected(
-            f"fault {kind} lasts {row.max_duration_s:g} s at most, not {for_s:g} s: give {row.max_duration_s:g} s"
-        )
-    return row.max_duration_s if for_s is None else for_s
+    if for_s is not None and for_s > longest_s:
+        raise Rejected(f"fault {kind} lasts {longest_s:g} s at most, not {for_s:g} s: give {longest_s:g} s")
+    return longest_s if for_s is None else for_s
 
 
 class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One fault of a storm, at its offset from the storm's beginning."""
+    """One fault of a storm, and how long after the storm's beginning it is set."""
 
     after_s: float  # lab time
     kind: FaultKind
@@ -232,25 +244,29 @@ class StormFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FaultStorm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fault storm in progress: its schedule of faults, and how many of them were set already."""
+
     id: str
     seed: int
     who: str
     set_at: float  # lab time
     for_s: float
-    gusts: tuple[StormFault, ...]  # in order
-    gone: int = 0  # how many of them have been
+    gusts: tuple[StormFault, ...]  # its faults, in order
+    gone: int = 0  # how many of them were set already
 
     @property
     def next_at(self) -> float | None:
+        """When its next fault is due, in lab time; None after the last."""
         return self.set_at + self.gusts[self.gone].after_s if self.gone < len(self.gusts) else None
 
 
 class ActiveFaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All faults and storms that are on, as they are stored; numbers are never given twice."""
+    """All active faults and storms, as they are stored."""
 
-    last_number: int = 0
+    last_number: int = 0  # of the newest id; a number is never used twice
     faults: tuple[Fault, ...] = ()
     storms: tuple[FaultStorm, ...] = ()
 
     def fault(self, fault_id: str) -> Fault | None:
+        """Return the active fault with this id, or None."""
         return next((fault for fault in self.faults if fault.id == fault_id), None)

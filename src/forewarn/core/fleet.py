@@ -10,29 +10,37 @@ MAX_PLACEMENT_GROUP = 100  # spec §7.1
 
 
 class HostHealth(StrEnum):
+    """The health of a host. VMs move only to healthy hosts."""
+
     HEALTHY = "healthy"
-    DEGRADED = "degraded"
+    DEGRADED = "degraded"  # predicted to fail
     FAILED = "failed"
 
 
 class PowerState(StrEnum):
+    """The power state of a VM. A stopped VM stays on its host; a deallocated one is on none."""
+
     RUNNING = "running"
     STOPPED = "stopped"
     DEALLOCATED = "deallocated"
 
 
 class Priority(StrEnum):
+    """The priority of a VM, in Azure's words. Only Spot VMs can be evicted."""
+
     REGULAR = "Regular"
     SPOT = "Spot"
 
 
 class EvictionPolicy(StrEnum):
+    """What an eviction does to a Spot VM, in Azure's words."""
+
     DEALLOCATE = "Deallocate"
     DELETE = "Delete"
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine that runs VMs. Work on it may hit several scopes at once."""
+    """A machine that runs VMs. Maintenance of it may affect several scopes at once."""
 
     name: str
     location: str
@@ -41,14 +49,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AutoApproval(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which user-initiated events need nobody's approval (spec §9)."""
+    """Which user operations start without waiting for an approval (spec §9)."""
 
     restart: bool = False
     redeploy: bool = False
 
 
 class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One virtual machine: what its owner declared, and where and how it is now."""
+    """One virtual machine: what its owner declared, and its current host, power state and addresses."""
 
     name: str
     vm_id: str
@@ -68,46 +76,48 @@ class Vm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Priority = Priority.REGULAR
     eviction_policy: EvictionPolicy = EvictionPolicy.DEALLOCATE
     terminate_notice_min: int = 0  # 0: no terminate notification
-    os_image_notice_min: int = 0  # kept for its owner: replacing an image gives no event (spec §6.4)
+    os_image_notice_min: int = 0  # only stored: replacing an image publishes no event (spec §6.4)
     auto_approve: AutoApproval = AutoApproval()
-    publish_outside: bool = False  # its owner wants events told beyond the VM
+    publish_outside: bool = False  # its owner wants webhooks to receive its events
     tags: dict[str, str] = {}
-    program: tuple[str, ...] = ()  # what runs inside, where VMs are made of namespaces; () nothing
-    environment: dict[str, str] = {}  # of the program, beside the service's own
-    directory: str = ""  # in which the program runs; "" the service's own
-    address: str = ""  # by which a trusted network knows it
-    lab_address: str = ""  # the loopback address that is this VM in a lab; assigned once
+    program: tuple[str, ...] = ()  # command line of the program in a namespace VM; (): none
+    environment: dict[str, str] = {}  # of the program, in addition to the service's environment
+    directory: str = ""  # working directory of the program; "": the service's
+    address: str = ""  # its IP address in a trusted network
+    lab_address: str = ""  # the loopback address that identifies it in a lab; assigned once
     host: str = ""  # "" while deallocated
     power: PowerState = PowerState.RUNNING
     removed_at: float | None = None
 
     @property
     def key(self) -> str:
-        """The one name by which the whole house knows this VM."""
+        """Its unique key: subscription id, resource group and name, in lower case."""
         return vm_key(self.subscription_id, self.resource_group, self.name)
 
     @property
     def scope_id(self) -> str:
+        """The id of the scope it belongs to (spec §7.1)."""
         return scope_id_for(self)
 
 
 def vm_key(subscription_id: str, resource_group: str, name: str) -> str:
+    """Return the key of a VM: `subscription/group/name` in lower case."""
     return f"{subscription_id}/{resource_group}/{name}".casefold()
 
 
 def vm_key_in_scope(scope_id: str, name: str) -> str:
-    """The key of the VM of that name in a scope: a scope lies within one resource group."""
+    """Return the key of the VM with this name in a scope. All VMs of a scope are in one resource group."""
     return f"{resource_group_of_scope(scope_id)}/{name.casefold()}"
 
 
 def resource_group_of_scope(scope_id: str) -> str:
-    """Subscription and resource group, as the keys of its VMs begin."""
+    """Return `subscription/group` of a scope in lower case: the prefix of the keys of its VMs."""
     subscription, group, _ = scope_id[scope_id.index(":") + 1 :].split("/", 2)
     return f"{subscription}/{group}"
 
 
 def scope_id_for(vm: Vm) -> str:
-    """Spec §7.1: a set, a placement group or a service is one scope; any other VM is a scope of its own."""
+    """Return the scope id of a VM: its cloud service, placement group or availability set, else itself (spec §7.1)."""
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
         return f"service:{group}/{vm.cloud_service.casefold()}"

@@ -22,39 +22,48 @@ from forewarn.errors import Refused
 
 
 class FieldChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A field of a VM or host that a fleet file would change, with both values."""
+
     field: str
     old: Any
     new: Any
 
 
 class VmChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that a fleet file would change: before, after, and the fields that differ."""
+
     old: Vm
     new: Vm
     fields: tuple[FieldChange, ...]
 
 
 class HostChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that a fleet file would change: before, after, and the fields that differ."""
+
     old: Host
     new: Host
     fields: tuple[FieldChange, ...]
 
 
 class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """VMs that are added or come back have no vm_id yet; they have a host, unless a problem says why not."""
+    """What applying a fleet file would change, and the problems that forbid it. Also shown as JSON.
+
+    Added and resurrected VMs have no vm_id yet. They have a host, unless a problem says why not.
+    """
 
     source: str
     hosts_added: tuple[Host, ...] = ()
     hosts_changed: tuple[HostChange, ...] = ()
     hosts_removed: tuple[Host, ...] = ()
-    hosts_kept: tuple[Host, ...] = ()  # not in the file, and not to be removed
+    hosts_kept: tuple[Host, ...] = ()  # not in the file, but not to be removed
     added: tuple[Vm, ...] = ()
-    resurrected: tuple[Vm, ...] = ()  # were deleted, and come back
+    resurrected: tuple[Vm, ...] = ()  # were deleted, and are added again
     changed: tuple[VmChange, ...] = ()
     removed: tuple[Vm, ...] = ()
-    kept: tuple[Vm, ...] = ()  # not in the file, and not to be removed
-    stay_deleted: tuple[Vm, ...] = ()  # in the file, but deleted since
+    kept: tuple[Vm, ...] = ()  # not in the file, but not to be removed
+    stay_deleted: tuple[Vm, ...] = ()  # in the file, but deleted earlier
     unchanged: tuple[Vm, ...] = ()
-    problems: tuple[FleetFileProblem, ...] = ()  # while there is one, nothing of it can be applied
+    problems: tuple[FleetFileProblem, ...] = ()  # with any problem, nothing is applied
 
     @property
     def is_empty(self) -> bool:
@@ -64,15 +73,16 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def vms_to_set(self) -> tuple[Vm, ...]:
-        """What applying writes down: newcomers, and those that change, in their new form."""
+        """The VMs that applying writes to the store: added, resurrected and changed ones."""
         return (*self.added, *self.resurrected, *(change.new for change in self.changed))
 
     @property
     def hosts_to_set(self) -> tuple[Host, ...]:
+        """The hosts that applying writes to the store: added and changed ones."""
         return (*self.hosts_added, *(change.new for change in self.hosts_changed))
 
     def to_lines(self, limit: int | None = 20) -> list[str]:
-        """For people: one line per host and VM, at most `limit` of each sort, and a summary."""
+        """Return lines for people: one per host and VM, at most `limit` per section, then the summary."""
         sections = (
             [f"+ host {host.name}" for host in self.hosts_added],
             [f"~ host {change.old.name}: {_changes_text(change.fields)}" for change in self.hosts_changed],
@@ -89,28 +99,30 @@ class FleetDiff(msgspec.Struct, frozen=True, kw_only=True):
         return [line for section in sections for line in _limited(section, limit)] + [self.summary()]
 
     def summary(self) -> str:
+        """Return one line that counts what would be added, changed and removed."""
         if self.is_empty:
             return "nothing to do" if not self.problems else "cannot be applied"
         vms = len(self.added) + len(self.resurrected), len(self.changed), len(self.removed)
         hosts = len(self.hosts_added), len(self.hosts_changed), len(self.hosts_removed)
-        told = "VMs: {} to add, {} to change, {} to remove; ".format(*vms)
-        told += "hosts: {} to add, {} to change, {} to remove".format(*hosts)
-        return f"{told}; cannot be applied" if self.problems else told
+        counts = "VMs: {} to add, {} to change, {} to remove; ".format(*vms)
+        counts += "hosts: {} to add, {} to change, {} to remove".format(*hosts)
+        return f"{counts}; cannot be applied" if self.problems else counts
 
     def to_builtins(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the diff as dictionaries and lists, ready for JSON."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
 
-def require_applicable_diff(difference: FleetDiff) -> None:
-    if difference.problems:
-        told = "\n".join(problem.sentence(difference.source) for problem in difference.problems)
-        raise Refused(f"{difference.source} cannot be applied, and nothing was changed:\n{told}")
+def require_applicable_diff(diff: FleetDiff) -> None:
+    """Raise Refused with every problem if the diff has any."""
+    if diff.problems:
+        problems = "\n".join(problem.sentence(diff.source) for problem in diff.problems)
+        raise Refused(f"{diff.source} cannot be applied, and nothing was changed:\n{problems}")
 
 
 def diff_fleet(
-    proposal: DeclaredFleet,
+    declared: DeclaredFleet,
     *,
     hosts: Sequence[Host],
     vms: Sequence[Vm],
@@ -118,9 +130,12 @@ def diff_fleet(
     resurrect: bool = False,
     remove_missing: bool = True,
 ) -> FleetDiff:
-    """What applying the proposal would do. `vms` are all that were ever there, removed ones too."""
-    prospect = merge_fleet(
-        proposal,
+    """Return what applying the declared fleet would do to the running one.
+
+    `vms` includes removed VMs. `resurrect` adds deleted VMs again; `remove_missing` removes what the file lacks.
+    """
+    merge = merge_fleet(
+        declared,
         hosts=hosts,
         vms=vms,
         live_events=live_events,
@@ -128,21 +143,19 @@ def diff_fleet(
         remove_missing=remove_missing,
     )
     return FleetDiff(
-        source=proposal.source,
-        hosts_added=prospect.new_hosts,
-        hosts_changed=tuple(
-            HostChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in prospect.hosts if o != n
-        ),
-        hosts_removed=prospect.missing_hosts if remove_missing else (),
-        hosts_kept=() if remove_missing else prospect.missing_hosts,
-        added=prospect.new_vms,
-        resurrected=prospect.resurrected_vms,
-        changed=tuple(VmChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in prospect.vms if o != n),
-        removed=prospect.missing_vms if remove_missing else (),
-        kept=() if remove_missing else prospect.missing_vms,
-        stay_deleted=prospect.still_deleted_vms,
-        unchanged=tuple(old for old, new in prospect.vms if old == new),
-        problems=merge_problems(prospect),
+        source=declared.source,
+        hosts_added=merge.new_hosts,
+        hosts_changed=tuple(HostChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in merge.hosts if o != n),
+        hosts_removed=merge.missing_hosts if remove_missing else (),
+        hosts_kept=() if remove_missing else merge.missing_hosts,
+        added=merge.new_vms,
+        resurrected=merge.resurrected_vms,
+        changed=tuple(VmChange(old=o, new=n, fields=_changed_fields(o, n)) for o, n in merge.vms if o != n),
+        removed=merge.missing_vms if remove_missing else (),
+        kept=() if remove_missing else merge.missing_vms,
+        stay_deleted=merge.still_deleted_vms,
+        unchanged=tuple(old for old, new in merge.vms if old == new),
+        problems=merge_problems(merge),
     )
 
 
@@ -169,38 +182,39 @@ def _limited(lines: list[str], limit: int | None) -> list[str]:
     return [*lines[:limit], f"{lines[limit][:1]} … and {len(lines) - limit:,} more of the kind"]
 
 
-def merge_problems(prospect: FleetMerge) -> tuple[FleetFileProblem, ...]:
-    hits = _events_by_vm(prospect)
+def merge_problems(merge: FleetMerge) -> tuple[FleetFileProblem, ...]:
+    """Return why the merged fleet cannot be applied, in the order of the file's lines; () if it can."""
+    events_by_vm = _events_by_vm(merge)
     found = (
-        *_removed_vms_with_started_events(prospect, hits),
-        *_vms_that_change_location(prospect),
-        *_vms_that_change_domain_during_event(prospect, hits),
-        *_removed_hosts_in_use(prospect),
-        *_moved_hosts_in_use(prospect),
-        *_new_vms_without_host(prospect),
-        *_duplicate_addresses(prospect),
-        *_oversized_placement_groups(prospect),
+        *_removed_vms_with_started_events(merge, events_by_vm),
+        *_vms_that_change_location(merge),
+        *_vms_that_change_domain_during_event(merge, events_by_vm),
+        *_removed_hosts_in_use(merge),
+        *_moved_hosts_in_use(merge),
+        *_new_vms_without_host(merge),
+        *_duplicate_addresses(merge),
+        *_oversized_placement_groups(merge),
     )
     return tuple(sorted(found, key=lambda problem: problem.line))
 
 
-_EventsByVm = dict[tuple[str, str], list[Event]]  # by scope and name of the VM: the live events that list it
+_EventsByVm = dict[tuple[str, str], list[Event]]  # live events by the scope and name of each VM they list
 
 
-def _events_by_vm(prospect: FleetMerge) -> _EventsByVm:
-    hits: _EventsByVm = {}
-    for event in prospect.live_events:
+def _events_by_vm(merge: FleetMerge) -> _EventsByVm:
+    events_by_vm: _EventsByVm = {}
+    for event in merge.live_events:
         for name in event.vms:
-            hits.setdefault((event.scope_id, name.casefold()), []).append(event)
-    return hits
+            events_by_vm.setdefault((event.scope_id, name.casefold()), []).append(event)
+    return events_by_vm
 
 
-def _events_of_vm(vm: Vm, hits: _EventsByVm) -> list[Event]:
-    return hits.get((vm.scope_id, vm.name.casefold()), [])
+def _events_of_vm(vm: Vm, events_by_vm: _EventsByVm) -> list[Event]:
+    return events_by_vm.get((vm.scope_id, vm.name.casefold()), [])
 
 
-def _declared_line(prospect: FleetMerge, vm: Vm) -> int:
-    origin = prospect.declared.origins.get(vm.key)
+def _declared_line(merge: FleetMerge, vm: Vm) -> int:
+    origin = merge.declared.origins.get(vm.key)
     return origin.line if origin else 0
 
 
@@ -208,59 +222,59 @@ def _event_title(event: Event) -> str:
     return f"event {event.id} ({event.cause})"
 
 
-def _removed_vms_with_started_events(prospect: FleetMerge, hits: _EventsByVm) -> Iterator[FleetFileProblem]:
-    for vm in prospect.missing_vms if prospect.remove_missing else ():
-        for event in (event for event in _events_of_vm(vm, hits) if event.status is EventState.STARTED):
-            what = f"VM {vm.name!r} is not in the file, but {_event_title(event)} has started and is hitting it"
+def _removed_vms_with_started_events(merge: FleetMerge, events_by_vm: _EventsByVm) -> Iterator[FleetFileProblem]:
+    for vm in merge.missing_vms if merge.remove_missing else ():
+        for event in (event for event in _events_of_vm(vm, events_by_vm) if event.status is EventState.STARTED):
+            what = f"VM {vm.name!r} is not in the file, but {_event_title(event)} has started and affects it"
             yield FleetFileProblem(
                 line=0, what=what, remedy="it cannot be removed now; apply again when the event is over"
             )
 
 
-def _vms_that_change_location(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
-    """Who sees whose events (spec §7) is settled when a VM is added, and so is where it runs."""
+def _vms_that_change_location(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    """A VM's scope (spec §7) and location are fixed when it is added."""
     remedy = "take it out of the file, apply, then put it back and apply with --resurrect"
-    for old, new in prospect.vms:
+    for old, new in merge.vms:
         what = ""
         if old.scope_id != new.scope_id:
             what = f"VM {old.name!r} is in scope {old.scope_id!r} and cannot move to {new.scope_id!r}"
         elif (old.location, old.zone) != (new.location, new.zone):
             what = f"VM {old.name!r} is in {location_text(old)} and cannot move to {location_text(new)}"
         if what:
-            yield FleetFileProblem(line=_declared_line(prospect, new), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, new), what=what, remedy=remedy)
 
 
-def _vms_that_change_domain_during_event(prospect: FleetMerge, hits: _EventsByVm) -> Iterator[FleetFileProblem]:
-    """Spec §7.3: an event stays within one update domain, so its VMs do too while it lives."""
-    for old, new in prospect.vms:
-        events = _events_of_vm(old, hits) if old.update_domain != new.update_domain else []
+def _vms_that_change_domain_during_event(merge: FleetMerge, events_by_vm: _EventsByVm) -> Iterator[FleetFileProblem]:
+    """An event stays within one update domain (spec §7.3), so its VMs cannot change theirs meanwhile."""
+    for old, new in merge.vms:
+        events = _events_of_vm(old, events_by_vm) if old.update_domain != new.update_domain else []
         if events:
             change = f"from update domain {old.update_domain} to {new.update_domain}"
-            what = f"VM {old.name!r} cannot go {change} while {_event_title(events[0])} is {events[0].status}"
+            what = f"VM {old.name!r} cannot change {change} while {_event_title(events[0])} is {events[0].status}"
             remedy = "apply again when the event is over, or leave out update_domain"
-            yield FleetFileProblem(line=_declared_line(prospect, new), what=what, remedy=remedy)
+            yield FleetFileProblem(line=_declared_line(merge, new), what=what, remedy=remedy)
 
 
-def _removed_hosts_in_use(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
-    """A host may go only when nothing is on it, or on its way to it, after the change."""
-    going = {host.name for host in prospect.missing_hosts} if prospect.remove_missing else set()
-    told: set[str] = set()
-    acts = ((act.name, act.to_host) for event in prospect.live_events for act in event.unfinished_acts if act.to_host)
-    for name, host in (*((vm.name, vm.host) for vm in prospect.vms_after), *acts):
-        if host in going and host not in told:
-            told.add(host)
+def _removed_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    """A host may be removed only if no VM is on it, or moving to it, after the change."""
+    removed = {host.name for host in merge.missing_hosts} if merge.remove_missing else set()
+    reported: set[str] = set()
+    acts = ((act.name, act.to_host) for event in merge.live_events for act in event.unfinished_acts if act.to_host)
+    for name, host in (*((vm.name, vm.host) for vm in merge.vms_after), *acts):
+        if host in removed and host not in reported:
+            reported.add(host)
             what = f"host {host!r} is not in the file, but VM {name!r} stays on it or moves to it"
             remedy = "keep the host in the file, or redeploy or remove its VMs first"
             yield FleetFileProblem(line=0, what=what, remedy=remedy)
 
 
-def _moved_hosts_in_use(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
-    moved = {new.name: new for old, new in prospect.hosts if (old.location, old.zone) != (new.location, new.zone)}
-    told: set[str] = set()
-    for vm in (old for old, _ in prospect.vms):
+def _moved_hosts_in_use(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    moved = {new.name: new for old, new in merge.hosts if (old.location, old.zone) != (new.location, new.zone)}
+    reported: set[str] = set()
+    for vm in (old for old, _ in merge.vms):
         host = moved.get(vm.host)
-        if host and host.name not in told:
-            told.add(host.name)
+        if host and host.name not in reported:
+            reported.add(host.name)
             what = (
                 f"host {host.name!r} cannot move to {location_text(host)}: VM {vm.name!r} runs "
                 f"on it in {location_text(vm)}"
@@ -268,41 +282,41 @@ def _moved_hosts_in_use(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
             yield FleetFileProblem(line=0, what=what, remedy="redeploy or remove its VMs first")
 
 
-def _new_vms_without_host(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
-    unfit = {host.name: host.health for host in prospect.hosts_after if host.health is not HostHealth.HEALTHY}
-    for vm in (*prospect.new_vms, *prospect.resurrected_vms):
+def _new_vms_without_host(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    unhealthy = {host.name: host.health for host in merge.hosts_after if host.health is not HostHealth.HEALTHY}
+    for vm in (*merge.new_vms, *merge.resurrected_vms):
         if not vm.host:
-            what = f"VM {vm.name!r} has nowhere to run: there is no healthy host in {location_text(vm)}"
-            yield FleetFileProblem(line=_declared_line(prospect, vm), what=what, remedy="add or repair a host first")
-        elif vm.host in unfit:
-            what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unfit[vm.host]}"
+            what = f"VM {vm.name!r} has no host to run on: there is no healthy host in {location_text(vm)}"
+            yield FleetFileProblem(line=_declared_line(merge, vm), what=what, remedy="add or repair a host first")
+        elif vm.host in unhealthy:
+            what = f"VM {vm.name!r} cannot start on host {vm.host!r}, which is {unhealthy[vm.host]}"
             yield FleetFileProblem(
-                line=_declared_line(prospect, vm), what=what, remedy="name another host, or leave out host"
+                line=_declared_line(merge, vm), what=what, remedy="name another host, or leave out host"
             )
 
 
-def _duplicate_addresses(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
+def _duplicate_addresses(merge: FleetMerge) -> Iterator[FleetFileProblem]:
     owner: dict[str, Vm] = {}
-    places = ((vm, address) for vm in prospect.vms_after for address in _addresses_of(vm))
-    for vm, address in places:
+    addresses = ((vm, address) for vm in merge.vms_after for address in _addresses_of(vm))
+    for vm, address in addresses:
         other = owner.setdefault(address, vm)
         if other is not vm:
-            line = _declared_line(prospect, vm) or _declared_line(prospect, other)
+            line = _declared_line(merge, vm) or _declared_line(merge, other)
             what = f"address {address!r} would belong to VM {other.name!r} and to VM {vm.name!r}"
             yield FleetFileProblem(line=line, what=what, remedy="give one of them another address in the file")
 
 
 def _addresses_of(vm: Vm) -> set[str]:
-    """Its address, and the loopback address that is this VM in a lab; one on loopback is both (spec §7.4)."""
+    """Return its address and its lab address; a loopback address serves as both (spec §7.4)."""
     return {vm.address} if vm.address.startswith("127.") else {vm.address, vm.lab_address} - {""}
 
 
-def _oversized_placement_groups(prospect: FleetMerge) -> Iterator[FleetFileProblem]:
-    crowd = Counter(vm.scope_id for vm in prospect.vms_after if vm.scale_set)
-    first = {vm.scope_id: vm for vm in reversed(prospect.vms_after) if crowd[vm.scope_id] > MAX_PLACEMENT_GROUP}
+def _oversized_placement_groups(merge: FleetMerge) -> Iterator[FleetFileProblem]:
+    counts = Counter(vm.scope_id for vm in merge.vms_after if vm.scale_set)
+    first = {vm.scope_id: vm for vm in reversed(merge.vms_after) if counts[vm.scope_id] > MAX_PLACEMENT_GROUP}
     for scope_id, vm in first.items():
         group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
-        what = f"{group} would have {crowd[scope_id]} VMs, and {MAX_PLACEMENT_GROUP} is the most (spec §7.1)"
+        what = f"{group} would have {counts[scope_id]} VMs; the limit is {MAX_PLACEMENT_GROUP} (spec §7.1)"
         yield FleetFileProblem(
-            line=_declared_line(prospect, vm), what=what, remedy="name another placement_group for the new ones"
+            line=_declared_line(merge, vm), what=what, remedy="name another placement_group for the new ones"
         )

@@ -8,12 +8,12 @@ import msgspec
 
 
 class EntryKind(StrEnum):
-    """Everything the history can say."""
+    """The kinds of history entries. The values are stored, and `forewarn history` shows them."""
 
     REQUESTED = "requested"
     PUBLISHED = "published"
-    AT_ONCE = "at once"  # carried out with no event, and why
-    SKIPPED = "skipped"  # part of a request that no longer made sense
+    AT_ONCE = "at once"  # performed without an event
+    SKIPPED = "skipped"  # part of a request that is no longer possible
     APPROVED = "approved"
     RELEASED = "released"  # a gate let its events start together
     STARTED = "started"
@@ -28,19 +28,21 @@ class EntryKind(StrEnum):
     RESUMED = "resumed"
     STOPPED = "stopped"  # a rollout stopped itself or was aborted
     COMPLETED = "completed"  # a rollout has nothing left to do
-    REPLAYED = "replayed"  # a step of a recorded story was shown
+    REPLAYED = "replayed"  # a step of a recording was shown
     FLEET = "fleet"
     HOST = "host"
     CLOCK = "clock"
-    FAULT = "fault"  # set, cleared, run out, or at work
-    ACCESS = "access"  # clients and grants come and go
-    WEBHOOK = "webhook"  # somebody outside is told from now on, or no longer
+    FAULT = "fault"  # set, cleared, expired, or in effect
+    ACCESS = "access"  # clients and grants were added or removed
+    WEBHOOK = "webhook"  # added or removed
     SERVICE = "service"
-    UPKEEP = "upkeep"  # somebody pruned the history or copied the store
-    PROGRAM = "program"  # what runs inside a VM began or ended
+    UPKEEP = "upkeep"  # the history was pruned or the store was copied
+    PROGRAM = "program"  # the program in a namespace VM started or ended
 
 
 class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of the append-only history: who did what when, as a sentence, and what it is about."""
+
     at: float
     what: EntryKind
     text: str  # a sentence for people
@@ -48,13 +50,13 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     scope_id: str = ""
     event_id: str = ""
     request_id: str = ""
-    vm: str = ""  # a VM's name, where the entry is about one
+    vm: str = ""  # the name of the VM, if the entry is about a single one
     host: str = ""
     seq: int = 0  # given by the store
 
 
 class EventDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM was given an event for the first time in this status."""
+    """The first time that a VM was given an event in this status."""
 
     event_id: str
     scope_id: str

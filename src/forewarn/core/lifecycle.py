@@ -1,9 +1,9 @@
 """The lifecycle of an event (spec §6) as one table. Only this module changes an event's status.
 
-Two rules. Every transition goes forward, and a finished event never changes state again. The scope's incarnation
+Two rules. Every transition goes forward, and the state of a finished event never changes. The scope's incarnation
 grows by one when the listed events of its document change, and at no other time: an approval or the outcome of one
 act changes the event but not the document. A pair that is not in the table is refused. `docs/lifecycle.md` is
-generated from the table.
+generated from the table. The functions return the scope with the event changed and a history entry added.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from forewarn.errors import Refused, Remedy
 
 
 class Transition(StrEnum):
-    ANNOUNCED = "announced"  # notice is given
-    STARTED_WITHOUT_NOTICE = "struck"  # no notice: hardware failed, approved by policy, or carried out at once
+    """What can happen to an event; TRANSITIONS says in which states. docs/lifecycle.md shows the values."""
+
+    ANNOUNCED = "announced"  # published with notice
+    STARTED_WITHOUT_NOTICE = "struck"  # a host failed, a policy approved it, or it is performed at once
     APPROVED = "approved"
-    RELEASED = "released"  # ready, and nothing it must wait for
-    PERFORMED = "performed"  # one act's outcome is known
+    RELEASED = "released"  # it starts: it is ready and waits for nothing
+    PERFORMED = "performed"  # the outcome of one act is known
     FINISHED = "finished"  # every outcome is known, and the settling time is over
     WITHDRAWN = "withdrawn"
 
 
 class InitialState(StrEnum):
-    """Where an event is before it exists."""
+    """The state of an event that is not published yet."""
 
     NONEXISTENT = "nothing"
 
@@ -54,11 +56,13 @@ TRANSITIONS: dict[tuple[LifecycleState, Transition], EventState | None] = {
 }
 
 
-def is_allowed(state: LifecycleState, happening: Transition) -> bool:
-    return (state, happening) in TRANSITIONS
+def is_allowed(state: LifecycleState, transition: Transition) -> bool:
+    """Return whether the table has this transition from this state."""
+    return (state, transition) in TRANSITIONS
 
 
 def announce(scope: Scope, event: Event) -> Scope:
+    """Publish a new event as Scheduled."""
     text = f"{_event_title(event)} scheduled{_note_suffix(event)}"
     return _apply_transition(
         scope,
@@ -70,7 +74,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """The event begins as Started. Unlisted ones are carried out with no document ever showing them."""
+    """Publish a new event as Started, with its acts. An unlisted event is performed without being published."""
     begun = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(
@@ -87,11 +91,12 @@ def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now:
 
 
 def awaits_approval(event: Event) -> bool:
+    """Return whether the event is scheduled and not approved."""
     return event.status is SCHEDULED and event.approved_at is None
 
 
 def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
-    """The first approval counts; later ones, and those of started or past events, change nothing."""
+    """Record an approval. Only the first approval of a scheduled event counts; others change nothing."""
     _require_allowed(event, Transition.APPROVED)
     if not awaits_approval(event):
         return scope
@@ -102,13 +107,14 @@ def approve(scope: Scope, event: Event, *, by: str, now: float) -> Scope:
 
 
 def start(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    why = f"approved by {event.approved_by}" if event.approved_at is not None else "its time had come"
+    """Start a scheduled event with these acts. Refused if it is not scheduled."""
+    why = f"approved by {event.approved_by}" if event.approved_at is not None else "its notice ended"
     entry = _history_entry(event, EntryKind.STARTED, now, f"{_event_title(event)} started: {why}")
     return _apply_transition(scope, event.status, replace(event, started_at=now, acts=acts), Transition.RELEASED, entry)
 
 
 def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome) -> Scope:
-    """An act's outcome becomes known; a late or repeated word about it changes nothing."""
+    """Record the outcome of one act; a second outcome of the same act changes nothing."""
     _require_allowed(event, Transition.PERFORMED)
     act = next((a for a in event.unfinished_acts if a.id == act_id), None)
     if act is None:
@@ -122,6 +128,7 @@ def record_outcome(scope: Scope, event: Event, act_id: str, outcome: ActOutcome)
 
 
 def finish(scope: Scope, event: Event, now: float) -> Scope:
+    """End a started event: as failed if one of its acts failed, else as finished."""
     failed = event.failed_acts
     ending = Ending.FAILED if failed else Ending.FINISHED
     reason = "; ".join(f"{a.name}: {a.outcome.note}" for a in failed if a.outcome) if failed else ""
@@ -133,6 +140,7 @@ def finish(scope: Scope, event: Event, now: float) -> Scope:
 
 
 def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) -> Scope:
+    """Withdraw a scheduled event. Refused if it has started or is over."""
     if event.status is STARTED:
         raise Refused(
             f"event {event.id} ({_event_title(event)}) has started and can no longer be withdrawn",
@@ -151,20 +159,20 @@ def withdraw(scope: Scope, event: Event, *, by: str, reason: str, now: float) ->
 
 
 def _apply_transition(
-    scope: Scope, state: LifecycleState, event: Event, happening: Transition, entry: HistoryEntry
+    scope: Scope, state: LifecycleState, event: Event, transition: Transition, entry: HistoryEntry
 ) -> Scope:
-    if not is_allowed(state, happening):
-        raise Refused(f"event {event.id} is {state}: it cannot be {happening}")
-    to = TRANSITIONS[state, happening]
+    if not is_allowed(state, transition):
+        raise Refused(f"event {event.id} is {state}: it cannot be {transition}")
+    to = TRANSITIONS[state, transition]
     if to is UNCHANGED:
         return scope.with_event(event).with_entries(entry)
     moved = scope.with_event(replace(event, status=to)).with_entries(entry)
     return moved.with_incarnation_increased() if event.listed else moved
 
 
-def _require_allowed(event: Event, happening: Transition) -> None:
-    if not is_allowed(event.status, happening):
-        raise Refused(f"event {event.id} is {event.status}: it cannot be {happening}")
+def _require_allowed(event: Event, transition: Transition) -> None:
+    if not is_allowed(event.status, transition):
+        raise Refused(f"event {event.id} is {event.status}: it cannot be {transition}")
 
 
 def _event_title(event: Event) -> str:

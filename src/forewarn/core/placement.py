@@ -13,18 +13,18 @@ from typing import Protocol
 from forewarn.core.fleet import Host, HostHealth, Vm
 from forewarn.errors import Refused
 
-_HostLoad = tuple[int, str]  # how many VMs a host had when it was put into the heap, and its name
-_DomainsByHost = dict[str, set[int]]  # which update domains of a scope each host holds
+_HostLoad = tuple[int, str]  # the VM count of a host when it was put into the heap, and the host's name
+_DomainsByHost = dict[str, set[int]]  # the update domains of one scope on each host
 
 
 class HostAllocator:
-    """The healthy hosts and how many VMs are on them. The fewest win; a host with another update domain of the
+    """Chooses hosts for many VMs, one after another, and counts the VMs on each healthy host.
 
-    VM's scope is taken only where there is no other. Counts only grow, so a heap entry that is out of date is put
-    back with its new count when it comes up.
+    The host with the fewest VMs wins. A host with another update domain of the VM's scope is the last choice. Counts
+    only grow; an outdated heap entry is put back with its new count when it reaches the top.
     """
 
-    def __init__(self, hosts: Iterable[Host], tenants: Iterable[Vm] = ()) -> None:
+    def __init__(self, hosts: Iterable[Host], placed_vms: Iterable[Vm] = ()) -> None:
         self._locations = {h.name: (h.location, h.zone) for h in hosts if h.health is HostHealth.HEALTHY}
         self._vm_counts = dict.fromkeys(self._locations, 0)
         self._heaps: dict[tuple[str, str], list[_HostLoad]] = defaultdict(list)
@@ -36,11 +36,11 @@ class HostAllocator:
             self._host_counts[place] += 1
         for heap in self._heaps.values():
             heapify(heap)
-        for vm in tenants:
+        for vm in placed_vms:
             self.assign(vm, vm.host)
 
     def choose_host(self, vm: Vm) -> str | None:
-        """The best host for the VM; None when its location and zone have no healthy one."""
+        """Return the best host for the VM; None if its location and zone have no healthy host."""
         heap = self._heaps.get((vm.location, vm.zone))
         if not heap:
             return None
@@ -52,7 +52,7 @@ class HostAllocator:
         return (own or free or self._least_loaded(heap))[1]
 
     def assign(self, vm: Vm, host: str) -> None:
-        """Count the VM on that host from now on."""
+        """Count the VM on this host from now on. Hosts that are not healthy are ignored."""
         place = self._locations.get(host)
         if place is None:
             return
@@ -64,67 +64,71 @@ class HostAllocator:
             there.add(vm.update_domain)
 
     def _least_loaded(self, heap: list[_HostLoad]) -> _HostLoad:
-        """The first of a heap, brought up to date."""
+        """Return the top of a heap, after outdated entries were put back."""
         while True:
-            crowd, name = heap[0]
-            if crowd == self._vm_counts[name]:
-                return (crowd, name)
+            count, name = heap[0]
+            if count == self._vm_counts[name]:
+                return (count, name)
             heappop(heap)
             heappush(heap, (self._vm_counts[name], name))
 
     def _same_domain_host(self, vm: Vm) -> _HostLoad | None:
-        """The least crowded host with VMs of this scope, all of them of this update domain."""
+        """Return the host with the fewest VMs whose VMs of this scope are all in the VM's update domain."""
         place = (vm.location, vm.zone)
         own, domains = self._scope_heaps[(vm.scope_id, place, vm.update_domain)], self._domains[(vm.scope_id, place)]
         while own:
-            crowd, name = self._least_loaded(own)
+            count, name = self._least_loaded(own)
             if len(domains[name]) == 1:
-                return (crowd, name)
+                return (count, name)
             heappop(own)
         return None
 
     def _host_without_scope(self, vm: Vm, heap: list[_HostLoad]) -> _HostLoad | None:
-        """The least crowded host with no VM of this scope."""
+        """Return the host with the fewest VMs among those without a VM of this scope."""
         place = (vm.location, vm.zone)
         taken = self._domains[(vm.scope_id, place)]
         if len(taken) == self._host_counts[place]:
             return None
-        passed: list[_HostLoad] = []
+        skipped: list[_HostLoad] = []
         while self._least_loaded(heap)[1] in taken:
-            passed.append(heappop(heap))
+            skipped.append(heappop(heap))
         found = heap[0]
-        for crowd in passed:
-            heappush(heap, crowd)
+        for load in skipped:
+            heappush(heap, load)
         return found
 
 
 def _has_own_scope(vm: Vm) -> bool:
-    """A scope of its own: there is no other update domain to keep apart from."""
+    """Return whether the VM is alone in its scope, so that there is no other update domain."""
     return not (vm.availability_set or vm.scale_set or vm.cloud_service)
 
 
 class HostOccupancy(Protocol):
-    """Who is on which host, as far as choosing a host for one more VM needs to know."""
+    """Which VMs are on which host: what choosing a destination for one VM depends on."""
 
-    def vm_count(self, host: str) -> int: ...
+    def vm_count(self, host: str) -> int:
+        """Return how many VMs are on the host, or moving to it."""
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
-        """Whether the host holds another update domain of this VM's scope."""
+        """Return whether a VM of another update domain of this VM's scope is on the host."""
 
 
-def choose_destination(vm: Vm, hosts: Iterable[Host], tenancy: HostOccupancy) -> str | None:
-    """The host a VM moves to: healthy, of its location and zone, not its own; least crowded first (spec §6.4).
+def choose_destination(vm: Vm, hosts: Iterable[Host], occupancy: HostOccupancy) -> str | None:
+    """Return the host that a VM moves to (spec §6.4); None if no host is possible.
 
-    A host that holds another update domain of the same scope is taken only where there is no other, so that
-    later work on that host stays within one update domain.
+    It is another healthy host of the same location and zone, the one with the fewest VMs. A host with another update
+    domain of the VM's scope is the last choice, so that later work on that host stays within one update domain.
     """
-    fit = [host.name for host in hosts if is_destination(host, vm)]
+    possible = [host.name for host in hosts if is_destination(host, vm)]
     return min(
-        fit, key=lambda name: (tenancy.has_other_update_domain(name, vm), tenancy.vm_count(name), name), default=None
+        possible,
+        key=lambda name: (occupancy.has_other_update_domain(name, vm), occupancy.vm_count(name), name),
+        default=None,
     )
 
 
 def is_destination(host: Host, vm: Vm) -> bool:
+    """Return whether the VM can move to the host: healthy, another one, same location and zone."""
     return (
         host.health is HostHealth.HEALTHY
         and host.name != vm.host
@@ -134,10 +138,9 @@ def is_destination(host: Host, vm: Vm) -> bool:
 
 
 def require_destination(vm: Vm, hosts: Iterable[Host]) -> None:
-    """Spec §6.4: with no healthy host to move to, the request is refused."""
+    """Raise Refused if the VM has no healthy host to move to (spec §6.4)."""
     if not any(is_destination(host, vm) for host in hosts):
         where = f"location {vm.location!r}" + (f", zone {vm.zone!r}" if vm.zone else "")
         raise Refused(
-            f"VM {vm.name!r} cannot move: {where} has no other healthy host than {vm.host!r}; "
-            "add or repair a host first"
+            f"VM {vm.name!r} cannot move: {where} has no healthy host besides {vm.host!r}; add or repair a host first"
         )

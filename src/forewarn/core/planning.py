@@ -37,13 +37,13 @@ OPERATION_CAUSES: dict[RequestedOperation, Cause] = {
     RequestedOperation.FAIL: Cause.HOST_FAILED,
 }
 
-# What a new user operation on a VM takes the place of (spec §8.4).
+# Which pending events of a VM a new user operation replaces (spec §8.4).
 REPLACED_CAUSES: dict[Cause, frozenset[Cause]] = {
     Cause.USER_REDEPLOY: frozenset({Cause.USER_RESTART}),
     Cause.USER_DELETE: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
     Cause.SCALE_IN: frozenset({Cause.USER_RESTART, Cause.USER_REDEPLOY}),
 }
-_USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, row in CAUSE_RULES.items() if row.by_user)})
+_USER_OPERATIONS = frozenset({Cause.SCALE_IN, *(cause for cause, rules in CAUSE_RULES.items() if rules.by_user)})
 
 NewId = Callable[[], str]
 
@@ -51,7 +51,10 @@ NewId = Callable[[], str]
 def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
-    """One event per VM: user operations, evictions, predicted and real failures hit VMs singly."""
+    """Plan one event per VM, for every request except a rollout. Rejected or Refused if the notice is wrong.
+
+    `host` is the host that the request is about, if any.
+    """
     cause = OPERATION_CAUSES[request.ask]
     return tuple(
         PlannedEvent(
@@ -69,36 +72,42 @@ def plan_events_for_vms(
     )
 
 
-def notice_seconds(request: MaintenanceRequest, row: CauseRules, vm: Vm) -> float:
-    """The notice this VM gets: what was asked, at least the minimum, unless less was named on purpose (spec §6.3)."""
-    minimum = vm.terminate_notice_min * 60 if row.kind is Kind.TERMINATE else row.minimum_notice_s
+def notice_seconds(request: MaintenanceRequest, rules: CauseRules, vm: Vm) -> float:
+    """Return the notice that this VM gets in seconds: the requested one, else the minimum (spec §6.3).
+
+    Rejected if the requested notice is too short, unless the request allows a short notice.
+    """
+    minimum = vm.terminate_notice_min * 60 if rules.kind is Kind.TERMINATE else rules.minimum_notice_s
     if not request.notice_s and not request.short_notice:
         return minimum
-    if row.kind is Kind.TERMINATE and not minimum:
+    if rules.kind is Kind.TERMINATE and not minimum:
         raise Refused(
             f"VM {vm.name!r} has no terminate notification and would be deleted at once: "
-            "leave the notice out, or give it terminate_notification in the fleet file"
+            "leave the notice out, or enable terminate notifications for the VM"
         )
-    if row.kind is None:
-        raise Rejected(f"{request.ask} gives no notice: it is carried out at once; leave the notice out")
+    if rules.kind is None:
+        raise Rejected(f"{request.ask} gives no notice, because it is performed at once: leave the notice out")
     if request.notice_s < minimum and not request.short_notice:
         raise Rejected(
-            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {row.kind} needs",
+            f"notice of {request.notice_s:g} s is shorter than the {minimum:g} s a {rules.kind} needs",
             Remedy.ALLOW_SHORT_NOTICE,
             minimum=f"{minimum:g}",
         )
     return request.notice_s
 
 
-def apply_planned_event(scope: Scope, planned: PlannedEvent, around: DecisionContext) -> Scope:
-    """The scope with the planned event published, begun or carried out at once; Refused where it cannot be."""
+def apply_planned_event(scope: Scope, planned: PlannedEvent, context: DecisionContext) -> Scope:
+    """Return the scope with the planned event published, started or performed at once.
+
+    Applying the same planned event again changes nothing. Refused if its VMs are gone or their state forbids it.
+    """
     if scope.event(planned.event_id) is not None:
         return scope
-    row = CAUSE_RULES[planned.cause]
+    rules = CAUSE_RULES[planned.cause]
     vms = [vm for vm in (scope.vm(name) for name in planned.vms) if vm is not None]
     if not vms:
-        raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {row.verb}")
-    # A VM may have come back in another update domain since this was planned (spec §7.3).
+        raise Refused(f"VM {planned.vms[0]!r} no longer exists: there is nothing to {rules.verb}")
+    # A VM may have been deleted and added in another update domain since this was planned (spec §7.3).
     vms = [vm for vm in vms if vm.update_domain == vms[0].update_domain]
     for vm in vms:
         _require_applicable(vm, planned.cause)
@@ -106,11 +115,11 @@ def apply_planned_event(scope: Scope, planned: PlannedEvent, around: DecisionCon
     replaced = _replaced_events(scope, planned)
     for event in replaced:
         reason = f"replaced by {planned.cause}"
-        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=around.now)
-    event = replace(_new_event(scope, planned, vms, around.now), replaces=tuple(event.id for event in replaced))
-    scope = _announce_or_start(scope, event, vms, around)
-    if row.limited:
-        _require_within_limit(scope, around.policy.max_user_operations)
+        scope = lifecycle.withdraw(scope, event, by=planned.who, reason=reason, now=context.now)
+    event = replace(_new_event(scope, planned, vms, context.now), replaces=tuple(event.id for event in replaced))
+    scope = _announce_or_start(scope, event, vms, context)
+    if rules.limited:
+        _require_within_limit(scope, context.policy.max_user_operations)
     return scope
 
 
@@ -133,26 +142,26 @@ def _new_event(scope: Scope, planned: PlannedEvent, vms: list[Vm], now: float) -
     )
 
 
-def _unlisted_reason(scope: Scope, planned: PlannedEvent, row: CauseRules, vms: list[Vm]) -> str | None:
-    """Why there is no event for this, in words for whoever asked; None: there is one."""
-    if row.kind is None:
-        return f"a {planned.cause} gives no event"
-    if row.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
+def _unlisted_reason(scope: Scope, planned: PlannedEvent, rules: CauseRules, vms: list[Vm]) -> str | None:
+    """Return why no document shows this event, in words for its requester; None: it is listed."""
+    if rules.kind is None:
+        return f"a {planned.cause} publishes no event"
+    if rules.kind is Kind.TERMINATE and not vms[0].terminate_notice_min:
         return f"{vms[0].name} has no terminate notification"
-    if row.kind is Kind.TERMINATE and vms[0].priority is Priority.SPOT:  # spec §6.3
+    if rules.kind is Kind.TERMINATE and vms[0].priority is Priority.SPOT:  # spec §6.3
         return f"{vms[0].name} is a Spot VM, which has no terminate notification"
-    if row.by_user and not scope.is_enabled:
-        return "no VM of the scope has asked for scheduled events within 24 h, so they are disabled there"
+    if rules.by_user and not scope.is_enabled:
+        return "no VM of the scope has polled within 24 h, so scheduled events are disabled there"
     return None
 
 
-def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], around: DecisionContext) -> Scope:
+def _announce_or_start(scope: Scope, event: Event, vms: list[Vm], context: DecisionContext) -> Scope:
     if not event.listed or event.cause is Cause.HOST_FAILED:
-        return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, around), around.now)
+        return lifecycle.start_without_notice(scope, event, acts_for_event(scope, event, context), context.now)
     if _is_preapproved(event, vms):
-        approved = replace(event, approved_at=around.now, approved_by="policy", note="approved by policy")
-        return lifecycle.start_without_notice(scope, approved, acts_for_event(scope, approved, around), around.now)
-    return fault_effects.announce_with_faults(scope, event, around)
+        approved = replace(event, approved_at=context.now, approved_by="policy", note="approved by policy")
+        return lifecycle.start_without_notice(scope, approved, acts_for_event(scope, approved, context), context.now)
+    return fault_effects.announce_with_faults(scope, event, context)
 
 
 def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
@@ -162,29 +171,29 @@ def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
 
 
 def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
-    """Whose place it takes. Spec §8.4: one user operation per VM at a time, but for those that replace another."""
-    rivals: list[Event] = []
+    """Return the pending events that it replaces. Refused if another user operation is pending (spec §8.4)."""
+    replaced: list[Event] = []
     for event in scope.live_events():
         if not _are_exclusive(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
             continue
         if event.cause not in REPLACED_CAUSES.get(planned.cause, frozenset()) or event.status is EventState.STARTED:
             raise Refused(_busy_message(event))
-        rivals.append(event)
-    return rivals
+        replaced.append(event)
+    return replaced
 
 
 def _are_exclusive(pending: Cause, new: Cause) -> bool:
-    """Whether the two cannot both be under way for one VM."""
+    """Return whether one VM cannot have events of both causes at the same time."""
     return (pending in _USER_OPERATIONS and new in _USER_OPERATIONS) or (pending is new is Cause.EVICTION)
 
 
 def _require_within_limit(scope: Scope, limit: int) -> None:
-    """Spec §8.4, asked of the scope as it would be: Terminates and what runs at once do not count."""
+    """Raise Refused if the scope has too many scheduled user operations (spec §8.4); only listed ones count."""
     scheduled = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
-            f"scope {scope.id!r} may have at most {limit} user operations scheduled at once, "
-            "and this would be one more: approve some, wait until they are done, or ask for fewer"
+            f"scope {scope.id!r} may have at most {limit} user operations scheduled at the same time, "
+            "and this would be one more: approve some, wait until they are done, or request fewer"
         )
 
 
@@ -196,7 +205,7 @@ def _busy_message(event: Event) -> str:
 
 
 def _require_applicable(vm: Vm, cause: Cause) -> None:
-    """Whether this can be asked of a VM in its present state."""
+    """Raise Refused if the VM's priority or power state forbids this cause."""
     if cause is Cause.EVICTION and vm.priority is not Priority.SPOT:
         raise Refused(f"VM {vm.name!r} is not a Spot VM and cannot be evicted: delete or redeploy it instead")
     if cause is Cause.START:
@@ -210,6 +219,7 @@ def _require_applicable(vm: Vm, cause: Cause) -> None:
 
 
 def is_applicable(vm: Vm, cause: Cause) -> bool:
+    """Return whether the VM's priority and power state allow an event of this cause."""
     try:
         _require_applicable(vm, cause)
     except Refused:
@@ -221,7 +231,10 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """What a user may perform now for this VM (spec §6.4, last row); Refused when there is nothing."""
+    """Return the scheduled platform events of the VM with this name, which its user may start now (spec §6.4).
+
+    Refused if there are none.
+    """
     wanted = name.casefold()
     pending = tuple(
         event

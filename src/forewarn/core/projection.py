@@ -11,7 +11,7 @@ from forewarn.protocol.instance import InstanceFacts
 
 
 def document_for(scope: Scope) -> wire.Document:
-    """The listed events in the order they were published; a finished or withdrawn one is no longer listed."""
+    """Return the scope's document: its live, listed events in the order they were published."""
     listed = (event for event in scope.live_events() if event.listed)
     return wire.Document(
         incarnation=scope.incarnation,
@@ -21,22 +21,24 @@ def document_for(scope: Scope) -> wire.Document:
 
 
 def wire_notice(event: Event) -> wire.EventNotice:
-    row = event.rules
-    assert row.kind is not None
+    """Return a live event as documents show it. The event must be of a cause that VMs see."""
+    rules = event.rules
+    assert rules.kind is not None
     started = event.status is EventState.STARTED
     return wire.EventNotice(
         id=event.id,
         status=wire.NoticeStatus.STARTED if started else wire.NoticeStatus.SCHEDULED,
-        kind=row.kind,
+        kind=rules.kind,
         resources=event.vms,
         not_before=None if started else event.not_before,
-        description=row.description,
-        source=row.source,
-        duration_s=row.duration_s,
+        description=rules.description,
+        source=rules.source,
+        duration_s=rules.duration_s,
     )
 
 
 def instance_facts(vm: Vm) -> InstanceFacts:
+    """Return what the instance metadata endpoint tells a VM about itself."""
     spot = vm.priority is Priority.SPOT
     return InstanceFacts(
         name=vm.name,

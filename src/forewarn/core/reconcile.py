@@ -18,28 +18,34 @@ from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.release import start_wait
 from forewarn.core.scope import Scope, disable_scope_if_idle, scope_idle_at
 
-PLATFORM_ACTOR = "platform"
+PLATFORM_ACTOR = "platform"  # who history entries name when the service itself acts
 
 
-def reconcile_scope(scope: Scope, around: DecisionContext) -> Scope:
-    """The scope after everything due now has happened; the same object when nothing was due."""
+def reconcile_scope(scope: Scope, context: DecisionContext) -> Scope:
+    """Return the scope after everything that is due now: withdrawals, ends, starts, disabling.
+
+    Returns the same object if nothing is due.
+    """
     while True:
-        turned = disable_scope_if_idle(scope, around.policy, around.now)
+        reconciled = disable_scope_if_idle(scope, context.policy, context.now)
         for step in (_withdraw_obsolete, _finish_performed, _start_ready):
-            turned = step(turned, around)
-        if turned is scope:
+            reconciled = step(reconciled, context)
+        if reconciled is scope:
             return scope
-        scope = turned
+        scope = reconciled
 
 
-def next_wake_at(scope: Scope, around: DecisionContext) -> float | None:
-    """When something in this scope falls due next; None: only somebody's doing can change it."""
-    instants = [at for at in _due_times(scope, around) if at is not None]
-    return min(instants, default=None)
+def next_wake_at(scope: Scope, context: DecisionContext) -> float | None:
+    """Return when something in this scope is due next; None: nothing happens until a request or approval."""
+    due_times = [at for at in _due_times(scope, context) if at is not None]
+    return min(due_times, default=None)
 
 
 def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
-    """An act's outcome, and what the act left of its VM."""
+    """Return the scope with the outcome of an act, and with its VM changed if the act succeeded.
+
+    A second outcome of the same act changes nothing.
+    """
     event = scope.event(act.event_id)
     if event is None or all(owed.id != act.id for owed in event.unfinished_acts):
         return scope
@@ -50,23 +56,23 @@ def record_act_outcome(scope: Scope, act: Act, outcome: ActOutcome) -> Scope:
     return recorded.with_vm(vm_after_act(vm, act, outcome.at))
 
 
-def start_event(scope: Scope, event: Event, around: DecisionContext) -> Scope:
-    """Start an event with the VMs that are still there; with none left it is withdrawn (spec §4.2)."""
-    if (without_it := fault_effects.withdraw_after_approval(scope, event, around)) is not None:
+def start_event(scope: Scope, event: Event, context: DecisionContext) -> Scope:
+    """Start an event for the VMs that still exist; withdraw it if none is left (spec §4.2)."""
+    if (without_it := fault_effects.withdraw_after_approval(scope, event, context)) is not None:
         return without_it
-    acts = acts_for_event(scope, event, around)
-    missed = [name for name in event.vms if all(act.name != name for act in acts)]
+    acts = acts_for_event(scope, event, context)
+    skipped = [name for name in event.vms if all(act.name != name for act in acts)]
     if not acts:
         return lifecycle.withdraw(
-            scope, event, by=PLATFORM_ACTOR, reason="none of its VMs is there any more", now=around.now
+            scope, event, by=PLATFORM_ACTOR, reason="none of its VMs exists any more", now=context.now
         )
-    return lifecycle.start(scope, event, acts, around.now).with_entries(
-        *(_skipped_entry(event, name, around.now) for name in missed)
+    return lifecycle.start(scope, event, acts, context.now).with_entries(
+        *(_skipped_entry(event, name, context.now) for name in skipped)
     )
 
 
 def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
-    text = f"{name} is skipped: it is gone or deallocated"
+    text = f"{name} is skipped: it was removed or deallocated"
     return HistoryEntry(
         at=now,
         what=EntryKind.SKIPPED,
@@ -78,59 +84,59 @@ def _skipped_entry(event: Event, name: str, now: float) -> HistoryEntry:
     )
 
 
-def _start_ready(scope: Scope, around: DecisionContext) -> Scope:
+def _start_ready(scope: Scope, context: DecisionContext) -> Scope:
     for scheduled in scope.live_events(EventState.SCHEDULED):
         event = scope.event(scheduled.id)
         assert event is not None
-        if event.status is EventState.SCHEDULED and start_wait(scope, event, around) is None:
-            scope = start_event(scope, event, around)
+        if event.status is EventState.SCHEDULED and start_wait(scope, event, context) is None:
+            scope = start_event(scope, event, context)
     return scope
 
 
-def _withdraw_obsolete(scope: Scope, around: DecisionContext) -> Scope:
+def _withdraw_obsolete(scope: Scope, context: DecisionContext) -> Scope:
     for event in scope.live_events(EventState.SCHEDULED):
         if (reason := _obsolete_reason(scope, event)) is not None:
-            scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=around.now)
+            scope = lifecycle.withdraw(scope, event, by=PLATFORM_ACTOR, reason=reason, now=context.now)
     return scope
 
 
 def _obsolete_reason(scope: Scope, event: Event) -> str | None:
     left = affected_vms(scope, event)
     if not left:
-        return "none of its VMs is there any more"
+        return "none of its VMs exists any more"
     if event.cause is Cause.PREDICTED_FAILURE and all(vm.host != event.host for vm in left):
-        return f"{event.vms[0]} has left host {event.host}"  # spec §6.4: settled
+        return f"{event.vms[0]} has left host {event.host}"  # spec §6.4: no move is needed any more
     return None
 
 
-def _finish_performed(scope: Scope, around: DecisionContext) -> Scope:
+def _finish_performed(scope: Scope, context: DecisionContext) -> Scope:
     for event in scope.live_events(EventState.STARTED):
-        at = _finish_time(event, around)
-        if at is not None and around.now >= at:
-            scope = lifecycle.finish(scope, event, around.now)
+        at = _finish_time(event, context)
+        if at is not None and context.now >= at:
+            scope = lifecycle.finish(scope, event, context.now)
     return scope
 
 
-def _finish_time(event: Event, around: DecisionContext) -> float | None:
-    """Spec §6.5: once every outcome is known, plus the settling time."""
+def _finish_time(event: Event, context: DecisionContext) -> float | None:
+    """Return when the event ends: the last outcome plus the settling time (spec §6.5); None: not known yet."""
     if event.unfinished_acts:
         return None
     known = [act.outcome.at for act in event.acts if act.outcome is not None]
-    return max(known, default=around.now) + (around.policy.settle_s if event.listed else 0)
+    return max(known, default=context.now) + (context.policy.settle_s if event.listed else 0)
 
 
-def _due_times(scope: Scope, around: DecisionContext) -> Iterator[float | None]:
-    yield scope_idle_at(scope, around.policy)
+def _due_times(scope: Scope, context: DecisionContext) -> Iterator[float | None]:
+    yield scope_idle_at(scope, context.policy)
     for event in scope.live_events():
         if event.status is EventState.STARTED:
-            yield _finish_time(event, around)
+            yield _finish_time(event, context)
         elif _obsolete_reason(scope, event) is not None:
-            yield around.now
+            yield context.now
         else:
-            wait = start_wait(scope, event, around)
-            yield around.now if wait is None else wait.until
+            wait = start_wait(scope, event, context)
+            yield context.now if wait is None else wait.until
 
 
-def with_next_wake(scope: Scope, around: DecisionContext) -> Scope:
-    """The scope with its next wake-up written on it, ready to be committed."""
-    return replace(scope, wakes_at=next_wake_at(scope, around))
+def with_next_wake(scope: Scope, context: DecisionContext) -> Scope:
+    """Return the scope with `wakes_at` set to its next wake-up time, ready to be committed."""
+    return replace(scope, wakes_at=next_wake_at(scope, context))

@@ -11,112 +11,114 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
 
-_MAX_NAMED_VMS = 4  # VMs that are told one by one; the others are counted
+_MAX_NAMED_VMS = 4  # more VMs are counted instead of named
 
 
 class WaitReason(StrEnum):
-    NOTICE = "notice"
-    GRACE = "grace"
-    GATE = "gate"
-    UPDATE_DOMAIN = "update domain"
-    TERMINATES = "terminates"
+    """Why a scheduled event does not start yet."""
+
+    NOTICE = "notice"  # neither approved nor at its NotBefore
+    GRACE = "grace"  # the service was down when its notice ended
+    GATE = "gate"  # other VMs on its host are not ready
+    UPDATE_DOMAIN = "update domain"  # maintenance of another update domain is in progress
+    TERMINATES = "terminates"  # other Terminates of its placement group are not approved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWait:
-    """What keeps an event from starting; `until` is when that ends by itself, None when something else must happen."""
+    """What a scheduled event waits for before it starts."""
 
     reason: WaitReason
-    text: str
-    until: float | None = None
+    text: str  # completes the sentence "it waits for …"
+    until: float | None = None  # when the wait ends at the latest; None: another event or VM decides
 
 
-def start_wait(scope: Scope, event: Event, around: DecisionContext) -> StartWait | None:
-    """The first thing this Scheduled event waits for; None: it starts now."""
+def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
+    """Return the first thing that a scheduled event waits for; None: it starts now."""
     return (
-        _notice_wait(event, around)
-        or _grace_wait(event, around)
-        or _terminate_wait(scope, event, around)
-        or _update_domain_wait(scope, event, around)
-        or _gate_wait(event, around)
+        _notice_wait(event, context)
+        or _grace_wait(event, context)
+        or _terminate_wait(scope, event, context)
+        or _update_domain_wait(scope, event, context)
+        or _gate_wait(event, context)
     )
 
 
-def waits_only_for_gate(scope: Scope, event: Event, around: DecisionContext) -> bool:
-    """Whether only its gate keeps this event: what a gate must know of each event behind it."""
+def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
+    """Return whether nothing but its gate keeps this event from starting. A gate asks this of all its events."""
     return (
-        _notice_wait(event, around) is None
-        and _grace_wait(event, around) is None
-        and _update_domain_wait(scope, event, around) is None
+        _notice_wait(event, context) is None
+        and _grace_wait(event, context) is None
+        and _update_domain_wait(scope, event, context) is None
     )
 
 
 def describe_gate_wait(event: Event, unready: Sequence[Event]) -> StartWait:
-    """What an event behind a closed gate waits for, with the names of those who are not ready: for operators only."""
+    """Describe the wait for a gate with the names of the VMs that are not ready. For operators only."""
     names = list(dict.fromkeys(name for other in unready for name in other.vms))
     if not names:
         return _closed_gate_wait(event)
-    told = ", ".join(names[:_MAX_NAMED_VMS]) + (
+    named = ", ".join(names[:_MAX_NAMED_VMS]) + (
         f" and {len(names) - _MAX_NAMED_VMS} more" if len(names) > _MAX_NAMED_VMS else ""
     )
-    text = f"{told} on host {event.host}, which {'is' if len(names) == 1 else 'are'} not ready yet"
+    text = f"{named} on host {event.host}, which {'is' if len(names) == 1 else 'are'} not ready yet"
     return StartWait(reason=WaitReason.GATE, text=text)
 
 
-def _notice_wait(event: Event, around: DecisionContext) -> StartWait | None:
-    if event.is_ready(around.now):
+def _notice_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    if event.is_ready(context.now):
         return None
     return StartWait(reason=WaitReason.NOTICE, text="an approval, or the end of its notice", until=event.not_before)
 
 
-def _grace_wait(event: Event, around: DecisionContext) -> StartWait | None:
-    """Its time came while the service was away: those who could not poll get a moment to look."""
-    back = around.resumed_at
-    if back is None or event.approved_at is not None or event.not_before > back:
+def _grace_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    """If its notice ended while the service was down, VMs get some time to poll before it starts."""
+    resumed_at = context.resumed_at
+    if resumed_at is None or event.approved_at is not None or event.not_before > resumed_at:
         return None
-    if _is_gate_released(event, around):
-        return None  # the others on its host may have started already
-    until = back + around.policy.grace_s
-    if around.now >= until:
+    if _is_gate_released(event, context):
+        return None  # other events of the gate may have started already
+    until = resumed_at + context.policy.grace_s
+    if context.now >= until:
         return None
-    return StartWait(reason=WaitReason.GRACE, text="VMs that could not poll while the service was away", until=until)
+    return StartWait(reason=WaitReason.GRACE, text="VMs that could not poll while the service was down", until=until)
 
 
-def _update_domain_wait(scope: Scope, event: Event, around: DecisionContext) -> StartWait | None:
-    """Planned platform maintenance takes one update domain of a scope at a time, whichever rollout it is of."""
+def _update_domain_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
+    """Planned platform maintenance takes one update domain of a scope at a time, over all rollouts."""
     if not event.rules.planned:
         return None
     for other in scope.live_events():
         if not other.rules.planned or other.update_domain == event.update_domain:
             continue
-        if other.status is EventState.STARTED or _has_precedence(other, event, around):
+        if other.status is EventState.STARTED or _has_precedence(other, event, context):
             text = f"update domain {other.update_domain}, where event {other.id} has started"
             return StartWait(reason=WaitReason.UPDATE_DOMAIN, text=text)
     return None
 
 
-def _has_precedence(other: Event, event: Event, around: DecisionContext) -> bool:
-    """A released gate counts as a start: nothing may slip in between the two and part the VMs of a host."""
-    return _is_gate_released(other, around) and not _is_gate_released(event, around)
+def _has_precedence(other: Event, event: Event, context: DecisionContext) -> bool:
+    """A released gate counts as a start: no event may start between the release and the starts it allows."""
+    return _is_gate_released(other, context) and not _is_gate_released(event, context)
 
 
-def _terminate_wait(scope: Scope, event: Event, around: DecisionContext) -> StartWait | None:
-    """Terminates of a placement group start together, each at its own NotBefore at the latest."""
-    if not scope.is_placement_group or event.rules.kind is not Kind.TERMINATE or around.now >= event.not_before:
+def _terminate_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWait | None:
+    """Terminates of a placement group start together, but none later than its own NotBefore."""
+    if not scope.is_placement_group or event.rules.kind is not Kind.TERMINATE or context.now >= event.not_before:
         return None
     for other in scope.live_events(EventState.SCHEDULED):
-        if other.rules.kind is Kind.TERMINATE and (_notice_wait(other, around) or _grace_wait(other, around)):
+        if other.rules.kind is Kind.TERMINATE and (_notice_wait(other, context) or _grace_wait(other, context)):
             text = f"event {other.id}, a Terminate of the same placement group that is not approved yet"
             return StartWait(reason=WaitReason.TERMINATES, text=text, until=event.not_before)
     return None
 
 
-def _is_gate_released(event: Event, around: DecisionContext) -> bool:
-    return bool(event.gate_id) and around.is_gate_released(event.gate_id)
+def _is_gate_released(event: Event, context: DecisionContext) -> bool:
+    return bool(event.gate_id) and context.is_gate_released(event.gate_id)
 
 
-def _gate_wait(event: Event, around: DecisionContext) -> StartWait | None:
-    if not event.gate_id or around.is_gate_released(event.gate_id):
+def _gate_wait(event: Event, context: DecisionContext) -> StartWait | None:
+    if not event.gate_id or context.is_gate_released(event.gate_id):
         return None
     return _closed_gate_wait(event)
 

@@ -18,54 +18,60 @@ from forewarn.core.replay_script import ReplayScript, ReplayStep, SubstituteAnsw
 from forewarn.core.scope import Scope
 from forewarn.protocol.document import Document, EventNotice
 
-KNOWN_EVENT_IDS_S = 24 * 3600.0  # spec §5.2: for so long ids count as approved when their event is over
+KNOWN_EVENT_IDS_S = 24 * 3600.0  # after a replay, approvals of its event ids are accepted this long (spec §5.2)
 
 
 class ReplayEnding(StrEnum):
+    """How a replay ended."""
+
     FINISHED = "finished"
-    STOPPED = "stopped"  # by somebody
-    INTERRUPTED = "interrupted"  # by an event of the scope's own, or because the VM went
+    STOPPED = "stopped"  # by a user
+    INTERRUPTED = "interrupted"  # by a real event of the scope, or because the VM was removed
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of a replay of a recording in one scope, stored with its request."""
+
     vm: str  # the VM's key
     name: str
     scope_id: str
-    begun_at: float  # this telling
-    steps: int  # of one telling
-    length_s: float  # of one telling, at the speed it was recorded at
+    begun_at: float  # the current loop
+    steps: int  # of one loop
+    length_s: float  # of one loop, at the recorded speed
     speed: float = 1.0
     loops: int = 1
-    loop: int = 0  # tellings that are over
-    done: int = 0  # steps of this telling that were shown
+    loop: int = 0  # completed loops
+    done: int = 0  # steps of the current loop that were shown
     ended: ReplayEnding | None = None
     ended_at: float | None = None
     reason: str = ""
 
     @property
     def ends_at(self) -> float:
+        """When its last loop ends, in lab time."""
         return self.begun_at + (self.loops - self.loop) * self.length_s / self.speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedAnswer:
-    """What takes the place of the scope's own document."""
+    """What VMs get instead of the scope's own document during a replay."""
 
     document: Document
     instead: SubstituteAnswer | None = None
 
 
 def next_step_at(replay: Replay, script: ReplayScript) -> float | None:
-    """When the next step is to be shown."""
+    """Return when the next step is due, in lab time; None after the replay's end."""
     return None if replay.ended else replay.begun_at + script.steps[replay.done].at_s / replay.speed
 
 
 def next_step(replay: Replay, script: ReplayScript) -> ReplayStep:
+    """Return the step to show next. The replay must not have ended."""
     return script.steps[replay.done]
 
 
 def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
-    """The replay once its next step is shown."""
+    """Return the replay after its next step was shown: one step further, in the next loop, or finished."""
     if replay.done + 1 < len(script.steps):
         return msgspec.structs.replace(replay, done=replay.done + 1)
     if replay.loop + 1 < replay.loops:
@@ -75,15 +81,15 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
-    """Why the replay cannot go on, if so: what really happens to the scope comes first."""
+    """Return why the replay must end: its VM was removed, or the scope has a real event; "" if it can go on."""
     if scope is None or all(vm.key != replay.vm for vm in scope.present_vms):
-        return f"VM {replay.name} is gone"
+        return f"VM {replay.name} was removed"
     own = next((event for event in scope.live_events() if event.listed), None)
     return f"the scope has an event of its own, {own.id}" if own else ""
 
 
 def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: Scope) -> ReplayedAnswer | None:
-    """None: the scope shows its own document."""
+    """Return what polls get now because of the replay; None: the scope's own document."""
     if replay.ended or not replay.done or interruption_reason(replay, scope):
         return None
     step = script.steps[replay.done - 1]
@@ -94,7 +100,7 @@ def current_answer(replay: Replay, script: ReplayScript, replay_id: str, scope: 
 
 
 def step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[EventNotice, ...]:
-    """The events of a step with the ids and times of this telling."""
+    """Return the notices of a step with the event ids and times of the current loop."""
     return tuple(
         replace(
             notice,
@@ -106,17 +112,17 @@ def step_notices(step: ReplayStep, replay: Replay, replay_id: str) -> tuple[Even
 
 
 def _shifted_time(not_before: float | None, replay: Replay) -> float | None:
-    # Whole seconds, as the wire shows them, never less.
+    # Documents show whole seconds; rounding up never shortens a notice.
     return None if not_before is None else float(math.ceil(replay.begun_at + not_before / replay.speed))
 
 
 def replayed_event_id(replay_id: str, loop: int, event_id: str) -> str:
-    """One and the same for an event throughout a telling, and never twice."""
+    """Return the id that VMs see for a recorded event: constant within a loop, different in every loop."""
     return str(uuid.uuid5(uuid.UUID(replay_id), f"{loop}/{event_id}")).upper()
 
 
 def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, only_now: bool = False) -> Iterator[str]:
-    """The ids that VMs were shown until now, or in this telling only."""
+    """Yield the event ids that VMs were shown so far, or with `only_now` in the current loop."""
     for loop in range(replay.loop if only_now else 0, replay.loop + 1):
         steps = script.steps if loop < replay.loop else script.steps[: replay.done]
         for event_id in {notice.id for step in steps for notice in step.notices}:
@@ -124,12 +130,12 @@ def shown_event_ids(replay: Replay, script: ReplayScript, replay_id: str, *, onl
 
 
 def describe_step(step: ReplayStep) -> str:
-    """A step in words, for the history."""
+    """Return a step in words, for the history."""
     if step.instead is not None:
         return _describe_substitute(step.instead)
     if not step.notices:
         return "no events"
-    listed = [f"{n.kind} of {', '.join(n.resources) or 'nobody'} {n.status.lower()}" for n in step.notices[:3]]
+    listed = [f"{n.kind} of {', '.join(n.resources) or 'no VM'} {n.status.lower()}" for n in step.notices[:3]]
     more = f" and {len(step.notices) - 3} more" if len(step.notices) > 3 else ""
     return "; ".join(listed) + more
 

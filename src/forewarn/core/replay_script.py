@@ -18,18 +18,18 @@ from forewarn.protocol import document as wire
 from forewarn.protocol.codec import InvalidDocument, Received, ReceivedEvent, decode_document
 from forewarn.protocol.versions import VERSIONS, version_features
 
-_MIN_LENGTH_S = 1.0  # so that every telling is to be seen
-_DATE_PRECISION_S = 1.0  # a Date has whole seconds, so it may be off by that much
+_MIN_LENGTH_S = 1.0  # so that clients can see every loop
+_DATE_PRECISION_S = 1.0  # a Date header has whole seconds
 _HTTP_STATUSES = frozenset(status.value for status in HTTPStatus)
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
 HeaderText = Annotated[str, Meta(pattern=r"^[ -~]*\Z", max_length=1000)]
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One recorded answer."""
+    """One answer of the metadata endpoint in a recording: when it came, and what it was."""
 
-    at_s: Seconds  # by the recorder's own clock
-    date: Seconds | None = None  # the server's
+    at_s: Seconds  # since the start, by the recorder's clock
+    date: Seconds | None = None  # by the server's clock
     status: int | None = None  # None: the connection broke
     content_type: HeaderText = ""
     retry_after: HeaderText = ""
@@ -37,16 +37,18 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class UploadedRecording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    vm: str  # the name of the VM that it was made in; "": not known
+    """A recording as a client uploads it for a replay: the answers that one VM got."""
+
+    vm: str  # the name of the VM it was made in; "": not known
     api_version: str
     started_at: Seconds
-    ended_s: Seconds | None = None  # None: it was cut off after its last answer
+    ended_s: Seconds | None = None  # None: it ends with its last answer
     ended_date: Seconds | None = None
     answers: Annotated[tuple[RecordedAnswer, ...], Meta(min_length=1, max_length=100_000)]
 
 
 class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What polls get while no document is shown."""
+    """The HTTP answer that polls get instead of a document, as recorded."""
 
     status: int | None = None  # None: the connection is reset
     content_type: str = ""
@@ -55,59 +57,67 @@ class SubstituteAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class ReplayStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    at_s: float
-    notices: tuple[wire.EventNotice, ...] = ()  # below an `Instead` they stay as they were
-    grows: int = 0  # the incarnation, by so much
+    """What polls get from `at_s` on until the next step: a list of notices, or a substitute answer."""
+
+    at_s: float  # since the start of the loop
+    notices: tuple[wire.EventNotice, ...] = ()  # with `instead`, those of the step before
+    grows: int = 0  # how much the incarnation grows
     instead: SubstituteAnswer | None = None
 
 
 class ReplayScript(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps of one telling; the last one leaves nothing listed."""
+    """The steps of one loop of a replay, in order; the last one lists no events."""
 
     steps: tuple[ReplayStep, ...]
 
     @property
     def length_s(self) -> float:
+        """The duration of one loop at the recorded speed."""
         return self.steps[-1].at_s
 
 
 def build_replay_script(recording: UploadedRecording, *, name: str, names: Mapping[str, str]) -> ReplayScript:
-    """What a VM called `name` is shown. `names` are others to be replaced; Rejected if this cannot be told again."""
+    """Build the script that replays a recording in the VM called `name`.
+
+    `names` maps recorded VM names to those of the lab. Rejected if an answer cannot be replayed, if the api-version is
+    unknown, or if no recorded event names one of `names`.
+    """
     if recording.api_version not in VERSIONS:
         raise Rejected(
             f"the recording was made with api-version {recording.api_version!r}: record with one of "
             f"{', '.join(VERSIONS)}"
         )
-    reading = _ScriptBuilder(recording, name, names)
-    *instants, end_s = _answer_times(recording)
-    for number, (taken, at_s) in enumerate(zip(recording.answers, instants, strict=True), start=1):
-        reading.add_answer(taken, at_s, number)
-    reading.require_names_seen(names)
-    last = reading.steps[-1].notices
-    return ReplayScript(steps=(*reading.steps, ReplayStep(at_s=max(end_s, _MIN_LENGTH_S), grows=len(last))))
+    builder = _ScriptBuilder(recording, name, names)
+    *times, end_s = _answer_times(recording)
+    for number, (answer, at_s) in enumerate(zip(recording.answers, times, strict=True), start=1):
+        builder.add_answer(answer, at_s, number)
+    builder.require_names_seen(names)
+    last = builder.steps[-1].notices
+    return ReplayScript(steps=(*builder.steps, ReplayStep(at_s=max(end_s, _MIN_LENGTH_S), grows=len(last))))
 
 
 def _answer_times(recording: UploadedRecording) -> list[float]:
-    """When each answer came, and when the recording ended, since the first answer, in the server's time.
+    """Return when each answer came and when the recording ended, in server time since the first answer.
 
-    The recorder's clock is finer than a Date, so it counts, unless the server's time went ahead of it, as a lab's does.
+    The recorder's clock is more precise than a Date header. It counts, unless the server's time runs ahead of it, as
+    the time of a lab does.
     """
     answers = recording.answers
-    points = [(taken.at_s, taken.date) for taken in answers]
+    points = [(answer.at_s, answer.date) for answer in answers]
     points.append((recording.ended_s or answers[-1].at_s, recording.ended_date))
-    instants: list[float] = []
+    times: list[float] = []
     zero: float | None = None  # the server's time at the first answer
     for index, (at_s, date) in enumerate(points):
-        instant = instants[-1] + max(0.0, at_s - points[index - 1][0]) if instants else 0.0
+        time_s = times[-1] + max(0.0, at_s - points[index - 1][0]) if times else 0.0
         if date is not None:
-            zero = date - instant if zero is None else zero
-            instant = date - zero if date - zero - instant > _DATE_PRECISION_S else instant
-        instants.append(instant)
-    return instants
+            zero = date - time_s if zero is None else zero
+            time_s = date - zero if date - zero - time_s > _DATE_PRECISION_S else time_s
+        times.append(time_s)
+    return times
 
 
 class _ScriptBuilder:
-    """The steps found so far, and what the next one depends on."""
+    """Builds the steps of a script, answer by answer."""
 
     def __init__(self, recording: UploadedRecording, name: str, names: Mapping[str, str]) -> None:
         self.steps: list[ReplayStep] = []
@@ -117,17 +127,16 @@ class _ScriptBuilder:
         self._names = own | {old.casefold(): new for old, new in names.items()}
         self._seen_names: set[str] = set()
         self._incarnation: int | None = None
-        self._not_before_times: dict[
-            tuple[str, float], float
-        ] = {}  # event and its NotBefore → when that is in the story
+        # Event id and recorded NotBefore → NotBefore since the start of the script
+        self._not_before_times: dict[tuple[str, float], float] = {}
 
-    def add_answer(self, taken: RecordedAnswer, at_s: float, number: int) -> None:
+    def add_answer(self, answer: RecordedAnswer, at_s: float, number: int) -> None:
         before = self.steps[-1].notices if self.steps else ()
-        received = _decoded_document(taken)
+        received = _decoded_document(answer)
         if received is None:
-            self.steps.append(ReplayStep(at_s=at_s, notices=before, instead=_substitute_answer(taken, number)))
+            self.steps.append(ReplayStep(at_s=at_s, notices=before, instead=_substitute_answer(answer, number)))
             return
-        now = taken.date if taken.date is not None else self._recording.started_at + taken.at_s
+        now = answer.date if answer.date is not None else self._recording.started_at + answer.at_s
         notices = tuple(self._notice(event, at_s, now, number) for event in received.events)
         grows = self._incarnation_growth(before, notices, received.incarnation)
         self.steps.append(ReplayStep(at_s=at_s, notices=notices, grows=grows))
@@ -157,7 +166,7 @@ class _ScriptBuilder:
         )
 
     def _not_before_in_script(self, event: ReceivedEvent, at_s: float, now: float) -> float:
-        """As much later as it was when the event was first met: it never changes while scheduled (spec §4.2)."""
+        """Keep the notice that the event had when it was first seen: NotBefore never changes (spec §4.2)."""
         assert event.not_before is not None
         return self._not_before_times.setdefault((event.id, event.not_before), at_s + event.not_before - now)
 
@@ -169,7 +178,7 @@ class _ScriptBuilder:
     def _incarnation_growth(
         self, before: tuple[wire.EventNotice, ...], after: tuple[wire.EventNotice, ...], incarnation: int
     ) -> int:
-        """As recorded; where that is not known, or went back, as many as the changes are (spec §4.2)."""
+        """Return the recorded growth; if that is unknown or negative, the number of changes (spec §4.2)."""
         known, self._incarnation = self._incarnation, incarnation
         if known is not None and incarnation > known >= 0:
             return incarnation - known
@@ -177,29 +186,29 @@ class _ScriptBuilder:
 
 
 def count_changes(before: Sequence[wire.EventNotice], after: Sequence[wire.EventNotice]) -> int:
-    """Events added, removed, and changed; at least 1 where the lists differ in any way."""
+    """Return how many events were added, removed or changed; at least 1 if the lists differ at all."""
     old, new = ({notice.id: notice for notice in notices} for notices in (before, after))
     count = len(old.keys() ^ new.keys()) + sum(old[key] != new[key] for key in old.keys() & new.keys())
     return count or int(tuple(before) != tuple(after))
 
 
-def _decoded_document(taken: RecordedAnswer) -> Received | None:
-    if taken.status != HTTPStatus.OK:
+def _decoded_document(answer: RecordedAnswer) -> Received | None:
+    if answer.status != HTTPStatus.OK:
         return None
     try:
-        return decode_document(taken.body)
+        return decode_document(answer.body)
     except InvalidDocument:
         return None
 
 
-def _substitute_answer(taken: RecordedAnswer, number: int) -> SubstituteAnswer:
-    if taken.status is None:
+def _substitute_answer(answer: RecordedAnswer, number: int) -> SubstituteAnswer:
+    if answer.status is None:
         return SubstituteAnswer()
-    if taken.status not in _HTTP_STATUSES or taken.status < HTTPStatus.OK:
+    if answer.status not in _HTTP_STATUSES or answer.status < HTTPStatus.OK:
         raise Rejected(
-            f"answer {number} of the recording has status {taken.status}, which HTTP does not know: "
+            f"answer {number} of the recording has status {answer.status}, which HTTP does not know: "
             "take that line out of the file"
         )
     return SubstituteAnswer(
-        status=taken.status, content_type=taken.content_type, retry_after=taken.retry_after, body=taken.body
+        status=answer.status, content_type=answer.content_type, retry_after=answer.retry_after, body=answer.body
     )

@@ -15,6 +15,8 @@ from forewarn.core.replay import Replay
 
 
 class RequestedOperation(StrEnum):
+    """What a maintenance request asks for. The values are stored, and users type them."""
+
     RESTART = "restart"
     REDEPLOY = "redeploy"
     EVICT = "evict"
@@ -33,7 +35,7 @@ class RequestedOperation(StrEnum):
 
 
 class RolloutImpact(StrEnum):
-    """What a rollout does to the VMs it reaches."""
+    """What a rollout does to its VMs."""
 
     UPDATE = "update"
     MIGRATE = "migrate"
@@ -48,15 +50,17 @@ IMPACT_CAUSES: dict[RolloutImpact, Cause] = {
 
 
 class RolloutState(StrEnum):
+    """The state of a rollout. The values are stored."""
+
     RUNNING = "running"
     PAUSED = "paused"
-    STOPPED = "stopped"  # by itself, at its maximum of failures
-    ABORTED = "aborted"  # by somebody
+    STOPPED = "stopped"  # by itself, because too many VMs failed
+    ABORTED = "aborted"  # by a user
     COMPLETED = "completed"
 
 
 class RolloutTally(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rollout has come, counted in VMs, each once; computed from its events while it is open."""
+    """The progress of a rollout in VMs, each counted once; computed from its events while it is open."""
 
     total: int
     done: int
@@ -71,42 +75,45 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Platform maintenance over many VMs, update domain by update domain."""
 
     impact: RolloutImpact
-    hosts: tuple[str, ...] = ()  # either these
+    hosts: tuple[str, ...] = ()  # either the VMs on these hosts
     scope_id: str = ""  # or the VMs of this scope
-    max_failures: int = 1  # stops at so many; 0: never
+    max_failures: int = 1  # it stops after this many failed VMs; 0: never
     progress: RolloutState = RolloutState.RUNNING
-    why: str = ""  # why it ended as it did, for people
-    closed: bool = False  # nothing of it is left to publish, withdraw or wait for
-    tally: RolloutTally | None = None  # as it was when it closed: its events are pruned, its hosts get other VMs
+    why: str = ""  # for people: why it ended
+    closed: bool = False  # nothing is left to publish, withdraw or wait for
+    tally: RolloutTally | None = None  # stored when it closes, because its events are pruned later
 
     @property
     def cause(self) -> Cause:
+        """The cause of its events."""
         return IMPACT_CAUSES[self.impact]
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request for maintenance, as it was accepted. Stored before it is answered; idempotent by its id."""
+
     id: str
     ask: RequestedOperation
     who: str
     at: float
-    targets: tuple[str, ...]  # names of VMs, hosts, or a scope: as they are shown to people
-    notice_s: float = 0  # 0: the minimum of its kind
-    short_notice: bool = False  # somebody named less than the minimum, for rehearsal
+    targets: tuple[str, ...]  # names of VMs or hosts, or the name of a scope, as people see them
+    notice_s: float = 0  # 0: the minimum
+    short_notice: bool = False  # the notice may be shorter than the minimum, for testing
     rollout: Rollout | None = None
     replay: Replay | None = None
-    approves: tuple[str, ...] = ()  # ids of the pending events that it approved, instead of making its own
+    approves: tuple[str, ...] = ()  # ids of pending events that it approved instead of publishing its own
     version: int = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether a turn has to look at it: only rollouts and replays act over time."""
+        """Whether the reconciler must work on it: it is a rollout or replay that has not ended."""
         if self.replay is not None:
             return self.replay.ended is None
         return self.rollout is not None and not self.rollout.closed
 
 
 class PlannedEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event that a request will publish in one scope: accepted, not yet applied."""
+    """An event that a request will publish in one scope: durable, but not yet applied to the scope."""
 
     event_id: str
     request_id: str

@@ -9,7 +9,10 @@ from forewarn.core.event import Ending, Event, EventState
 
 
 def request_state(events: list[Event], *, to_come: bool, skipped: bool) -> str:
-    """How far a request is, read off its events (spec §9); `skipped`: part of it no longer made sense."""
+    """Return waiting, started, finished, failed or withdrawn, computed from the request's events.
+
+    `to_come`: more events will follow. `skipped`: part of the request was no longer possible.
+    """
     if any(event.status is EventState.STARTED for event in events):
         return "started"
     over = [event for event in events if event.status is EventState.OVER]

@@ -7,7 +7,7 @@ import re
 from forewarn.core.fleet import Vm
 from forewarn.errors import Rejected
 
-ROOT_RESOURCE = "/"
+ROOT_RESOURCE = "/"  # contains every resource
 
 _PROVIDER = "providers/Microsoft.Compute"
 _RESOURCE_ID_PATTERN = re.compile(
@@ -20,7 +20,7 @@ _RESOURCE_ID_PATTERN = re.compile(
 
 
 def vm_resource_id(vm: Vm) -> str:
-    """The id of a VM, also of one that is an instance of a scale set or of a cloud service."""
+    """Return the resource id of a VM, a scale set instance or a cloud service's role instance."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     if vm.cloud_service:
         return f"{group}/{_PROVIDER}/cloudServices/{vm.cloud_service}/roleInstances/{vm.name}"
@@ -30,30 +30,32 @@ def vm_resource_id(vm: Vm) -> str:
 
 
 def group_resource_id(subscription_id: str, resource_group: str) -> str:
+    """Return the resource id of a resource group."""
     return f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
 
 
 def scale_set_resource_id(vm: Vm) -> str:
-    """Of the scale set that this VM is an instance of."""
+    """Return the resource id of the scale set that this VM is an instance of."""
     return (
         f"{group_resource_id(vm.subscription_id, vm.resource_group)}/{_PROVIDER}/virtualMachineScaleSets/{vm.scale_set}"
     )
 
 
 def availability_set_resource_id(vm: Vm) -> str:
+    """Return the resource id of the availability set that this VM is in."""
     group = group_resource_id(vm.subscription_id, vm.resource_group)
     return f"{group}/{_PROVIDER}/availabilitySets/{vm.availability_set}"
 
 
 def scale_set_instance_id(vm: Vm) -> str:
-    """By which its scale set knows an instance: `3` of `workers_3`; the whole name where it is made otherwise."""
+    """Return the instance id within the scale set: `3` for `workers_3`; the whole name if it is not like that."""
     start = f"{vm.scale_set}_"
     rest = vm.name[len(start) :]
     return rest if rest and vm.name.casefold().startswith(start.casefold()) else vm.name
 
 
 def is_within_resource(over: str, resource: str) -> bool:
-    """Whether `resource` is `over` or lies within it. Azure compares ids without case."""
+    """Return whether `resource` is `over` or below it, ignoring case as Azure does."""
     if over == ROOT_RESOURCE:
         return True
     above, below = over.casefold(), resource.casefold()
@@ -61,21 +63,21 @@ def is_within_resource(over: str, resource: str) -> bool:
 
 
 def parse_resource_id(text: str) -> str:
-    """An id as somebody typed it, without a slash at its end; Rejected if nothing of ours can have it."""
+    """Return a typed resource id without a slash at its end. Rejected if no resource can have this id."""
     given = text.strip()
     if given == ROOT_RESOURCE:
         return ROOT_RESOURCE
     given = given.rstrip("/")
     if _RESOURCE_ID_PATTERN.fullmatch(given) is None:
         raise Rejected(
-            f"{text!r} is no resource that roles can be granted over: give / for everything, /subscriptions/ID, "
+            f"{text!r} is not a resource that roles can be granted over: give / for everything, /subscriptions/ID, "
             "/subscriptions/ID/resourceGroups/NAME, or the id of a VM or set within one"
         )
     return given
 
 
 def scope_resource_id(vm: Vm) -> str:
-    """What this VM's scope is in Azure's API."""
+    """Return the resource id of the VM's scope in Azure: its cloud service, scale set, availability set or itself."""
     if vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     if vm.scale_set:

@@ -16,13 +16,13 @@ from forewarn.core.event import Event, EventState, Gate
 from forewarn.core.fleet import Vm
 from forewarn.core.request import MaintenanceRequest, PlannedEvent, Rollout, RolloutState, RolloutTally
 
-_MAX_NAMED_FAILURES = 3  # failed VMs that are named; the others are counted
-BusyDomains = dict[str, int]  # scope → the update domain that this rollout has under way there
+_MAX_NAMED_FAILURES = 3  # more failed VMs are counted instead of named
+BusyDomains = dict[str, int]  # scope id → the update domain that this rollout is working on there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutWave:
-    """What to publish now."""
+    """The events that a rollout publishes together, and the gates that start them."""
 
     planned: tuple[PlannedEvent, ...] = ()
     gates: tuple[Gate, ...] = ()
@@ -35,7 +35,10 @@ def next_wave(
     planned: Sequence[PlannedEvent],
     new_id: Callable[[], str],
 ) -> RolloutWave:
-    """The next events of a running rollout; `vms` are those it is about, wherever they are in it by now."""
+    """Return the events and gates that a running rollout publishes next; empty if it must wait.
+
+    `vms` are all VMs of the rollout, `events` and `planned` all its events so far.
+    """
     rollout = _rollout_of(request)
     left = remaining_vms(rollout, vms, events, planned)
     busy: BusyDomains = {p.scope_id: p.update_domain for p in planned}
@@ -43,20 +46,20 @@ def next_wave(
     wave_planned: list[PlannedEvent] = []
     gates: list[Gate] = []
     for host, group in _hosts_in_order(left):
-        for unit in _publishable_groups(rollout, group):
-            if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in unit):
+        for vm_group in _publishable_groups(rollout, group):
+            if any(busy.get(vm.scope_id, vm.update_domain) != vm.update_domain for vm in vm_group):
                 continue
-            busy.update({vm.scope_id: vm.update_domain for vm in unit})
-            gate = _gate_for(request, host, unit, new_id)
+            busy.update({vm.scope_id: vm.update_domain for vm in vm_group})
+            gate = _gate_for(request, host, vm_group, new_id)
             gates.extend([gate] if gate else [])
-            wave_planned.extend(_planned_events(request, host, unit, gate, new_id))
+            wave_planned.extend(_planned_events(request, host, vm_group, gate, new_id))
     return RolloutWave(planned=tuple(wave_planned), gates=tuple(gates))
 
 
 def remaining_vms(
     rollout: Rollout, vms: Iterable[Vm], events: Sequence[Event], planned: Sequence[PlannedEvent]
 ) -> list[Vm]:
-    """The VMs that no event of the rollout has listed yet, and that it could hit."""
+    """Return the VMs that no event of the rollout has listed yet and that it can still be performed on."""
     handled = {(e.scope_id, name) for e in events for name in e.vms}
     handled |= {(p.scope_id, name) for p in planned for name in p.vms}
     verb = CAUSE_RULES[rollout.cause].verb
@@ -69,7 +72,7 @@ def _rollout_of(request: MaintenanceRequest) -> Rollout:
 
 
 def _hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
-    """Hosts with their VMs, lowest update domain first."""
+    """Return each host with its VMs, the hosts ordered by their lowest update domain."""
     by_host: dict[str, list[Vm]] = defaultdict(list)
     for vm in vms:
         by_host[vm.host].append(vm)
@@ -77,7 +80,10 @@ def _hosts_in_order(vms: Iterable[Vm]) -> list[tuple[str, list[Vm]]]:
 
 
 def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
-    """What is published together or not at all: of each scope on a host, its lowest update domain; a move alone."""
+    """Split the VMs of a host into groups that are published together.
+
+    Work on the whole host takes the lowest update domain of each scope on it as one group; VMs that move go alone.
+    """
     if not CAUSE_RULES[rollout.cause].whole_host:
         return [[vm] for vm in sorted(group, key=lambda vm: vm.update_domain)]
     lowest: dict[str, int] = {}
@@ -86,8 +92,8 @@ def _publishable_groups(rollout: Rollout, group: list[Vm]) -> list[list[Vm]]:
     return [[vm for vm in group if vm.update_domain == lowest[vm.scope_id]]]
 
 
-def _gate_for(request: MaintenanceRequest, host: str, unit: list[Vm], new_id: Callable[[], str]) -> Gate | None:
-    """Work on a whole host waits for all scopes on it; a rollout over one scope is no such work."""
+def _gate_for(request: MaintenanceRequest, host: str, vm_group: list[Vm], new_id: Callable[[], str]) -> Gate | None:
+    """Return a gate for work on a whole host, which waits for all scopes on it; None for other work."""
     rollout = _rollout_of(request)
     if not CAUSE_RULES[rollout.cause].whole_host or rollout.scope_id:
         return None
@@ -95,11 +101,11 @@ def _gate_for(request: MaintenanceRequest, host: str, unit: list[Vm], new_id: Ca
 
 
 def _planned_events(
-    request: MaintenanceRequest, host: str, unit: list[Vm], gate: Gate | None, new_id: Callable[[], str]
+    request: MaintenanceRequest, host: str, vm_group: list[Vm], gate: Gate | None, new_id: Callable[[], str]
 ) -> list[PlannedEvent]:
     rollout = _rollout_of(request)
     by_scope: dict[str, list[Vm]] = defaultdict(list)
-    for vm in unit:
+    for vm in vm_group:
         by_scope[vm.scope_id].append(vm)
     return [
         PlannedEvent(
@@ -119,7 +125,10 @@ def _planned_events(
 
 
 def next_rollout_state(rollout: Rollout, events: Sequence[Event], left: int) -> RolloutState:
-    """The state a running rollout is in now: it stops by itself at its maximum of failures."""
+    """Return the state of a rollout after its events: it stops after `max_failures` failed VMs, or completes.
+
+    `left` is the number of VMs that no event has listed yet.
+    """
     if rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return rollout.progress
     if sum(len(event.failed_acts) for event in events) >= rollout.max_failures > 0:
@@ -130,24 +139,24 @@ def next_rollout_state(rollout: Rollout, events: Sequence[Event], left: int) -> 
 
 
 def rollout_end_reason(rollout: Rollout, events: Sequence[Event], progress: RolloutState) -> str:
-    """In words for people; nothing where all went well."""
+    """Return why a rollout stopped or which VMs failed, in words for people; "" if nothing failed."""
     failed = [act for event in events for act in event.failed_acts]
     if not failed or progress not in (RolloutState.STOPPED, RolloutState.COMPLETED):
         return ""
     notes = [
         f"{act.name}: {act.outcome.note or 'no reason given'}" for act in failed[:_MAX_NAMED_FAILURES] if act.outcome
     ]
-    told = "; ".join(
+    failures = "; ".join(
         [*notes, *([f"and {len(failed) - _MAX_NAMED_FAILURES} more"] if len(failed) > _MAX_NAMED_FAILURES else [])]
     )
     if progress is RolloutState.COMPLETED:
-        return told
+        return failures
     count = f"{len(failed)} {'VM' if len(failed) == 1 else 'VMs'} failed"
-    return f"{count}, and it stops at {rollout.max_failures} ({told})"
+    return f"{count}, and it stops after {rollout.max_failures} ({failures})"
 
 
 def count_rollout_vms(vms: Iterable[Vm], events: Sequence[Event]) -> RolloutTally:
-    """Counts by VM over everything the rollout has reached and has still to reach."""
+    """Count the rollout's VMs by what happened to them; `vms` are all its VMs, `events` all its events."""
     listed = {(e.scope_id, name) for e in events for name in e.vms}
     waiting = {(vm.scope_id, vm.name) for vm in vms} - listed
     over = [e for e in events if e.status is EventState.OVER]

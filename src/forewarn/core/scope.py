@@ -16,68 +16,81 @@ from forewarn.core.history import EntryKind, HistoryEntry
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """One scope with its VMs and live events, as a decision reads and returns it."""
+
     id: str
-    version: int = 0  # of the record, for optimistic commits; not the incarnation
-    epoch: int = 0
-    incarnation: int = 0
+    version: int = 0  # of the stored row, for optimistic commits; not the incarnation
+    epoch: int = 0  # how often it was enabled or reset
+    incarnation: int = 0  # of its document, within the epoch
     enabled_at: float | None = None
     last_request_at: float | None = None
     next_seq: int = 1
-    wakes_at: float | None = None  # when something falls due by itself; set as it is committed
-    vms: tuple[Vm, ...] = ()  # in the order they were added, and those removed since loading
-    events: tuple[Event, ...] = ()  # live ones in order of publication, and those that ended since loading
-    new_entries: tuple[HistoryEntry, ...] = ()  # since loading
+    wakes_at: float | None = None  # when to reconcile it next; set before a commit
+    vms: tuple[Vm, ...] = ()  # in the order they were added; with those removed since the scope was loaded
+    events: tuple[Event, ...] = ()  # live ones in order of publication; with those that ended since it was loaded
+    new_entries: tuple[HistoryEntry, ...] = ()  # to be committed with the scope
 
     @property
     def is_enabled(self) -> bool:
+        """Whether scheduled events are enabled for it."""
         return self.enabled_at is not None
 
     @property
     def is_cloud_service(self) -> bool:
-        """A cloud service: its role names never carried the underscore of 2017."""
+        """Whether it is a cloud service; its names have no underscore prefix in api-versions of 2017."""
         return self.id.startswith("service:")
 
     @property
     def is_placement_group(self) -> bool:
+        """Whether it is a placement group of a scale set."""
         return self.id.startswith("placement:")
 
     @property
     def present_vms(self) -> tuple[Vm, ...]:
+        """Its VMs that were not removed."""
         return tuple(vm for vm in self.vms if vm.removed_at is None)
 
     def vm(self, name: str) -> Vm | None:
+        """Return the present VM with this name, ignoring case, or None."""
         wanted = name.casefold()
         return next((vm for vm in self.vms if vm.removed_at is None and vm.name.casefold() == wanted), None)
 
     def event(self, event_id: str) -> Event | None:
+        """Return the event with this id, or None."""
         return next((event for event in self.events if event.id == event_id), None)
 
     def live_events(self, status: EventState | None = None) -> tuple[Event, ...]:
+        """Return the events that are not over, or only those in this state, in order of publication."""
         return tuple(e for e in self.events if e.is_live and (status is None or e.status is status))
 
     def with_event(self, event: Event) -> Scope:
-        """The scope with this event put in place of the one with its id, or added at the end."""
+        """Return the scope with this event in place of the one with its id, or added with the next number."""
         if self.event(event.id) is None:
             numbered = msgspec.structs.replace(event, seq=self.next_seq)
             return msgspec.structs.replace(self, events=(*self.events, numbered), next_seq=self.next_seq + 1)
         return msgspec.structs.replace(self, events=tuple(event if e.id == event.id else e for e in self.events))
 
     def with_vm(self, vm: Vm) -> Scope:
-        """The scope with this VM put in place of the one with its key, or added at the end."""
+        """Return the scope with this VM in place of the one with its key, or added at the end."""
         if all(v.key != vm.key for v in self.vms):
             return msgspec.structs.replace(self, vms=(*self.vms, vm))
         return msgspec.structs.replace(self, vms=tuple(vm if v.key == vm.key else v for v in self.vms))
 
     def with_incarnation_increased(self, by: int = 1) -> Scope:
+        """Return the scope with a greater incarnation."""
         return msgspec.structs.replace(self, incarnation=self.incarnation + by)
 
     def with_entries(self, *entries: HistoryEntry) -> Scope:
+        """Return the scope with these history entries added, each with this scope's id."""
         placed = tuple(msgspec.structs.replace(entry, scope_id=self.id) for entry in entries)
         return msgspec.structs.replace(self, new_entries=(*self.new_entries, *placed))
 
 
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
-    """The scope with a new epoch at incarnation 1; what is pending is listed from the start (spec §4.2)."""
+    """Return the scope enabled, at incarnation 1 of a new epoch; pending events are listed at once (spec §4.2).
+
+    An enabled scope is returned unchanged.
+    """
     if scope.is_enabled:
         return scope
     enabled = replace(
@@ -93,17 +106,18 @@ def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
 
 
 def scope_idle_at(scope: Scope, policy: Policy) -> float | None:
-    """When this scope will have been silent for too long; None: never."""
+    """Return when the scope will be disabled if no VM polls until then; None: never."""
     if policy.enablement is EnablementMode.ALWAYS or scope.enabled_at is None:
         return None
     return max(scope.enabled_at, scope.last_request_at or 0) + policy.idle_s
 
 
 def disable_scope_if_idle(scope: Scope, policy: Policy, now: float) -> Scope:
+    """Return the scope disabled if no VM polled for `policy.idle_s`, else unchanged (spec §8.2)."""
     at = scope_idle_at(scope, policy)
     if at is None or now < at:
         return scope
-    text = f"scheduled events disabled: no VM of the scope asked for {policy.idle_s / 3600:g} h"
+    text = f"scheduled events disabled: no VM of the scope has polled for {policy.idle_s / 3600:g} h"
     return replace(scope, enabled_at=None).with_entries(
         HistoryEntry(at=now, what=EntryKind.DISABLED, who="forewarn", text=text)
     )

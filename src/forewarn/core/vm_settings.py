@@ -14,35 +14,36 @@ from forewarn.core.fleet import AutoApproval, Priority, Vm
 from forewarn.core.scope import Scope
 from forewarn.errors import Refused
 
-MIN_TERMINATE_NOTICE_MIN, MAX_TERMINATE_NOTICE_MIN = 5, 15  # spec §6.3; the shortest is the default too
-OS_IMAGE_NOTICE_MIN = 15  # the only one there is
+MIN_TERMINATE_NOTICE_MIN, MAX_TERMINATE_NOTICE_MIN = 5, 15  # minutes (spec §6.3); the minimum is the default
+OS_IMAGE_NOTICE_MIN = 15  # minutes; the only allowed value
 _MAX_TAGS_TEXT = 200
 T = TypeVar("T")
 
 
 class VmSettingsChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None: that stays as it is. A notice of 0 is none."""
+    """A change of VM settings. None leaves a setting unchanged; a notice of 0 switches it off."""
 
     terminate_notice_min: int | None = None
     os_image_notice_min: int | None = None
     approve_restart: bool | None = None
     approve_redeploy: bool | None = None
     publish_outside: bool | None = None
-    tags: dict[str, str] | None = None  # these come
-    untagged: tuple[str, ...] = ()  # and those go; others stay
+    tags: dict[str, str] | None = None  # to add or replace
+    untagged: tuple[str, ...] = ()  # names of tags to remove
 
     @property
     def is_empty(self) -> bool:
+        """Whether it changes nothing."""
         return self == VmSettingsChange()
 
     @property
     def changes_policy(self) -> bool:
-        """What the VMs of a set have in common, always."""
+        """Whether it changes approval or publishing, which all VMs of a set have in common."""
         return (self.approve_restart, self.approve_redeploy, self.publish_outside) != (None, None, None)
 
 
 def current_settings(vm: Vm) -> VmSettingsChange:
-    """How it is, besides its tags."""
+    """Return the current settings of a VM, without its tags."""
     return VmSettingsChange(
         terminate_notice_min=vm.terminate_notice_min,
         os_image_notice_min=vm.os_image_notice_min,
@@ -52,68 +53,72 @@ def current_settings(vm: Vm) -> VmSettingsChange:
     )
 
 
-def apply_settings(vm: Vm, amendment: VmSettingsChange) -> Vm:
+def apply_settings(vm: Vm, change: VmSettingsChange) -> Vm:
+    """Return the VM with the change applied."""
     approve = AutoApproval(
-        restart=_new_or_old(amendment.approve_restart, vm.auto_approve.restart),
-        redeploy=_new_or_old(amendment.approve_redeploy, vm.auto_approve.redeploy),
+        restart=_new_or_old(change.approve_restart, vm.auto_approve.restart),
+        redeploy=_new_or_old(change.approve_redeploy, vm.auto_approve.redeploy),
     )
-    kept = {name: text for name, text in vm.tags.items() if name not in amendment.untagged}
+    kept = {name: text for name, text in vm.tags.items() if name not in change.untagged}
     return msgspec.structs.replace(
         vm,
-        terminate_notice_min=_new_or_old(amendment.terminate_notice_min, vm.terminate_notice_min),
-        os_image_notice_min=_new_or_old(amendment.os_image_notice_min, vm.os_image_notice_min),
+        terminate_notice_min=_new_or_old(change.terminate_notice_min, vm.terminate_notice_min),
+        os_image_notice_min=_new_or_old(change.os_image_notice_min, vm.os_image_notice_min),
         auto_approve=approve,
-        publish_outside=_new_or_old(amendment.publish_outside, vm.publish_outside),
-        tags=kept | (amendment.tags or {}),
+        publish_outside=_new_or_old(change.publish_outside, vm.publish_outside),
+        tags=kept | (change.tags or {}),
     )
 
 
-def apply_settings_in_scope(scope: Scope, keys: Collection[str], amendment: VmSettingsChange) -> Scope:
-    """The scope with those of its VMs amended that have these keys; Refused where one cannot be."""
-    _require_whole_set(scope, keys, amendment)
+def apply_settings_in_scope(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> Scope:
+    """Return the scope with the change applied to its VMs with these keys.
+
+    Refused if a VM cannot have the setting, or if only part of a set would get another policy.
+    """
+    _require_whole_set(scope, keys, change)
     for vm in scope.present_vms:
         if vm.key in keys:
-            _require_supported(vm, amendment)
-            scope = scope.with_vm(apply_settings(vm, amendment))
+            _require_supported(vm, change)
+            scope = scope.with_vm(apply_settings(vm, change))
     return scope
 
 
-def describe_settings(amendment: VmSettingsChange, called: str) -> str:
-    """`the terminate notice of workers to 10 min, the tags to team=shop`: what was set, for the history."""
-    parts = [f"the {what} to {value}" for what, value in _described_parts(amendment)]
+def describe_settings(change: VmSettingsChange, called: str) -> str:
+    """Return what was set on `called`: `the terminate notice of workers to 10 min, the tags to team=shop`."""
+    parts = [f"the {what} to {value}" for what, value in _described_parts(change)]
     return ", ".join(parts).replace(" to ", f" of {called} to ", 1)
 
 
-def _require_supported(vm: Vm, amendment: VmSettingsChange) -> None:
-    if vm.priority is Priority.SPOT and amendment.terminate_notice_min:
+def _require_supported(vm: Vm, change: VmSettingsChange) -> None:
+    if vm.priority is Priority.SPOT and change.terminate_notice_min:
         raise Refused(
-            f"VM {vm.name!r} is Spot and gets no terminate notification (spec §6.3): leave it out, or disable it"
+            f"VM {vm.name!r} is Spot and gets no terminate notification (spec §6.3): leave out the VM or the notice"
         )
 
 
-def _require_whole_set(scope: Scope, keys: Collection[str], amendment: VmSettingsChange) -> None:
-    """As in a fleet file: a set approves automatically or does not, and no VM of it has a rule of its own."""
-    meant = [vm for vm in scope.present_vms if vm.key in keys]
-    if not amendment.changes_policy or not meant or len(meant) == len(scope.present_vms):
+def _require_whole_set(scope: Scope, keys: Collection[str], change: VmSettingsChange) -> None:
+    """Raise Refused if the policy of only some VMs of a set would change, as in a fleet file."""
+    chosen = [vm for vm in scope.present_vms if vm.key in keys]
+    if not change.changes_policy or not chosen or len(chosen) == len(scope.present_vms):
         return
-    vm = meant[0]
-    among = f"scale set {vm.scale_set!r}" if vm.scale_set else f"availability set {vm.availability_set!r}"
-    raise Refused(f"VM {vm.name!r} is in {among} and has no policy of its own: change that of the set")
+    vm = chosen[0]
+    parent = f"scale set {vm.scale_set!r}" if vm.scale_set else f"availability set {vm.availability_set!r}"
+    raise Refused(f"VM {vm.name!r} is in {parent} and has no policy of its own: change the policy of the set")
 
 
-def _described_parts(amendment: VmSettingsChange) -> Iterator[tuple[str, str]]:
-    if amendment.terminate_notice_min is not None:
-        yield "terminate notice", _notice_text(amendment.terminate_notice_min)
-    if amendment.os_image_notice_min is not None:
-        yield "OS image notice", _notice_text(amendment.os_image_notice_min)
-    if amendment.approve_restart is not None:
-        yield "automatic approval of restarts", _on_or_off(amendment.approve_restart)
-    if amendment.approve_redeploy is not None:
-        yield "automatic approval of redeploys", _on_or_off(amendment.approve_redeploy)
-    if amendment.publish_outside is not None:
-        yield "publishing of events outside", _on_or_off(amendment.publish_outside)
-    if amendment.tags is not None:
-        yield "tags", _tags_text(amendment.tags)
+def _described_parts(change: VmSettingsChange) -> Iterator[tuple[str, str]]:
+    if change.terminate_notice_min is not None:
+        yield "terminate notice", _notice_text(change.terminate_notice_min)
+    if change.os_image_notice_min is not None:
+        yield "OS image notice", _notice_text(change.os_image_notice_min)
+    if change.approve_restart is not None:
+        yield "automatic approval of restarts", _on_or_off(change.approve_restart)
+    if change.approve_redeploy is not None:
+        yield "automatic approval of redeploys", _on_or_off(change.approve_redeploy)
+    if change.publish_outside is not None:
+        yield "publishing of events outside", _on_or_off(change.publish_outside)
+    if change.tags is not None:
+        yield "tags", _tags_text(change.tags)
 
 
 def _notice_text(minutes: int) -> str:

@@ -10,14 +10,14 @@ from forewarn.core.resource_ids import ROOT_RESOURCE
 
 
 class WebhookSchema(StrEnum):
-    """In which form a webhook is told."""
+    """The message format of a webhook."""
 
     EVENT_GRID = "eventgrid"
     CLOUD_EVENTS = "cloudevents"
 
 
 class EventGridStatus(StrEnum):
-    """What is told of an event, by the words Azure's Event Grid has for it."""
+    """The status of an event in webhook messages, in the words of Azure's Event Grid."""
 
     SCHEDULED = "Scheduled"
     STARTED = "Started"
@@ -26,20 +26,22 @@ class EventGridStatus(StrEnum):
 
 
 class WebhookSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A webhook: the receiver's address, which events it receives, and its position in the history."""
+
     id: str
     url: str
-    secret: str  # signs what is sent
+    secret: str  # signs messages
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
-    over: str = ROOT_RESOURCE  # only what happens to VMs within this resource
-    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)
-    opted_in_only: bool = False  # only VMs whose policy publishes outside
+    over: str = ROOT_RESOURCE  # only events of VMs within this resource
+    happenings: tuple[EventGridStatus, ...] = tuple(EventGridStatus)  # only these statuses
+    opted_in_only: bool = False  # only events of VMs with `publish_outside`
     by: str = ""
     at: float = 0
-    cursor: int = 0  # everything up to this number of the history has been told, or is none of its business
+    cursor: int = 0  # all history entries up to this number were delivered or did not concern it
 
 
 class WebhookCursor(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a webhook has come. One that is gone by now stays gone."""
+    """The new position of a webhook in the history. Committing it for a removed webhook changes nothing."""
 
     webhook_id: str
     seq: int
