@@ -308,5 +308,7 @@ def _form(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> An
         return [_form(inner, schemas, depth + 1) for inner in schema["anyOf"]]
     if schema.get("type") == "array":
         return {"array of": _form(schema.get("items") or {}, schemas, depth + 1)}
+    if isinstance(schema.get("additionalProperties"), dict):
+        return {"object of": _form(schema["additionalProperties"], schemas, depth + 1)}
     dropped = ("title", "description", "default")
     return {name: value for name, value in schema.items() if name not in dropped}
