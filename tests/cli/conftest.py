@@ -219,7 +219,7 @@ class Elsewhere(ScriptedServer):
             return json_reply({"token_endpoint": f"{self.url}/adfs/oauth2/token"})
         if path == "/adfs/oauth2/token":
             return self._sign_in(dict(parse_qsl(request.body.decode())))
-        return super().answer(request) if self._admits(request) else refusal("Unauthenticated", 401)
+        return super().next_reply(request) if self._admits(request) else refusal("Unauthenticated", 401)
 
     def _sign_in(self, form: dict[str, str]) -> ScriptedReply:
         self.sign_ins.append(form)

@@ -266,7 +266,7 @@ class Nonsense(ScriptedServer):
     """Its replies may name the server itself as ISSUER."""
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
-        reply = super().answer(request)
+        reply = super().next_reply(request)
         return replace(reply, body=reply.body.replace(b"ISSUER", self.url.encode()))
 
 
