@@ -44,7 +44,7 @@ def test_a_new_secret_ends_the_old_one(api: Any) -> None:
     known = api.world.store.client("bot").secret_hash
     assert secret_matches(new, known)
     assert not secret_matches(old, known)
-    assert texts(api)[-1] == "client bot was given another secret by local user ann"
+    assert texts(api)[-1] == "client bot was given a new secret by local user ann"
 
 
 def test_with_a_client_go_its_grants(api: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_role_is_taken_back_even_the_last_one_over_everything(api: Any) -> Non
     granted = grant(api, "bot", "/", role="Administrator")
     assert api.delete(f"/access/grants/{granted['id'].upper()}") == granted
     assert api.get("/access")["grants"] == []
-    assert texts(api)[-1] == "role Administrator over everything taken from client bot by local user ann"
+    assert texts(api)[-1] == "role Administrator over everything revoked from client bot by local user ann"
 
 
 def test_whoever_asks_is_told_who_they_are(api: Any) -> None:

@@ -261,12 +261,12 @@ def test_a_store_out_of_reach_is_said_with_when_to_try_again(api: Any) -> None:
     assert answer.json["error"] == {"code": "Unavailable", "message": "the disk is full: make room"}
 
 
-def test_a_conflict_says_to_ask_again(api: Any) -> None:
+def test_a_conflict_says_to_try_again(api: Any) -> None:
     for _ in range(20):
         api.world.store.fail_next(Conflict("somebody was quicker"))
     status, code, message = api.refused("POST", "/requests", {"ask": "restart", "vms": ["db"]})
     assert (status, code) == (409, "Conflict")
-    assert message.endswith("ask again")
+    assert message.endswith("try again")
 
 
 def test_a_bug_is_an_internal_error_that_tells_nothing_secret(api: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,7 @@ def test_who_is_never_quick_enough_is_told_to_ask_again(world: World) -> None:
     assert isinstance(world.store, MemoryStore)
     for _ in range(20):
         world.store.fail_next(Conflict("somebody was quicker"))
-    with pytest.raises(Conflict, match="ask again"):
+    with pytest.raises(Conflict, match="try again"):
         amend(world, [world.vm("db")], terminate_notice_min=7)
     amend(world, [world.vm("db")], terminate_notice_min=7)
     assert world.vm("db").terminate_notice_min == 7

@@ -107,7 +107,7 @@ BAD = [
     ("fault set gone --all --for 2m", "fault gone lasts 70 s at most, not 120 s: give 70 s"),
     ("fault clear", "nothing says which faults to clear: name them, or give --kind, --vm, --scope or --all"),
     ("fault clear f999", "fault 'f999' is not on: `forewarn fault list` lists those that are"),
-    ("fault storm --seed 1 --for 0", "a storm of 0 s cannot be: give more than 0 s, up to 86400 s"),
+    ("fault storm --seed 1 --for 0", "a storm cannot last 0 s: give more than 0 s, up to 86400 s"),
     (
         "fault set neighbour-only --vm web-0",
         "web-0 has no neighbour that runs: name a VM that shares its scope with others "

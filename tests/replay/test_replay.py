@@ -127,7 +127,7 @@ def test_an_approval_of_a_replayed_event_is_taken_written_down_once_and_changes_
     assert lab.shows() == document
     (entry,) = lab.world.store.history(event_id=event_id)
     assert (entry.what, entry.who, entry.at) == ("approved", "web-0", NOON + 10)
-    assert entry.text == "web-0 approved Reboot of web-0, which is replayed: the story keeps its pace"
+    assert entry.text == "web-0 approved Reboot of web-0, a replayed event: the replay keeps its pace"
 
 
 def test_a_replayed_id_counts_as_approved_after_its_event_and_after_the_replay(lab: Any, restart_story: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_replay_ends_when_its_vm_goes(lab: Any, restart_story: Any) -> None:
     request = lab.start(restart_story)
     lab.world.ask(RequestedOperation.DELETE, "web-0")
     lab.world.advance(10)
-    assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 is gone"
+    assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 was removed"
 
 
 def test_a_replay_that_is_stopped_leaves_the_scopes_own_document_under_a_new_number(
@@ -260,7 +260,7 @@ def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
     [
         ({"speed": 0}, "speed 0 is out of range: give a number from 0.01 to 10000"),
         ({"speed": float("nan")}, "speed nan is out of range"),
-        ({"loops": 0}, "a story can be told 1 to 1000 times, not 0"),
+        ({"loops": 0}, "a recording can be replayed 1 to 1000 times, not 0 times"),
         ({"names": {"nobody": "x"}}, "no recorded event names VM 'nobody': those named are theirs"),
     ],
 )

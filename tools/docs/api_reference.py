@@ -26,7 +26,7 @@ not known is refused by its name. A refusal changes nothing and says why:
 | 403 | `Forbidden` | ask an administrator for a role |
 | 404 | `NotFound` | there is no such thing, or none that the caller may see |
 | 409 | `Refused` | its state forbids it now |
-| 409 | `Conflict` | somebody else was quicker: ask again |
+| 409 | `Conflict` | somebody else was quicker: try again |
 | 413 | `Rejected` | send less |
 | 503 | `Unavailable` | try later |
 

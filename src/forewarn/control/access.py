@@ -27,26 +27,34 @@ _MIN_ID_PREFIX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """A client with its secret, which nobody can be shown again."""
+    """A client and its secret in plain text; the store keeps only a hash of the secret."""
 
     client: RegisteredClient
     secret: str = field(repr=False)
 
 
 class AccessService:
+    """Adds, renews and removes API clients; grants and revokes roles. `who` is the principal that asks."""
+
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
-        self._write_lock = asyncio.Lock()  # what was looked at is still so when it is written
+        self._write_lock = asyncio.Lock()  # no other change between a check and its commit
 
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
-        """A new client; without an id it gets a GUID. It may do nothing until a role is granted to it."""
+        """Add a client, with a GUID as its id unless one is given. It has no permission until a role is granted.
+
+        Ids are case-insensitive and stored in lower case. Raises Rejected for a bad id or name, Refused for an id in
+        use.
+        """
         wanted = (client_id.strip() or self._new_id()).casefold()
         if not _CLIENT_ID_PATTERN.fullmatch(wanted):
-            raise Rejected(f"{client_id!r} is no client id: give letters, digits, dots and dashes, or none for a GUID")
+            raise Rejected(
+                f"{client_id!r} is not a client id: use letters, digits, dots and dashes, or none for a GUID"
+            )
         if not name.isprintable():
-            raise Rejected(f"the name {name!r} has signs that cannot be shown: give a plain one")
+            raise Rejected(f"the name {name!r} has characters that cannot be shown: use printable ones")
         async with self._write_lock:
             if self._store.client(wanted) is not None:
                 raise Refused(f"client {wanted!r} exists already", Remedy.RENEW_CLIENT_SECRET, client=wanted)
@@ -54,9 +62,9 @@ class AccessService:
             return await self._save_with_new_secret(made, who, "added")
 
     async def renew_secret(self, client_id: str, *, who: str) -> ClientCredentials:
-        """Another secret for this client; the old one counts no longer."""
+        """Give the client a new secret; the old one stops working at once. NotFound for an unknown client."""
         async with self._write_lock:
-            return await self._save_with_new_secret(self.client(client_id), who, "was given another secret")
+            return await self._save_with_new_secret(self.client(client_id), who, "was given a new secret")
 
     async def _save_with_new_secret(self, client: RegisteredClient, who: str, what: str) -> ClientCredentials:
         secret = new_secret()
@@ -67,7 +75,7 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """The client, and the grants that went with it: another of the same id must not inherit them."""
+        """Remove a client and its grants, so that a later client with this id does not inherit them; return both."""
         async with self._write_lock:
             client = self.client(client_id)
             grants = tuple(self._store.grants(to=client.principal_id))
@@ -81,7 +89,10 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """The role for the principal `to`, called `name`; one that it has already stays as it is."""
+        """Grant a role to the principal `to` over the resource id `over`; return the existing grant if there is one.
+
+        `name` is how the history calls the principal. Raises NotFound if `to` is a client that does not exist.
+        """
         async with self._write_lock:
             if to.startswith(_CLIENT_PREFIX):
                 self.client(to.removeprefix(_CLIENT_PREFIX))
@@ -93,9 +104,10 @@ class AccessService:
         return grant
 
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
+        """Remove a grant, named by its id or a prefix of it, and return it. `name`: the principal, for the history."""
         async with self._write_lock:
             grant = self.find_grant(grant_id)
-            entry = self._history_entry(who, f"{_grant_title(grant)} taken from {name or grant.to}")
+            entry = self._history_entry(who, f"{_grant_title(grant)} revoked from {name or grant.to}")
             await self._store.commit(Commit(removed_grants=(grant.id,), entries=(entry,)))
         return grant
 
@@ -104,20 +116,24 @@ class AccessService:
         return next(alike, None)
 
     def client(self, client_id: str) -> RegisteredClient:
+        """Return the client with this id, in any case; NotFound if there is none."""
         client = self._store.client(client_id.strip().casefold())
         if client is None:
             raise NotFound(f"client {client_id!r} does not exist", Remedy.LIST_CLIENTS)
         return client
 
     def find_grant(self, grant_id: str) -> Grant:
-        """By its id, or by a prefix that no other has."""
+        """Return the grant with this id, or the only one whose id starts with it (at least four characters).
+
+        Raises NotFound, or Refused if several match.
+        """
         wanted = grant_id.strip().casefold()
         grants = self._store.grants()
         found = [g for g in grants if g.id == wanted] or [g for g in grants if g.id.startswith(wanted)]
         if not found or len(wanted) < min(_MIN_ID_PREFIX, len(found[0].id)):
             raise NotFound(f"grant {grant_id!r} does not exist", Remedy.LIST_GRANTS)
         if len(found) > 1:
-            raise Refused(f"grant {grant_id!r} is ambiguous, {len(found)} begin so: give more of the id")
+            raise Refused(f"grant {grant_id!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         return found[0]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
@@ -128,6 +144,7 @@ class AccessService:
 
 
 def client_title(client: RegisteredClient) -> str:
+    """Return how history entries and messages call a client: `client NAME (ID)`, or `client ID`."""
     return f"client {client.name} ({client.id})" if client.name else f"client {client.id}"
 
 

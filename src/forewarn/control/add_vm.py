@@ -1,6 +1,6 @@
-"""Writes the fleet file for one VM to add, so that it passes the same checks as a whole fleet.
+"""Writes a fleet file for one VM to add, so that the VM passes the same checks as a whole fleet file.
 
-Fields left out are taken from the set that the VM joins, otherwise from the group that most VMs are in.
+Missing fields come from the set that the VM joins, otherwise from the resource group that most VMs are in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 
 
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A VM to add. What is left out is as with its set, else as with most of the fleet."""
+    """A VM to add, as requested. An empty field is filled in from its set, otherwise from most of the fleet."""
 
     name: Annotated[str, Meta(min_length=1)]
     subscription_id: str = ""
@@ -52,12 +52,13 @@ class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def fleet_file_for(
     new_vm: NewVm, store: Store, *, usual_home: tuple[str, str] | None, subscriptions: Iterable[str]
 ) -> str:
-    """The text of a file with this VM, the set it is in, and the hosts that there are.
+    """Return the text of a fleet file with this VM, its set, the known subscriptions and all hosts.
 
-    `usual_home`: the subscription and resource group that most VMs are in.
+    `usual_home`: the subscription and resource group that most VMs are in. Raises Rejected if the name contains braces
+    or the location is ambiguous.
     """
     if "{" in new_vm.name or "}" in new_vm.name:
-        raise Rejected(f"the name {new_vm.name!r} has braces in it: give the name of one VM, such as 'web-3'")
+        raise Rejected(f"the name {new_vm.name!r} contains braces: give the name of one VM, such as 'web-3'")
     hosts = store.hosts()
     home = _subscription_and_group(new_vm, usual_home)
     siblings = _vms_of_same_set(new_vm, store, home)
@@ -77,7 +78,6 @@ def _subscription_and_group(new_vm: NewVm, usual_home: tuple[str, str] | None) -
 
 
 def _vms_of_same_set(new_vm: NewVm, store: Store, home: tuple[str, str]) -> list[Vm]:
-    """The VMs of the set it joins."""
     named = [(key, getattr(new_vm, key).casefold()) for key in _SET_KEYS if getattr(new_vm, key)]
     place = (home[0].casefold(), home[1].casefold())
     return [
@@ -95,7 +95,7 @@ def _location(new_vm: NewVm, siblings: list[Vm], hosts: list[Host]) -> str:
     places = sorted({host.location for host in hosts if not wanted or host.name.casefold() == wanted})
     if len(places) > 1:
         raise Rejected(
-            f"VM {new_vm.name!r} could be in several locations: say which with location, {_quoted_choices(places)}"
+            f"VM {new_vm.name!r} could be in several locations: give its location, {_quoted_choices(places)}"
         )
     return places[0] if places else DefaultsTable().location
 
@@ -109,53 +109,53 @@ def _host_table(host: Host) -> dict[str, object]:
 
 
 def _set_table(new_vm: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]:
-    """The set as its VMs show it to be."""
-    told: dict[str, object] = {"name": getattr(new_vm, key), "update_domains": 1000, "fault_domains": 1000}
+    """Describe the set by the settings of its first VM; the domain counts are at their maximum."""
+    table: dict[str, object] = {"name": getattr(new_vm, key), "update_domains": 1000, "fault_domains": 1000}
     if siblings and key != "cloud_service":
-        told["auto_approve"] = _auto_approve_words(siblings[0].auto_approve)
+        table["auto_approve"] = _auto_approve_words(siblings[0].auto_approve)
     if siblings and key == "scale_set":
-        told["priority"] = siblings[0].priority.value
-        told["terminate_notification"] = siblings[0].terminate_notice_min
-        told["program"] = list(siblings[0].program)
-        told["environment"], told["directory"] = siblings[0].environment, siblings[0].directory
-        told["eviction_policy"] = siblings[0].eviction_policy.value if siblings[0].priority == "Spot" else ""
-    return told
+        table["priority"] = siblings[0].priority.value
+        table["terminate_notification"] = siblings[0].terminate_notice_min
+        table["program"] = list(siblings[0].program)
+        table["environment"], table["directory"] = siblings[0].environment, siblings[0].directory
+        table["eviction_policy"] = siblings[0].eviction_policy.value if siblings[0].priority == "Spot" else ""
+    return table
 
 
 def _vm_table(new_vm: NewVm, siblings: list[Vm]) -> dict[str, object]:
-    told: dict[str, object] = {key: getattr(new_vm, key) for key in _COPIED_FIELDS}
-    told["placement_group"] = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
-    told["priority"] = new_vm.priority.value if new_vm.priority else ""
-    told["eviction_policy"] = new_vm.eviction_policy.value if new_vm.eviction_policy else ""
-    told["terminate_notification"] = new_vm.terminate_notice_min
-    told["auto_approve"] = _auto_approve_words(new_vm.auto_approve)
-    told["tags"] = new_vm.tags
+    table: dict[str, object] = {key: getattr(new_vm, key) for key in _COPIED_FIELDS}
+    table["placement_group"] = new_vm.placement_group or (_free_placement_group(siblings) if new_vm.scale_set else "")
+    table["priority"] = new_vm.priority.value if new_vm.priority else ""
+    table["eviction_policy"] = new_vm.eviction_policy.value if new_vm.eviction_policy else ""
+    table["terminate_notification"] = new_vm.terminate_notice_min
+    table["auto_approve"] = _auto_approve_words(new_vm.auto_approve)
+    table["tags"] = new_vm.tags
     in_set = any(getattr(new_vm, key) for key in _SET_KEYS)
     for key in ("update_domain", "fault_domain"):
         given = getattr(new_vm, key)
-        told[key] = (
-            given if given is not None or not in_set else _least_crowded_domain([getattr(vm, key) for vm in siblings])
+        table[key] = (
+            given if given is not None or not in_set else _least_used_domain([getattr(vm, key) for vm in siblings])
         )
-    return told
+    return table
 
 
 def _auto_approve_words(approval: AutoApproval) -> list[str]:
     return [word for word in ("restart", "redeploy") if getattr(approval, word)]
 
 
-def _least_crowded_domain(taken: list[int]) -> int:
-    """The least crowded domain. Where one is crowded already, the set has no more than those that are in use."""
-    crowd = Counter(taken)
-    in_use = max(crowd, default=-1) + 1
+def _least_used_domain(taken: list[int]) -> int:
+    """Return the domain with the fewest VMs; an unused one only while no domain has two VMs."""
+    counts = Counter(taken)
+    in_use = max(counts, default=-1) + 1
     domains = in_use if len(taken) > in_use else max(in_use, _DEFAULT_DOMAIN_COUNT)
-    return min(range(domains), key=lambda domain: (crowd[domain], domain))
+    return min(range(domains), key=lambda domain: (counts[domain], domain))
 
 
 def _free_placement_group(siblings: list[Vm]) -> str:
-    """The first placement group with room (spec §7.1), else a new one."""
-    crowd = Counter(vm.placement_group for vm in siblings)
-    free = sorted(group for group, count in crowd.items() if count < MAX_PLACEMENT_GROUP)
-    return free[0] if free else next(name for name in _placement_group_names() if name not in crowd)
+    """Return the first placement group that is not full (spec §7.1), else a new one."""
+    counts = Counter(vm.placement_group for vm in siblings)
+    free = sorted(group for group, count in counts.items() if count < MAX_PLACEMENT_GROUP)
+    return free[0] if free else next(name for name in _placement_group_names() if name not in counts)
 
 
 def _placement_group_names() -> Iterator[str]:
@@ -166,7 +166,7 @@ def _placement_group_names() -> Iterator[str]:
 
 
 def _toml_lines(keys: dict[str, object]) -> Iterator[str]:
-    """TOML as far as it is needed: what is empty is left out, and 0 where it stands for nothing."""
+    """Yield `key = value` lines of TOML without empty values and without a terminate_notification of 0."""
     for key, value in keys.items():
         if value in ("", None, [], {}) or (key == "terminate_notification" and value == 0):
             continue

@@ -30,18 +30,21 @@ from forewarn.webhooks import WebhookDispatcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlInputs:
-    """What control takes from the world: chance, and what VMs were seen to ask."""
+    """Inputs of the control plane from outside: new ids, the polls of VMs, and the real time."""
 
     new_id: Callable[[], str]  # GUIDs, upper case
-    polls: Callable[[], list[LastPoll]] = field(default=list)
-    lab_addresses: bool = False  # give VMs addresses on the loopback network
-    real_time: Callable[[], float] = read_real_time  # for what lasts in real time (spec §12)
+    polls: Callable[[], list[LastPoll]] = field(default=list)  # the latest poll of each VM
+    lab_addresses: bool = False  # give each VM without an address one on the loopback network
+    real_time: Callable[[], float] = (
+        read_real_time  # seconds since 1970; transport faults and webhooks use it (spec §12)
+    )
 
 
 class ControlPlane:
-    """The use cases (`requests`, `guests`, `fleets`, `access`, `webhooks`, `faults`, `storms`, `labtime`), and what
+    """All use cases on one store, with the reconciler and the webhook dispatcher that run in the background.
 
-    goes on by itself: the `reconciler`, and the `outbox` that tells webhooks.
+    Use cases: `requests`, `guests`, `fleet`, `access`, `webhooks`, `faults`, `fault_storms`, `replays`, `rollouts` and
+    `lab_clock`. The caller runs `reconciler.run()` and the dispatcher. Use it from one event loop.
     """
 
     def __init__(
@@ -94,10 +97,11 @@ class ControlPlane:
             transactions=self.transactions, new_id=inputs.new_id, webhook_delivery=self.webhook_delivery
         )
         self.lab_clock = LabClockService(clock=clock, store=store, reconciler=self.reconciler, polls=inputs.polls)
-        self.dry_run_lock = asyncio.Lock()  # one at a time: each takes a thread
+        self.dry_run_lock = asyncio.Lock()  # one dry run at a time: each takes a thread
         self._unsubscribe = store.subscribe(self._on_commit)
         if store.scope_ids():
-            # Somebody ran before us: what came due meanwhile gives those who could not poll a moment to look.
+            # An earlier process used this store. Events that came due since then wait for the grace period, because
+            # no VM could poll meanwhile.
             self.transactions.resumed_at = clock.now()
         self.reconciler.resume_unfinished_acts()
 
@@ -108,5 +112,6 @@ class ControlPlane:
         self.reconciler.on_commit(applied)
 
     async def close(self) -> None:
+        """Stop listening to the store and cancel running acts; the store and the hypervisor stay open."""
         self._unsubscribe()
         await self.executor.close()

@@ -1,7 +1,7 @@
 """Dry runs: carry out a request on an in-memory copy of the scopes it concerns, in virtual time.
 
 Uses the same decisions as a real request and commits nothing to the real store. One dry run at a time, in a thread,
-so that VMs are answered meanwhile. A request that is too large is previewed only up to its first wave.
+so that the event loop can answer VMs meanwhile. For a rollout that is too large, only the first wave is previewed.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from forewarn.hypervisor.simulated import SimulatedHypervisor
 from forewarn.store.interface import LastPoll, Store
 from forewarn.store.memory import MemoryStore
 
-MAX_SIMULATED_VMS = 2_000  # VMs that a request is about, to be followed to its end
-MAX_COPIED_VMS = 20_000  # VMs that share scopes with those
+MAX_SIMULATED_VMS = 2_000  # a request for more VMs is not simulated to its end
+MAX_COPIED_VMS = 20_000  # VMs of all scopes that are copied
 _MAX_STEPS = 20_000
-_MAX_REAL_TIME_S = 10.0  # of real time
-_MAX_EVENTS_READ = 1_000  # events of a scope, for the last act on each of its VMs
-_SCOPES_PER_SLICE = 100  # scopes read before others get their turn
+_MAX_REAL_TIME_S = 10.0
+_MAX_EVENTS_READ = 1_000  # events of a scope, to find the last act on each of its VMs
+_SCOPES_PER_SLICE = 100  # scopes read before other tasks may run
 _LIVE_STATES = (EventState.SCHEDULED, EventState.STARTED)
 
-RequestAction = Callable[
-    [ControlPlane], Awaitable[MaintenanceRequest]
-]  # what is asked for, of whichever control it is given
+# Makes the request on the given control plane, which is the copy in a dry run.
+RequestAction = Callable[[ControlPlane], Awaitable[MaintenanceRequest]]
 
 
 class DryRunTooLarge(Refused):
-    """More is concerned than can be copied; it can be asked for all the same."""
+    """The request concerns too many VMs for a dry run; it can still be made without one."""
 
 
 async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Sequence[Vm]) -> Preview:
-    """What would come of a deed that is about these VMs; raises as the deed itself would."""
+    """Return what a request for these VMs would lead to. Raises what `action` raises, and DryRunTooLarge."""
     async with control.dry_run_lock:
         snapshot = await _take_snapshot(control, {vm.scope_id for vm in vms})
         return await asyncio.to_thread(_simulate_in_thread, snapshot, action, len(vms))
@@ -58,6 +57,10 @@ async def dry_run_request(control: ControlPlane, action: RequestAction, vms: Seq
 async def dry_run_rollout(
     control: ControlPlane, rollout: Rollout, *, who: str, notice_s: float, short_notice: bool
 ) -> Preview:
+    """Return what a rollout would lead to; only its first wave for more than MAX_SIMULATED_VMS VMs.
+
+    Raises what `RequestService.start_rollout` raises, and DryRunTooLarge.
+    """
     request = control.requests.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
     assert request.rollout is not None
     vms = control.rollouts.vms_of(request.rollout)
@@ -73,10 +76,10 @@ async def dry_run_rollout(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoreSnapshot:
-    """What is stored of some scopes, and the circumstances."""
+    """Stored state of some scopes, with the time, policy, polls and faults that decisions need."""
 
     commit: Commit
-    running_acts: list[tuple[Act, float]]  # acts that a hypervisor is performing, and since when
+    running_acts: list[tuple[Act, float]]  # acts that the hypervisor performs now, and when they began
     polls: list[LastPoll]
     faults: bytes | None
     now: float
@@ -99,7 +102,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
     scopes = await _connected_scopes(store, set(store.scope_ids()) if is_whole else concerned)
     rollouts = [request for request in store.requests(open_only=True) if request.rollout is not None]
     events = {event.id: event for scope in scopes.values() for event in scope.events}
-    for request in rollouts:  # which VMs one is done with is read off its events
+    for request in rollouts:  # the events of a rollout say which VMs are done
         events |= {e.id: e for e in store.events(request_id=request.id) if e.scope_id in scopes}
     planned = tuple(item for item in store.planned() if item.scope_id in scopes)
     gates = {gate_id: store.gate(gate_id) for gate_id in _gate_ids((*events.values(), *planned))}
@@ -127,7 +130,7 @@ async def _take_snapshot(control: ControlPlane, concerned: set[str]) -> _StoreSn
 
 
 async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
-    """These, and all that wait for the same gates as they do."""
+    """Load these scopes, and all scopes whose events wait for the same gates."""
     found: dict[str, Scope] = {}
     gates: set[str] = set()
     vms = 0
@@ -140,7 +143,7 @@ async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
         vms += len(scope.vms)
         if vms > MAX_COPIED_VMS:
             raise DryRunTooLarge(
-                f"what this concerns has more than {MAX_COPIED_VMS} VMs, too many to rehearse: ask for fewer"
+                f"this request concerns more than {MAX_COPIED_VMS} VMs, too many for a preview: choose fewer VMs"
             )
         for gate_id in _gate_ids(scope.events) - gates:
             gates.add(gate_id)
@@ -151,24 +154,27 @@ async def _connected_scopes(store: Store, wanted: set[str]) -> dict[str, Scope]:
 
 
 def _start_order(event: Event) -> tuple[float, int]:
-    """Acts on one VM are performed in the order in which their events started."""
+    """Sort key: acts on one VM are performed in the order in which their events started."""
     return (math.inf if event.started_at is None else event.started_at, event.seq)
 
 
 def _running_acts(store: Store, started: list[Event]) -> list[tuple[Act, float]]:
-    """Of each VM the first act that is owed: it began with its event, or when the one before it was done."""
+    """Return the first unfinished act of each VM and when it began.
+
+    It began when its event started, or when the previous act on the VM ended.
+    """
     first: dict[str, tuple[Act, Event]] = {}
     for event in sorted(started, key=_start_order):
         for act in event.unfinished_acts:
             first.setdefault(act.vm, (act, event))
-    free = {event.scope_id: _last_act_times(store, event.scope_id) for _, event in first.values()}
+    ended = {event.scope_id: _last_act_times(store, event.scope_id) for _, event in first.values()}
     return [
-        (act, max(event.started_at or 0.0, free[event.scope_id].get(vm, 0.0))) for vm, (act, event) in first.items()
+        (act, max(event.started_at or 0.0, ended[event.scope_id].get(vm, 0.0))) for vm, (act, event) in first.items()
     ]
 
 
 def _last_act_times(store: Store, scope_id: str) -> dict[str, float]:
-    """When the last act on each VM was done."""
+    """Return, by VM key, when the last finished act ended."""
     done: dict[str, float] = {}
     for event in store.events(scope_id=scope_id, limit=_MAX_EVENTS_READ):
         for act in event.acts:
@@ -236,6 +242,6 @@ def _preview_from_store(store: Store, request: MaintenanceRequest, vms: int, now
 
 
 def _placeholder_ids() -> Callable[[], str]:
-    """Ids that are nobody's, and come after those of earlier things, as later ones do in tests."""
+    """Return a source of ids that no stored thing has, and that sort after all others."""
     numbers = count(1)
     return lambda: f"FFFFFFFF-FFFF-4FFF-BFFF-{next(numbers):012X}"

@@ -23,28 +23,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRetryPolicy:
-    """How an act is tried again when its hypervisor is unavailable."""
+    """When an act that failed is tried again, and how often. Delays are in lab time."""
 
     max_attempts: int = 5
     first_delay_s: float = 1.0
     max_delay_s: float = 60.0
-    timeout_s: float = 900.0  # real time for one try: a hypervisor that hangs must not keep others waiting for ever
+    timeout_s: float = 900.0  # of one attempt, in real time, so that a hanging hypervisor does not block other acts
 
     def delay_s(self, failures: int) -> float:
+        """Return the delay after this many failures (1 or more): it doubles each time, up to the maximum."""
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** (failures - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """An act that could not be performed this time, and will be tried again."""
+    """An attempt at an act that failed, and after which the act is tried again."""
 
     act: Act
-    at: float
+    at: float  # lab time
     reason: str
-    retry_in_s: float
+    retry_in_s: float  # lab time
 
 
 class ActExecutor:
+    """Performs acts on the hypervisor and keeps their outcomes until the reconciler takes them.
+
+    `wake` is called after every attempt. At most `max_concurrent` acts run at a time, and one per VM.
+    """
+
     def __init__(
         self,
         *,
@@ -63,23 +69,27 @@ class ActExecutor:
         self._order = 0
         self._acts: dict[str, Act] = {}
         self._failures: dict[str, int] = {}
-        self._vm_queues: dict[str, deque[str]] = {}  # VM → acts that wait for the one at work on it
+        self._vm_queues: dict[str, deque[str]] = {}  # VM → its running act, then those that wait
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outcomes: list[tuple[Act, ActOutcome]] = []
-        self._unrecorded: set[str] = set()  # acts whose outcome is known here, and not yet in the store
+        self._unrecorded: set[str] = set()  # acts whose outcome is known here but not yet in the store
         self._failed_attempts: list[FailedAttempt] = []
 
     @property
     def running_acts(self) -> int:
+        """How many acts are being performed now."""
         return len(self._tasks)
 
     @property
     def has_due_acts(self) -> bool:
-        """Whether acts are due now that were not begun yet."""
+        """Whether an act is due that has not been started."""
         return bool(self._due) and self._due[0][0] <= self._clock.now()
 
     def add_acts(self, event: Event) -> None:
-        """Take on what a started event owes; what was taken on, or waits to be recorded, is not taken twice."""
+        """Queue the unfinished acts of a started event; acts already known here are not queued again.
+
+        Called with every committed event, so it also learns which outcomes the store has now.
+        """
         for act in event.acts:
             if act.outcome is not None:
                 self._unrecorded.discard(act.id)
@@ -88,45 +98,49 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """When the next act falls due; with no room for one, only an act that ends can make some."""
+        """Return when the next act is due in lab time; None if there is none or `max_concurrent` acts are running."""
         return self._due[0][0] if self._due and len(self._tasks) < self._max_concurrent else None
 
     def start_due_acts(self) -> bool:
-        """Begin every act whose time has come and whose VM is free; whether any was begun."""
-        begun = False
+        """Start every due act whose VM is free, up to the limit; return whether any was started."""
+        started = False
         now = self._clock.now()
         while self._due and self._due[0][0] <= now and len(self._tasks) < self._max_concurrent:
             act = self._acts[heapq.heappop(self._due)[2]]
-            if (line := self._vm_queues.get(act.vm)) is not None and line[0] != act.id:
-                if act.id not in line:
-                    line.append(act.id)
+            if (queue := self._vm_queues.get(act.vm)) is not None and queue[0] != act.id:
+                if act.id not in queue:
+                    queue.append(act.id)
                 continue
             self._vm_queues.setdefault(act.vm, deque([act.id]))
             self._tasks[act.id] = asyncio.create_task(self._perform(act))
-            begun = True
-        return begun
+            started = True
+        return started
 
     def take_outcomes(self) -> list[tuple[Act, ActOutcome]]:
+        """Return the outcomes since the last call; the caller commits them or gives them back."""
         known, self._outcomes = self._outcomes, []
         return known
 
     def return_outcomes(self, known: list[tuple[Act, ActOutcome]]) -> None:
-        """The store could not take these outcomes: keep them for the next turn."""
+        """Keep outcomes that could not be committed for the next `take_outcomes`."""
         self._outcomes = known + self._outcomes
 
     def take_failed_attempts(self) -> list[FailedAttempt]:
+        """Return the failed attempts since the last call; the caller commits them or gives them back."""
         failed_attempts, self._failed_attempts = self._failed_attempts, []
         return failed_attempts
 
     def return_failed_attempts(self, failed_attempts: list[FailedAttempt]) -> None:
+        """Keep failed attempts that could not be committed for the next `take_failed_attempts`."""
         self._failed_attempts = failed_attempts + self._failed_attempts
 
     async def wait_for_any(self) -> None:
-        """Until at least one act at work is done with for now."""
+        """Wait until at least one running attempt has ended; return at once if none is running."""
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
+        """Cancel all running attempts and wait for them to end."""
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -156,15 +170,15 @@ class ActExecutor:
             self._conclude(act, answer)
         self._wake()
 
-    def _after_failure(self, act: Act, why: str) -> ActDone | ActUnderWay:
+    def _after_failure(self, act: Act, reason: str) -> ActDone | ActUnderWay:
         failures = self._failures[act.id] = self._failures.get(act.id, 0) + 1
         if failures >= self._retry.max_attempts:
-            return ActDone(ok=False, note=f"{why} (tried {failures} times)")
-        return self._retry_later(act, why, self._retry.delay_s(failures))
+            return ActDone(ok=False, note=f"{reason} (tried {failures} times)")
+        return self._retry_later(act, reason, self._retry.delay_s(failures))
 
-    def _retry_later(self, act: Act, why: str, in_s: float) -> ActUnderWay:
+    def _retry_later(self, act: Act, reason: str, in_s: float) -> ActUnderWay:
         now = self._clock.now()
-        self._failed_attempts.append(FailedAttempt(act=act, at=now, reason=why, retry_in_s=in_s))
+        self._failed_attempts.append(FailedAttempt(act=act, at=now, reason=reason, retry_in_s=in_s))
         return ActUnderWay(at=now + in_s)
 
     def _conclude(self, act: Act, done: ActDone) -> None:
@@ -172,9 +186,9 @@ class ActExecutor:
         self._unrecorded.add(act.id)
         self._acts.pop(act.id, None)
         self._failures.pop(act.id, None)
-        line = self._vm_queues[act.vm]
-        line.popleft()
-        if line:
-            self._queue(line[0], self._clock.now())
+        queue = self._vm_queues[act.vm]
+        queue.popleft()
+        if queue:
+            self._queue(queue[0], self._clock.now())
         else:
             del self._vm_queues[act.vm]

@@ -1,6 +1,6 @@
-"""Registry of active faults: saved before they take effect, cached, counted from committed events.
+"""Registry of active faults: saves them before they take effect and counts the events they affect.
 
-The events that a fault has touched are read from commits, so a crash neither loses one nor counts it twice.
+The count comes from committed events, so a crash neither loses an event nor counts it twice.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from forewarn.core.faults import ActiveFaults, Fault, FaultCategory, FaultKind
 from forewarn.store.interface import AppliedCommit, Store
 
 _SAVED_AS = "faults"
-FaultListener = Callable[[tuple[Fault, ...]], None]
+FaultListener = Callable[[tuple[Fault, ...]], None]  # gets all active faults
 
 
 class FaultRegistry:
+    """The active faults and storms, kept in memory and in the store."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
         raw = store.load(_SAVED_AS)
         self._stored = msgspec.json.decode(raw, type=ActiveFaults) if raw is not None else ActiveFaults()
-        self._events: dict[str, set[str]] = defaultdict(set)  # fault → the events it has touched
-        self._claims: dict[str, set[tuple[str, str]]] = defaultdict(set)  # scope → fault and event, not committed yet
+        self._events: dict[str, set[str]] = defaultdict(set)  # fault id → events it has affected
+        self._claims: dict[str, set[tuple[str, str]]] = defaultdict(
+            set
+        )  # scope id → (fault id, event id), not committed yet
         self._listeners: list[FaultListener] = []
         self.write_lock = asyncio.Lock()  # held while a caller reads `active`, changes it and saves it
         if any(fault.category is FaultCategory.EVENTS for fault in self._stored.faults):
@@ -34,37 +38,41 @@ class FaultRegistry:
 
     @property
     def active(self) -> ActiveFaults:
-        """All that is on, with what it has touched until now."""
+        """The active faults and storms; `touched` of event faults counts the events affected until now."""
         return replace(self._stored, faults=tuple(map(self._with_event_count, self._stored.faults)))
 
     def subscribe(self, listener: FaultListener) -> None:
-        """Tell what is on, now and at every change."""
+        """Call the listener with all active faults, now and after every change."""
         self._listeners.append(listener)
         listener(self._stored.faults)
 
     async def save(self, active: ActiveFaults) -> None:
-        """Durable first, then true."""
+        """Replace the active faults: save them durably, then notify listeners. Hold `write_lock` meanwhile."""
         await self._store.save(_SAVED_AS, msgspec.json.encode(active))
         self._stored = active
         for listener in self._listeners:
             listener(active.faults)
 
     def on_commit(self, applied: AppliedCommit) -> None:
+        """Count the events of a commit that faults have affected. Called for every commit, in order."""
         self._count_events(applied.commit.events)
 
     def find_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
-        """The fault of this kind that would touch this event: of several the one that was set first."""
+        """Return the fault of this kind that applies to this event, the oldest of several, or None."""
         return next((fault for fault in self._stored.faults if self._applies_to(fault, now, kind, event)), None)
 
     def claim_fault(self, now: float, kind: FaultKind, event: Event) -> Fault | None:
-        """As `peek`, and it counts from now on, so that decisions side by side do not both take the last one."""
+        """As `find_fault`, and count the event already now, so that concurrent decisions respect the limit.
+
+        `release_claims` ends the claim.
+        """
         fault = self.find_fault(now, kind, event)
         if fault is not None:
             self._claims[event.scope_id].add((fault.id, event.id))
         return fault
 
     def release_claims(self, scope_id: str) -> None:
-        """A decision about the scope has ended: what came of it is committed and counted."""
+        """Forget the claims of a scope when its decision has ended; committed events are counted by then."""
         self._claims.pop(scope_id, None)
 
     def _applies_to(self, fault: Fault, now: float, kind: FaultKind, event: Event) -> bool:

@@ -1,6 +1,6 @@
 """Use cases for fault storms: start and clear them, and set each fault when it is due in lab time.
 
-The schedule is saved, so a storm continues after a restart.
+A storm is a random schedule of faults that follows from its seed. It is saved, so it continues after a restart.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _MAX_DURATION_S = 24 * 3600.0
 
 
 class FaultStormService:
+    """Starts and clears fault storms, and sets their faults when they are due."""
+
     def __init__(self, *, transactions: ScopeTransactions, registry: FaultRegistry, faults: FaultService) -> None:
         self._transactions = transactions
         self._store = transactions.store
@@ -30,8 +32,12 @@ class FaultStormService:
         self._faults = faults
 
     async def start(self, seed: int, vms: Sequence[Vm], *, for_s: float, who: str) -> FaultStorm:
+        """Schedule a storm of `for_s` seconds of lab time on these VMs; its first fault is set by `reconcile`.
+
+        Raises Rejected for a bad duration, Refused without VMs.
+        """
         if not 0 < for_s <= _MAX_DURATION_S:
-            raise Rejected(f"a storm of {for_s:g} s cannot be: give more than 0 s, up to {_MAX_DURATION_S:g} s")
+            raise Rejected(f"a storm cannot last {for_s:g} s: give more than 0 s, up to {_MAX_DURATION_S:g} s")
         if not vms:
             raise Refused("a storm needs a VM to hit, and the fleet has none", Remedy.ADD_VMS)
         storm_faults = plan_storm(seed, self._storm_targets(vms), for_s)
@@ -46,7 +52,7 @@ class FaultStormService:
         return storm
 
     async def clear(self, ids: Container[str], *, who: str) -> tuple[FaultStorm, ...]:
-        """End these; the faults that they have set stay until they run out."""
+        """End the storms with these ids and return them; faults they have set stay until they expire."""
         async with self._registry.write_lock:
             active = self._registry.active
             ended = tuple(storm for storm in active.storms if storm.id in ids)
@@ -57,7 +63,7 @@ class FaultStormService:
         return ended
 
     async def reconcile(self) -> bool:
-        """A step of the reconciler's turn: set the faults whose moment has come."""
+        """Set all storm faults that are due; return whether there were any. A step of the reconciler."""
         did = False
         while (storm := self._due_storm()) is not None:
             await self._set_storm_fault(storm, storm.gusts[storm.gone])
@@ -65,6 +71,7 @@ class FaultStormService:
         return did
 
     def next_due_at(self) -> float | None:
+        """Return when the next storm fault is due in lab time, or None."""
         moments = (storm.next_at for storm in self._registry.active.storms)
         return min((at for at in moments if at is not None), default=None)
 
@@ -73,7 +80,7 @@ class FaultStormService:
         return next((s for s in self._registry.active.storms if s.next_at is not None and s.next_at <= now), None)
 
     async def _set_storm_fault(self, storm: FaultStorm, storm_fault: StormFault) -> None:
-        """Set the fault, then note that it is set: a crash in between repeats it."""
+        """Set the fault, then save that it is set; a crash between the two sets it a second time."""
         vm = self._store.vm(storm_fault.vm)
         name = vm.name if vm else storm_fault.vm
         try:
@@ -81,17 +88,17 @@ class FaultStormService:
                 raise NotFound(f"VM {name!r} does not exist any more")
             await self._faults.set(_fault_spec(storm_fault, vm), who=f"storm {storm.id}")
         except Rejected as error:
-            await self._write_history(storm.who, f"storm {storm.id} left out {storm_fault.kind} for {name}: {error}")
+            await self._write_history(storm.who, f"storm {storm.id} skipped {storm_fault.kind} for {name}: {error}")
         await self._advance_storm(storm)
 
     async def _advance_storm(self, storm: FaultStorm) -> None:
-        further = replace(storm, gone=storm.gone + 1)
+        advanced = replace(storm, gone=storm.gone + 1)
         async with self._registry.write_lock:
             active = self._registry.active
-            storms = tuple(further if s.id == storm.id else s for s in active.storms)
+            storms = tuple(advanced if s.id == storm.id else s for s in active.storms)
             await self._registry.save(replace(active, storms=tuple(s for s in storms if s.next_at is not None)))
-        if further.next_at is None:
-            await self._write_history(storm.who, f"storm {storm.id} is over: the last of its faults is set")
+        if advanced.next_at is None:
+            await self._write_history(storm.who, f"storm {storm.id} is over: its last fault is set")
 
     def _storm_targets(self, vms: Sequence[Vm]) -> list[StormTarget]:
         sizes = {scope_id: len(self._store.vms(scope_id=scope_id)) for scope_id in {vm.scope_id for vm in vms}}

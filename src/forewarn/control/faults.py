@@ -30,28 +30,32 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Refused, Remedy
 
 _MAX_FAULTS = 1000
-_MAX_COUNTED_VMS = 100  # of one fault, singly
+_MAX_COUNTED_VMS = 100  # VMs for which one fault counts its hits separately
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTarget:
-    """Whom a fault is for: a VM, a scope, or with neither everything."""
+    """What a fault applies to: one VM, one scope, or every VM if neither is given."""
 
-    name: str = "every VM"
+    name: str = "every VM"  # as messages call it
     vm: Vm | None = None
     scope_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
+    """A fault to set."""
+
     kind: FaultKind
     target: FaultTarget
-    count: int | None = None
-    for_s: float | None = None
+    count: int | None = None  # requests or events to affect at most
+    for_s: float | None = None  # duration: real time for transport faults, lab time for event faults
     parameters: Mapping[str, float] = field(default_factory=dict)
 
 
 class FaultService:
+    """Sets, clears and expires faults, and counts what they affected. `who` is the principal that asks."""
+
     def __init__(
         self,
         *,
@@ -68,20 +72,28 @@ class FaultService:
 
     @property
     def active(self) -> ActiveFaults:
+        """The active faults and storms with their counts."""
         return self._registry.active
 
     def real_time(self) -> float:
+        """Return the real time in seconds since 1970, by which transport faults expire."""
         return self._real_time()
 
     def subscribe(self, listener: Callable[[tuple[Fault, ...]], None]) -> None:
+        """Call the listener with all active faults, now and after every change."""
         self._registry.subscribe(listener)
 
     async def set(self, spec: FaultSpec, *, who: str) -> Fault:
-        """The fault, which is on from now; one that happens at once has happened."""
+        """Set a fault durably and return it; a fault of category AT_ONCE has already happened on return.
+
+        Raises Rejected for bad limits or parameters, Refused if too many faults are active or none of the targets can
+        have it.
+        """
         async with self._registry.write_lock:
             return await self._set(spec, who)
 
     async def clear(self, chosen: Callable[[Fault], bool], *, who: str) -> tuple[Fault, ...]:
+        """Remove the active faults for which `chosen` is true, and return them."""
         async with self._registry.write_lock:
             active = self.active
             cleared = tuple(fault for fault in active.faults if chosen(fault))
@@ -89,34 +101,32 @@ class FaultService:
             return cleared
 
     async def record_hits(self, hits: Sequence[FaultHits]) -> None:
-        """What was spoiled since the last time."""
+        """Add the requests that transport faults affected since the last call to the counts."""
         if not hits:
             return
         async with self._registry.write_lock:
             active = self.active
-            noted = tuple(_with_hits(f, [t for t in hits if t.fault_id == f.id]) for f in active.faults)
-            if noted != active.faults:
-                await self._registry.save(replace(active, faults=noted))
+            counted = tuple(_with_hits(f, [hit for hit in hits if hit.fault_id == f.id]) for f in active.faults)
+            if counted != active.faults:
+                await self._registry.save(replace(active, faults=counted))
 
     async def expire(self) -> bool:
-        """Drop what has run out by now; whether there was any. A step of the reconciler's turn, too."""
+        """Remove faults whose count or duration is used up; return whether there were any. A reconciler step."""
         if not self._expired():
             return False
         async with self._registry.write_lock:
-            over = self._expired()
-            await self._remove(self.active, over, "ran out", "forewarn")
-            return bool(over)
+            expired = self._expired()
+            await self._remove(self.active, expired, "ran out", "forewarn")
+            return bool(expired)
 
     def next_due_at(self) -> float | None:
-        """When a fault runs out in lab time."""
+        """Return when the next event fault expires in lab time, or None."""
         ends = (fault.until for fault in self.active.faults if fault.category is FaultCategory.EVENTS)
         return min((at for at in ends if at is not None), default=None)
 
     async def _set(self, spec: FaultSpec, who: str) -> Fault:
-        lasts_s, parameters = (
-            fault_duration_s(spec.kind, spec.count, spec.for_s),
-            check_parameters(spec.kind, spec.parameters),
-        )
+        duration_s = fault_duration_s(spec.kind, spec.count, spec.for_s)
+        parameters = check_parameters(spec.kind, spec.parameters)
         active, vm = self.active, spec.target.vm
         if len(active.faults) >= _MAX_FAULTS:
             raise Refused(f"{_MAX_FAULTS} faults are on, and that is the maximum", Remedy.CLEAR_FAULTS)
@@ -130,34 +140,34 @@ class FaultService:
             vm_name=vm.name if vm else "",
             scope_id=vm.scope_id if vm else spec.target.scope_id,
             count=spec.count,
-            until=None if lasts_s is None else self._clock_time(FAULT_DEFINITIONS[spec.kind].category) + lasts_s,
+            until=None if duration_s is None else self._clock_time(FAULT_DEFINITIONS[spec.kind].category) + duration_s,
             parameters=parameters,
         )
         if fault.category is FaultCategory.AT_ONCE:
             return await self._apply_at_once(fault)
         await self._registry.save(replace(active, last_number=active.last_number + 1, faults=(*active.faults, fault)))
         await self._write_history(
-            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(spec, lasts_s)}", who)
+            self._fault_entry(fault, f"set for {fault.name} by {who}{_limits_text(spec, duration_s)}", who)
         )
         return fault
 
     async def _apply_at_once(self, fault: Fault) -> Fault:
-        """Now, in each scope that it is for; Refused if there is none that it can be done to."""
+        """Apply the fault in each target scope that allows it; Refused if none does."""
         await self._registry.save(replace(self.active, last_number=self.active.last_number + 1))
         entry = self._fault_entry(fault, f"set for {fault.name} by {fault.who}", fault.who)
         if fault.scope_id:
             await self._apply_in_scope(fault, fault.scope_id, Commit(entries=(entry,)))
             return replace(fault, touched=_events_per_scope(fault))
-        done, refusal = 0, Refused(f"fault {fault.kind} needs a scope to happen to, and the fleet has none: add VMs")
+        applied, refusal = 0, Refused(f"fault {fault.kind} needs a scope, and the fleet has none: add VMs")
         for scope_id in self._store.scope_ids():
             try:
-                await self._apply_in_scope(fault, scope_id, Commit(entries=() if done else (entry,)))
-                done += 1
+                await self._apply_in_scope(fault, scope_id, Commit(entries=() if applied else (entry,)))
+                applied += 1
             except Refused as error:
                 refusal = error
-        if not done:
+        if not applied:
             raise refusal
-        return replace(fault, touched=_events_per_scope(fault) * done)
+        return replace(fault, touched=_events_per_scope(fault) * applied)
 
     async def _apply_in_scope(self, fault: Fault, scope_id: str, extra_commit: Commit) -> None:
         ids = [self._new_id() for _ in range(_events_per_scope(fault))]
@@ -171,13 +181,13 @@ class FaultService:
 
         await self._transactions.run(scope_id, decision, extra_commit=extra_commit)
 
-    async def _remove(self, active: ActiveFaults, over: tuple[Fault, ...], how: str, who: str) -> None:
-        if not over:
+    async def _remove(self, active: ActiveFaults, removed: tuple[Fault, ...], how: str, who: str) -> None:
+        if not removed:
             return
-        ids = {fault.id for fault in over}
+        ids = {fault.id for fault in removed}
         await self._registry.save(replace(active, faults=tuple(f for f in active.faults if f.id not in ids)))
         await self._write_history(
-            *(self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in over)
+            *(self._fault_entry(fault, f"of {fault.name} {how}: {_hits_text(fault)}", who) for fault in removed)
         )
 
     def _expired(self) -> tuple[Fault, ...]:
@@ -192,8 +202,8 @@ class FaultService:
     async def _write_history(self, *entries: HistoryEntry) -> None:
         await self._store.commit(Commit(entries=entries))
 
-    def _clock_time(self, sphere: FaultCategory) -> float:
-        return self._real_time() if sphere is FaultCategory.TRANSPORT else self._now()
+    def _clock_time(self, category: FaultCategory) -> float:
+        return self._real_time() if category is FaultCategory.TRANSPORT else self._now()
 
     def _now(self) -> float:
         return self._transactions.clock.now()
@@ -206,7 +216,7 @@ def _planned_events(fault: Fault, scope: Scope, ids: Sequence[str]) -> tuple[Pla
 
 
 def _events_per_scope(fault: Fault) -> int:
-    """How many events it makes in a scope; a reset is one thing, too."""
+    """Return how many events the fault adds to a scope; a reset counts as one."""
     return int(fault.parameter("events")) if fault.kind is FaultKind.SEVERAL_AT_ONCE else 1
 
 
@@ -221,19 +231,19 @@ def _with_hits(fault: Fault, hits: list[FaultHits]) -> Fault:
     return replace(fault, touched=total, touched_by_vm=by_vm, touched_at=max(hit.at for hit in hits))
 
 
-def _limits_text(spec: FaultSpec, lasts_s: float | None) -> str:
-    things = "request" if FAULT_DEFINITIONS[spec.kind].category is FaultCategory.TRANSPORT else "event"
-    count = "" if spec.count is None else f", {spec.count} {things}{'s' if spec.count > 1 else ''} at most"
-    lasting = "" if lasts_s is None else f", for {lasts_s:g} s at most"
+def _limits_text(spec: FaultSpec, duration_s: float | None) -> str:
+    unit = "request" if FAULT_DEFINITIONS[spec.kind].category is FaultCategory.TRANSPORT else "event"
+    count = "" if spec.count is None else f", {spec.count} {unit}{'s' if spec.count > 1 else ''} at most"
+    duration = "" if duration_s is None else f", for {duration_s:g} s at most"
     values = "".join(f", {_parameter_text(name, value)}" for name, value in spec.parameters.items())
-    return f"{values}{count}{lasting}"
+    return f"{values}{count}{duration}"
 
 
 def _parameter_text(name: str, value: float) -> str:
-    """`retry_after_s` is `retry-after` to people, in seconds."""
+    """Return `retry-after 2 s` for `retry_after_s` and 2."""
     return f"{name.removesuffix('_s').replace('_', '-')} {value:g}{' s' if name.endswith('_s') else ''}"
 
 
 def _hits_text(fault: Fault) -> str:
-    things = "request" if fault.category is FaultCategory.TRANSPORT else "event"
-    return f"it touched {fault.touched} {things}{'' if fault.touched == 1 else 's'}"
+    unit = "request" if fault.category is FaultCategory.TRANSPORT else "event"
+    return f"it touched {fault.touched} {unit}{'' if fault.touched == 1 else 's'}"

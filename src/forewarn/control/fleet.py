@@ -1,4 +1,7 @@
-"""Use cases for the fleet: add, change and remove VMs and hosts, update VM settings. All or nothing."""
+"""Use cases for the fleet: add, change and remove VMs and hosts, update VM settings.
+
+Each change is one transaction over all scopes it concerns: all of it takes effect, or nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +29,32 @@ _MAX_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetChange:
-    """What is to become of the fleet: VMs and hosts as they shall be, and the names of those to go."""
+    """A change of the fleet: VMs and hosts to add or replace, and those to remove."""
 
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[Host, ...] = ()  # to add, or to replace by name
     removed_hosts: tuple[str, ...] = ()
-    vms: tuple[Vm, ...] = ()  # new ones, and known ones in their new form
+    vms: tuple[Vm, ...] = ()  # to add, or to replace by key
     removed: tuple[Vm, ...] = ()
-    text: str = ""  # for the history
+    text: str = ""  # of the history entry; "": a summary of the change
 
 
 class FleetService:
+    """Changes the fleet, updates VM settings and finds VMs by name. `who` is the principal that asks."""
+
     def __init__(
         self, *, transactions: ScopeTransactions, new_id: Callable[[], str], lab_addresses: bool = False
     ) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
-        self.lab_addresses = lab_addresses  # give VMs without an address one on the loopback network
+        self.lab_addresses = lab_addresses  # give each VM without an address one on the loopback network
 
     async def apply_change(self, change: FleetChange, *, who: str) -> None:
+        """Commit the change; new VMs get the id and the lab address that they lack.
+
+        Raises Refused if a VM to remove has a started event or a host to remove still has VMs, Conflict if the fleet
+        keeps changing meanwhile.
+        """
         for _ in range(_MAX_ATTEMPTS):
             try:
                 await self._store.commit(self._change_commit(self._complete_change(change), who))
@@ -54,10 +64,10 @@ class FleetService:
             except BaseException:
                 self._transactions.placement.release_claims(self._store.vms())
                 raise
-        raise Conflict("the fleet changed too often while it was being changed: ask again")
+        raise Conflict("the fleet kept changing while this change was made: try again")
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, called: str, who: str) -> None:
-        """Settings of VMs, of all of them or of none; `called` is what the history calls them together."""
+        """Change settings of all these VMs, or of none; `called` is how history and messages name them together."""
         if change.is_empty:
             return
         for _ in range(_MAX_ATTEMPTS):
@@ -68,21 +78,24 @@ class FleetService:
                 return
             except Conflict:
                 continue
-        raise Conflict(f"{called} changed too often while its settings were being changed: ask again")
+        raise Conflict(f"{called} kept changing while the settings were updated: try again")
 
     def find_vm(self, name: str) -> Vm:
-        """The VM by its name, `group/name`, or `subscription/group/name`, wherever that is unambiguous."""
+        """Return the VM named `name`, `group/name` or `subscription/group/name`, in any case.
+
+        Raises NotFound, or Refused if several VMs have the name.
+        """
         wanted = name.strip().casefold()
         found = [vm for vm in self._store.vms() if vm.key == wanted or vm.key.endswith(f"/{wanted}")]
         if not found:
             raise NotFound(f"VM {name!r} does not exist", Remedy.LIST_VMS)
         if len(found) > 1:
             choices = " or ".join(sorted(f"{vm.resource_group}/{vm.name}" for vm in found[:4]))
-            raise Refused(f"VM {name!r} is ambiguous: say {choices}")
+            raise Refused(f"VM {name!r} is ambiguous: use {choices}")
         return found[0]
 
     def _complete_change(self, change: FleetChange) -> FleetChange:
-        """The change with what newcomers still lack: an id, a host, in a lab an address."""
+        """Return the change with ids for new VMs and, in a lab, addresses for all."""
         known = self._store.vms(removed=True) if self.lab_addresses else []
         free = _loopback_addresses({vm.lab_address for vm in known} | {vm.address for vm in change.vms})
         vms = tuple(self._complete_vm(vm, free) for vm in change.vms)
@@ -95,7 +108,7 @@ class FleetService:
         return replace(vm, lab_address=self._lab_address(vm, free)) if self.lab_addresses else vm
 
     def _lab_address(self, vm: Vm, free: Iterator[str]) -> str:
-        """The one the file names, if it is on loopback; else one that is kept for good."""
+        """Return the declared address if it is a loopback one, else the VM's own or a free one."""
         if vm.address.startswith("127."):
             return vm.address
         return vm.lab_address or next(free)
@@ -127,13 +140,13 @@ class FleetService:
             old = self._transactions.load(scope_id)
             new = apply_settings_in_scope(old, {vm.key for vm in members}, change)
             commits.append(scope_commit(old, with_next_wake(new, context)))
-        # One entry for all: whoever may read a set may read each of its scopes, and so finds it.
+        # One entry for all of them, in the first scope: who may read a set may read each of its scopes.
         vm = vms[0].name if len(vms) == 1 else ""
         entry = HistoryEntry(at=context.now, what=EntryKind.FLEET, who=who, text=text, vm=vm, scope_id=vms[0].scope_id)
         return merge_commits(*commits, Commit(entries=(entry,)))
 
     def _require_unused_hosts(self, change: FleetChange) -> None:
-        """A host may go only when nothing is on it, or on its way to it, after the change."""
+        """Raise Refused if a host to remove would still have a VM, or has one moving to it."""
         leaving = {vm.key for vm in change.removed}
         for name in change.removed_hosts:
             if staying := [vm.name for vm in self._store.vms(host=name) if vm.key not in leaving]:
@@ -143,20 +156,22 @@ class FleetService:
                     f"host {name!r} cannot go while VM {arriving[0]!r} is moving to it: wait until it has moved"
                 )
             if any(vm.host == name for vm in change.vms):
-                raise Refused(f"host {name!r} is to be removed and to hold VMs: decide for one of the two")
+                raise Refused(
+                    f"host {name!r} cannot be removed by a change that puts VMs on it: leave out one of the two"
+                )
 
 
 def _require_no_started_event(scope: Scope, vm: Vm) -> None:
     for event in scope.live_events(EventState.STARTED):
         if vm.name in event.vms:
             raise Refused(
-                f"VM {vm.name!r} cannot be removed while event {event.id} ({event.cause}) is hitting it: "
+                f"VM {vm.name!r} cannot be removed while event {event.id} ({event.cause}) is under way: "
                 "wait until the event is over"
             )
 
 
 def _history_entry(change: FleetChange, who: str, now: float) -> HistoryEntry:
-    """Where it is about one VM or one host alone, it says which."""
+    """Return the history entry of a change; it names the VM or host if there is only one."""
     vms = {vm.name for vm in (*change.vms, *change.removed)}
     hosts = {*(host.name for host in change.hosts), *change.removed_hosts}
     vm = next(iter(vms)) if len(vms) == 1 and not hosts else ""
@@ -173,11 +188,11 @@ def _change_summary(change: FleetChange) -> str:
         (len(change.vms), "VMs set"),
         (len(change.removed), "VMs removed"),
     ]
-    return "fleet changed, " + (", ".join(f"{what}: {n}" for n, what in counts if n) or "nothing of it")
+    return "fleet changed, " + (", ".join(f"{what}: {n}" for n, what in counts if n) or "nothing in it")
 
 
 def _loopback_addresses(taken: Iterable[str]) -> Iterator[str]:
-    """127.0.0.1, 127.0.0.2 and so on: each VM of a lab is the loopback address that is called."""
+    """Yield 127.0.0.1, 127.0.0.2 and so on without those taken; a lab knows a VM by the address it calls."""
     used = set(taken)
     every = (str(IPv4Address(number)) for number in count(int(IPv4Address("127.0.0.1"))))
     return (address for address in every if address not in used)

@@ -1,4 +1,4 @@
-"""Use cases of the VMs themselves: enabling their scope with a first request, and approving events."""
+"""Use cases of VMs: enable their scope with the first request, and approve events."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
+    """Handles requests that come from inside a VM. Both methods raise NotFound for an unknown or removed VM."""
+
     def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
         self._transactions = transactions
         self._replays = replays
         self._store = transactions.store
 
     async def enable_scope_of(self, vm_key: str) -> None:
-        """Spec §8.1: the first request of any VM of a scope enables it, durably."""
+        """Enable scheduled events for the VM's scope, durably (spec §8.1); an enabled scope stays as it is."""
         vm = self._vm(vm_key)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
@@ -28,7 +30,10 @@ class GuestService:
         await self._transactions.run(vm.scope_id, decision)
 
     async def approve(self, vm_key: str, event_ids: tuple[str, ...]) -> str | None:
-        """Spec §5: durable on return. The first id that was never an event of this scope: then nothing took effect."""
+        """Approve events of the VM's scope, durably (spec §5). Return None.
+
+        If an id was never shown to this scope, return the first such id and approve nothing. Replayed events count.
+        """
         vm = self._vm(vm_key)
         scope = self._transactions.load(vm.scope_id)
         for event_id in event_ids:
@@ -39,21 +44,21 @@ class GuestService:
             return None
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
-            noted = self._replays.approval_entries(scope, event_ids, by=vm.name, now=context.now)
-            return approve_decision(event_ids, vm.name)(scope, context).with_entries(*noted)
+            entries = self._replays.approval_entries(scope, event_ids, by=vm.name, now=context.now)
+            return approve_decision(event_ids, vm.name)(scope, context).with_entries(*entries)
 
         await self._transactions.run(vm.scope_id, decision)
         return None
 
     def _changes_nothing(self, scope: Scope, event_ids: tuple[str, ...], by: str) -> bool:
-        """Whether nothing would change: what the store says of this is durable, and never becomes otherwise."""
+        """Return whether the approval would change nothing, now and later: then no commit is needed."""
         if any(awaits_approval(event) for event in scope.events if event.id in event_ids):
             return False
         return not any(self._replays.approval_entries(scope, event_ids, by=by, now=self._transactions.clock.now()))
 
     def _is_known(self, scope: Scope, event_id: str) -> bool:
         if not event_id.isascii():
-            return False  # half a character too, which no store can look for
+            return False  # a lone surrogate, for instance, cannot be looked up in a store
         live = scope.event(event_id)
         event = live or self._store.event(event_id)
         if event is None:

@@ -1,4 +1,4 @@
-"""Use cases for the lab clock: advance it, change its speed (spec §12). Saved before taking effect."""
+"""Use cases for the lab clock (spec §12): advance it and change its speed. Saved before it takes effect."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from forewarn.explain.phrases import duration_text
 from forewarn.store.interface import LastPoll, Store
 
 _SAVED_AS = "clock"
-_POLLING_WINDOW_S = 330.0  # real seconds: whoever asked within them counts as polling; a request is held for up to 300
+_POLLING_WINDOW_S = 330.0  # real seconds: a VM that polled within them counts as polling; a poll is held for up to 300
 
 
 def load_clock_setting(store: Store) -> ClockSetting | None:
+    """Return the saved setting of the lab clock, or None in a new store."""
     raw = store.load(_SAVED_AS)
     return msgspec.json.decode(raw, type=ClockSetting) if raw is not None else None
 
 
 class LabClockService:
+    """Advances the lab clock and changes its speed; raises Rejected if the service runs on real time."""
+
     def __init__(
         self, *, clock: Clock, store: Store, reconciler: Reconciler, polls: Callable[[], list[LastPoll]]
     ) -> None:
@@ -33,13 +36,16 @@ class LabClockService:
         self._polls = polls
 
     def status(self) -> tuple[float, float, bool]:
-        """Lab time, speed, and whether it can be changed at all."""
+        """Return the time, the speed, and whether the clock is a lab clock, which can be changed."""
         if isinstance(self._clock, LabClock):
             return self._clock.now(), self._clock.setting.speed, True
         return self._clock.now(), 1.0, False
 
     async def advance(self, by_s: float, *, who: str = "") -> float:
-        """Step from wake-up to wake-up; return when everything due is done and every document published."""
+        """Advance the clock by `by_s` seconds, stopping at every due time on the way; return the new time.
+
+        Everything due by then is done on return, acts included. VMs that poll now count as polling throughout.
+        """
         clock = self.require_lab_clock("advanced")
         if not 0 < by_s <= 366 * 24 * 3600:
             raise Rejected(f"the clock can be advanced by up to 366 days at a time, not by {by_s:.0f} s")
@@ -56,7 +62,7 @@ class LabClockService:
         return clock.now()
 
     async def advance_to_next_wake(self) -> bool:
-        """On to what falls due next, and do that; False where nothing will by itself."""
+        """Advance to the next due time and do everything due then; return False if nothing is scheduled."""
         clock = self.require_lab_clock("advanced")
         async with self._reconciler.pass_lock:
             wake = self._reconciler.next_wake_at()
@@ -66,8 +72,9 @@ class LabClockService:
         return wake is not None
 
     async def set_speed(self, speed: float, *, who: str = "") -> float:
+        """Set how many lab seconds pass per real second (0 stops the clock); return the speed."""
         clock = self.require_lab_clock("set to another speed")
-        # Not while somebody advances it: each would undo what the other has set.
+        # Under the lock, because `advance` would overwrite the new speed, or this the new time.
         async with self._reconciler.pass_lock:
             setting = clock.setting_at_speed(speed)
             await self._write_history(f"clock set to speed {speed:g}", who)
@@ -75,25 +82,25 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Write down where the clock stands: a wall clock set back while nobody runs then takes no lab time back."""
+        """Save the current lab time, so that it does not go back if the wall clock is set back before the restart."""
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:
                 await self._save_and_set(self._clock, self._clock.setting_at_speed(self._clock.setting.speed))
 
     async def _write_history(self, what: str, who: str) -> None:
-        """In the history, where somebody did it: whatever happened earlier than expected is explained by it."""
+        """Write a history entry if a principal is named; it explains why events came earlier than expected."""
         if who:
             entry = HistoryEntry(at=self._clock.now(), what=EntryKind.CLOCK, who=who, text=f"{what} by {who}")
             await self._store.commit(Commit(entries=(entry,)))
 
     def require_lab_clock(self, done: str) -> LabClock:
-        """The clock, if it can be `done` so."""
+        """Return the lab clock, or raise Rejected: real time cannot be `done` ("advanced")."""
         if not isinstance(self._clock, LabClock):
             raise Rejected(f"this service runs on real time, which cannot be {done}", Remedy.USE_LAB)
         return self._clock
 
     def _active_polls(self, clock: LabClock) -> list[LastPoll]:
-        """Those who poll now count as polling throughout the time that is skipped."""
+        """Return the polls of VMs that are polling now; they count as polling during skipped time."""
         since = clock.now() - _POLLING_WINDOW_S * max(1.0, clock.setting.speed)
         return [last_poll for last_poll in self._polls() if last_poll.at >= since]
 

@@ -1,4 +1,4 @@
-"""In-memory index of VMs per host, kept from commits. A VM that is moving counts on its destination."""
+"""In-memory index of VMs per host, updated by commits. A moving VM counts on its destination."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from forewarn.store.interface import AppliedCommit, Store
 
 
 class PlacementIndex:
+    """Counts VMs and update domains per host, and chooses destinations. Reads the whole store once."""
+
     def __init__(self, store: Store) -> None:
         self._hosts: dict[str, Host] = {host.name: host for host in store.hosts()}
         self._vms: dict[str, tuple[str, int]] = {}  # key → scope, update domain
-        self._current_hosts: dict[str, str] = {}  # key → the host it is on
-        self._destinations: dict[str, dict[str, str]] = {}  # key → owed act → the host that it leads to
-        self._counted_hosts: dict[str, str] = {}  # key → the host it is counted on
+        self._current_hosts: dict[str, str] = {}  # key → host, as stored
+        self._destinations: dict[str, dict[str, str]] = {}  # key → unfinished act → its destination host
+        self._counted_hosts: dict[str, str] = {}  # key → the host where it counts
         self._vm_counts: Counter[str] = Counter()
-        self._domains: dict[tuple[str, str], Counter[int]] = {}  # host, scope → update domains there
+        self._domains: dict[tuple[str, str], Counter[int]] = {}  # (host, scope) → VMs per update domain
         for vm in store.vms():
             self._track_vm(vm)
         for event in store.events(statuses=[EventState.STARTED]):
@@ -27,6 +29,7 @@ class PlacementIndex:
                 self._track_act(act)
 
     def on_commit(self, applied: AppliedCommit) -> None:
+        """Update the index. Called for every commit, in order."""
         commit = applied.commit
         for host in commit.hosts:
             self._hosts[host.name] = host
@@ -39,37 +42,41 @@ class PlacementIndex:
                 self._track_act(act)
 
     def vm_count(self, host: str) -> int:
+        """Return how many VMs count on this host, VMs moving to it included."""
         return self._vm_counts[host]
 
     def vm_keys(self) -> list[str]:
-        """Of every VM in the order they came; of those that were removed too."""
+        """Return the keys of all VMs ever known, removed ones too, in the order they were first seen."""
         return list(self._vms)
 
     def scope_of(self, key: str) -> str:
+        """Return the scope id of a VM; KeyError for an unknown key."""
         return self._vms[key][0]
 
     def host_of(self, key: str) -> str:
-        """The host that a VM is on; "" where it is on none, or nowhere any more."""
+        """Return the host that a VM is on now; "" if it is on none or was removed."""
         return self._current_hosts.get(key, "")
 
     def has_other_update_domain(self, host: str, vm: Vm) -> bool:
+        """Return whether the host has a VM of the same scope in another update domain."""
         return any(domain != vm.update_domain for domain in self._domains.get((host, vm.scope_id), ()))
 
     def vms_moving_to(self, host: str) -> list[str]:
-        """The keys of the VMs on their way to this host."""
+        """Return the keys of the VMs that are moving to this host."""
         return [key for key, bound in self._destinations.items() if host in bound.values()]
 
     def hosts(self) -> list[Host]:
+        """Return all hosts."""
         return list(self._hosts.values())
 
     def find_destination(self, vm: Vm) -> str | None:
-        """Where this VM would go now."""
+        """Return the host that this VM would move to now, or None if no host can take it."""
         return choose_destination(vm, self._hosts.values(), self)
 
     def claim_destination(self, vm: Vm) -> str | None:
-        """Where this VM goes: it counts there at once, so that moves decided side by side spread over the hosts.
+        """As `find_destination`, and count the VM there at once, so that concurrent moves spread over the hosts.
 
-        What the store says of the VM next settles it; a decision that came to nothing gives it back.
+        The next commit about the VM replaces the claim; `release_claims` undoes it after a decision that failed.
         """
         host = self.find_destination(vm)
         if host is not None:
@@ -77,7 +84,7 @@ class PlacementIndex:
         return host
 
     def release_claims(self, vms: Iterable[Vm]) -> None:
-        """Nothing came of a decision: these VMs count where the store has them."""
+        """Count these VMs where the store has them, after a decision that was not committed."""
         for vm in vms:
             self._recount_vm(vm.key)
 
@@ -99,8 +106,8 @@ class PlacementIndex:
         self._recount_vm(act.vm)
 
     def _recount_vm(self, key: str) -> None:
-        ways = list(self._destinations.get(key, {}).values())
-        self._set_counted_host(key, ways[-1] if ways else self._current_hosts.get(key, ""))
+        destinations = list(self._destinations.get(key, {}).values())
+        self._set_counted_host(key, destinations[-1] if destinations else self._current_hosts.get(key, ""))
 
     def _set_counted_host(self, key: str, host: str) -> None:
         if old := self._counted_hosts.pop(key, ""):

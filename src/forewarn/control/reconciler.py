@@ -1,7 +1,7 @@
-"""The reconciler: `reconcile()` does what the store says is due; `run()` repeats it when woken.
+"""The reconciler: `reconcile()` does everything that the store says is due; `run()` repeats it when woken.
 
 Events start only here. So a gate whose events are all ready can release and start them before any other step changes
-their scopes; this is the one reason why the order of the steps matters.
+their scopes; this is the only reason why the order of the steps matters.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ from forewarn.errors import Conflict, Refused, Unavailable
 from forewarn.store.interface import AppliedCommit, GatedEvents
 
 log = logging.getLogger(__name__)
-_ERROR_BACKOFF_S = 1.0  # of real time, before trying again
-_MAX_CONCURRENT_SCOPES = 256  # scopes decided side by side, so that the store can commit them together
-_GATE_BATCH_SIZE = 64  # gates looked at without a break
+_ERROR_BACKOFF_S = 1.0  # real time
+_MAX_CONCURRENT_SCOPES = 256  # scopes decided concurrently, so that the store can commit them together
+_GATE_BATCH_SIZE = 64  # gates decided without letting other tasks run
 
 
 class Reconciler:
+    """Does due work in passes: records outcomes, applies planned events, starts and ends events, performs acts.
+
+    A pass is level-triggered: it reads what is due from the store, so a crash or a missed wake-up loses nothing.
+    """
+
     def __init__(
         self,
         *,
@@ -58,10 +63,11 @@ class Reconciler:
         self._faults = faults
         self._fault_storms = fault_storms
         self._wake_event = wake_event
-        self._has_unapplied = True  # what a process before us may have left unapplied
-        self.pass_lock = asyncio.Lock()  # held by whoever takes turns: the loop, or an advancing lab clock
+        self._has_unapplied = True  # an earlier process may have left planned events
+        self.pass_lock = asyncio.Lock()  # held during passes, by `run` or by the lab clock while it advances
 
     def on_commit(self, applied: AppliedCommit) -> None:
+        """Take new acts from a commit and wake `run`. Called for every commit, in order."""
         self._has_unapplied |= bool(applied.commit.planned)
         for event in applied.commit.events:
             self._executor.add_acts(event)
@@ -70,11 +76,15 @@ class Reconciler:
         self._wake_event.set()
 
     def resume_unfinished_acts(self) -> None:
-        """Take on what the process before us owed."""
+        """Queue the unfinished acts that an earlier process left; call it once, at the start."""
         for event in self._store.events(statuses=[EventState.STARTED]):
             self._executor.add_acts(event)
 
     async def run(self) -> None:
+        """Run passes until cancelled: at once when woken, and when the next due time comes.
+
+        Errors are logged, and the pass is repeated after a second.
+        """
         while True:
             self._wake_event.clear()
             try:
@@ -82,24 +92,24 @@ class Reconciler:
                     while await self.reconcile():
                         pass
             except (Unavailable, Conflict) as error:
-                log.warning("the store is out of reach, trying again: %s", error)
+                log.warning("the store is unavailable, trying again: %s", error)
                 await asyncio.sleep(_ERROR_BACKOFF_S)
                 continue
             except Exception:
-                # A bug met in one scope must not end maintenance for all: what is due is still in the store.
-                log.exception("a turn failed, trying again")
+                # A bug in one scope must not end maintenance for all; the work that is due is still in the store.
+                log.exception("a reconcile pass failed, trying again")
                 await asyncio.sleep(_ERROR_BACKOFF_S)
                 continue
             await self._wait_until_due()
 
     async def run_until_idle(self) -> None:
-        """Turn until nothing is due now; acts at work are not waited for."""
+        """Run passes until nothing is due now, without waiting for running acts. Takes `pass_lock`."""
         async with self.pass_lock:
             while await self.reconcile():
                 pass
 
     async def run_until_settled(self) -> None:
-        """Turn until everything due now is done, acts at work included."""
+        """Run passes until everything due now is done, running acts included. The caller may hold `pass_lock`."""
         while True:
             if await self.reconcile():
                 continue
@@ -108,7 +118,10 @@ class Reconciler:
             await self._executor.wait_for_any()
 
     async def reconcile(self) -> bool:
-        """Do what is due now; whether there was anything."""
+        """Run one pass: do what is due now; return whether there was anything.
+
+        A step that fails does not stop the others; the first error is raised at the end of the pass.
+        """
         did = False
         failure: Exception | None = None
         for step in (
@@ -125,7 +138,7 @@ class Reconciler:
             try:
                 did |= await step()
             except Exception as error:
-                # What goes wrong in one scope keeps no other from its turn.
+                # An error in one scope must not block the others.
                 failure = failure or error
         did |= self._executor.start_due_acts()
         if failure is not None:
@@ -133,6 +146,7 @@ class Reconciler:
         return did
 
     def next_wake_at(self) -> float | None:
+        """Return the lab time at which a scope, gate, act, replay, fault or storm is next due, or None."""
         others = (self._executor, self._replays, self._faults, self._fault_storms)
         soonest = (self._store.next_wake_at(), *(other.next_due_at() for other in others))
         return min((at for at in soonest if at is not None), default=None)
@@ -195,7 +209,7 @@ class Reconciler:
     async def _apply_planned(self) -> bool:
         if not self._has_unapplied:
             return False
-        self._has_unapplied = False  # before reading: what is accepted while we write is left again
+        self._has_unapplied = False  # before reading, so that requests accepted during the commit set it again
         try:
             waiting = group_by_scope(self._store.planned(), lambda planned: planned.scope_id)
             await _run_concurrently(
@@ -227,11 +241,11 @@ class Reconciler:
                 await self._reconcile_gate_batch(
                     some, behind if is_new else self._store.events_behind_gates(tuple(some))
                 )
-                is_new = False  # others were let through meanwhile
+                is_new = False  # this batch has changed scopes: read again
         return True
 
     async def _reconcile_gate_batch(self, gates: Mapping[str, Gate], behind: GatedEvents) -> None:
-        """Most have somebody behind them who is not ready: they go back to sleep together."""
+        """Release the gates whose events are all ready; save the next wake-up of the others in one commit."""
         context = self._transactions.decision_context()
         waiting = _events_by_gate(gates, behind)
         sleeps = {
@@ -248,7 +262,7 @@ class Reconciler:
         await _run_concurrently(self._try_release_gate(gate, waiting[gate.id], context) for gate in ready)
 
     def _gate_wake_at(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> float | None:
-        """_FREE: it does not sleep, since what is behind it can start."""
+        """Return when to look at the gate again, None for never, or _READY_NOW if its events can start."""
         if not waiting:
             return None
         return _READY_NOW if gate.released_at is not None else self._next_ready_at(waiting, context)
@@ -257,14 +271,14 @@ class Reconciler:
         try:
             await self._release_gate(gate, waiting, context)
         except Conflict:
-            pass  # woken again meanwhile: it is still due
+            pass  # the gate was woken again meanwhile: it is still due
 
     async def _release_gate(self, gate: Gate, waiting: list[Event], context: DecisionContext) -> None:
         if gate.released_at is not None:
             await self._start_events(waiting)
             await self._store.commit(Commit(gates=(replace(gate, wakes_at=None),)))
         else:
-            # It stays due until all have started: a crash from here on leaves nobody behind.
+            # The gate stays due until all its events have started, so that a crash leaves none behind.
             released = replace(gate, released_at=context.now, wakes_at=context.now)
             await self._store.commit(Commit(gates=(released,), entries=(_released_entry(gate, context.now),)))
             await self._start_events(waiting)
@@ -274,7 +288,7 @@ class Reconciler:
         await _run_concurrently(self._transactions.run(scope_id, reconcile_scope) for scope_id in scopes)
 
     async def _save_gate_wakes(self, gates: Sequence[Gate]) -> None:
-        """All of them, or, where one was woken again meanwhile and is still due, half and half."""
+        """Save these gates in one commit; on a Conflict split them, so that only the changed gates stay due."""
         if not gates:
             return
         try:
@@ -286,7 +300,7 @@ class Reconciler:
                 await self._save_gate_wakes(gates[half:])
 
     def _next_ready_at(self, waiting: list[Event], context: DecisionContext) -> float | None:
-        """_FREE when every event behind a gate could start; else when time alone may change that, if it may."""
+        """Return _READY_NOW if every event behind a gate can start, else the time at which they might, or None."""
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)
@@ -298,7 +312,7 @@ class Reconciler:
         return max((at for at in instants if at is not None), default=None)
 
 
-_READY_NOW = -1.0
+_READY_NOW = -1.0  # no due time is negative
 
 
 def _events_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, list[Event]]:
@@ -314,18 +328,19 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 
 
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Gates in rounds, such that those of one round have no scope in common: what one of them starts there decides
+    """Divide gates into rounds, so that no two gates of a round share a scope; gates that share one keep their order.
 
-    whether another may. Of two that have, the one that comes first has its turn first.
+    Takes gate id → scope ids, returns gate ids. An event that one gate starts may block the start of another event in
+    the same scope, so such gates are decided one after the other.
     """
     rounds: list[list[str]] = []
-    busy_until: dict[str, int] = {}  # scope → the first round that it is free in
-    for gate_id, its in scopes.items():
-        number = max((busy_until.get(scope_id, 0) for scope_id in its), default=0)
+    busy_until: dict[str, int] = {}  # scope id → the first round in which it is free
+    for gate_id, scope_ids in scopes.items():
+        number = max((busy_until.get(scope_id, 0) for scope_id in scope_ids), default=0)
         if number == len(rounds):
             rounds.append([])
         rounds[number].append(gate_id)
-        busy_until.update(dict.fromkeys(its, number + 1))
+        busy_until.update(dict.fromkeys(scope_ids, number + 1))
     return rounds
 
 
@@ -358,7 +373,7 @@ def _applying_decision(planned: list[PlannedEvent]) -> Callable[[Scope, Decision
 
 
 def _applied_commit(planned: Sequence[PlannedEvent]) -> Commit:
-    """Their gates look again: what is refused leaves the others behind a gate to themselves."""
+    """Remove the planned events, and wake their gates, which may be ready without a refused event."""
     gates = sorted({item.gate_id for item in planned if item.gate_id})
     return Commit(unplanned=tuple(item.event_id for item in planned), wake_gates=tuple(gates))
 
@@ -370,7 +385,7 @@ def _skipped_entry(planned: PlannedEvent, why: str, now: float) -> HistoryEntry:
 
 
 async def _run_concurrently(decisions: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Run decisions about different scopes together; the first failure is raised once all have ended."""
+    """Run decisions about different scopes concurrently; the first error is raised after all have ended."""
     waiting = list(decisions)
     failure: BaseException | None = None
     for at in range(0, len(waiting), _MAX_CONCURRENT_SCOPES):

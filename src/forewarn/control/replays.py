@@ -1,7 +1,7 @@
 """Use cases for replays: start, stop and find them, and show the next step when it is due.
 
-Each step is committed with the scope that sees it. A replay is a request, and its script is saved beside it. An
-event of the scope's own ends the replay.
+Each step is committed with the scope that is shown it. A replay is stored as a request, with its script saved beside
+it. A real event of the scope ends the replay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from forewarn.errors import Conflict, NotFound, Refused, Rejected, Remedy
 from forewarn.protocol.document import EventNotice, NoticeStatus
 from forewarn.store.interface import AppliedCommit
 
-_MAX_RECENT_REQUESTS = 10_000  # requests among which those that were replays are looked for
+_MAX_RECENT_REQUESTS = 10_000  # newest requests, among which replays are searched
 _MAX_LOOPS = 1000
 _SPEED_RANGE = (0.01, 10_000.0)
 
@@ -49,7 +49,7 @@ class _TrackedReplay:
     request: MaintenanceRequest
     replay: Replay
     script: ReplayScript
-    ids: set[str] = field(default_factory=set)  # that VMs were shown so far
+    ids: set[str] = field(default_factory=set)  # event ids shown so far
 
     def next_step_at(self) -> float | None:
         return next_step_at(self.replay, self.script)
@@ -59,19 +59,22 @@ class _TrackedReplay:
 
 
 class ReplayService:
+    """Starts, stops and finds replays, and shows their steps when they are due. `who` is the principal that asks."""
+
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
-        self._tracked: dict[str, _TrackedReplay] = {}  # by request; those that are over for as long as their ids count
+        self._tracked: dict[str, _TrackedReplay] = {}  # by request id; ended ones while their ids are known
         since = transactions.clock.now() - KNOWN_EVENT_IDS_S
         for request in self._recent_requests():
             if request.replay is not None and (request.replay.ended_at or since) >= since:
                 self._track(request, request.replay)
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        for heard in applied.commit.requests:
-            if heard.replay is not None and (request := self._store.request(heard.id)) is not None:
+        """Update the replays that a commit changed. Called for every commit, in order."""
+        for changed in applied.commit.requests:
+            if changed.replay is not None and (request := self._store.request(changed.id)) is not None:
                 assert request.replay is not None
                 self._track(request, request.replay)
 
@@ -85,7 +88,11 @@ class ReplayService:
         loops: int = 1,
         names: Mapping[str, str] | None = None,
     ) -> MaintenanceRequest:
-        """Tell the story to the VM's scope; its first step is shown in the next turn."""
+        """Start to replay a recording to the scope of a VM; the reconciler shows its first step.
+
+        `names` maps recorded VM names to names to show. Raises Rejected outside a lab and for a bad recording, speed
+        or number of loops, Refused if the scope has a live event or another replay.
+        """
         self._require_lab()
         _require_in_range(speed, loops)
         script = build_replay_script(recording, name=vm.name, names=names or {})
@@ -101,7 +108,10 @@ class ReplayService:
         return self.find(request.id)
 
     async def stop(self, replay_id: str, *, who: str) -> MaintenanceRequest:
-        """End a replay: the scope shows its own document again."""
+        """End a replay, named by its id or a prefix of it; the scope shows its own document again.
+
+        Raises Refused if it is already over.
+        """
         request = self.find(replay_id)
         assert request.replay is not None
         if request.replay.ended is not None:
@@ -110,55 +120,59 @@ class ReplayService:
         return self.find(request.id)
 
     def find(self, replay_id: str) -> MaintenanceRequest:
-        """The replay by its id, or by a beginning of it that no other has."""
+        """Return the request of the replay with this id, or of the only one whose id starts with it.
+
+        Raises NotFound, or Refused if several match.
+        """
         wanted = replay_id.strip().lower()
         found = [request for request in self.list_replays() if wanted and request.id.startswith(wanted)]
         if not found:
             raise NotFound(f"replay {replay_id!r} does not exist", Remedy.LIST_REPLAYS)
         if len(found) > 1:
-            raise Refused(f"replay {replay_id!r} is ambiguous, {len(found)} begin so: give more of the id")
+            raise Refused(f"replay {replay_id!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         return found[0]
 
     def list_replays(self) -> list[MaintenanceRequest]:
-        """Oldest first."""
+        """Return the requests of all recent replays, running and ended, oldest first."""
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
+        """Show due steps and end interrupted replays; return whether anything was done. A step of the reconciler."""
         did = False
         for tracked in self._running():
             try:
                 did |= await self._reconcile_one(tracked)
             except Conflict:
-                did = True  # somebody ended it meanwhile: look again
+                did = True  # the replay changed meanwhile: look again
         return did
 
     def next_due_at(self) -> float | None:
-        """When a step is due next."""
+        """Return when the next step is due in lab time, or None."""
         return min((at for tracked in self._running() if (at := tracked.next_step_at()) is not None), default=None)
 
     def current_answer(self, scope: Scope) -> ReplayedAnswer | None:
-        """What takes the place of the scope's own document now, if a replay does."""
+        """Return the answer that a replay shows in place of the scope's own document, or None."""
         tracked = self._running_in_scope(scope.id)
         return tracked.current_answer(scope) if tracked else None
 
     def current_step(self, request: MaintenanceRequest) -> ReplayStep | None:
-        """The step that is on show, for people."""
+        """Return the step that is shown now; None before the first step and after the end."""
         tracked = self._tracked.get(request.id)
         if tracked is None or not tracked.replay.done or tracked.replay.ended:
             return None
         return tracked.script.steps[tracked.replay.done - 1]
 
     def was_shown(self, scope_id: str, event_id: str) -> bool:
-        """Whether this was ever shown to the scope by a replay (spec §5.2)."""
+        """Return whether a replay of the last 24 hours showed this event id to the scope (spec §5.2)."""
         return any(event_id in tracked.ids for tracked in self._in_scope(scope_id))
 
     def approval_entries(
         self, scope: Scope, event_ids: tuple[str, ...], *, by: str, now: float
     ) -> Iterator[HistoryEntry]:
-        """What the history says of approvals of replayed events; the first of each counts."""
+        """Yield a history entry for each of these ids that is shown as Scheduled and not yet approved."""
         tracked = self._running_in_scope(scope.id)
-        seen = tracked.current_answer(scope) if tracked else None
-        for notice in seen.document.notices if seen else ():
+        shown = tracked.current_answer(scope) if tracked else None
+        for notice in shown.document.notices if shown else ():
             if notice.id in event_ids and notice.status is NoticeStatus.SCHEDULED and not self._is_approved(notice):
                 assert tracked is not None
                 yield _approved_entry(tracked.request, notice, by, now)
@@ -168,8 +182,8 @@ class ReplayService:
 
     async def _reconcile_one(self, tracked: _TrackedReplay) -> bool:
         replay, now = tracked.replay, self._transactions.clock.now()
-        if why := interruption_reason(replay, self._store.scope(replay.scope_id)):
-            await self._end(tracked, ReplayEnding.INTERRUPTED, why)
+        if reason := interruption_reason(replay, self._store.scope(replay.scope_id)):
+            await self._end(tracked, ReplayEnding.INTERRUPTED, reason)
             return True
         due = tracked.next_step_at()
         if due is None or due > now:
@@ -188,8 +202,8 @@ class ReplayService:
         entry = HistoryEntry(at=now, what=EntryKind.STOPPED, who=who, text=text, request_id=request.id, vm=replay.name)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
-            seen = tracked.current_answer(scope)
-            return scope.with_incarnation_increased(len(seen.document.notices) if seen else 0).with_entries(entry)
+            shown = tracked.current_answer(scope)
+            return scope.with_incarnation_increased(len(shown.document.notices) if shown else 0).with_entries(entry)
 
         await self._transactions.run(replay.scope_id, decision, extra_commit=Commit(requests=(over,)))
 
@@ -266,16 +280,16 @@ def _show_step_decision(tracked: _TrackedReplay) -> Callable[[Scope, DecisionCon
         if interruption_reason(replay, scope):
             return scope
         is_last = replay.done + 1 == replay.steps
-        told = scope.with_incarnation_increased(step.grows)
+        grown = scope.with_incarnation_increased(step.grows)
         if not is_last:
-            return told.with_entries(
+            return grown.with_entries(
                 _replay_entry(
                     request, replay, EntryKind.REPLAYED, f"{replay.name} is shown {describe_step(step)}", context
                 )
             )
         again = replay.loop + 1 < replay.loops
-        text = f"replay {request.id} {f'ended telling {replay.loop + 1} of {replay.loops}' if again else 'finished'}"
-        return told.with_entries(
+        text = f"replay {request.id} {f'finished loop {replay.loop + 1} of {replay.loops}' if again else 'finished'}"
+        return grown.with_entries(
             _replay_entry(request, replay, EntryKind.REPLAYED if again else EntryKind.COMPLETED, text, context)
         )
 
@@ -301,7 +315,7 @@ def _requested_entry(request: MaintenanceRequest) -> HistoryEntry:
 
 
 def _approved_entry(request: MaintenanceRequest, notice: EventNotice, by: str, now: float) -> HistoryEntry:
-    text = f"{by} approved {notice.kind} of {', '.join(notice.resources)}, which is replayed: the story keeps its pace"
+    text = f"{by} approved {notice.kind} of {', '.join(notice.resources)}, a replayed event: the replay keeps its pace"
     return HistoryEntry(at=now, what=EntryKind.APPROVED, who=by, text=text, event_id=notice.id, request_id=request.id)
 
 
@@ -314,4 +328,4 @@ def _require_in_range(speed: float, loops: int) -> None:
     if not slowest <= speed <= fastest:
         raise Rejected(f"speed {speed:g} is out of range: give a number from {slowest:g} to {fastest:g}")
     if not 1 <= loops <= _MAX_LOOPS:
-        raise Rejected(f"a story can be told 1 to {_MAX_LOOPS} times, not {loops}")
+        raise Rejected(f"a recording can be replayed 1 to {_MAX_LOOPS} times, not {loops} times")

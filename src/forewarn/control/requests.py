@@ -31,13 +31,19 @@ _MAX_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceipt:
-    """What became of a request: the events it led to so far."""
+    """An accepted request, and the events that were published with it."""
 
     request: MaintenanceRequest
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]  # (): the reconciler publishes them
 
 
 class RequestService:
+    """Accepts requests for maintenance, approvals and withdrawals. `who` is the principal that asks.
+
+    A request is durable when its method returns. Errors: NotFound for unknown names and ids, Rejected for requests that
+    can never work, Refused for what the current state forbids, Conflict after 20 conflicting writes.
+    """
+
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
         self._store = transactions.store
@@ -46,7 +52,10 @@ class RequestService:
     async def request_for_vms(
         self, ask: RequestedOperation, vms: Sequence[Vm], *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> RequestReceipt:
-        """A user operation, an eviction or a scale-in, for one VM or several: all of them, or none."""
+        """Request a user operation, an eviction or a scale-in for these VMs: for all of them, or for none.
+
+        `notice_s` 0 means the usual notice; a notice below the minimum needs `short_notice`.
+        """
         if not vms:
             raise Rejected(f"{ask} needs at least one VM: name it")
         request = self._new_request(ask, who, [vm.name for vm in vms], notice_s, short_notice)
@@ -58,7 +67,7 @@ class RequestService:
     async def degrade_host(
         self, host_name: str, *, who: str, notice_s: float, short_notice: bool = False
     ) -> RequestReceipt:
-        """Hardware predicted to fail: every VM on the host is to be redeployed elsewhere (spec §6.4)."""
+        """Mark a host as predicted to fail, and schedule the redeployment of every VM on it (spec §6.4)."""
         host = self.host(host_name)
         if host.health is not HostHealth.HEALTHY:
             raise Refused(f"host {host.name!r} is {host.health} already", Remedy.REPAIR_HOST, host=host.name)
@@ -66,7 +75,7 @@ class RequestService:
         return await self._accept_for_host(request, host, HostHealth.DEGRADED)
 
     async def fail_host(self, host_name: str, *, who: str) -> RequestReceipt:
-        """A host is gone without warning: its VMs are redeployed at once (spec §6.4)."""
+        """Mark a host as failed, and redeploy its VMs and those moving to it at once (spec §6.4)."""
         host = self.host(host_name)
         if host.health is HostHealth.FAILED:
             raise Refused(f"host {host.name!r} has failed already", Remedy.REPAIR_HOST, host=host.name)
@@ -76,12 +85,13 @@ class RequestService:
         return await self._accept_for_host(request, host, HostHealth.FAILED, arriving)
 
     async def repair_host(self, host_name: str, *, who: str) -> Host:
+        """Mark a host as healthy again and return it; Refused while VMs are scheduled to leave it."""
         host = self.host(host_name)
         if host.health is HostHealth.HEALTHY:
             raise Refused(f"host {host.name!r} is healthy: there is nothing to repair")
         if staying := [e for vm in self._store.vms(host=host.name) for e in self._predicted_failures(vm, host)]:
             raise Refused(
-                f"host {host.name!r} still has {len(staying)} VMs that are to leave it: "
+                f"host {host.name!r} still has {len(staying)} VMs that must leave it: "
                 f"withdraw event {staying[0].id} and the others, or wait until they have left"
             )
         healthy = replace(host, health=HostHealth.HEALTHY)
@@ -91,6 +101,7 @@ class RequestService:
     async def start_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
+        """Commit a new rollout and return its request; the reconciler publishes its waves."""
         request = self.plan_rollout(rollout, who=who, notice_s=notice_s, short_notice=short_notice)
         await self._store.commit(Commit(requests=(request,), entries=(self._requested_entry(request),)))
         return request
@@ -98,7 +109,7 @@ class RequestService:
     def plan_rollout(
         self, rollout: Rollout, *, who: str, notice_s: float = 0, short_notice: bool = False
     ) -> MaintenanceRequest:
-        """The rollout as it would be started; refused where it cannot be."""
+        """Return the request that `start_rollout` would commit; raises the same errors."""
         minimum = CAUSE_RULES[rollout.cause].minimum_notice_s
         if short_notice and not notice_s:
             raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
@@ -118,8 +129,11 @@ class RequestService:
         return replace(request, rollout=rollout)
 
     async def change_rollout_state(self, request_id: str, progress: RolloutState, *, who: str) -> MaintenanceRequest:
-        """Pause, resume or abort a rollout that is under way."""
-        for _ in range(20):
+        """Pause, resume or abort a rollout: `progress` is the state to change to. Return its request.
+
+        Raises Refused if the rollout is in that state already or has ended.
+        """
+        for _ in range(_MAX_ATTEMPTS):
             request = self.rollout(request_id)
             assert request.rollout is not None
             state = request.rollout.progress
@@ -132,18 +146,18 @@ class RequestService:
                 raise Refused(f"rollout {request.id} is {_state_change_error(state, progress)}")
             what, word = _STATE_CHANGE_ENTRIES[progress]
             why = f"{who} ended it" if progress is RolloutState.ABORTED else ""
-            steered = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
+            changed = replace(request, rollout=replace(request.rollout, progress=progress, why=why))
             text = f"rollout {request.id} {word} by {who}"
             entry = HistoryEntry(at=self._now(), what=what, who=who, text=text, request_id=request.id)
             try:
-                await self._store.commit(Commit(requests=(steered,), entries=(entry,)))
-                return steered
+                await self._store.commit(Commit(requests=(changed,), entries=(entry,)))
+                return changed
             except Conflict:
                 continue
-        raise Conflict(f"rollout {request_id} changed too often while it was steered: ask again")
+        raise Conflict(f"rollout {request_id} kept changing while its state was changed: try again")
 
     async def approve(self, event_id: str, *, who: str) -> Event:
-        """An approval from outside the VM."""
+        """Approve an event on behalf of its VMs, and return it; Refused if it is over."""
         event = self.event(event_id)
         if not event.is_live:
             raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")
@@ -151,7 +165,7 @@ class RequestService:
         return scope.event(event.id) or self.event(event.id)
 
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
-        """Approvals from outside the VMs, in one scope or several: all of them, or none."""
+        """Approve these events on behalf of their VMs in one transaction; events that are over stay as they are."""
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -159,10 +173,13 @@ class RequestService:
                 return
             except Conflict:
                 continue
-        raise Conflict("the events changed too often while they were approved: ask again")
+        raise Conflict("the events kept changing while they were approved: try again")
 
     async def perform_maintenance(self, vms: Sequence[Vm], *, who: str) -> RequestReceipt:
-        """Users take pending platform maintenance now (spec §6.4): of every VM that has some, in one transaction."""
+        """Approve the pending platform maintenance of these VMs in one transaction (spec §6.4).
+
+        Raises Refused if none of them has any.
+        """
         for _ in range(_MAX_ATTEMPTS):
             pending = self._pending_maintenance(vms)
             request = self._new_request(RequestedOperation.PERFORM_MAINTENANCE, who, [vm.name for vm in vms])
@@ -176,10 +193,10 @@ class RequestService:
                 return RequestReceipt(request=request, events=tuple(self.event(event.id) for event in pending))
             except Conflict:
                 continue
-        raise Conflict("the events changed too often while they were approved: ask again")
+        raise Conflict("the events kept changing while they were approved: try again")
 
     def _pending_maintenance(self, vms: Sequence[Vm]) -> list[Event]:
-        """Each once; Refused when no VM has any."""
+        """Return the pending platform events of these VMs, each once; Refused if there are none."""
         found: dict[str, Event] = {}
         refusal: Refused | None = None
         for vm in vms:
@@ -198,10 +215,11 @@ class RequestService:
         return scope_commit(old, with_next_wake(approved, context))
 
     async def withdraw(self, event_id: str, *, who: str, reason: str = "") -> Event:
+        """Withdraw an event that has not started, and return it; Refused if it has started or is over."""
         event = self.event(event_id)
 
         def decision(scope: Scope, context: DecisionContext) -> Scope:
-            live = scope.event(event.id) or self.event(event.id)  # over by now: say so
+            live = scope.event(event.id) or self.event(event.id)  # over by now: `withdraw` refuses
             why = reason or f"taken back by {who}"
             return reconcile_scope(lifecycle.withdraw(scope, live, by=who, reason=why, now=context.now), context)
 
@@ -209,12 +227,14 @@ class RequestService:
         return self.event(event.id)
 
     def event(self, event_id: str) -> Event:
+        """Return the event with this id, in any case; NotFound if there is none."""
         event = self._store.event(event_id.strip().upper())
         if event is None:
             raise NotFound(f"event {event_id!r} does not exist", Remedy.LIST_EVENTS)
         return event
 
     def host(self, name: str) -> Host:
+        """Return the host with this name, in any case; NotFound if there is none."""
         hosts = self._transactions.placement.hosts()
         host = next((host for host in hosts if host.name.casefold() == name.casefold()), None)
         if host is None:
@@ -222,6 +242,7 @@ class RequestService:
         return host
 
     def rollout(self, request_id: str) -> MaintenanceRequest:
+        """Return the request of the rollout with this id; NotFound if there is none."""
         request = self._store.request(request_id)
         if request is None or request.rollout is None:
             raise NotFound(f"rollout {request_id!r} does not exist", Remedy.LIST_ROLLOUTS)
@@ -229,7 +250,7 @@ class RequestService:
 
     def _rollout_targets(self, rollout: Rollout) -> list[Vm]:
         if bool(rollout.hosts) == bool(rollout.scope_id):
-            raise Rejected("a rollout goes over hosts or over one scope: name the one or the other")
+            raise Rejected("a rollout covers hosts or one scope: give one of the two")
         if rollout.max_failures < 0:
             raise Rejected(f"max failures {rollout.max_failures} is negative: give 0 (never stop) or more")
         if rollout.scope_id:
@@ -237,7 +258,7 @@ class RequestService:
         return [vm for name in rollout.hosts for vm in self._store.vms(host=name)]
 
     def _with_declared_host_names(self, rollout: Rollout) -> Rollout:
-        """Its hosts by their own names, each once."""
+        """Return the rollout with its hosts spelled as declared, each once; NotFound for an unknown host."""
         names = dict.fromkeys(self.host(name).name for name in rollout.hosts)
         return replace(rollout, hosts=tuple(names))
 
@@ -267,7 +288,7 @@ class RequestService:
         return RequestReceipt(request=request, events=())
 
     def _check_applicable(self, planned: tuple[PlannedEvent, ...]) -> None:
-        """Refuse now what would be refused when it is applied: all of a request, or none of it."""
+        """Raise now what applying these planned events later would raise, so that a request is accepted as a whole."""
         for scope_id, items in group_by_scope(list(planned), lambda item: item.scope_id).items():
             _apply_all_decision(tuple(items))(
                 self._transactions.load(scope_id), self._transactions.decision_context(dry_run=True)
@@ -327,7 +348,7 @@ _STATE_CHANGE_ENTRIES = {
 
 
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
-    """Approve events of a scope; those that are over by now stay as they are."""
+    """Return a decision that approves these events of a scope; events that are over by then stay as they are."""
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:
@@ -348,7 +369,7 @@ def _apply_all_decision(planned: tuple[PlannedEvent, ...]) -> Callable[[Scope, D
 
 
 def _state_change_error(state: RolloutState, wanted: RolloutState) -> str:
-    """Why a rollout in this state cannot be steered so, and what can be done."""
+    """Return the end of a sentence: why a rollout in this state cannot change to `wanted`, and what to do."""
     if state in (RolloutState.RUNNING, RolloutState.PAUSED):
         return f"{state} already: {'pause' if state is RolloutState.RUNNING else 'resume'} or abort it"
     return f"{state}: it has ended and cannot be {_STATE_CHANGE_ENTRIES[wanted][1]}; start another"

@@ -1,4 +1,4 @@
-"""Runs rollouts: publishes the next wave, stops at too many failures, withdraws what is left, closes."""
+"""Runs rollouts: publishes the next wave, stops after too many failures, withdraws remaining events, closes."""
 
 from __future__ import annotations
 
@@ -23,41 +23,47 @@ from forewarn.errors import Conflict
 from forewarn.store.interface import AppliedCommit
 
 _END_STATES = {RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED}
-_MAX_UNUSED_S = 10.0  # how long room for more events may stay unused while acts are due
+_MAX_UNUSED_S = 10.0  # lab time for which the next wave may wait while acts are due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSnapshot:
-    """Whom a rollout is about now, and its events so far: much to read of a large one, so read once."""
+    """The VMs and events of a rollout at one time; read once, because a large rollout has many."""
 
     vms: list[Vm]
     events: list[Event]
 
 
 class RolloutService:
+    """Advances open rollouts and reports their progress. Only rollouts that commits have changed are checked."""
+
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
         self._store = transactions.store
         self._new_id = new_id
         self._changed: set[str] = {request.id for request in self._store.requests(open_only=True)}
-        self._unblocked: dict[str, float] = {}  # rollouts that may have room for more events → since when
+        self._unblocked: dict[str, float] = {}  # request id → since when more events may be published
 
     def on_commit(self, applied: AppliedCommit) -> None:
-        """Remember which rollouts something has happened to; only those are looked at.
+        """Remember which rollouts a commit changed. Called for every commit, in order.
 
-        An event that is published or starts leaves a rollout nothing to do: its VMs were spoken for already.
+        An event that is published or starts needs no check, because the rollout has counted its VMs already.
         """
         commit = applied.commit
         self._changed.update(request.id for request in commit.requests if request.is_open)
         for event in (event for event in commit.events if event.rules.planned):
             if event.failed_acts:
-                self._changed.add(event.request_id)  # enough of them stop it
+                self._changed.add(event.request_id)  # enough failures stop the rollout
             elif not event.is_live:
                 self._unblocked.setdefault(event.request_id, self._now())
         self._changed.update(entry.request_id for entry in commit.entries if entry.what is EntryKind.SKIPPED)
 
     async def reconcile(self, *, acts_are_due: bool = False) -> bool:
-        """Look at all of a rollout once for many of its events that end at one moment, each after its act."""
+        """Advance the rollouts that changed; return whether anything was done. A step of the reconciler.
+
+        While `acts_are_due`, a rollout whose events ended waits for up to ten seconds, so that it is checked once for
+        many events that end together.
+        """
         self._mark_unblocked_changed(acts_are_due)
         did = False
         for request_id in sorted(self._changed):
@@ -100,7 +106,7 @@ class RolloutService:
         return False
 
     def vms_of(self, rollout: Rollout) -> list[Vm]:
-        """The VMs a rollout is about as things are now."""
+        """Return the VMs that are now on the hosts, or in the scope, of a rollout."""
         if rollout.scope_id:
             return self._store.vms(scope_id=rollout.scope_id)
         return [vm for host in rollout.hosts for vm in self._store.vms(host=host)]
@@ -111,7 +117,7 @@ class RolloutService:
         wave = next_wave(request, vms, events, planned, self._new_id)
         if not wave.planned:
             return False
-        # The version of the request guards against an abort that comes at the same moment.
+        # The request is committed too: its version makes a concurrent abort a Conflict.
         await self._store.commit(Commit(requests=(request,), planned=wave.planned, gates=wave.gates))
         return True
 
@@ -130,16 +136,17 @@ class RolloutService:
         return True
 
     def tally_of(
-        self, request: MaintenanceRequest, rollout: Rollout, reach: RolloutSnapshot | None = None
+        self, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None = None
     ) -> RolloutTally:
-        """How far it is; of one that is closed, as it was then."""
+        """Return how many VMs of a rollout are done, failed and so on; for a closed one, as it was at its end."""
         if rollout.tally is not None:
             return rollout.tally
-        reach = reach or self.snapshot_of(request, rollout)
-        # One that is completed has reached everybody it was about; who came to its hosts or scope since is not.
-        return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else reach.vms, reach.events)
+        snapshot = snapshot or self.snapshot_of(request, rollout)
+        # VMs that came to the hosts or scope of a completed rollout later are not part of it.
+        return count_rollout_vms([] if rollout.progress is RolloutState.COMPLETED else snapshot.vms, snapshot.events)
 
     def snapshot_of(self, request: MaintenanceRequest, rollout: Rollout) -> RolloutSnapshot:
+        """Read the VMs and events of a rollout from the store."""
         return RolloutSnapshot(vms=self.vms_of(rollout), events=self._store.events(request_id=request.id))
 
     async def _save_rollout(self, request: MaintenanceRequest, rollout: Rollout, entry: HistoryEntry | None) -> None:
@@ -164,14 +171,14 @@ def _withdraw_decision(event_id: str, progress: RolloutState) -> Callable[[Scope
 
 
 def _failures_text(events: list[Event]) -> str:
-    """`completed` or `completed with 3 failed VMs`."""
+    """Return ` with 3 failed VMs`, or nothing."""
     failed = sum(len(event.failed_acts) for event in events)
     return f" with {failed} failed {'VM' if failed == 1 else 'VMs'}" if failed else ""
 
 
 def _ended_entry(request: MaintenanceRequest, rollout: Rollout, failed: str, now: float) -> HistoryEntry:
     if rollout.progress is RolloutState.STOPPED:
-        text = f"rollout {request.id} stopped by itself: {rollout.why}; what has not started is withdrawn"
+        text = f"rollout {request.id} stopped: {rollout.why}; events that have not started are withdrawn"
         return HistoryEntry(at=now, what=EntryKind.STOPPED, who=PLATFORM_ACTOR, text=text, request_id=request.id)
     text = f"rollout {request.id} completed{failed}" + (f": {rollout.why}" if rollout.why else "")
     return HistoryEntry(at=now, what=EntryKind.COMPLETED, who=PLATFORM_ACTOR, text=text, request_id=request.id)

@@ -19,14 +19,16 @@ from forewarn.core.scope import Scope
 from forewarn.errors import Conflict, NotFound, Remedy
 from forewarn.store.interface import AppliedCommit, Store
 
-Decision = Callable[[Scope, DecisionContext], Scope]
-EMPTY_COMMIT = Commit()
+Decision = Callable[[Scope, DecisionContext], Scope]  # pure: returns the scope as it shall be
+EMPTY_COMMIT = Commit()  # compared by identity
 _MAX_ATTEMPTS = 20
 _MAX_CACHED_GATES = 10_000
 T = TypeVar("T")
 
 
 class ScopeTransactions:
+    """Runs decisions about scopes against the store. All use cases and the reconciler share one."""
+
     def __init__(
         self, *, store: Store, clock: Clock, policy: Policy, placement: PlacementIndex, faults: FaultRegistry
     ) -> None:
@@ -35,13 +37,13 @@ class ScopeTransactions:
         self.policy = policy
         self.placement = placement
         self.faults = faults
-        self.resumed_at: float | None = None
-        # Callers in this process queue per scope instead of colliding; other processes still meet as Conflicts.
+        self.resumed_at: float | None = None  # when this process found an earlier one's state; starts the grace period
+        # Callers in this process wait for each other per scope; writers in other processes cause Conflicts.
         self._scope_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._gates: dict[str, bool] = {}  # whether each lets its events start, of those that were asked for lately
+        self._gates: dict[str, bool] = {}  # gate id → is released; a bounded cache
 
     def decision_context(self, *, dry_run: bool = False) -> DecisionContext:
-        """The circumstances of a decision; of a rehearsed one nothing stays behind."""
+        """Return the context of a decision now; with `dry_run` the decision claims no host and no fault."""
         now = self.clock.now()
         return DecisionContext(
             now=now,
@@ -53,13 +55,18 @@ class ScopeTransactions:
         )
 
     def load(self, scope_id: str) -> Scope:
+        """Return the committed scope; NotFound if it does not exist."""
         scope = self.store.scope(scope_id)
         if scope is None:
             raise NotFound(f"scope {scope_id!r} does not exist", Remedy.LIST_SCOPES)
         return scope
 
     async def run(self, scope_id: str, decision: Decision, *, extra_commit: Commit = EMPTY_COMMIT) -> Scope:
-        """The scope as decided and durably written. `also` is committed with it, whatever the decision."""
+        """Decide on the committed scope and commit the result; return the scope, durably written.
+
+        `extra_commit` is committed in the same transaction, even if the scope does not change. On a Conflict the scope
+        is loaded and decided again, up to 20 times; then Conflict is raised. Errors of the decision pass through.
+        """
         queue = self._scope_locks.setdefault(scope_id, asyncio.Lock())
         async with queue:
             for _ in range(_MAX_ATTEMPTS):
@@ -73,7 +80,7 @@ class ScopeTransactions:
                     raise
                 finally:
                     self.faults.release_claims(scope_id)
-        raise Conflict(f"scope {scope_id!r} changed {_MAX_ATTEMPTS} times while it was decided upon: ask again")
+        raise Conflict(f"scope {scope_id!r} kept changing during {_MAX_ATTEMPTS} attempts to change it: try again")
 
     async def _run_once(self, scope: Scope, decision: Decision, extra_commit: Commit) -> Scope:
         context = self.decision_context()
@@ -86,6 +93,7 @@ class ScopeTransactions:
         return decided
 
     def on_commit(self, applied: AppliedCommit) -> None:
+        """Remember which gates are released. Called for every commit, in order."""
         for gate in applied.commit.gates:
             self._gates[gate.id] = gate.released_at is not None
         while len(self._gates) > _MAX_CACHED_GATES:
@@ -100,6 +108,7 @@ class ScopeTransactions:
 
 
 def group_by_scope(items: list[T], scope_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Group items by the scope id that `scope_of` returns; scopes and items keep their order."""
     grouped: dict[str, list[T]] = defaultdict(list)
     for item in items:
         grouped[scope_of(item)].append(item)

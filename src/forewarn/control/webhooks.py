@@ -26,19 +26,21 @@ _MAX_URL_LENGTH = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSpec:
-    """A webhook that somebody asks for."""
+    """A webhook to add."""
 
     url: str
     schema: WebhookSchema = WebhookSchema.EVENT_GRID
     over: str = ROOT_RESOURCE
-    happenings: tuple[EventGridStatus, ...] = ()  # (): all
+    happenings: tuple[EventGridStatus, ...] = ()  # statuses to notify about; (): all
     opted_in_only: bool = False
-    secret: str = ""  # "": one is made
-    from_start: bool = False  # told the history from its beginning, not from now on
-    validate: bool = False  # only if the receiver agrees
+    secret: str = ""  # "": generate one
+    from_start: bool = False  # send the whole history, not only what happens from now on
+    validate: bool = False  # add it only if the receiver answers the validation request
 
 
 class WebhookService:
+    """Adds, finds and removes webhook subscriptions. `who` is the principal that asks."""
+
     def __init__(
         self, *, transactions: ScopeTransactions, new_id: Callable[[], str], webhook_delivery: WebhookDispatcher
     ) -> None:
@@ -47,43 +49,51 @@ class WebhookService:
         self._new_id = new_id
         self._webhook_delivery = webhook_delivery
 
-    async def add(self, wanted: WebhookSpec, *, who: str) -> WebhookSubscription:
+    async def add(self, spec: WebhookSpec, *, who: str) -> WebhookSubscription:
+        """Add a webhook durably and return it with its secret; it gets events from now on, or all of them.
+
+        Raises Rejected for a bad URL, resource or secret, and what the validation raises.
+        """
         webhook = WebhookSubscription(
             id=self._new_id().lower(),
-            url=parse_webhook_url(wanted.url),
-            secret=_check_secret(wanted.secret) if wanted.secret else new_secret(),
-            schema=wanted.schema,
-            over=_parse_resource(wanted.over),
-            happenings=_in_declared_order(wanted.happenings),
-            opted_in_only=wanted.opted_in_only,
+            url=parse_webhook_url(spec.url),
+            secret=_check_secret(spec.secret) if spec.secret else new_secret(),
+            schema=spec.schema,
+            over=_parse_resource(spec.over),
+            happenings=_in_declared_order(spec.happenings),
+            opted_in_only=spec.opted_in_only,
             by=who,
             at=self._clock.now(),
-            cursor=0 if wanted.from_start else self._store.last_seq(),
+            cursor=0 if spec.from_start else self._store.last_seq(),
         )
-        if wanted.validate:
+        if spec.validate:
             await self._webhook_delivery.verification.validate(webhook)
         over = "all VMs" if webhook.over == ROOT_RESOURCE else webhook.over
-        entry = self._history_entry(who, f"{webhook_title(webhook)} is told what happens to {over} from now on")
+        entry = self._history_entry(who, f"{webhook_title(webhook)} gets notifications about {over} from now on")
         await self._store.commit(Commit(webhooks=(webhook,), entries=(entry,)))
         return webhook
 
     async def remove(self, webhook_id: str, *, who: str) -> WebhookSubscription:
+        """Remove a webhook, named by its id or a prefix of it, and return it; nothing more is sent to it."""
         webhook = self.find(webhook_id)
-        entry = self._history_entry(who, f"{webhook_title(webhook)} was removed and is told nothing more")
+        entry = self._history_entry(who, f"{webhook_title(webhook)} was removed")
         await self._store.commit(Commit(removed_webhooks=(webhook.id,), entries=(entry,)))
         return webhook
 
     def find(self, name: str) -> WebhookSubscription:
-        """The webhook by its id, or by a beginning of it that no other has."""
-        wanted = name.strip().lower()
+        """Return the webhook with this id, or the only one whose id starts with it (at least four characters).
+
+        Raises NotFound, or Refused if several match.
+        """
+        prefix = name.strip().lower()
         known = {webhook.id: webhook for webhook in self._store.webhooks()}
-        if wanted in known:
-            return known[wanted]
-        found = [hook for id_, hook in known.items() if id_.startswith(wanted)]
-        if len(wanted) < _MIN_ID_PREFIX or not found:
+        if prefix in known:
+            return known[prefix]
+        found = [hook for id_, hook in known.items() if id_.startswith(prefix)]
+        if len(prefix) < _MIN_ID_PREFIX or not found:
             raise NotFound(f"webhook {name!r} does not exist", Remedy.LIST_WEBHOOKS)
         if len(found) > 1:
-            raise Refused(f"webhook {name!r} is ambiguous, {len(found)} begin so: give more of the id")
+            raise Refused(f"webhook {name!r} is ambiguous, {len(found)} ids start with it: give more of the id")
         return found[0]
 
     def _history_entry(self, who: str, text: str) -> HistoryEntry:
@@ -91,16 +101,20 @@ class WebhookService:
 
 
 def webhook_title(webhook: WebhookSubscription) -> str:
+    """Return how history entries call a webhook: its id and the host of its URL, never the whole URL."""
     return f"webhook {webhook.id} ({urlsplit(webhook.url).hostname})"
 
 
 def parse_webhook_url(text: str) -> str:
-    """An address as somebody typed it; Rejected if nothing can be sent there. The message does not repeat all of it."""
+    """Return the URL without surrounding spaces; Rejected if it is not an http or https URL that can be called.
+
+    The message never repeats the URL, which may contain a password.
+    """
     url = _split_url(text.strip())
     if url is None or url.scheme not in ("http", "https") or not url.hostname:
-        raise Rejected("the webhook's address is no URL: give one such as https://example.org/hook")
+        raise Rejected("the webhook's address is not a URL: give one such as https://example.org/hook")
     if url.username is not None or url.password is not None:
-        raise Rejected("the webhook's address holds a name or password: leave them out, what is sent is signed instead")
+        raise Rejected("the webhook's address contains a user or password: leave them out, messages are signed instead")
     if url.fragment:
         raise Rejected("the webhook's address has a part after '#', which is never sent: leave it out")
     return url.geturl()
@@ -121,7 +135,7 @@ def _parse_resource(text: str) -> str:
         return parse_resource_id(text)
     except Rejected:
         raise Rejected(
-            f"{text!r} is no resource that events happen to: give / for everything, /subscriptions/ID, "
+            f"{text!r} is not a resource that has events: give / for everything, /subscriptions/ID, "
             "/subscriptions/ID/resourceGroups/NAME, or the id of a VM or set within one"
         ) from None
 
@@ -129,11 +143,11 @@ def _parse_resource(text: str) -> str:
 def _check_secret(text: str) -> str:
     if len(text) < _MIN_SECRET_LENGTH or not text.isprintable():
         raise Rejected(
-            f"the secret is short enough to be guessed, or no text: give {_MIN_SECRET_LENGTH} characters or more, "
-            "or none to have one made"
+            f"the secret is too short or not printable: give {_MIN_SECRET_LENGTH} characters or more, "
+            "or none to have one generated"
         )
     return text
 
 
-def _in_declared_order(happenings: tuple[EventGridStatus, ...]) -> tuple[EventGridStatus, ...]:
-    return tuple(happening for happening in EventGridStatus if happening in happenings) or tuple(EventGridStatus)
+def _in_declared_order(statuses: tuple[EventGridStatus, ...]) -> tuple[EventGridStatus, ...]:
+    return tuple(status for status in EventGridStatus if status in statuses) or tuple(EventGridStatus)
