@@ -142,7 +142,7 @@ def test_only_so_many_are_let_in_who_say_nothing() -> None:
 
 
 def test_whoever_does_not_read_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT_S", 0.2)
     endless = b"x" * 50_000_000
 
     asked = asyncio.Event()

@@ -19,15 +19,15 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 POLL = "import urllib.request as u; print(u.urlopen('http://169.254.169.254/metadata/versions', timeout=9).read())"
 UNPRIVILEGED = """
 import ctypes, encodings.idna, os, sys, pathlib
-from forewarn.namespace_vm.run import Wish, run
+from forewarn.namespace_vm.run import VmRunOptions, run_vm
 import asyncio.unix_events
 data, *program = sys.argv[1:]
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after an execve: our own /proc is ours
-wish = Wish(vm="web-0", program=tuple(program), data=pathlib.Path(data), is_isolated=True)
-sys.exit(run(wish, print))
+options = VmRunOptions(vm="web-0", program=tuple(program), data=pathlib.Path(data), is_isolated=True)
+sys.exit(run_vm(options, print))
 """
 
 

@@ -107,7 +107,7 @@ class Absent(FakeSupervisorServer):
 
     def handle_message(self, line: Any, message: dict[str, Any], descriptors: list[int]) -> None:
         offered = {"offered": True} if "listener" in message else message
-        super().take(line, offered, descriptors)
+        super().handle_message(line, offered, descriptors)
 
 
 def test_a_vm_that_the_service_does_not_listen_to_yet_can_be_ended(start: Start, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ _VIEWS = st.builds(
         Document, incarnation=st.integers(1, 99), notices=st.lists(_NOTICES, max_size=3).map(tuple), roles=st.booleans()
     ),
     vms=st.dictionaries(_TEXT, _FACTS, max_size=3),
-    instead=st.none()
+    poll_override=st.none()
     | st.just(ResetConnection())
     | st.builds(
         HttpResponse, status=st.just(503), headers=st.just((("Retry-After", "1"),)), body=st.binary(max_size=5)
@@ -80,7 +80,7 @@ def test_what_is_shown_arrives_as_it_was_said_however_the_bytes_are_cut(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     frames = FrameDecoder(for_worker=True)
     heard = [
-        message.view()
+        message.to_scope_view()
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)
         for message in frames.feed(raw[begin:end])
     ]
@@ -90,7 +90,7 @@ def test_what_is_shown_arrives_as_it_was_said_however_the_bytes_are_cut(
 def test_equal_documents_are_kept_once() -> None:
     view = PublishedScope(scope_id="a", enabled=True, epoch=1, document=Document(incarnation=7), vms={})
     raw = framed(scope_message(view), scope_message(view))
-    one, other = (message.view() for message in FrameDecoder(for_worker=True).feed(raw))
+    one, other = (message.to_scope_view() for message in FrameDecoder(for_worker=True).feed(raw))
     assert one.document is other.document
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_continuation_is_not_listened_to(raw: bytes) -> None:
 )
 def test_every_way_to_tell_a_vm_can_be_told(strategy: IdentityStrategy) -> None:
     (message,) = FrameDecoder(for_worker=True).feed(framed(open_message(1, strategy, is_loopback=False)))
-    assert message.told_by() == strategy
+    assert message.identity_strategy() == strategy
 
 
 def test_a_token_is_said_and_shown_to_nobody() -> None:

@@ -416,7 +416,7 @@ def test_a_worker_that_missed_something_ends_so_that_another_begins_anew(raw: by
         with ours:
             ours.sendall(raw)
             why = await asyncio.wait_for(Worker(theirs, SharedFaultQuota(-1)).run(), 10)
-            assert why.startswith("Broken: ")
+            assert why.startswith("ChannelBroken: ")
 
     asyncio.run(whole())
 

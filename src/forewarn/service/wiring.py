@@ -31,7 +31,7 @@ from forewarn.core.event import Event
 from forewarn.core.fleet import Vm
 from forewarn.core.history import EntryKind, HistoryEntry
 from forewarn.core.scope import Scope, enable_scope
-from forewarn.errors import Rejected
+from forewarn.errors import ForewarnError, Rejected
 from forewarn.hypervisor.command import CommandHypervisor
 from forewarn.hypervisor.interface import Hypervisor
 from forewarn.hypervisor.ledger import EffectLedger
@@ -64,8 +64,9 @@ from forewarn.store.sqlite import SqliteStore
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.polling_report import PollingReport, polling_report
+from forewarn.web.remedies import Surface, message_for
 from forewarn.web.server import bind_unix_socket, serve_unix
-from forewarn.web.sign_in_links import sign_in_link_subject
+from forewarn.web.sign_in_links import sign_in_link_identity
 
 
 def open_hypervisor(settings: Settings, directory: DataDirectory, keepers: SupervisorRegistry) -> Hypervisor:
@@ -125,7 +126,7 @@ class Service:
         """To the portal, for whoever started this: good once, and soon. "" where there is no portal."""
         if self.operator_server is None:
             return ""
-        whom = sign_in_link_subject(owner_principal(owner_name()), self.operator_server.sign_in, self.control.store)
+        whom = sign_in_link_identity(owner_principal(owner_name()), self.operator_server.sign_in, self.control.store)
         return self.operator_server.links.create(whom).url
 
 
@@ -247,13 +248,19 @@ async def _serve_supervisors(stack: AsyncExitStack, service: Service, directory:
     def names() -> FleetDirectory:  # built on first use: a fleet without namespace VMs never needs it
         return FleetDirectory(control.store)
 
+    def find_vm(name: str) -> Vm:
+        try:
+            return names().find(name)
+        except ForewarnError as error:  # a supervisor prints it to a user of the command line
+            raise type(error)(message_for(error, Surface.CLI)) from error
+
     async def listen(vm_key: str, sock: socket.socket) -> StopListening:
         listener = await publisher.listen_inside_vm(vm_key, sock)
         return partial(publisher.stop_listening, listener)
 
     server = SupervisorServer(
         supervisors=service.supervisors,
-        find_vm=lambda name: names().find(name),
+        find_vm=find_vm,
         listen=listen,
         write_history=write_history,
     )

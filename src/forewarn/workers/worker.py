@@ -140,7 +140,7 @@ class Worker:
             messages.ClockUpdate: self._set_clock,
             messages.FaultsUpdate: self._set_faults,
             messages.VmPlacement: self._set_placement,
-            messages.ScopeUpdate: lambda told: self._board.publish(told.view()),
+            messages.ScopeUpdate: lambda told: self._board.publish(told.to_scope_view()),
             messages.StateComplete: self._on_complete,
             messages.OpenListenerRequest: self._open_socket,
             messages.ServeMetrics: self._serve_metrics,
