@@ -198,8 +198,8 @@ def test_the_story_of_a_vm_tells_what_is_on_and_what_was_touched(service: Servic
     story = service.api("GET", "/explain/told-0").json
     now = [re.sub(r"local user \w+", "USER", text) for text in story["now"]]
     assert f"Fault {fault} (internal-error) is on for told-0, set by USER: it began" in " ".join(now)
-    assert "2 more of 5." in " ".join(now)
-    assert any(text.startswith("It has touched 3 requests of told-0, the last") for text in now)
+    assert "2 of 5 left." in " ".join(now)
+    assert any(text.startswith("It has affected 3 requests of told-0, the last") for text in now)
     assert any(f"Fault {everyone} (no-notice) is on for availability set told" in text for text in now)
     assert any(f"fault {fault} (internal-error) set for told-0" in line["text"] for line in story["lines"])
 

@@ -157,7 +157,7 @@ def test_there_is_no_link_for_somebody_who_is_no_client(doors: Doors) -> None:
     stranger = doors.owner().holding("Administrator", "/", name="vm web")
     status, code, message = stranger.refused("POST", "/access/links")
     assert (status, code) == (409, "Refused")
-    assert "a link is made for clients and for the owner of the service, not for vm web" in message
+    assert "sign-in links are for clients and for the owner of the service, not for vm web" in message
 
 
 def test_a_service_without_a_console_has_no_portal_to_link_to(doors: Doors) -> None:

@@ -135,5 +135,5 @@ def test_a_directory_that_is_not_there_says_so(api: Any, tmp_path: Path) -> None
         async with serve_unix(api.app, tmp_path / "no" / "forewarn.sock"):
             pass
 
-    with pytest.raises(Rejected, match="cannot be made: No such file or directory"):
+    with pytest.raises(Rejected, match="cannot be created: No such file or directory"):
         asyncio.run(scenario())

@@ -15,7 +15,7 @@ from forewarn.errors import NotFound, Refused, Rejected, Remedy
 from forewarn.web.authentication import principal_for_claims
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall, NonEmptyText, StrictBody
-from forewarn.web.sign_in_links import sign_in_link_subject
+from forewarn.web.sign_in_links import sign_in_link_identity
 from forewarn.web.views import BaseView
 
 _OIDC_PREFIX = "oidc:"
@@ -130,7 +130,7 @@ async def create_sign_in_link(context: RequestContext, call: HandlerCall) -> Sig
     links, sign_in = context.dependencies.sign_in_links, context.dependencies.sign_in
     if links is None or sign_in is None:
         raise Refused("this service has no portal: give it an address with the setting 'console'")
-    whom = sign_in_link_subject(context.principal, sign_in, context.store)
+    whom = sign_in_link_identity(context.principal, sign_in, context.store)
     link = links.create(whom)
     name = context.caller_name if whom.is_owner else principal_for_claims(whom.claims, context.store).name
     return SignInLinkView(url=link.url, signs_in=name, ends_at=link.ends_at)

@@ -15,7 +15,7 @@ from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.request_page import RequestTimeline, request_timeline
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.request_views import read_rollouts, rollout_fields_for_reach
+from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapshot
 from forewarn.web.view_builder import scope_title, scope_title_from_id
 from forewarn.web.views import BaseView, RolloutView
 
@@ -104,7 +104,7 @@ async def show_rollout_page(context: RequestContext, call: HandlerCall, query: D
     assert request.rollout is not None
     reach = context.control.rollouts.snapshot_of(request, request.rollout)
     await asyncio.sleep(0)  # of a large one all this is much: others get their turn in between
-    view = RolloutView(**rollout_fields_for_reach(context, request, request.rollout, reach))
+    view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, reach))
     await asyncio.sleep(0)
     scopes = _domains_by_scope(
         reach, is_closed=view.closed, goes_on=view.progress in (RolloutState.RUNNING, RolloutState.PAUSED)

@@ -18,20 +18,23 @@ from forewarn.core.access import Principal, RegisteredClient, client_principal
 from forewarn.errors import Remedy, Unauthenticated
 from forewarn.store.interface import Store
 
+log = logging.getLogger(__name__)
+Authenticate = Callable[[Request], Awaitable[Principal]]  # the caller of a request; raises Unauthenticated
 _CLIENT_PREFIX = client_principal("")
 _BEARER = "bearer"
+_UNKNOWN_CLIENT_HASH = hash_secret(new_secret())  # compared for an unknown client, so that both cases take as long
 
 
 class AuthenticationRequired(Unauthenticated):
-    """Nobody whom we know. The challenge is the header that tells a program where to sign in."""
+    """The caller is not authenticated. `challenge` is the value of the WWW-Authenticate header."""
 
-    def __init__(self, sentence: str, challenge: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, challenge: str) -> None:
+        super().__init__(message)
         self.challenge = challenge
 
 
 class BearerAuthenticator:
-    """Lets in whoever a token speaks for; nothing is remembered, so that what is revoked counts at once."""
+    """Authenticates requests by their bearer token; reads the caller's grants for each request."""
 
     def __init__(self, *, sign_in: TokenService, store: Store, real_time: Callable[[], float] = read_real_time) -> None:
         self._sign_in = sign_in
@@ -39,7 +42,10 @@ class BearerAuthenticator:
         self._real_time = real_time
 
     async def authenticate(self, request: Request) -> Principal:
-        """Raises Stranger, or Unavailable where an external issuer could never be reached."""
+        """The principal of the request's token.
+
+        Raises AuthenticationRequired, or Unavailable if the keys of an external issuer were never fetched.
+        """
         try:
             claims = await self._sign_in.verify(_bearer_token(request), self._real_time())
             return principal_for_claims(claims, self._store)
@@ -48,71 +54,68 @@ class BearerAuthenticator:
 
     def _challenge(self, request: Request) -> str:
         external = self._sign_in.external
-        where = external.url if external is not None else f"{request.url.scheme}://{request.url.netloc}/adfs"
-        return f'Bearer authorization_uri="{where}", error="invalid_token"'
+        issuer_url = external.url if external is not None else f"{request.url.scheme}://{request.url.netloc}/adfs"
+        return f'Bearer authorization_uri="{issuer_url}", error="invalid_token"'
 
 
 def principal_for_claims(claims: Claims, store: Store) -> Principal:
-    """Whoever was proven to be so, as of now. Unauthenticated where the one whom the proof was given to is gone."""
+    """The principal of verified claims, with its current name and grants.
+
+    Raises Unauthenticated if the client or VM was removed since, or the client has another secret now.
+    """
     name = _display_name(claims, store)
-    grants = tuple(grant for one in claims.ids for grant in store.grants(to=one))
+    grants = tuple(grant for principal_id in claims.ids for grant in store.grants(to=principal_id))
     return Principal(id=claims.primary_id, name=name, grants=grants)
 
 
 def _display_name(claims: Claims, store: Store) -> str:
-    """How the history calls them."""
+    """The name that the history shows."""
     if claims.vm_id:
         return _vm_display_name(claims, store)
     if not claims.primary_id.startswith(_CLIENT_PREFIX):
-        return f"{claims.name} (oidc)"  # what they call themselves never makes them one of ours
+        return f"{claims.name} (oidc)"  # the suffix keeps an external user from posing as one of our clients
     return _client_display_name(claims, store)
 
 
 def _client_display_name(claims: Claims, store: Store) -> str:
-    """A proof goes with the secret that it was given for, and so with its client: another may have that id now."""
+    """Rejects a token of an old secret: the id may belong to a new client now."""
     client_id = claims.primary_id.removeprefix(_CLIENT_PREFIX)
     client = store.client(client_id)
     if client is None:
         raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
     if secret_fingerprint(client.secret_hash) != claims.secret_fingerprint:
-        raise Unauthenticated(f"client {client_id!r} was given another secret: sign in with that one")
+        raise Unauthenticated(f"client {client_id!r} has a new secret: sign in with that one")
     return f"client {client_id}"
 
 
 def _vm_display_name(claims: Claims, store: Store) -> str:
     vm = store.vm(claims.vm_key)
     if vm is None or vm.removed_at is not None or vm.vm_id.casefold() != claims.vm_id.casefold():
-        raise Unauthenticated(f"VM {claims.name!r}, which the token was given to, is gone: get one in another VM")
+        raise Unauthenticated(f"VM {claims.name!r}, the owner of this token, was removed: get a token in another VM")
     return f"VM {vm.name}"
 
 
 def _bearer_token(request: Request) -> str:
-    given = request.headers.get("authorization", "").strip()
-    scheme, _, token = given.partition(" ")
-    if not given:
-        raise Unauthenticated("the call has no Authorization header: sign in, and send 'Authorization: Bearer TOKEN'")
+    header = request.headers.get("authorization", "").strip()
+    scheme, _, token = header.partition(" ")
+    if not header:
+        raise Unauthenticated("the request has no Authorization header: sign in and send 'Authorization: Bearer TOKEN'")
     if scheme.lower() != _BEARER or not token.strip():
         raise Unauthenticated("the Authorization header has no bearer token: send 'Authorization: Bearer TOKEN'")
     return token.strip()
 
 
-log = logging.getLogger(__name__)
-_UNKNOWN_CLIENT_HASH = hash_secret(
-    new_secret()
-)  # compared with where there is no client, so that both take the same time
-
-
 def verify_client_secret(client_id: str, secret: str, store: Store) -> RegisteredClient:
-    """The client with this id and secret; that one is unknown or the other wrong cannot be told apart."""
+    """The client with this id and secret.
+
+    Raises Unauthenticated with the same message, after the same time, for an unknown id and for a wrong secret.
+    """
     client = store.client(client_id.casefold())
-    known = client.secret_hash if client is not None else _UNKNOWN_CLIENT_HASH
-    if not secret_matches(secret, known) or client is None:
-        # An id that nobody has may be a secret that was typed in its place.
-        log.info("a sign-in as %s was refused", quote_excerpt(client.id) if client is not None else "nobody we know")
+    expected_hash = client.secret_hash if client is not None else _UNKNOWN_CLIENT_HASH
+    if not secret_matches(secret, expected_hash) or client is None:
+        # An unknown id is not logged: it may be a secret that was typed into the wrong field.
+        log.info("sign-in failed for %s", quote_excerpt(client.id) if client is not None else "an unknown client")
         raise Unauthenticated(
             f"client {quote_excerpt(client_id)} does not exist, or this is not its secret", Remedy.LIST_CLIENTS
         )
     return client
-
-
-Authenticate = Callable[[Request], Awaitable[Principal]]  # who is calling; Unauthenticated if that cannot be told

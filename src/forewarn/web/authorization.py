@@ -1,6 +1,6 @@
 """What one caller may see: the fleet directory and stored values, filtered by the caller's grants.
 
-To a caller, what they may not read does not exist: it is neither found, listed nor counted.
+A caller who may not read a thing gets the same answer as if it did not exist: not found, not listed, not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from forewarn.web.directory import FleetDirectory, IndexedVm
 
 
 class VisibleDirectory:
-    """The directory, without the VMs that a caller may not read: to them these do not exist."""
+    """The fleet directory as one caller sees it: without the VMs that they may not read.
+
+    `unfiltered` is the whole directory; `sees_everything` is true for a caller with the right to read `/`.
+    """
 
     def __init__(self, directory: FleetDirectory, principal: Principal) -> None:
         self.unfiltered = directory
@@ -27,50 +30,68 @@ class VisibleDirectory:
 
     @property
     def grants(self) -> tuple[Grant, ...]:
-        """What the outlook follows from: who has the same sees the same."""
+        """The caller's grants; callers with equal grants see the same directory."""
         return self._principal.grants
 
     def can_see(self, vm: Vm) -> bool:
+        """Whether the caller may read the VM."""
         return self.can_read(vm_resource_id(vm))
 
     def can_read(self, resource: str) -> bool:
-        """And all that lies within it."""
+        """Whether the caller may read the resource, and so everything within it."""
         return self.sees_everything or self._principal.may(Right.READ, resource)
 
     def find(self, name: str) -> Vm:
+        """The visible present VM with this name, `group/name` or key.
+
+        Raises NotFound, or Refused if ambiguous.
+        """
         return self.unfiltered.find(name, self.can_see)
 
     def find_any(self, name: str) -> Vm:
+        """As `find`; if no present VM has the name, a removed one."""
         return self.unfiltered.find_any(name, self.can_see)
 
     def vms_within(self, resource: str) -> Sequence[IndexedVm]:
-        every = self.unfiltered.vms_within(resource)
-        # VMs of an availability set are in it, but not under its id: who may read the one may not read the others.
-        if self.can_read(resource) and all(is_within_resource(resource, one.resource) for one in every[:1]):
-            return every
-        return [one for one in every if self.can_read(one.resource)]
+        """The visible present VMs of a subscription, resource group or set, in natural order."""
+        vms = self.unfiltered.vms_within(resource)
+        # An availability set contains VMs whose ids are not below its own: the right to read the set is not enough.
+        if self.can_read(resource) and all(is_within_resource(resource, vm.resource) for vm in vms[:1]):
+            return vms
+        return [vm for vm in vms if self.can_read(vm.resource)]
 
     def sets_within(self, resource: str) -> list[str]:
-        """A set that the caller may not read is not shown, even where they may read a VM of it."""
-        return [one for one in self.unfiltered.sets_within(resource) if self.can_read(one)]
+        """The ids of the readable sets of a subscription or group.
+
+        A readable VM does not make its set readable.
+        """
+        return [set_id for set_id in self.unfiltered.sets_within(resource) if self.can_read(set_id)]
 
     def groups(self) -> list[str]:
-        """Those that hold anything that the caller may read."""
+        """The ids of the resource groups that contain anything the caller may read."""
         return [
-            one
-            for one in self.unfiltered.groups()
-            if self.can_read(one) or self.vms_within(one) or self.sets_within(one)
+            group
+            for group in self.unfiltered.groups()
+            if self.can_read(group) or self.vms_within(group) or self.sets_within(group)
         ]
 
     def most_common_group(self) -> tuple[str, str] | None:
+        """Subscription and resource group with the most VMs in the whole fleet, visible or not.
+
+        None if it is empty.
+        """
         return self.unfiltered.most_common_group()
 
     def subscriptions(self) -> set[str]:
+        """The subscription ids of the whole fleet, visible or not."""
         return self.unfiltered.subscriptions()
 
 
 class Visibility:
-    """Asked within one call: what was read once is not read again. Who sees everything causes no reads."""
+    """What one caller may see, from stored values. Caches its answers, so make one for each request.
+
+    A caller who sees everything causes no reads of the store.
+    """
 
     def __init__(self, store: Store, directory: FleetDirectory, principal: Principal) -> None:
         self._store = store
@@ -81,10 +102,14 @@ class Visibility:
         self._requests: dict[str, bool] = {}
 
     def can_see_vm(self, vm: Vm) -> bool:
+        """Whether the caller may read the VM."""
         return self.sees_everything or self._principal.may(Right.READ, vm_resource_id(vm))
 
     def can_see_scope(self, scope_id: str) -> bool:
-        """Each member of a scope sees all its events (spec §7.2), so whoever may read one may read them."""
+        """Whether the caller may read any VM of the scope.
+
+        Each VM is shown all events of its scope (spec §7.2).
+        """
         if self.sees_everything:
             return True
         if scope_id not in self._scopes:
@@ -92,20 +117,23 @@ class Visibility:
         return self._scopes[scope_id]
 
     def can_see_host(self, name: str) -> bool:
-        """A host is known to those who have a VM on it."""
+        """Whether the caller may read any VM on the host."""
         return self.sees_everything or any(map(self.can_see_vm, self._store.vms(host=name)))
 
     def can_see_request(self, request: MaintenanceRequest) -> bool:
-        """Whoever asked for it, or may read every VM that it is about. Rollouts belong to no owner of VMs."""
+        """Whether the caller made the request or may read all its VMs; only who sees everything sees rollouts."""
         if self.sees_everything:
             return True
         if request.id not in self._requests:
-            own = self._is_requester(request) or self._sees_every_vm_of(request)
-            self._requests[request.id] = request.rollout is None and own
+            is_allowed = self._is_requester(request) or self._sees_every_vm_of(request)
+            self._requests[request.id] = request.rollout is None and is_allowed
         return self._requests[request.id]
 
     def can_see_entry(self, entry: HistoryEntry) -> bool:
-        """By what it is about, the narrowest first; what is about no VM (the service, its clock) is for few."""
+        """Whether the caller sees the entry's scope, else its request, else its VM.
+
+        Entries about none of these (the service, its clock) are only for callers who see everything.
+        """
         if self.sees_everything:
             return True
         if entry.scope_id:
@@ -116,18 +144,23 @@ class Visibility:
         return bool(entry.vm) and self._sees_every_vm_named(entry.vm)
 
     def _is_requester(self, request: MaintenanceRequest) -> bool:
-        """Only a client has a name that nobody else can have, or take."""
+        """Compares names, which are unique for our own clients only."""
         is_client = self._principal.id.startswith(client_principal(""))
         return is_client and request.who == self._principal.name
 
     def _sees_every_vm_of(self, request: MaintenanceRequest) -> bool:
-        """Names alone would not do: in another group they may be somebody else's."""
-        hit = {(part.scope_id, name.casefold()) for part in self._parts_of_request(request) for name in part.vms}
+        """Compares scope and name: another group may have a VM of the same name."""
+        affected = {(part.scope_id, name.casefold()) for part in self._parts_of_request(request) for name in part.vms}
         if request.replay is not None:
-            hit.add((request.replay.scope_id, request.replay.name.casefold()))
-        scopes = {scope_id for scope_id, _ in hit}
-        seen = {(of, vm.name.casefold()) for of in scopes for vm in self._scope_vms(of) if self.can_see_vm(vm)}
-        return bool(hit) and hit <= seen
+            affected.add((request.replay.scope_id, request.replay.name.casefold()))
+        scope_ids = {scope_id for scope_id, _ in affected}
+        visible = {
+            (scope_id, vm.name.casefold())
+            for scope_id in scope_ids
+            for vm in self._scope_vms(scope_id)
+            if self.can_see_vm(vm)
+        }
+        return bool(affected) and affected <= visible
 
     def _parts_of_request(self, request: MaintenanceRequest) -> Iterator[Event | PlannedEvent]:
         yield from self._store.events(request_id=request.id)
@@ -135,9 +168,9 @@ class Visibility:
         yield from (event for event in map(self._store.event, request.approves) if event is not None)
 
     def _sees_every_vm_named(self, name: str) -> bool:
-        """An entry that has only a VM's name may be about any VM of that name."""
-        alike = self._directory.find_all_named(name)
-        return bool(alike) and all(map(self.can_see_vm, alike))
+        """An entry with only a VM's name may be about any VM of that name."""
+        vms = self._directory.find_all_named(name)
+        return bool(vms) and all(map(self.can_see_vm, vms))
 
     def _scope_vms(self, scope_id: str) -> list[Vm]:
         return self._store.vms(scope_id=scope_id, removed=True)

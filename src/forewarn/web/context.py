@@ -27,25 +27,30 @@ from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 
 log = logging.getLogger(__name__)
-MIN_ID_PREFIX = 4
-Reauthenticate = Callable[[], Awaitable[Principal]]  # who is calling, asked once more
-_RECENT_LIMIT = 10_000  # events and requests among which a prefix is looked for, besides those under way
+MIN_ID_PREFIX = 4  # characters of an event id that a caller must give
+Reauthenticate = Callable[[], Awaitable[Principal]]  # authenticates the same caller again; raises Unauthenticated
+_RECENT_LIMIT = 10_000  # an id prefix is searched among this many recent events or requests, and all live ones
 
 
 class RequestContext:
+    """One caller of one request: who they are, what they may do and see, and the service's dependencies."""
+
     def __init__(
         self,
         dependencies: Dependencies,
         directory: FleetDirectory,
         principal: Principal,
-        again: Reauthenticate | None = None,
+        reauthenticate: Reauthenticate | None = None,
     ) -> None:
         self.dependencies = dependencies
-        self._reauthenticate = again
+        self._reauthenticate = reauthenticate
         self._set_principal(principal, directory)
 
     async def refresh(self) -> None:
-        """While a call waited, the fleet or what its caller may see may have changed. Raises as entering does."""
+        """Authenticates the caller again; a handler that waited calls it before it answers.
+
+        Raises Unauthenticated if the caller's token or session is no longer valid.
+        """
         principal = self.principal if self._reauthenticate is None else await self._reauthenticate()
         self._set_principal(principal, self.directory.unfiltered)
 
@@ -56,58 +61,69 @@ class RequestContext:
 
     @property
     def control(self) -> ControlPlane:
+        """The use cases of the service."""
         return self.dependencies.control
 
     @property
     def store(self) -> Store:
+        """The store, unfiltered: handlers check what the caller may see."""
         return self.dependencies.control.store
 
     @property
     def caller_name(self) -> str:
-        """How the history calls whoever asks."""
+        """The caller's name in history entries."""
         return self.principal.name
 
     def can_see(self, vm: Vm) -> bool:
+        """Whether the caller may read the VM."""
         return self.visibility.can_see_vm(vm)
 
     def can_see_everything(self) -> bool:
+        """Whether the caller may read the whole fleet."""
         return self.visibility.sees_everything
 
     def can_see_scope(self, scope_id: str) -> bool:
+        """Whether the caller may read any VM of the scope."""
         return self.visibility.can_see_scope(scope_id)
 
     def require(self, right: Right, resource: str) -> None:
+        """Raises Forbidden unless the caller has the right over the resource."""
         if not self.principal.may(right, resource):
             raise self.missing_right_error(right, "everything" if resource == ROOT_RESOURCE else resource)
 
     def missing_right_error(self, right: Right, over: str) -> Forbidden:
-        deed = "run the platform" if right is Right.PLATFORM else right
+        """The error for a caller without the right; `over` says over what, in words."""
+        action = "run the platform" if right is Right.PLATFORM else right
         return Forbidden(
-            f"{self.caller_name} does not have the right to {deed} over {over}",
+            f"{self.caller_name} does not have the right to {action} over {over}",
             Remedy.ASK_FOR_ROLE,
             role=role_granting(right),
         )
 
     def now(self) -> float:
+        """Lab time in POSIX seconds."""
         return self.dependencies.control.clock.now()
 
     async def record_history(self, what: EntryKind, text: str) -> None:
-        """In the history: what the caller did that is about no VM."""
+        """Commits a history entry about no VM, with the caller's name at its end."""
         entry = HistoryEntry(at=self.now(), what=what, who=self.caller_name, text=f"{text} by {self.caller_name}")
         await self.store.commit(Commit(entries=(entry,)))
 
     async def run_due_work(self) -> None:
-        """Let what was just asked for happen as far as it is due, so that the answer shows it.
+        """Reconciles what is due now, so that the response shows the effect of a request.
 
-        The asking itself is durable: trouble from here on is the reconciler's, which goes on by itself.
+        The request is durable already: if this fails, it logs a warning and the reconciler tries again later.
         """
         try:
             await self.control.reconciler.run_until_idle()
         except (Unavailable, Conflict) as error:
-            log.warning("what is due could not be done at once, the reconciler will: %s", error)
+            log.warning("due work failed, the reconciler will retry: %s", error)
 
     def find_event(self, name: str) -> Event:
-        """The event by its id in any case, or by a prefix that no other has."""
+        """The event with this id in any case, or with a unique id prefix of MIN_ID_PREFIX characters or more.
+
+        Raises NotFound, or Refused if several events match.
+        """
         wanted = name.strip().upper()
         if (event := self.store.event(wanted)) is not None and self.can_see_scope(event.scope_id):
             return event
@@ -129,7 +145,10 @@ class RequestContext:
         return {event_id: event for event_id, event in alike.items() if self.can_see_scope(event.scope_id)}
 
     def find_scope(self, name: str) -> Scope:
-        """The scope by its id, by the name of its set or service, or by a VM of it."""
+        """The scope with this id, set name or service name, or the scope of the VM with this name.
+
+        Raises NotFound, or Refused if several scopes match.
+        """
         wanted = name.strip().casefold()
         exact = self.store.scope(wanted) if self.can_see_scope(wanted) else None
         if (scope := exact or self._scope_by_set_name(name, wanted)) is not None:
@@ -141,26 +160,31 @@ class RequestContext:
         return self.control.transactions.load(vm.scope_id)
 
     def _scope_by_set_name(self, name: str, wanted: str) -> Scope | None:
-        alike = (scope_id for scope_id in self.store.scope_ids() if _scope_has_name(scope_id, wanted))
-        ids = [scope_id for scope_id in alike if self.can_see_scope(scope_id)]
+        named = (scope_id for scope_id in self.store.scope_ids() if _scope_has_name(scope_id, wanted))
+        ids = [scope_id for scope_id in named if self.can_see_scope(scope_id)]
         if len(ids) > 1:
             raise Refused(f"scope {name!r} is ambiguous: say {' or '.join(ids[:4])}")
         return self.store.scope(ids[0]) if ids else None
 
     def find_request(self, name: str) -> MaintenanceRequest:
+        """The request with this full id. Raises NotFound."""
         request = self.store.request(name.strip().lower())
         if request is None or not self.visibility.can_see_request(request):
             raise NotFound(f"request {name!r} does not exist", Remedy.LIST_REQUESTS)
         return request
 
     def list_rollouts(self) -> list[MaintenanceRequest]:
-        """All that are under way, and the recent ones; oldest first. Only who sees everything sees any."""
+        """Requests that are rollouts: all open ones and recent ones, oldest first.
+
+        Empty for a caller who does not see everything.
+        """
         if not self.can_see_everything():
             return []
         known = {r.id: r for r in (*self.store.requests(open_only=True), *self.store.requests(limit=_RECENT_LIMIT))}
         return sorted((r for r in known.values() if r.rollout is not None), key=lambda r: r.at)
 
     def find_rollout(self, name: str) -> MaintenanceRequest:
+        """The rollout with this id or unique id prefix. Raises NotFound, or Refused if several match."""
         wanted = name.strip().lower()
         exact = self.store.request(wanted) if self.can_see_everything() else None
         found = [exact] if exact else [request for request in self.list_rollouts() if request.id.startswith(wanted)]
@@ -171,21 +195,25 @@ class RequestContext:
         return self.control.requests.rollout(found[0].id)
 
     def find_host(self, name: str) -> Host:
+        """The host with this name. Raises NotFound, also if the caller may read no VM on it."""
         found = self.control.requests.host(name)
         if not self.visibility.can_see_host(found.name):
             raise NotFound(f"host {name!r} does not exist", Remedy.LIST_HOSTS)
         return found
 
 
-ContextFactory = Callable[[HttpRequest], Awaitable[RequestContext]]  # raises Unauthenticated
+ContextFactory = Callable[[HttpRequest], Awaitable[RequestContext]]  # authenticates; raises Unauthenticated
 
 
 def _scope_has_name(scope_id: str, wanted: str) -> bool:
-    """`web` and `lab/web` are the set web of the group lab; `pool` and `pool/pg-0` a placement group."""
-    sort, _, path = scope_id.partition(":")
-    if sort == "vm":
+    """`web` and `lab/web` name the set web of the group lab.
+
+    `pool` and `pool/pg-0` name a placement group.
+    """
+    kind, _, path = scope_id.partition(":")
+    if kind == "vm":
         return False
     parts = path.split("/")
-    ends = parts[-2:] if sort == "placement" else parts[-1:]
+    ends = parts[-2:] if kind == "placement" else parts[-1:]
     short = "/".join(ends)
     return wanted in (short, ends[0]) or (wanted.endswith(f"/{short}") and path.endswith(f"/{wanted}"))

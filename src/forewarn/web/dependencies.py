@@ -19,24 +19,34 @@ from forewarn.protocol.exchange import EndpointRules
 
 
 class CallerLocks:
-    def __init__(self) -> None:
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # whose, while somebody holds it
+    """One lock per caller, kept only while it is in use."""
 
-    def for_caller(self, who: str) -> asyncio.Lock:
-        return self._locks.setdefault(who, asyncio.Lock())
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by principal id
+
+    def for_caller(self, principal_id: str) -> asyncio.Lock:
+        """The caller's lock."""
+        return self._locks.setdefault(principal_id, asyncio.Lock())
 
 
 class VmSupervisorInfo(Protocol):
-    """The process that holds a VM made of namespaces, while it is connected."""
+    """The connected supervisor process of a namespace VM."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Of the supervisor."""
+
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """Of the VM's program, as a word."""
+
     @property
-    def boot_id(self) -> str: ...
+    def boot_id(self) -> str:
+        """Changes with every start of the VM."""
+
     @property
-    def program(self) -> tuple[str, ...] | None: ...
+    def program(self) -> tuple[str, ...] | None:
+        """The command line that runs in the VM; None if it has none."""
 
 
 def _no_endpoint(vm: Vm) -> str:
@@ -47,15 +57,15 @@ def _default_rules(location: str) -> EndpointRules:
     return EndpointRules()
 
 
-DeliveryListener = Callable[[Sequence[EventDelivery]], None]
-PollingListener = Callable[[Sequence[str]], None]
+DeliveryListener = Callable[[Sequence[EventDelivery]], None]  # called with new deliveries of events to VMs
+PollingListener = Callable[[Sequence[str]], None]  # called with the keys of VMs that started to poll
 
 
-def _no_deliveries(watch: DeliveryListener) -> Callable[[], None]:
+def _no_deliveries(listener: DeliveryListener) -> Callable[[], None]:
     return lambda: None
 
 
-def _no_polling(ear: PollingListener) -> Callable[[], None]:
+def _no_polling(listener: PollingListener) -> Callable[[], None]:
     return lambda: None
 
 
@@ -69,34 +79,41 @@ def _no_pace(vm: str) -> PollingPace | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
+    """What handlers need beside the caller: the control plane, and callables from the composition root."""
+
     control: ControlPlane
-    service_info: Callable[[], dict[str, Any]]  # what `GET /service` answers
-    run_health_checks: Callable[[], Awaitable[Sequence[Any]]]  # checks, each with name, ok, text and remedy
-    owner_name: str  # how the history calls whoever asks here
-    endpoint_of: Callable[[Vm], str] = _no_endpoint  # the base URL under which a lab serves a VM; "" on real networks
-    rules_for: Callable[[str], EndpointRules] = _default_rules  # by which VMs of a location are served
-    flush_observations: Callable[[], Awaitable[None]] = (
-        _nothing_to_flush  # writes down what VMs were seen to ask until now
-    )
-    pace_of: Callable[[str], PollingPace | None] = _no_pace  # how the VM with this key asks; None: it never has
-    render_metrics: Callable[[], Awaitable[bytes]] | None = None  # what Prometheus is told
-    subscribe_deliveries: Callable[[DeliveryListener], Callable[[], None]] = (
-        _no_deliveries  # tells of them until what it returns is called
-    )
-    subscribe_polling: Callable[[PollingListener], Callable[[], None]] = (
-        _no_polling  # likewise, of VMs that begin to ask: their keys
-    )
-    wait_until_published: Callable[[], Awaitable[None]] | None = (
-        None  # returns once VMs are shown what is committed; None: they are
-    )
-    vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = (
-        dict  # those that are connected, by the key of their VM
-    )
-    sign_in_links: SignInLinks | None = None  # that sign in to the portal once; None: there is none
-    sign_in: TokenService | None = None  # None: nobody can sign in, and only the local socket is served
-    preview_locks: CallerLocks = field(
-        default_factory=CallerLocks
-    )  # of those who have something rehearsed, which is done one at a time
-    real_time: Callable[[], float] = read_real_time  # of tokens, which lab time does not touch
-    strict_api_versions: bool = False  # of Azure's API
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set: held requests are answered now
+    # The body of `GET /service`.
+    service_info: Callable[[], dict[str, Any]]
+    # Results of the health checks, each with name, ok, text and remedy.
+    run_health_checks: Callable[[], Awaitable[Sequence[Any]]]
+    # The name of the unix socket's caller in the history.
+    owner_name: str
+    # The base URL at which a lab serves a VM; empty on a real network.
+    endpoint_of: Callable[[Vm], str] = _no_endpoint
+    # The rules by which the metadata server answers VMs of a location.
+    rules_for: Callable[[str], EndpointRules] = _default_rules
+    # Stores the polls and deliveries observed until now, so that reads show them.
+    flush_observations: Callable[[], Awaitable[None]] = _nothing_to_flush
+    # How often the VM with this key polls; None if it never did.
+    pace_of: Callable[[str], PollingPace | None] = _no_pace
+    # The Prometheus exposition; None if this service has no metrics.
+    render_metrics: Callable[[], Awaitable[bytes]] | None = None
+    # Both call the listener until the returned function is called.
+    subscribe_deliveries: Callable[[DeliveryListener], Callable[[], None]] = _no_deliveries
+    subscribe_polling: Callable[[PollingListener], Callable[[], None]] = _no_polling
+    # Returns when VMs are shown all that is committed; None if a commit returns no earlier.
+    wait_until_published: Callable[[], Awaitable[None]] | None = None
+    # The connected supervisors of namespace VMs, by VM key.
+    vm_supervisors: Callable[[], Mapping[str, VmSupervisorInfo]] = dict
+    # One-time links that sign in to the portal; None if there is no portal.
+    sign_in_links: SignInLinks | None = None
+    # None: nobody can sign in, and only the unix socket is served.
+    sign_in: TokenService | None = None
+    # A caller's previews run one at a time.
+    preview_locks: CallerLocks = field(default_factory=CallerLocks)
+    # For tokens and sessions, which lab time does not affect.
+    real_time: Callable[[], float] = read_real_time
+    # Whether the ARM facade rejects missing and unknown api-versions.
+    strict_api_versions: bool = False
+    # Set on shutdown: long polls answer at once.
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)

@@ -10,7 +10,7 @@ from forewarn.web.remedies import Surface, message_for
 
 log = logging.getLogger(__name__)
 
-# The first that fits counts.
+# Subclasses come before their base classes: the first match wins.
 _STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (NotFound, 404, "NotFound"),
     (Refused, 409, "Refused"),
@@ -30,11 +30,16 @@ def status_and_message(error: Exception, surface: Surface) -> tuple[int, str]:
 
 def classify_error(error: Exception, surface: Surface) -> tuple[int, str, str]:
     """The HTTP status, the code and the message of an error; an unexpected one is logged and gives 500."""
-    for of, status, code in _STATUS_BY_ERROR:
-        if isinstance(error, of):
+    for error_type, status, code in _STATUS_BY_ERROR:
+        if isinstance(error, error_type):
             return status, code, _error_message(error, surface)
-    log.error("a call failed that should not have", exc_info=error)
-    return 500, "Internal", f"forewarn failed inside ({type(error).__name__}): its log says more; please report it"
+    log.error("a request failed with an internal error", exc_info=error)
+    return 500, "Internal", internal_error_message(error)
+
+
+def internal_error_message(error: Exception) -> str:
+    """The message of an unexpected error: its class, and where to find more."""
+    return f"forewarn failed with an internal error ({type(error).__name__}): see its log, and please report it"
 
 
 def _error_message(error: Exception, surface: Surface) -> str:

@@ -1,6 +1,6 @@
 """Collects the records that explain a VM, event, host, scope or request, as the caller may see them.
 
-The explanations themselves are worded by forewarn.explain, which does not read the store.
+`forewarn.explain` words the explanations; it does not read the store.
 """
 
 from __future__ import annotations
@@ -40,53 +40,57 @@ from forewarn.web.queries import event_lists_vm, events_on_host
 from forewarn.web.request_views import next_update_domains, request_events
 from forewarn.web.view_builder import ViewBuilder, scope_title, scope_title_of_vm
 
-_MAX_VM_EVENTS = 100  # of a VM's life, the newest
-_MAX_PAST_EVENTS = 10  # of a host, a scope or a rollout, beside those that are pending
-_RECENT_EVENTS = 10_000
+_MAX_VM_EVENTS = 100  # the newest events of a VM
+_MAX_PAST_EVENTS = 10  # of a host, scope or rollout, beside the live ones
+_RECENT_EVENTS = 10_000  # a host's past events are searched among these
+_MAX_FAULT_LINES = 20  # the newest history entries about faults of a VM
 
 
 def explain_host(context: RequestContext, host: Host) -> Explanation:
+    """The host's VMs and events: live ones and the latest past ones."""
     recent = {event.id: event for event in (*_live_events(context), *context.store.events(limit=_RECENT_EVENTS))}
     return host_explanation(
         host,
         context.store.vms(host=host.name),
-        _event_records(context, events_on_host(context, host.name, recent.values())),
+        _events_with_facts(context, events_on_host(context, host.name, recent.values())),
     )
 
 
 def explain_scope(context: RequestContext, scope: Scope) -> Explanation:
-    told = _event_records(context, context.store.events(scope_id=scope.id))
-    return scope_explanation(_build_record(context, scope, scope_title(scope), [], [], []), told)
+    """The scope's state and its events: live ones and the latest past ones."""
+    events = _events_with_facts(context, context.store.events(scope_id=scope.id))
+    return scope_explanation(_scope_facts(context, scope, scope_title(scope), [], [], []), events)
 
 
 def explain_request(context: RequestContext, request: MaintenanceRequest) -> Explanation:
+    """A request or rollout: its events, its history entries, and the progress of a rollout."""
     events = request_events(context, request)
     entries = context.store.history(request_id=request.id)
     rollout = request.rollout
     if rollout is None:
-        return request_explanation(request, _event_records(context, events), entries)
-    reach = context.control.rollouts.snapshot_of(request, rollout)
-    tally = context.control.rollouts.tally_of(request, rollout, reach)
-    course = RolloutProgress(tally=tally, next_update_domains=next_update_domains(context, request, reach))
-    return rollout_explanation(request, rollout, course, _event_records(context, events), entries)
+        return request_explanation(request, _events_with_facts(context, events), entries)
+    snapshot = context.control.rollouts.snapshot_of(request, rollout)
+    tally = context.control.rollouts.tally_of(request, rollout, snapshot)
+    progress = RolloutProgress(tally=tally, next_update_domains=next_update_domains(context, request, snapshot))
+    return rollout_explanation(request, rollout, progress, _events_with_facts(context, events), entries)
 
 
 def _live_events(context: RequestContext) -> list[Event]:
     return context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
 
 
-def _event_records(context: RequestContext, events: Iterable[Event]) -> list[EventWithFacts]:
-    """Those that are pending, and the last ones that are over."""
-    listed = list(events)
-    over = [event for event in listed if not event.is_live][-_MAX_PAST_EVENTS:]
-    return [_event_record(context, event) for event in (*over, *(event for event in listed if event.is_live))]
+def _events_with_facts(context: RequestContext, events: Iterable[Event]) -> list[EventWithFacts]:
+    """The latest past events, then the live ones, each with its facts."""
+    every = list(events)
+    past = [event for event in every if not event.is_live][-_MAX_PAST_EVENTS:]
+    return [_event_with_facts(context, event) for event in (*past, *(event for event in every if event.is_live))]
 
 
-def _event_record(context: RequestContext, event: Event) -> EventWithFacts:
+def _event_with_facts(context: RequestContext, event: Event) -> EventWithFacts:
     scope = _load_scope(context, event.scope_id)
-    sightings = context.store.deliveries(event_id=event.id)
-    record = _build_record(context, scope, scope_title(scope), [event], _retry_entries(context, event), sightings)
-    return EventWithFacts(event=event, facts=record)
+    deliveries = context.store.deliveries(event_id=event.id)
+    facts = _scope_facts(context, scope, scope_title(scope), [event], _retry_entries(context, event), deliveries)
+    return EventWithFacts(event=event, facts=facts)
 
 
 def _load_scope(context: RequestContext, scope_id: str) -> Scope:
@@ -94,18 +98,20 @@ def _load_scope(context: RequestContext, scope_id: str) -> Scope:
 
 
 def explain_event(context: RequestContext, event: Event) -> Explanation:
+    """The event from its request to its end.
+
+    Entries of its request, retries, deliveries, restarts of the service.
+    """
     scope = _load_scope(context, event.scope_id)
-    asked = [
-        entry for entry in context.store.history(request_id=event.request_id) if context.visibility.can_see_entry(entry)
-    ]
-    known = {entry.seq: entry for entry in (*asked, *_retry_entries(context, event))}
-    entries = [*known.values(), *_service_entries(context)]
-    sightings = context.store.deliveries(event_id=event.id)
-    return event_explanation(event, _build_record(context, scope, scope_title(scope), [event], entries, sightings))
+    of_request = filter(context.visibility.can_see_entry, context.store.history(request_id=event.request_id))
+    by_seq = {entry.seq: entry for entry in (*of_request, *_retry_entries(context, event))}
+    entries = [*by_seq.values(), *_service_entries(context)]
+    deliveries = context.store.deliveries(event_id=event.id)
+    return event_explanation(event, _scope_facts(context, scope, scope_title(scope), [event], entries, deliveries))
 
 
 async def explain_vm(context: RequestContext, vm: Vm) -> Explanation:
-    """With the faults that are on for it. The caller has seen to `observe`."""
+    """The VM's events, polls and faults. Call `flush_observations` first, so that recent polls count."""
     return await _with_fault_lines(context, vm, _vm_explanation(context, vm))
 
 
@@ -114,26 +120,26 @@ def _vm_explanation(context: RequestContext, vm: Vm) -> Explanation:
     events = [event for event in context.store.events(scope_id=vm.scope_id) if event_lists_vm(event, vm.name)][
         -_MAX_VM_EVENTS:
     ]
-    sightings = [sighting for event in events for sighting in context.store.deliveries(event_id=event.id)]
-    setbacks = [
+    deliveries = [delivery for event in events for delivery in context.store.deliveries(event_id=event.id)]
+    retries = [
         entry for event in events if event.status is EventState.STARTED for entry in _retry_entries(context, event)
     ]
-    entries = [*setbacks, *_service_entries(context)]
-    return vm_explanation(vm, events, _build_record(context, scope, scope_title_of_vm(vm), events, entries, sightings))
+    entries = [*retries, *_service_entries(context)]
+    return vm_explanation(vm, events, _scope_facts(context, scope, scope_title_of_vm(vm), events, entries, deliveries))
 
 
 def _retry_entries(context: RequestContext, event: Event) -> list[HistoryEntry]:
-    """Where a hypervisor did not do at once what the event owes."""
+    """History entries about acts of the event that a hypervisor failed or delayed."""
     return [entry for entry in context.store.history(event_id=event.id) if entry.what is EntryKind.RETRIED]
 
 
-def _build_record(
+def _scope_facts(
     context: RequestContext,
     scope: Scope,
     title: str,
     events: list[Event],
     entries: list[HistoryEntry],
-    sightings: list[EventDelivery],
+    deliveries: list[EventDelivery],
 ) -> ScopeFacts:
     names = {vm.key: vm.name for vm in context.store.vms(scope_id=scope.id, removed=True)}
     polls = context.store.last_polls(scope_id=scope.id)
@@ -142,7 +148,7 @@ def _build_record(
         scope=scope,
         title=title,
         polls=[VmPoll(vm=names.get(p.vm, p.vm), at=p.at, version=p.version) for p in polls],
-        deliveries=sightings,
+        deliveries=deliveries,
         entries=entries,
         waits=_pending_waits(context, events),
         names=names,
@@ -153,9 +159,11 @@ def _build_record(
 def _rollout_titles(context: RequestContext, events: list[Event]) -> dict[str, str]:
     requests = (context.store.request(request_id) for request_id in {event.request_id for event in events})
     rollouts = ((request, request.rollout) for request in requests if request is not None)
-    whole = context.can_see_everything()  # its hosts and scopes are others' too
+    sees_title = context.can_see_everything()  # a title names hosts and scopes of other owners
     return {
-        request.id: rollout_title(request, of) if whole else "a rollout" for request, of in rollouts if of is not None
+        request.id: rollout_title(request, rollout) if sees_title else "a rollout"
+        for request, rollout in rollouts
+        if rollout is not None
     }
 
 
@@ -166,29 +174,25 @@ def _pending_waits(context: RequestContext, events: list[Event]) -> dict[str, St
 
 
 def _service_entries(context: RequestContext) -> list[HistoryEntry]:
-    """What the service said of itself is about no scope, event, request or VM."""
-    about_nothing = context.store.history(scope_id="", event_id="", request_id="", vm="")
-    return [entry for entry in about_nothing if entry.what is EntryKind.SERVICE]
+    """Entries about starts and stops of the service: these name no scope, event, request or VM."""
+    unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
+    return [entry for entry in unrelated if entry.what is EntryKind.SERVICE]
 
 
-_MAX_FAULT_LINES = 20
-
-
-async def _with_fault_lines(context: RequestContext, vm: Vm, story: Explanation) -> Explanation:
-    """The VM's story with the faults that are on for it, and what is on record of earlier ones."""
+async def _with_fault_lines(context: RequestContext, vm: Vm, explanation: Explanation) -> Explanation:
+    """The explanation with the VM's active faults and the history entries about earlier ones."""
     await refresh_faults(context)
-    book = context.control.faults.active
     now = [
         sentence
-        for fault in book.faults
+        for fault in context.control.faults.active.faults
         if _fault_covers_vm(fault, vm)
         for sentence in _fault_sentences(context, fault, vm)
     ]
-    told = sorted(_fault_entries(context, vm), key=lambda entry: entry.seq)[-_MAX_FAULT_LINES:]
-    if not now and not told:
-        return story
-    lines = [*story.lines, *(ExplanationLine(at=entry.at, text=entry.text) for entry in reversed(told))]
-    return replace(story, lines=tuple(sorted(lines, key=lambda line: -line.at)), now=(*story.now, *now))
+    entries = sorted(_fault_entries(context, vm), key=lambda entry: entry.seq)[-_MAX_FAULT_LINES:]
+    if not now and not entries:
+        return explanation
+    lines = [*explanation.lines, *(ExplanationLine(at=entry.at, text=entry.text) for entry in reversed(entries))]
+    return replace(explanation, lines=tuple(sorted(lines, key=lambda line: -line.at)), now=(*explanation.now, *now))
 
 
 def _fault_covers_vm(fault: Fault, vm: Vm) -> bool:
@@ -196,27 +200,24 @@ def _fault_covers_vm(fault: Fault, vm: Vm) -> bool:
 
 
 def _fault_sentences(context: RequestContext, fault: Fault, vm: Vm) -> Iterator[str]:
-    left_s = fault_remaining_s(context, fault)
+    remaining_s = fault_remaining_s(context, fault)
     parts = [f"it began {duration_text(context.now() - fault.set_at)} ago"]
-    parts += [f"it ends in {duration_text(left_s)}"] if left_s is not None else []
-    parts += [f"{fault.remaining} more of {fault.count}"] if fault.count is not None else []
+    parts += [f"it ends in {duration_text(remaining_s)}"] if remaining_s is not None else []
+    parts += [f"{fault.remaining} of {fault.count} left"] if fault.count is not None else []
     yield f"Fault {fault.id} ({fault.kind}) is on for {fault.name}, set by {fault.who}: {', '.join(parts)}."
     if fault.category is FaultCategory.TRANSPORT:
-        touched = fault.touched_by_vm.get(vm.key, 0)
-        last = (
-            f", the last {duration_text(context.now() - fault.touched_at)} ago" if fault.touched_at and touched else ""
-        )
-        yield f"It has touched {touched} request{'' if touched == 1 else 's'} of {vm.name}{last}."
+        count = fault.touched_by_vm.get(vm.key, 0)
+        last = f", the last {duration_text(context.now() - fault.touched_at)} ago" if fault.touched_at and count else ""
+        yield f"It has affected {count} request{'' if count == 1 else 's'} of {vm.name}{last}."
     elif fault.touched:
-        yield f"It has touched {fault.touched} event{'' if fault.touched == 1 else 's'}."
+        yield f"It has affected {fault.touched} event{'' if fault.touched == 1 else 's'}."
 
 
 def _fault_entries(context: RequestContext, vm: Vm) -> Iterator[HistoryEntry]:
-    """Entries about faults of this VM, of its scope, and of everything."""
+    """Entries about faults of this VM, of its scope, and of the whole fleet."""
     own = context.store.history(scope_id=vm.scope_id, vm=vm.name)
     shared = context.store.history(scope_id=vm.scope_id, vm="")
-    about_nothing = context.store.history(scope_id="", event_id="", request_id="", vm="")
-    everybodys = filter(context.visibility.can_see_entry, about_nothing)
-    for entry in (*own, *shared, *everybodys):
+    unrelated = context.store.history(scope_id="", event_id="", request_id="", vm="")
+    for entry in (*own, *shared, *filter(context.visibility.can_see_entry, unrelated)):
         if entry.what is EntryKind.FAULT:
             yield entry

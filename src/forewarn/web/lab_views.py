@@ -1,4 +1,4 @@
-"""Views of what only a lab has: faults, fault storms and replays."""
+"""Builds views of faults, fault storms and replays."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ from forewarn.web.views import (
     StormView,
 )
 
-_RECENT_EVENTS = 1000  # events among which those that a fault touched are looked for
+_RECENT_EVENTS = 1000  # a fault's events are searched among these
 
 
 async def read_faults(context: RequestContext) -> FaultsView:
+    """All active faults and storms, and every kind of fault with its parameters."""
     await refresh_faults(context)
-    book = context.control.faults.active
+    active = context.control.faults.active
     return FaultsView(
-        faults=tuple(fault_view(context, fault) for fault in book.faults),
-        storms=tuple(storm_view(context, storm) for storm in book.storms),
+        faults=tuple(fault_view(context, fault) for fault in active.faults),
+        storms=tuple(storm_view(context, storm) for storm in active.storms),
         kinds=tuple(_fault_kind_view(kind, row) for kind, row in FAULT_DEFINITIONS.items()),
     )
 
 
 async def refresh_faults(context: RequestContext) -> None:
+    """Stores the observed effects of faults and ends expired ones, so that a read shows the current state."""
     await context.dependencies.flush_observations()
     await context.control.faults.expire()
 
 
 def fault_view(context: RequestContext, fault: Fault) -> FaultView:
+    """An active fault, its remaining time and count, and the recent events it affected."""
     row = FAULT_DEFINITIONS[fault.kind]
     return FaultView(
         id=fault.id,
@@ -57,12 +60,16 @@ def fault_view(context: RequestContext, fault: Fault) -> FaultView:
 
 
 def _touched_events(context: RequestContext, fault: Fault) -> tuple[str, ...]:
-    """Of those in the last while that it touched."""
+    """The ids of recent events that the fault affected."""
     recent = context.store.events(scope_id=fault.scope_id or None, limit=_RECENT_EVENTS)
     return tuple(event.id for event in recent if fault.id in event.faults)
 
 
 def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
+    """Seconds until the fault ends, never negative; None if it has no end.
+
+    Real time for faults on requests of VMs (transport), lab time for faults on events.
+    """
     if fault.until is None:
         return None
     now = context.control.faults.real_time() if fault.category is FaultCategory.TRANSPORT else context.now()
@@ -70,20 +77,21 @@ def fault_remaining_s(context: RequestContext, fault: Fault) -> float | None:
 
 
 def storm_view(context: RequestContext, storm: FaultStorm) -> StormView:
-    gusts = [
+    """A fault storm and its schedule of faults, each with whether it was set already."""
+    faults = [
         StormFaultView(
-            after_s=gust.after_s,
-            kind=gust.kind,
-            vm=vm.name if (vm := context.store.vm(gust.vm)) else gust.vm,
-            count=gust.count,
-            for_s=gust.for_s,
-            parameters=gust.parameters,
+            after_s=planned.after_s,
+            kind=planned.kind,
+            vm=vm.name if (vm := context.store.vm(planned.vm)) else planned.vm,
+            count=planned.count,
+            for_s=planned.for_s,
+            parameters=planned.parameters,
             is_set=number < storm.gone,
         )
-        for number, gust in enumerate(storm.gusts)
+        for number, planned in enumerate(storm.gusts)
     ]
     return StormView(
-        id=storm.id, seed=storm.seed, who=storm.who, set_at=storm.set_at, for_s=storm.for_s, gusts=tuple(gusts)
+        id=storm.id, seed=storm.seed, who=storm.who, set_at=storm.set_at, for_s=storm.for_s, gusts=tuple(faults)
     )
 
 
@@ -98,10 +106,12 @@ def _fault_kind_view(kind: FaultKind, row: FaultDefinition) -> FaultKindView:
 
 
 def read_replays(context: RequestContext) -> tuple[ReplayView, ...]:
+    """All replays that the service remembers, running or ended."""
     return tuple(replay_view(context, request) for request in context.control.replays.list_replays())
 
 
 def replay_view(context: RequestContext, request: MaintenanceRequest) -> ReplayView:
+    """The replay of a request; the request must have one."""
     replay = request.replay
     assert replay is not None
     step = context.control.replays.current_step(request)

@@ -1,7 +1,7 @@
 """Reports which VMs of the fleet poll for events, and which have an event that no handler knows of.
 
-Runs in batches, so that other requests are not delayed. It reads memory for each VM, and the store only for scopes
-with pending events.
+Yields to other requests between batches. It reads memory for each VM, and the store only for scopes with pending
+events.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from forewarn.explain.polling import (
 from forewarn.store.interface import Store
 from forewarn.web.directory import FleetDirectory
 
-PaceLookup = Callable[[str], PollingPace | None]
-PacesByScope = Callable[[], Iterable[tuple[str, PollingPace]]]
+PaceLookup = Callable[[str], PollingPace | None]  # by VM key; None for a VM that never polled
+PacesByScope = Callable[[], Iterable[tuple[str, PollingPace]]]  # scope id and pace of each VM that ever polled
 T = TypeVar("T")
 _WORST_FIRST = tuple(EventAwareness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEvent:
-    """The event that a VM is worst prepared for, of those that await it; of several, the next."""
+    """The pending event that a VM is least prepared for; of several, the one with the earliest NotBefore."""
 
     event: Event
     awareness: EventAwareness
@@ -43,19 +43,22 @@ class ExpectedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingReport:
-    """Of how many VMs what is true."""
+    """Counts of VMs and scopes by how they poll."""
 
     vms_by_polling: Mapping[PollingState, int]
-    enabled_scopes: int  # scopes
-    polling_scopes: int  # of these, those of which any VM asks
-    unprepared_vms: int
-    unwatched_scopes: int  # scopes with pending events of which no VM asks
+    enabled_scopes: int  # scopes with Scheduled Events enabled
+    polling_scopes: int  # scopes with a VM that polls now
+    unprepared_vms: int  # VMs with a pending event that no handler knows of
+    unwatched_scopes: int  # scopes with pending events and no VM that polls
 
 
 async def expected_events(
     store: Store, pace: PaceLookup, live: Iterable[Event] | None = None
 ) -> dict[str, ExpectedEvent]:
-    """What awaits VMs, by their keys; `live`: the events that are not over, for whoever has them at hand."""
+    """The event each VM is least prepared for, by VM key; VMs without a pending event are left out.
+
+    `live` are the events that are not over; without it they are read from the store.
+    """
     found: dict[str, ExpectedEvent] = {}
     known = store.events(statuses=[EventState.SCHEDULED]) if live is None else live
     async for event in iterate_cooperatively([event for event in known if can_still_prepare(event)], 50):
@@ -63,43 +66,44 @@ async def expected_events(
         scope = {} if given else _scope_pollers(store, event.scope_id, pace)
         for name in event.vms:
             key = vm_key_in_scope(event.scope_id, name)
-            one = ExpectedEvent(event=event, awareness=event_awareness(event, key, given=given, scope=scope))
-            if key not in found or _severity_rank(one) < _severity_rank(found[key]):
-                found[key] = one
+            expected = ExpectedEvent(event=event, awareness=event_awareness(event, key, given=given, scope=scope))
+            if key not in found or _severity_rank(expected) < _severity_rank(found[key]):
+                found[key] = expected
     return found
 
 
 async def polling_report(
     directory: FleetDirectory, pace: PaceLookup, paces: PacesByScope, live: Iterable[Event]
 ) -> PollingReport:
-    """Counted over the whole fleet; `paces` are those of all who ever asked, each with its scope."""
+    """Counts over the whole fleet; `live` are the events that are not over."""
     store = directory.store
     counts: Counter[PollingState] = Counter()
     async for key in iterate_cooperatively(directory.keys(), 2000):
         counts[polling_state(pace(key), is_off=directory.power_of(key) is not PowerState.RUNNING)] += 1
-    asking = {
+    polling_scope_ids = {
         scope_id
-        async for scope_id, one in iterate_cooperatively(paces(), 2000)
-        if polling_state(one) is PollingState.ACTIVE
+        async for scope_id, scope_pace in iterate_cooperatively(paces(), 2000)
+        if polling_state(scope_pace) is PollingState.ACTIVE
     }
-    waiting = await expected_events(store, pace, live)
-    scopes = {one.event.scope_id for one in waiting.values()}
+    expected = await expected_events(store, pace, live)
+    pending_scope_ids = {one.event.scope_id for one in expected.values()}
     return PollingReport(
-        vms_by_polling={word: counts[word] for word in PollingState},
+        vms_by_polling={state: counts[state] for state in PollingState},
         enabled_scopes=store.enabled_scope_count(),
-        polling_scopes=len(asking),
+        polling_scopes=len(polling_scope_ids),
         unprepared_vms=sum(
-            one.awareness is EventAwareness.NOBODY for key, one in waiting.items() if directory.has(key)
+            one.awareness is EventAwareness.NOBODY for key, one in expected.items() if directory.has(key)
         ),
-        unwatched_scopes=len(scopes - asking),
+        unwatched_scopes=len(pending_scope_ids - polling_scope_ids),
     )
 
 
-async def iterate_cooperatively(things: Iterable[T], length: int) -> AsyncIterator[T]:
-    for number, thing in enumerate(things):
-        if number % length == length - 1:
+async def iterate_cooperatively(items: Iterable[T], batch_size: int) -> AsyncIterator[T]:
+    """Yields the items, and lets other tasks run once per `batch_size` items."""
+    for number, item in enumerate(items):
+        if number % batch_size == batch_size - 1:
             await asyncio.sleep(0)
-        yield thing
+        yield item
 
 
 def _scope_pollers(store: Store, scope_id: str, pace: PaceLookup) -> dict[str, ScopePoller]:
@@ -107,5 +111,5 @@ def _scope_pollers(store: Store, scope_id: str, pace: PaceLookup) -> dict[str, S
     return {polled.vm: ScopePoller(pace=pace(polled.vm), at=polled.at, version=polled.version) for polled in polls}
 
 
-def _severity_rank(one: ExpectedEvent) -> tuple[int, float]:
-    return _WORST_FIRST.index(one.awareness), one.event.not_before
+def _severity_rank(expected: ExpectedEvent) -> tuple[int, float]:
+    return _WORST_FIRST.index(expected.awareness), expected.event.not_before

@@ -13,11 +13,14 @@ from forewarn.core.history import HistoryEntry
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HistorySeq, ResultLimit, StrictBody
 
-MAX_WAIT_S = 60.0
+MAX_WAIT_S = 60.0  # the longest long poll of the history, in seconds of real time
+_MAX_SHARED_EVENTS = 100  # the newest events of a VM whose entries are read
 
 
 class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
-    after: HistorySeq | None = None  # left out: the newest entries
+    """Which history entries to list: those that match every given filter."""
+
+    after: HistorySeq | None = None  # None: the newest entries
     vm: str = ""
     event: str = ""
     request: str = ""
@@ -27,40 +30,43 @@ class HistoryEntriesQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def events_on_host(context: RequestContext, host: str, events: Iterable[Event]) -> list[Event]:
-    """Those whose work is on this host, and those that hit a VM that is on it now."""
-    there = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
-    return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in there for name in e.vms)]
+    """Of these events, those caused by work on the host and those that affect a VM that is on it now."""
+    vms_on_host = {(vm.scope_id, vm.name.casefold()) for vm in context.store.vms(host=host)}
+    return [e for e in events if e.host == host or any((e.scope_id, name.casefold()) in vms_on_host for name in e.vms)]
 
 
 def event_lists_vm(event: Event, name: str) -> bool:
+    """Whether the event affects the VM of this name, in any case."""
     wanted = name.casefold()
     return any(vm.casefold() == wanted for vm in event.vms)
 
 
-_MAX_SHARED_EVENTS = 100  # of a VM's life, the newest
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFilter:
-    """Which entries are meant."""
+    """A filter for `read_history`: the field values of the entries."""
 
-    fields: dict[str, Any]  # what they have in common
-    shared_event_ids: tuple[str, ...] = ()  # events of several VMs, one of which is meant: their entries name none
+    fields: dict[str, Any]
+    # Events of the filtered VM and others: their entries name no VM, and are included.
+    shared_event_ids: tuple[str, ...] = ()
 
 
 def history_filter(context: RequestContext, query: HistoryEntriesQuery) -> HistoryFilter:
-    like: dict[str, Any] = {}
+    """The filter for a query; resolves its names.
+
+    Raises NotFound or Refused as the finders of the context do.
+    """
+    fields: dict[str, Any] = {}
     if query.scope:
-        like["scope_id"] = context.find_scope(query.scope).id
+        fields["scope_id"] = context.find_scope(query.scope).id
     if query.event:
-        like["event_id"] = context.find_event(query.event).id
+        fields["event_id"] = context.find_event(query.event).id
     if query.request:
-        like["request_id"] = context.find_request(query.request).id
+        fields["request_id"] = context.find_request(query.request).id
     if not query.vm:
-        return HistoryFilter(fields=like)
+        return HistoryFilter(fields=fields)
     vm = context.directory.find_any(query.vm)
     shared = [e.id for e in context.store.events(scope_id=vm.scope_id) if len(e.vms) > 1 and event_lists_vm(e, vm.name)]
-    return HistoryFilter(fields={**like, "vm": vm.name}, shared_event_ids=tuple(shared[-_MAX_SHARED_EVENTS:]))
+    return HistoryFilter(fields={**fields, "vm": vm.name}, shared_event_ids=tuple(shared[-_MAX_SHARED_EVENTS:]))
 
 
 def read_history(
@@ -72,11 +78,15 @@ def read_history(
     limit: int,
     newest: bool = True,
 ) -> list[HistoryEntry]:
-    """Oldest first: the newest ones within these bounds, or else the oldest."""
+    """At most `limit` visible entries, oldest first, with sequence numbers between `after` and `before`.
+
+    Both bounds are exclusive. With `newest` they are the newest of them, else the oldest.
+    """
     bounds: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest": newest}
     found = context.store.history(**bounds, **entry_filter.fields)
     for event_id in entry_filter.shared_event_ids:
         if entry_filter.fields.get("event_id", event_id) == event_id:
             found += context.store.history(**bounds, **{**entry_filter.fields, "event_id": event_id, "vm": ""})
-    seen = sorted((entry for entry in found if context.visibility.can_see_entry(entry)), key=lambda entry: entry.seq)
-    return seen[-limit:] if newest else seen[:limit]
+    visible = filter(context.visibility.can_see_entry, found)
+    entries = sorted(visible, key=lambda entry: entry.seq)
+    return entries[-limit:] if newest else entries[:limit]

@@ -1,7 +1,6 @@
 """Parses requests strictly: limited body and query, decoded into structs, or Rejected.
 
-The request bodies here are those that the API reads and the portal previews; all others stand beside their API
-handlers.
+The request bodies here are used by the API and the portal; all others are beside their API handlers.
 """
 
 from __future__ import annotations
@@ -17,6 +16,11 @@ from starlette.requests import Request
 
 from forewarn.errors import Rejected
 
+T = TypeVar("T", bound=msgspec.Struct)
+_ERROR_LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$", re.DOTALL)
+MAX_BODY_BYTES = 16 * 1024 * 1024  # enough for the largest fleet file
+MAX_FORM_BYTES = 64 * 1024  # for callers who are not authenticated yet
+
 NonEmptyText = Annotated[str, Meta(min_length=1)]
 DurationSeconds = Annotated[float, Meta(ge=0, le=10 * 366 * 86400)]
 ResultLimit = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -24,14 +28,16 @@ HistorySeq = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class StrictBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+    """Base of request bodies and queries: an unknown field is an error."""
 
 
 class EmptyBody(StrictBody, frozen=True, kw_only=True):
-    """Neither a body nor a query is expected."""
+    """A body or query without fields."""
 
 
 class NewFault(StrictBody, frozen=True, kw_only=True):
+    """A fault to set, for one VM, one scope or all; it ends after `count` uses or `for_s` seconds."""
+
     kind: NonEmptyText
     vm: str = ""
     scope: str = ""
@@ -42,7 +48,7 @@ class NewFault(StrictBody, frozen=True, kw_only=True):
 
 
 class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
-    """Which faults: all that every given member fits."""
+    """Which faults to clear: those that match every given field."""
 
     ids: tuple[NonEmptyText, ...] = ()
     kind: str = ""
@@ -52,36 +58,39 @@ class ClearFaultsBody(StrictBody, frozen=True, kw_only=True):
 
 
 class NewStorm(StrictBody, frozen=True, kw_only=True):
+    """A fault storm to start: its seed, its VMs (none: all) and its duration in seconds."""
+
     seed: Annotated[int, Meta(ge=0, le=2**53)]
     vms: Annotated[tuple[NonEmptyText, ...], Meta(max_length=10_000)] = ()
     for_s: DurationSeconds = 600
 
 
 class AdvanceClockBody(StrictBody, frozen=True, kw_only=True):
+    """By how many seconds to advance lab time."""
+
     by_s: float
 
 
 class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
+    """How many seconds of lab time pass in one second of real time."""
+
     speed: float
 
 
-MAX_BODY_BYTES = 16 * 1024 * 1024  # a fleet file is the longest there is
-MAX_FORM_BYTES = 64 * 1024  # of somebody who has not proven yet who they are
-
-
-async def read_limited_body(request: Request, longest: int = MAX_BODY_BYTES) -> bytes | None:
-    """The body; None if it is too long."""
+async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
+    """The body; None if it is longer than `max_bytes`. Raises ClientDisconnect."""
     parts: list[bytes] = []
     length = 0
     async for part in request.stream():
         length += len(part)
-        if length > longest:
+        if length > max_bytes:
             return None
         parts.append(part)
     return b"".join(parts)
 
 
 def unique_query_params(request: Request) -> dict[str, str]:
+    """The query parameters. Raises Rejected if one occurs twice."""
     query: dict[str, str] = {}
     for name, text in request.query_params.multi_items():
         if name in query:
@@ -90,46 +99,47 @@ def unique_query_params(request: Request) -> dict[str, str]:
     return query
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-_ERROR_LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*?)`)?$", re.DOTALL)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerCall:
-    path_params: Mapping[str, str] = field(default_factory=dict)  # from the path
+    """The request of an API or portal handler: path parameters, query and body, not yet decoded."""
+
+    path_params: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    for_export: bool = False  # everything that fits is wanted, for a file: no caller says so, the app does
+    for_export: bool = False  # the portal sets it to get all rows of a page for a file
 
-    def parse_body(self, shape: type[T]) -> T:
+    def parse_body(self, body_type: type[T]) -> T:
+        """The JSON body as this struct; an empty body counts as {}. Raises Rejected."""
         try:
-            return msgspec.json.decode(self.body or b"{}", type=shape)
+            return msgspec.json.decode(self.body or b"{}", type=body_type)
         except msgspec.ValidationError as error:
             raise Rejected(f"the body cannot be taken: {_validation_message(error)}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Rejected(f"the body is not JSON ({error}): send an object such as {{}}") from error
 
-    def parse_query(self, shape: type[T]) -> T:
+    def parse_query(self, query_type: type[T]) -> T:
+        """The query as this struct, with texts converted to its types. Raises Rejected."""
         try:
-            return msgspec.convert(dict(self.query), type=shape, strict=False)
+            return msgspec.convert(dict(self.query), type=query_type, strict=False)
         except msgspec.ValidationError as error:
             raise Rejected(f"the query cannot be taken: {_validation_message(error)}") from error
 
 
 def _validation_message(error: msgspec.ValidationError) -> str:
-    """The member first, then what is wrong with it."""
+    """The field first, then what is wrong with it."""
     where, what = split_validation_error(error)
     return f"{where}: {what}" if where else what
 
 
 def split_validation_error(error: msgspec.ValidationError) -> tuple[str, str]:
-    """The member that cannot be taken, "" for the whole, and what is wrong with it."""
+    """The invalid field ("" for the whole body) and what is wrong with it."""
     match = _ERROR_LOCATION.match(str(error))
     assert match is not None
     return match["where"] or "", match["what"].replace("`", "'")
 
 
 def reject_duplicates(names: tuple[str, ...], keys: list[str]) -> None:
+    """Raises Rejected if two of `names` resolved to the same of `keys`; both have the same order."""
     for number, key in enumerate(keys):
         if key in keys[:number]:
             raise Rejected(f"{names[number]!r} is named twice: name each once")

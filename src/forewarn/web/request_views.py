@@ -1,4 +1,4 @@
-"""Views of maintenance requests and rollouts: their events, progress, and what they wait for."""
+"""Builds views of maintenance requests and rollouts: their events, progress, and what they wait for."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from forewarn.web.views import RequestStatusView, RolloutView
 
 
 def replaced_event_ids(events: list[Event]) -> tuple[str, ...]:
+    """The ids of the pending events that these events replaced."""
     return tuple(event_id for event in events for event_id in event.replaces)
 
 
 def request_status(context: RequestContext, request: MaintenanceRequest) -> RequestStatusView:
+    """The request with its state, its events and what they wait for."""
     events = request_events(context, request)
     planned = context.store.planned(request_id=request.id)
     skipped = (
@@ -36,17 +38,20 @@ def request_status(context: RequestContext, request: MaintenanceRequest) -> Requ
 
 
 def request_events(context: RequestContext, request: MaintenanceRequest) -> list[Event]:
-    """Its own, or those of others that it approved."""
+    """The events that the request created.
+
+    For `perform-maintenance`, the existing events that it approved.
+    """
     if request.ask is not RequestedOperation.PERFORM_MAINTENANCE:
         return context.store.events(request_id=request.id)
     return [event for event in map(context.store.event, request.approves) if event is not None]
 
 
 def _wait_sentences(view_builder: ViewBuilder, events: list[Event]) -> tuple[str, ...]:
-    told = ((event, view_builder.pending_wait(event)) for event in events)
+    waits = ((event, view_builder.pending_wait(event)) for event in events)
     sentences = (
         f"{event.rules.kind or event.rules.verb} of {_short_vm_list(event)}: {wait.text}"
-        for event, wait in told
+        for event, wait in waits
         if wait
     )
     return tuple(dict.fromkeys(sentences))
@@ -57,24 +62,27 @@ def _short_vm_list(event: Event) -> str:
 
 
 def read_rollouts(context: RequestContext) -> tuple[RolloutView, ...]:
+    """All open rollouts and recent ones, oldest first; empty for a caller who does not see everything."""
     return tuple(rollout_view(context, request.id) for request in context.list_rollouts())
 
 
 def rollout_view(context: RequestContext, request_id: str) -> RolloutView:
+    """The rollout with this request id. Raises NotFound."""
     return RolloutView(**rollout_fields(context, request_id))
 
 
 def rollout_fields(context: RequestContext, request_id: str) -> dict[str, Any]:
+    """The fields of a RolloutView of the rollout with this request id. Raises NotFound."""
     request = context.control.requests.rollout(request_id)
     assert request.rollout is not None
-    reach = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
-    return rollout_fields_for_reach(context, request, request.rollout, reach)
+    snapshot = None if request.rollout.tally else context.control.rollouts.snapshot_of(request, request.rollout)
+    return rollout_fields_from_snapshot(context, request, request.rollout, snapshot)
 
 
-def rollout_fields_for_reach(
-    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, reach: RolloutSnapshot | None
+def rollout_fields_from_snapshot(
+    context: RequestContext, request: MaintenanceRequest, rollout: Rollout, snapshot: RolloutSnapshot | None
 ) -> dict[str, Any]:
-    """What is shown of a rollout; one that is closed needs no reach."""
+    """The fields of a RolloutView; the snapshot is None for a closed rollout, which stores its tally."""
     return {
         "id": request.id,
         "impact": rollout.impact,
@@ -87,20 +95,20 @@ def rollout_fields_for_reach(
         "at": request.at,
         "notice_s": request.notice_s,
         "max_failures": rollout.max_failures,
-        "tally": context.control.rollouts.tally_of(request, rollout, reach),
-        "next_update_domains": () if reach is None else next_update_domains(context, request, reach),
+        "tally": context.control.rollouts.tally_of(request, rollout, snapshot),
+        "next_update_domains": () if snapshot is None else next_update_domains(context, request, snapshot),
     }
 
 
 def next_update_domains(
-    context: RequestContext, request: MaintenanceRequest, reach: RolloutSnapshot
+    context: RequestContext, request: MaintenanceRequest, snapshot: RolloutSnapshot
 ) -> tuple[int, ...]:
-    """Which of its scopes' update domains come next."""
+    """The update domains that come next in the rollout's scopes, sorted; empty once it has ended."""
     rollout = request.rollout
     if rollout is None or not request.is_open or rollout.progress not in (RolloutState.RUNNING, RolloutState.PAUSED):
         return ()
     planned = context.store.planned(request_id=request.id)
     lowest: dict[str, int] = {}
-    for vm in remaining_vms(rollout, reach.vms, reach.events, planned):
+    for vm in remaining_vms(rollout, snapshot.vms, snapshot.events, planned):
         lowest[vm.scope_id] = min(vm.update_domain, lowest.get(vm.scope_id, vm.update_domain))
     return tuple(sorted(set(lowest.values())))

@@ -1,8 +1,7 @@
 """Routes and handler signatures: method, path, handler, the right it needs, and over which resources.
 
-A handler's signature declares its body, query and response; requests are decoded and OpenAPI is written from it.
-The names of the resource selectors (`everything`, `listing`, ...) are published in openapi.json as `x-forewarn-
-over`.
+A handler's signature declares its body, query and response; it controls decoding and the OpenAPI document. The
+names of the resource selectors (`everything`, `listing`, …) are published in openapi.json as `x-forewarn-over`.
 """
 
 from __future__ import annotations
@@ -21,21 +20,26 @@ from forewarn.errors import Forbidden, Remedy
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import EmptyBody, HandlerCall
 
-ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]
+API_PREFIX = "/forewarn/v1"
+Handler = Callable[..., Awaitable[Any]]  # takes `context`, `call`, and `body` or `query` if it declares them
+ResourceSelector = Callable[[RequestContext, HandlerCall], Iterable[str]]  # the resources that need the route's right
 
 
 def everything(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Hosts, rollouts, faults, the clock: what belongs to no owner of VMs."""
+    """The root resource: for hosts, rollouts, faults and the clock, which belong to no owner of VMs."""
     return (ROOT_RESOURCE,)
 
 
 def signed_in(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Whoever is signed in, with or without a role: nothing of the fleet is shown."""
+    """No resource: any authenticated caller may call it, with or without a role."""
     return ()
 
 
 def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """The handler shows what the caller may read; somebody who may read nothing at all is told so."""
+    """No resource: the handler shows what the caller may read.
+
+    Raises Forbidden for a caller without any role.
+    """
     if not context.principal.may_anywhere(Right.READ):
         _, _, external_id = context.principal.id.partition("oidc:")
         raise Forbidden(f"{context.caller_name} has no role anywhere", Remedy.ASK_FOR_ANY_ROLE, external_id=external_id)
@@ -43,36 +47,40 @@ def listing(context: RequestContext, call: HandlerCall) -> Iterable[str]:
 
 
 def named_vm(context: RequestContext, call: HandlerCall) -> Iterable[str]:
+    """The VM that the path names. Raises NotFound."""
     return (vm_resource_id(context.directory.find(call.path_params["name"])),)
 
 
 def named_event(context: RequestContext, call: HandlerCall) -> Iterable[str]:
-    """Every VM that it hits; one that has left the scope since is nobody's in particular."""
+    """Every VM of the event that the path names; the root resource for a VM that left the scope."""
     event = context.find_event(call.path_params["id"])
-    there = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
-    hit = [there.get(name.casefold()) for name in event.vms]
-    return [ROOT_RESOURCE if vm is None else vm_resource_id(vm) for vm in hit] or [ROOT_RESOURCE]
-
-
-Handler = Callable[..., Awaitable[Any]]
+    vms_by_name = {vm.name.casefold(): vm for vm in context.store.vms(scope_id=event.scope_id, removed=True)}
+    affected = [vms_by_name.get(name.casefold()) for name in event.vms]
+    return [ROOT_RESOURCE if vm is None else vm_resource_id(vm) for vm in affected] or [ROOT_RESOURCE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSignature:
+    """What a handler declares: the structs of its body and query, its response type and its summary."""
+
     body: type[msgspec.Struct] | None
     query: type[msgspec.Struct] | None
     response_type: Any
-    summary: str
+    summary: str  # the first line of the handler's docstring
 
     def parse(self, call: HandlerCall) -> dict[str, msgspec.Struct]:
-        """What the handler is given beside the room and the call."""
+        """The keyword arguments `body` and `query` that the handler declares. Raises Rejected."""
         body, query = call.parse_body(self.body or EmptyBody), call.parse_query(self.query or EmptyBody)
-        given = {"body": body} if self.body else {}
-        return {**given, "query": query} if self.query else given
+        arguments = {"body": body} if self.body else {}
+        return {**arguments, "query": query} if self.query else arguments
 
 
 @cache
 def handler_signature(handler: Handler) -> HandlerSignature:
+    """Reads a handler's signature.
+
+    Raises TypeError for parameters other than context, call, body and query.
+    """
     hints = get_type_hints(handler)
     names = list(inspect.signature(handler).parameters)
     if names[:2] != ["context", "call"] or not set(names[2:]) <= {"body", "query"}:
@@ -85,20 +93,20 @@ def handler_signature(handler: Handler) -> HandlerSignature:
     )
 
 
-API_PREFIX = "/forewarn/v1"
-
-
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
+    """A route of the API: the caller needs `right` over each of `resources`."""
+
     method: str
-    path: str
+    path: str  # below API_PREFIX, in starlette's syntax
     handler: Handler
     right: Right
-    status: int = 200
+    status: int = 200  # of a successful response
     resources: ResourceSelector = everything
 
     @property
     def signature(self) -> HandlerSignature:
+        """The signature of the handler."""
         return handler_signature(self.handler)
 
 

@@ -1,7 +1,7 @@
 """The operator HTTP server: uvicorn on a unix socket and a TLS port, with bounded connections.
 
-The TLS port also answers plain HTTP to clients on this machine. Unauthenticated peers reach this code, so
-everything that they can use up is limited.
+The TLS port also answers plain HTTP to clients on this machine. Unauthenticated peers reach this code, so it limits
+their connections, time and memory.
 """
 
 from __future__ import annotations
@@ -25,38 +25,62 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from forewarn.errors import Refused, Rejected
 
-REQUEST_TIMEOUT_S = 60.0  # real time, from when a request could begin to its last byte
-WRITE_TIMEOUT_S = 60.0  # real time, for the part of an answer that we hold back until somebody reads
+log = logging.getLogger(__name__)
+REQUEST_TIMEOUT_S = 60.0  # real time, from the moment a request may start to its last byte
+WRITE_TIMEOUT_S = 60.0  # real time that a peer may leave a response unread
+HANDSHAKE_TIMEOUT_S = 10.0  # real time, for the first byte and the TLS handshake
+_OPEN_FILES_DIVISOR = 4  # a socket has at most this fraction of the process's open files as connections
+_LISTEN_BACKLOG = 1024
+_ACCEPT_RETRY_S = 0.5
+_MIN_TIMEOUT_S = 0.001
+_TLS_HANDSHAKE_BYTE = b"\x16"  # the content type of a handshake record (RFC 8446 §5.1)
+_MAX_DISCARDED_BYTES = 65536
+_HTTPS_ONLY_MESSAGE = b"this port serves plain http to its own machine only: call it with https://\n"
+_HTTPS_ONLY_RESPONSE = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+    % (len(_HTTPS_ONLY_MESSAGE), _HTTPS_ONLY_MESSAGE)
+)
+_MAX_SOCKET_PATH_BYTES = 107  # the limit of Linux for the path in a unix socket's address
+_SHUTDOWN_GRACE_S = 5
 
 
 class BoundedH11Connection(H11Protocol):
-    """h11 and not what is faster: it alone bounds the head of a request."""
+    """An HTTP/1.1 connection with time limits for requests and for unread responses.
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    It uses h11 since uvicorn's faster parser does not limit the size of a request's head. `closed` is set when the
+    connection is lost.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.closed = asyncio.Event()
         self._request_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the timer of the first request."""
         super().connection_made(transport)
         self._start_request_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancels the timers and sets `closed`."""
         self._cancel_request_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
         self.closed.set()
 
     def on_response_complete(self) -> None:
+        """Starts the timer of the next request."""
         super().on_response_complete()
         self._start_request_timer()
 
     def pause_writing(self) -> None:
+        """Aborts the connection unless the peer reads within WRITE_TIMEOUT_S."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Cancels the abort of `pause_writing`."""
         super().resume_writing()
         self._cancel_write_timer()
 
@@ -76,60 +100,53 @@ class BoundedH11Connection(H11Protocol):
             self._request_timer = None
 
     def _abort_if_incomplete(self) -> None:
-        """Whoever has said all waits for us, and not we for them."""
+        # A peer that has sent its whole request waits for us, so it is not late.
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self.transport.abort()
 
 
 def is_loopback_address(address: str) -> bool:
-    """An address of loopback, also where it is written as IPv6 has it."""
+    """Whether the text is a loopback address, also as an IPv4-mapped IPv6 address.
+
+    False for any other text.
+    """
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
-
-
-log = logging.getLogger(__name__)
-HANDSHAKE_TIMEOUT_S = 10.0  # real time
-_OPEN_FILES_DIVISOR = (
-    4  # connections to one socket are at most one part in so many of all files that this process may have open
-)
-_LISTEN_BACKLOG = 1024
-_ACCEPT_RETRY_S = 0.5
-_MIN_TIMEOUT_S = 0.001
-_TLS_HANDSHAKE_BYTE = b"\x16"  # a handshake's record (RFC 8446 §5.1)
-_MAX_DISCARDED_BYTES = 65536
-_HTTPS_ONLY_MESSAGE = b"this port speaks https to whoever is not on its machine: call it with https://\n"
-_HTTPS_ONLY_RESPONSE = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
-    % (
-        len(_HTTPS_ONLY_MESSAGE),
-        _HTTPS_ONLY_MESSAGE,
-    )
-)
+    return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
 
 
 def max_connections() -> int:
+    """How many connections one socket may have: a quarter of the process's limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1_000_000 if soft == resource.RLIM_INFINITY else max(1, soft // _OPEN_FILES_DIVISOR)
 
 
 class ConnectionAcceptor:
+    """Accepts connections of one socket, up to `max_connections` at a time, until it is closed.
+
+    With an `ssl_context` it detects TLS by the first byte: other connections must come from this machine. The accept
+    loop starts when it is made, so make it inside an event loop.
+    """
+
     def __init__(
-        self, sock: socket.socket, make: Callable[[], BoundedH11Connection], context: ssl.SSLContext | None
+        self,
+        sock: socket.socket,
+        make_protocol: Callable[[], BoundedH11Connection],
+        ssl_context: ssl.SSLContext | None,
     ) -> None:
         sock.setblocking(False)
         sock.listen(_LISTEN_BACKLOG)
         self._sock = sock
-        self._make_protocol = make
-        self._ssl_context = context
+        self._make_protocol = make_protocol
+        self._ssl_context = ssl_context
         self._free_slots = asyncio.Semaphore(max_connections())
         self._connection_tasks: set[asyncio.Task[None]] = set()
         self._accept_task = asyncio.create_task(self._accept_loop())
 
     async def close(self) -> None:
-        """Nobody else is taken in; whoever is in stays."""
+        """Stops accepting; open connections stay open."""
         self._accept_task.cancel()
         await asyncio.gather(self._accept_task, return_exceptions=True)
 
@@ -141,7 +158,7 @@ class ConnectionAcceptor:
                 connection, _ = await loop.sock_accept(self._sock)
             except OSError as error:
                 self._free_slots.release()
-                log.warning("nobody can be taken in at the console, trying again: %s", error)
+                log.warning("the console cannot accept connections, retrying: %s", error)
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
             connection_task = asyncio.create_task(self._serve_connection(connection))
@@ -154,28 +171,29 @@ class ConnectionAcceptor:
                 await self._run_protocol(connection)
             else:
                 await self._detect_tls(connection, self._ssl_context)
-        except OSError:  # also what ssl raises, and what takes too long ends with
+        except OSError:  # includes ssl.SSLError and TimeoutError
             connection.close()
 
-    async def _detect_tls(self, connection: socket.socket, context: ssl.SSLContext) -> None:
-        """By their first byte those are known who speak TLS; the others must be on this machine."""
+    async def _detect_tls(self, connection: socket.socket, ssl_context: ssl.SSLContext) -> None:
         ends_at = asyncio.get_running_loop().time() + HANDSHAKE_TIMEOUT_S
         first = await _peek_first_byte(connection)
         if first == _TLS_HANDSHAKE_BYTE:
-            await self._run_protocol(
-                connection, context, max(_MIN_TIMEOUT_S, ends_at - asyncio.get_running_loop().time())
-            )
+            handshake_timeout_s = max(_MIN_TIMEOUT_S, ends_at - asyncio.get_running_loop().time())
+            await self._run_protocol(connection, ssl_context, handshake_timeout_s)
         elif first and _is_loopback_peer(connection):
             await self._run_protocol(connection)
         else:
             _reject_plain_http(connection)
 
     async def _run_protocol(
-        self, connection: socket.socket, context: ssl.SSLContext | None = None, patience_s: float | None = None
+        self,
+        connection: socket.socket,
+        ssl_context: ssl.SSLContext | None = None,
+        handshake_timeout_s: float | None = None,
     ) -> None:
         protocol = self._make_protocol()
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: protocol, connection, ssl=context, ssl_handshake_timeout=patience_s
+            lambda: protocol, connection, ssl=ssl_context, ssl_handshake_timeout=handshake_timeout_s
         )
         await protocol.closed.wait()
 
@@ -185,7 +203,10 @@ class ConnectionAcceptor:
 
 
 async def _peek_first_byte(connection: socket.socket) -> bytes:
-    """What they say first, which is left for others to read; nothing from those who hang up."""
+    """The first byte of the peer, left unread; empty if the peer closes the connection.
+
+    Raises TimeoutError.
+    """
     connection.setblocking(False)
     try:
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -219,8 +240,8 @@ def _is_loopback_peer(connection: socket.socket) -> bool:
 
 
 def _reject_plain_http(connection: socket.socket) -> None:
-    """With what they said read as far as it is there: else the system drops our answer with it."""
     try:
+        # Unread data would make the system reset the connection, and drop our response.
         connection.recv(_MAX_DISCARDED_BYTES)
         connection.send(_HTTPS_ONLY_RESPONSE)
         connection.shutdown(socket.SHUT_WR)
@@ -228,12 +249,8 @@ def _reject_plain_http(connection: socket.socket) -> None:
         connection.close()
 
 
-_MAX_SOCKET_PATH_BYTES = 107  # bytes; what Linux has room for in a socket's address
-_SHUTDOWN_GRACE_S = 5
-
-
 class _UvicornServer(uvicorn.Server):
-    """Inside a loop that is somebody else's: signals are theirs to handle. Who connects is taken in by us."""
+    """uvicorn in our event loop, with our own signal handling and our own acceptors."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -255,8 +272,11 @@ class _UvicornServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
-    """Answer on this socket until the block is left; then finish what is being answered."""
-    sock = bind_unix_socket(path)  # what is in the way is somebody else's, and stays
+    """Serves the app on a unix socket for the time of the block.
+
+    Then it finishes open requests and removes the socket. Raises Refused or Rejected if it cannot bind (see `bind_unix_socket`).
+    """
+    sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:
         async with _run_server(_uvicorn_config(app), sock):
             yield
@@ -266,9 +286,10 @@ async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
-    """As `serve_unix`, over TLS, on a socket that listens already, and over plain http for whoever is on this machine.
+    """Serves the app over TLS on a bound socket for the time of the block.
 
-    What is loaded into the context counts from then.
+    Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to new
+    connections.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key)
     config.load()
@@ -290,7 +311,7 @@ async def _run_server(config: uvicorn.Config, sock: socket.socket) -> AsyncItera
         await task
 
 
-def _uvicorn_config(app: Starlette, **more: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, **tls: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
@@ -300,8 +321,8 @@ def _uvicorn_config(app: Starlette, **more: Any) -> uvicorn.Config:
         ws="none",
         timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
         server_header=False,
-        proxy_headers=False,  # who calls, and over what, is told by the connection alone
-        **more,
+        proxy_headers=False,  # a client could forge them
+        **tls,
     )
 
 
@@ -314,7 +335,10 @@ async def _wait_until_started(server: uvicorn.Server, task: asyncio.Task[None]) 
 
 
 def bind_unix_socket(path: Path) -> socket.socket:
-    """A socket at this path that only its owner can open; one that a process left behind is taken over."""
+    """A socket at this path with mode 0600; replaces the socket of a process that is gone.
+
+    Raises Rejected for a path that is too long or cannot be bound, and Refused if another file or process has it.
+    """
     if len(os.fsencode(path)) > _MAX_SOCKET_PATH_BYTES:
         raise Rejected(
             f"the socket's path {str(path)!r} is longer than the {_MAX_SOCKET_PATH_BYTES} bytes a system allows: "
@@ -322,13 +346,13 @@ def bind_unix_socket(path: Path) -> socket.socket:
         )
     _remove_stale_socket(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o177)  # nobody else may ever open it, not even for a moment
+    umask = os.umask(0o177)  # not chmod afterwards: others could open it in between
     try:
         sock.bind(os.fspath(path))
     except OSError as error:
         sock.close()
         raise Rejected(
-            f"the socket {str(path)!r} cannot be made: {error.strerror}; see to its directory, or name another"
+            f"the socket {str(path)!r} cannot be created: {error.strerror}; check its directory, or name another"
         ) from error
     finally:
         os.umask(umask)
@@ -336,11 +360,11 @@ def bind_unix_socket(path: Path) -> socket.socket:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """What a process that is gone left behind; a socket that answers is somebody's."""
+    """Removes a socket that no process listens on."""
     if not path.exists():
         return
     if not path.is_socket():
-        raise Refused(f"{str(path)!r} is in the way and is no socket: move it away")
+        raise Refused(f"{str(path)!r} exists and is not a socket: move it away")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

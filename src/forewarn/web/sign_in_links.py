@@ -1,4 +1,4 @@
-"""Creates sign-in links: decides for whom the caller may create one."""
+"""Decides whom a one-time sign-in link signs in: the caller, or the administrator."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ _OWNER_ID = owner_principal("").id
 _CLIENT_ID_PREFIX = client_principal("")
 
 
-def sign_in_link_subject(asker: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
-    """Themselves; for the owner of the service, its administrator, who is known by name wherever there is one."""
-    if asker.id == _OWNER_ID:
-        return _administrator_subject(sign_in, store) or _owner_subject(asker)
-    if not asker.id.startswith(_CLIENT_ID_PREFIX):
-        raise Refused(f"a link is made for clients and for the owner of the service, not for {asker.name}: sign in")
-    return _client_subject(asker.id.removeprefix(_CLIENT_ID_PREFIX), store)
+def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
+    """The identity that a link of this caller signs in: a client gets its own.
+
+    The owner of the service gets the administrator's, if there is one. Raises Refused for other callers, and Unauthenticated for a client
+    that was removed.
+    """
+    if caller.id == _OWNER_ID:
+        return _administrator_identity(sign_in, store) or _owner_identity(caller)
+    if not caller.id.startswith(_CLIENT_ID_PREFIX):
+        raise Refused(f"sign-in links are for clients and for the owner of the service, not for {caller.name}: sign in")
+    return _client_identity(caller.id.removeprefix(_CLIENT_ID_PREFIX), store)
 
 
-def _administrator_subject(sign_in: TokenService, store: Store) -> SignInIdentity | None:
+def _administrator_identity(sign_in: TokenService, store: Store) -> SignInIdentity | None:
     if sign_in.external is not None or store.client(ADMIN_CLIENT_ID) is None:
         return None
-    found = _client_subject(ADMIN_CLIENT_ID, store)
-    may_all = principal_for_claims(found.claims, store).may(Right.ADMINISTER, ROOT_RESOURCE)
-    return found if may_all else None
+    identity = _client_identity(ADMIN_CLIENT_ID, store)
+    is_administrator = principal_for_claims(identity.claims, store).may(Right.ADMINISTER, ROOT_RESOURCE)
+    return identity if is_administrator else None
 
 
-def _client_subject(client_id: str, store: Store) -> SignInIdentity:
+def _client_identity(client_id: str, store: Store) -> SignInIdentity:
     client = store.client(client_id)
     if client is None:
         raise Unauthenticated(f"client {client_id!r} was removed: sign in as another")
     return SignInIdentity(claims=claims_of_client(client))
 
 
-def _owner_subject(asker: Principal) -> SignInIdentity:
-    return SignInIdentity(claims=Claims(ids=(_OWNER_ID,), name=asker.name, tenant="", expires_at=0), is_owner=True)
+def _owner_identity(owner: Principal) -> SignInIdentity:
+    return SignInIdentity(claims=Claims(ids=(_OWNER_ID,), name=owner.name, tenant="", expires_at=0), is_owner=True)

@@ -5,10 +5,8 @@ Use one ViewBuilder per request: it caches what it has read.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 from forewarn.core.event import Act, Event, EventState
 from forewarn.core.fleet import Host, Vm
@@ -18,6 +16,7 @@ from forewarn.core.scope import Scope
 from forewarn.store.interface import LastPoll
 from forewarn.web.context import RequestContext
 from forewarn.web.dependencies import VmSupervisorInfo
+from forewarn.web.polling_report import iterate_cooperatively
 from forewarn.web.views import (
     ActView,
     AutoApprovalView,
@@ -31,23 +30,30 @@ from forewarn.web.views import (
     WaitView,
 )
 
-_BATCH_SIZE = 500  # things shown before others get their turn
-T = TypeVar("T")
+_BATCH_SIZE = 500  # VMs or scopes between two chances for other tasks to run
+_SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
 
 
 class ViewBuilder:
+    """Builds views of domain values for one request.
+
+    Caches scopes and gates, so make a new one for each request.
+    """
+
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         self._store = context.store
         self._decision_context = context.control.transactions.decision_context()
         self._scopes: dict[str, Scope | None] = {}
-        self._unready_by_gate: dict[str, list[Event]] = {}  # who keeps each closed
-        self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, when a fleet is shown
+        self._unready_by_gate: dict[str, list[Event]] = {}  # gate id → events that keep it closed
+        self._polls: dict[str, LastPoll] | None = None  # of the whole fleet, set by `fleet`
 
     def events(self, events: Iterable[Event]) -> tuple[EventView, ...]:
+        """Views of these events, in the same order."""
         return tuple(self.event(event) for event in events)
 
     def event(self, event: Event) -> EventView:
+        """The event, with what it waits for and when a VM was first given it."""
         row = event.rules
         wait = self.pending_wait(event)
         return EventView(
@@ -77,11 +83,12 @@ class ViewBuilder:
             duration_s=row.duration_s,
             waits_for=WaitView(reason=wait.reason, text=wait.text, until=wait.until) if wait else None,
             acts=tuple(_act_view(act) for act in event.acts),
-            given_at=min((sighting.at for sighting in self._store.deliveries(event_id=event.id)), default=None),
+            given_at=min((delivery.at for delivery in self._store.deliveries(event_id=event.id)), default=None),
             replaces=event.replaces,
         )
 
     def pending_wait(self, event: Event) -> StartWait | None:
+        """What a scheduled event waits for before it starts; None if it may start, has started or is over."""
         if event.status is not EventState.SCHEDULED or (scope := self.load_scope(event.scope_id)) is None:
             return None
         wait = start_wait(scope, event, self._decision_context)
@@ -90,7 +97,7 @@ class ViewBuilder:
         return wait
 
     def _gate_wait(self, event: Event) -> StartWait:
-        """Who keeps it closed, unless that is somebody whose VMs the caller may not know of."""
+        """Names the scopes that keep the gate closed, unless the caller may not see one of them."""
         unready = self._unready_events(event.gate_id)
         if all(self._context.can_see_scope(other.scope_id) for other in unready):
             return describe_gate_wait(event, unready)
@@ -108,11 +115,13 @@ class ViewBuilder:
         return scope is None or waits_only_for_gate(scope, event, self._decision_context)
 
     def load_scope(self, scope_id: str) -> Scope | None:
+        """The scope from the store, cached for this request."""
         if scope_id not in self._scopes:
             self._scopes[scope_id] = self._store.scope(scope_id)
         return self._scopes[scope_id]
 
     def vm(self, vm: Vm) -> VmView:
+        """The VM, with its last poll and the number of its live events."""
         scope = self.load_scope(vm.scope_id)
         polled = self._polled(vm)
         base = self._context.dependencies.endpoint_of(vm)
@@ -150,11 +159,12 @@ class ViewBuilder:
         )
 
     def host(self, host: Host, vms: Iterable[Vm] | None = None) -> HostView:
-        on_it = self._store.vms(host=host.name) if vms is None else vms
-        names = tuple(vm.name for vm in on_it)
+        """The host with the names of `vms`; without it, of all VMs on the host."""
+        names = tuple(vm.name for vm in (self._store.vms(host=host.name) if vms is None else vms))
         return HostView(name=host.name, location=host.location, zone=host.zone, health=host.health, vms=names)
 
     def scope(self, scope: Scope) -> ScopeSummaryView:
+        """The scope with its VMs' names and the number of its live events."""
         return ScopeSummaryView(
             id=scope.id,
             title=scope_title(scope),
@@ -168,20 +178,22 @@ class ViewBuilder:
             events=len(scope.live_events()),
         )
 
-    async def fleet(self, hosts: list[Host], vms: list[Vm], everyone: list[Vm]) -> FleetView:
-        """Many at once: others get their turn in between. `everyone` are those to be named under their hosts."""
+    async def fleet(self, hosts: list[Host], vms: list[Vm], host_vms: list[Vm]) -> FleetView:
+        """Hosts, VMs and the VMs' scopes; lets other tasks run in between. Hosts name the VMs of `host_vms`."""
         self._polls = {polled.vm: polled for polled in self._store.last_polls()}
         by_host: dict[str, list[Vm]] = defaultdict(list)
-        for vm in everyone:
+        for vm in host_vms:
             by_host[vm.host].append(vm)
-        shown = [self.vm(vm) async for vm in _iterate_cooperatively(vms)]
+        vm_views = [self.vm(vm) async for vm in iterate_cooperatively(vms, _BATCH_SIZE)]
         scopes = [
-            self.scope(scope) async for scope in _iterate_cooperatively(self._scopes.values()) if scope is not None
+            self.scope(scope)
+            async for scope in iterate_cooperatively(self._scopes.values(), _BATCH_SIZE)
+            if scope is not None
         ]
         return FleetView(
             hosts=tuple(self.host(host, by_host[host.name]) for host in hosts),
             scopes=tuple(scopes),
-            vms=tuple(shown),
+            vms=tuple(vm_views),
         )
 
     def _polled(self, vm: Vm) -> LastPoll | None:
@@ -190,14 +202,8 @@ class ViewBuilder:
         return next((polled for polled in self._store.last_polls(scope_id=vm.scope_id) if polled.vm == vm.key), None)
 
 
-async def _iterate_cooperatively(things: Iterable[T]) -> AsyncIterator[T]:
-    for number, thing in enumerate(things):
-        if number % _BATCH_SIZE == _BATCH_SIZE - 1:
-            await asyncio.sleep(0)
-        yield thing
-
-
 def request_view(request: MaintenanceRequest) -> RequestView:
+    """The request itself, without its events."""
     return RequestView(id=request.id, ask=request.ask, who=request.who, at=request.at, targets=request.targets)
 
 
@@ -208,7 +214,7 @@ def live_events_of_vm(scope: Scope, name: str) -> list[Event]:
 
 
 def scope_title_of_vm(vm: Vm) -> str:
-    """The VM's scope as people call it."""
+    """What people call the VM's scope, such as `availability set web` or `VM db`."""
     if vm.cloud_service:
         return f"cloud service {vm.cloud_service}"
     if vm.scale_set:
@@ -216,34 +222,39 @@ def scope_title_of_vm(vm: Vm) -> str:
     return f"availability set {vm.availability_set}" if vm.availability_set else f"VM {vm.name}"
 
 
-_SCOPE_KINDS = {"set": "availability set", "placement": "scale set", "service": "cloud service", "vm": "VM"}
-
-
 def scope_title(scope: Scope) -> str:
+    """What people call the scope, such as `availability set web`."""
     return scope_title_of_vm(scope.vms[0]) if scope.vms else scope_title_from_id(scope.id)
 
 
 def scope_title_from_id(scope_id: str) -> str:
-    """The same without a look at the scope, in the lower case of its id."""
-    sort, _, path = scope_id.partition(":")
-    match sort, path.split("/")[2:]:
+    """As `scope_title`, from the id alone, so names are in lower case."""
+    kind, _, path = scope_id.partition(":")
+    match kind, path.split("/")[2:]:
         case "placement", [scale_set, group]:
             return f"placement group {group} of scale set {scale_set}"
         case _, names:
-            return f"{_SCOPE_KINDS.get(sort, sort)} {'/'.join(names)}"
+            return f"{_SCOPE_KINDS.get(kind, kind)} {'/'.join(names)}"
 
 
 def _act_view(act: Act) -> ActView:
-    done = act.outcome
+    outcome = act.outcome
     return ActView(
         vm=act.name,
         verb=act.verb,
         to_host=act.to_host,
-        ok=done.ok if done else None,
-        at=done.at if done else None,
-        note=done.note if done else "",
+        ok=outcome.ok if outcome else None,
+        at=outcome.at if outcome else None,
+        note=outcome.note if outcome else "",
     )
 
 
-def vm_supervisor_view(name: str, keeper: VmSupervisorInfo) -> VmSupervisorView:
-    return VmSupervisorView(vm=name, pid=keeper.pid, state=keeper.state, boot_id=keeper.boot_id, program=keeper.program)
+def vm_supervisor_view(name: str, supervisor: VmSupervisorInfo) -> VmSupervisorView:
+    """The supervisor of the namespace VM with this name."""
+    return VmSupervisorView(
+        vm=name,
+        pid=supervisor.pid,
+        state=supervisor.state,
+        boot_id=supervisor.boot_id,
+        program=supervisor.program,
+    )

@@ -16,10 +16,12 @@ from forewarn.core.request import RolloutTally
 
 
 class BaseView(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+    """Base of the response structs."""
 
 
 class HostView(BaseView, frozen=True, kw_only=True):
+    """A hypervisor host with its health and the names of its VMs."""
+
     name: str
     location: str
     zone: str
@@ -28,6 +30,8 @@ class HostView(BaseView, frozen=True, kw_only=True):
 
 
 class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
+    """A scope: whether Scheduled Events is enabled, its incarnation, its VMs and how many live events."""
+
     id: str
     title: str
     enabled: bool
@@ -41,12 +45,16 @@ class ScopeSummaryView(BaseView, frozen=True, kw_only=True):
 
 
 class WaitView(BaseView, frozen=True, kw_only=True):
+    """What a scheduled event waits for before it starts."""
+
     reason: str
     text: str
     until: float | None
 
 
 class ActView(BaseView, frozen=True, kw_only=True):
+    """The work of an event on one VM, and its outcome once it is known."""
+
     vm: str
     verb: str
     to_host: str
@@ -56,9 +64,11 @@ class ActView(BaseView, frozen=True, kw_only=True):
 
 
 class EventView(BaseView, frozen=True, kw_only=True):
+    """An event with its times, VMs, acts, outcome and what it waits for."""
+
     id: str
     scope: str
-    kind: str | None  # None: unlisted
+    kind: str | None  # None if no document lists the event
     verb: str
     cause: str
     status: str
@@ -82,11 +92,13 @@ class EventView(BaseView, frozen=True, kw_only=True):
     duration_s: int
     waits_for: WaitView | None
     acts: tuple[ActView, ...]
-    given_at: float | None  # when the first VM was given it
-    replaces: tuple[str, ...]
+    given_at: float | None  # when a VM was first given it
+    replaces: tuple[str, ...]  # ids of the events it replaced
 
 
 class VmView(BaseView, frozen=True, kw_only=True):
+    """A VM with its settings, its place, its last poll and the number of its live events."""
+
     name: str
     key: str
     resource_group: str
@@ -120,16 +132,19 @@ class VmView(BaseView, frozen=True, kw_only=True):
 
 
 class AutoApprovalView(BaseView, frozen=True, kw_only=True):
+    """Which user-requested operations of a VM are approved automatically."""
+
     restart: bool
     redeploy: bool
 
     @classmethod
     def from_approval(cls, approval: AutoApproval) -> AutoApprovalView:
+        """The view of a VM's setting."""
         return cls(restart=approval.restart, redeploy=approval.redeploy)
 
 
 class VmSupervisorView(BaseView, frozen=True, kw_only=True):
-    """The process that holds a VM made of namespaces."""
+    """The supervisor process of a namespace VM."""
 
     vm: str
     pid: int
@@ -139,33 +154,43 @@ class VmSupervisorView(BaseView, frozen=True, kw_only=True):
 
 
 class VmSupervisorsView(BaseView, frozen=True, kw_only=True):
+    """The connected supervisors, one per namespace VM."""
+
     keepers: tuple[VmSupervisorView, ...]
 
 
 class VmWithEvents(VmView, frozen=True, kw_only=True):
+    """A VM with its live events and its supervisor, if it has one."""
+
     events: tuple[EventView, ...]
     keeper: VmSupervisorView | None
 
 
 class FleetView(BaseView, frozen=True, kw_only=True):
+    """Hosts, scopes and VMs that the caller may see."""
+
     hosts: tuple[HostView, ...]
     scopes: tuple[ScopeSummaryView, ...]
     vms: tuple[VmView, ...]
 
 
 class FieldChangeView(BaseView, frozen=True, kw_only=True):
+    """One changed field of a host or VM."""
+
     field: str
     old: Any
     new: Any
 
 
 class ObjectChangeView(BaseView, frozen=True, kw_only=True):
+    """A host or VM that a fleet file changes, with its changed fields."""
+
     name: str
     fields: tuple[FieldChangeView, ...]
 
 
 class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
-    """Names only: a fleet may have a hundred thousand VMs."""
+    """What a fleet file would change, by name; `problems` say what keeps it from being applied."""
 
     source: str
     summary: str
@@ -184,14 +209,20 @@ class FleetDifferenceView(BaseView, frozen=True, kw_only=True):
 
 
 class FleetCheckView(BaseView, frozen=True, kw_only=True):
+    """The result of checking a fleet file."""
+
     difference: FleetDifferenceView
 
 
 class FleetApplyView(FleetCheckView, frozen=True, kw_only=True):
+    """The result of applying a fleet file; `applied` is false if nothing had to change."""
+
     applied: bool
 
 
 class RequestView(BaseView, frozen=True, kw_only=True):
+    """A maintenance request: the operation, its targets, who made it and when."""
+
     id: str
     ask: str
     who: str
@@ -200,53 +231,71 @@ class RequestView(BaseView, frozen=True, kw_only=True):
 
 
 class EventListView(BaseView, frozen=True, kw_only=True):
+    """A list of events."""
+
     events: tuple[EventView, ...]
 
 
 class ReceiptView(EventListView, frozen=True, kw_only=True):
+    """An accepted request with the events it created and those it replaced."""
+
     request: RequestView
-    replaced: tuple[str, ...]  # ids of the pending events whose place it took
+    replaced: tuple[str, ...]  # ids of the pending events that its events replaced
 
 
 class RequestStatusView(ReceiptView, frozen=True, kw_only=True):
+    """A request with its state, its events and what they wait for."""
+
     state: str
     waits_for: tuple[str, ...]
 
 
 class RolloutView(BaseView, frozen=True, kw_only=True):
+    """A host update rollout: its targets, progress, tally and the update domains that come next."""
+
     id: str
     impact: str
     hosts: tuple[str, ...]
     scope: str
     progress: str
-    why: str  # it ended so
+    why: str  # the reason of its progress, such as why it was aborted
     closed: bool
     who: str
     at: float
     notice_s: float
     max_failures: int
     tally: RolloutTally
-    next_update_domains: tuple[int, ...]  # which of its scopes' update domains come next
+    next_update_domains: tuple[int, ...]
 
 
 class RolloutWithEvents(RolloutView, frozen=True, kw_only=True):
+    """A rollout with all its events."""
+
     events: tuple[EventView, ...]
 
 
 class RolloutsView(BaseView, frozen=True, kw_only=True):
+    """Open and recent rollouts, oldest first."""
+
     rollouts: tuple[RolloutView, ...]
 
 
 class EventsView(EventListView, frozen=True, kw_only=True):
+    """Events, and the sequence number of the history when they were read."""
+
     seq: int
 
 
 class HistoryView(BaseView, frozen=True, kw_only=True):
+    """History entries, oldest first, and the sequence number to continue after."""
+
     entries: tuple[HistoryEntryView, ...]
     seq: int
 
 
 class HistoryEntryView(BaseView, frozen=True, kw_only=True):
+    """One entry of the history: what happened, when, who caused it and what it is about."""
+
     seq: int
     at: float
     what: str
@@ -260,26 +309,31 @@ class HistoryEntryView(BaseView, frozen=True, kw_only=True):
 
     @classmethod
     def from_entry(cls, entry: HistoryEntry) -> HistoryEntryView:
+        """The view of a stored entry."""
         return cls(**{name: getattr(entry, name) for name in cls.__struct_fields__})
 
 
 class HistoryPruneView(BaseView, frozen=True, kw_only=True):
+    """How many history entries were deleted."""
+
     pruned: int
 
 
 class FaultView(BaseView, frozen=True, kw_only=True):
+    """An active fault: its kind, target, parameters, what is left of it and what it affected."""
+
     id: str
     kind: str
     strikes: str
     target: str
-    vm: str  # "": a scope, or everything
+    vm: str  # empty for a fault of a scope or of the whole fleet
     scope: str
     who: str
     set_at: float
     parameters: dict[str, float]
     count: int | None
     left: int | None  # of its count
-    left_s: float | None  # real time for requests, lab time for events
+    left_s: float | None  # real time for faults on requests, lab time for faults on events
     touched: int
     touched_at: float | None
     events: tuple[str, ...]
@@ -287,6 +341,8 @@ class FaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormFaultView(BaseView, frozen=True, kw_only=True):
+    """One scheduled fault of a storm, and whether it was set already."""
+
     after_s: float
     kind: str
     vm: str
@@ -297,6 +353,8 @@ class StormFaultView(BaseView, frozen=True, kw_only=True):
 
 
 class StormView(BaseView, frozen=True, kw_only=True):
+    """An active fault storm and its schedule."""
+
     id: str
     seed: int
     who: str
@@ -306,12 +364,16 @@ class StormView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultParameterView(BaseView, frozen=True, kw_only=True):
+    """The default and bounds of a fault's parameter."""
+
     default: float
     least: float
     most: float
 
 
 class FaultKindView(BaseView, frozen=True, kw_only=True):
+    """A kind of fault: what it affects, what VMs see of it, its parameters and its longest duration."""
+
     kind: str
     strikes: str
     seen: str
@@ -320,28 +382,38 @@ class FaultKindView(BaseView, frozen=True, kw_only=True):
 
 
 class FaultsView(BaseView, frozen=True, kw_only=True):
+    """Active faults and storms, and all kinds of faults."""
+
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
     kinds: tuple[FaultKindView, ...]
 
 
 class ClearedFaultsView(BaseView, frozen=True, kw_only=True):
+    """The faults and storms that a call ended."""
+
     cleared: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
 
 
 class ClockView(BaseView, frozen=True, kw_only=True):
+    """Lab time, its speed, and whether this service is a lab."""
+
     now: float
     speed: float
     lab: bool
 
 
 class BackupView(BaseView, frozen=True, kw_only=True):
+    """A written backup file and its size."""
+
     path: str
     bytes: int
 
 
 class HealthCheckView(BaseView, frozen=True, kw_only=True):
+    """The result of one health check, with what to do if it failed."""
+
     name: str
     ok: bool
     text: str
@@ -349,10 +421,14 @@ class HealthCheckView(BaseView, frozen=True, kw_only=True):
 
 
 class HealthReportView(BaseView, frozen=True, kw_only=True):
+    """The results of all health checks."""
+
     checks: tuple[HealthCheckView, ...]
 
 
 class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay of a recording in one scope: its position, speed and end."""
+
     id: str
     vm: str
     scope: str
@@ -360,12 +436,12 @@ class ReplayView(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     speed: float
     loops: int
-    loop: int  # the telling that is on, from 1
-    step: int  # steps shown of it
+    loop: int  # the current loop, from 1
+    step: int  # steps of the current loop that were shown
     steps: int
-    shows: str  # what the scope is shown now, in words; "": its own document
-    begun_at: float  # this telling
-    ends_at: float  # the last telling, if nothing ends it before
+    shows: str  # a description of the document that the scope is shown; empty: its own
+    begun_at: float  # start of the current loop
+    ends_at: float  # planned end of the last loop
     ended: str | None
     ended_at: float | None
     reason: str
