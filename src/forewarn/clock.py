@@ -16,47 +16,53 @@ from forewarn.errors import Refused
 
 
 class Clock(Protocol):
-    """What the rest of the house knows of time."""
+    """A source of lab time. In production it is the system's time."""
 
     def now(self) -> float:
-        """This instant, in lab time."""
+        """Return the current lab time in POSIX seconds."""
 
     async def sleep_until(self, at: float | None) -> None:
-        """Return once `now()` has reached `at`; for ever with None, until somebody cancels the sleeper."""
+        """Return once `now()` has reached `at`; with None, sleep until the task is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetting:
-    """Where a lab clock stands: at real time `real_at` it showed `lab_at`, and has run `speed` times as fast since."""
+    """The setting of a lab clock: it showed `lab_at` at the real time `real_at`, and runs at `speed` since."""
 
     lab_at: float
     real_at: float
-    speed: float = 1.0
+    speed: float = 1.0  # 0: paused
 
     def lab_time_at(self, real: float) -> float:
+        """Return the lab time at a real time; `lab_at` for real times before the setting."""
         return self.lab_at + max(0.0, real - self.real_at) * self.speed
 
 
-read_real_time = time.time
+read_real_time = time.time  # the wall clock in POSIX seconds
 
 
 class SystemClock:
-    """The machine's own time: what `serve` uses."""
+    """The system's clock, which `forewarn serve` uses."""
 
     def now(self) -> float:
+        """Return the system's time in POSIX seconds."""
         return time.time()
 
     async def sleep_until(self, at: float | None) -> None:
+        """Return once the system's time has reached `at`; with None, sleep until the task is cancelled."""
         if at is None:
             await asyncio.Event().wait()
             return
-        # Short naps: the wall clock may be set while we sleep.
+        # Sleep for short times only: the wall clock may be set meanwhile.
         while (left := at - self.now()) > 0:
             await asyncio.sleep(min(left, 30.0))
 
 
 class LabClock:
-    """A clock that may run at any speed and jump ahead. Its setting outlives the process; it never moves back."""
+    """A clock that can run at any speed, pause and jump ahead, but never moves back.
+
+    The caller stores its setting, so that the clock goes on after a restart.
+    """
 
     def __init__(self, setting: ClockSetting | None = None, *, real: Callable[[], float] = read_real_time) -> None:
         self._read_real_time = real
@@ -65,18 +71,19 @@ class LabClock:
         self._setting_changed = asyncio.Event()
         self._subscribers: list[Callable[[ClockSetting], None]] = []
 
-    def subscribe(self, tell: Callable[[ClockSetting], None]) -> None:
-        """Tell where the clock stands, now and whenever it is set."""
-        self._subscribers.append(tell)
-        tell(self._setting)
+    def subscribe(self, listener: Callable[[ClockSetting], None]) -> None:
+        """Call the listener with the setting, now and after every change."""
+        self._subscribers.append(listener)
+        listener(self._setting)
 
     @property
     def setting(self) -> ClockSetting:
+        """The current setting."""
         return self._setting
 
     def now(self) -> float:
-        # The wall clock under us may be set back; lab time stands still then. Every poll asks for it, so what
-        # `Setting.shows` says is written out here.
+        """Return the lab time. It stands still while the wall clock is set back."""
+        # Every poll calls this, so `ClockSetting.lab_time_at` is inlined here.
         setting = self._setting
         shown = setting.lab_at + (self._read_real_time() - setting.real_at) * setting.speed
         if shown > self._latest:
@@ -84,28 +91,36 @@ class LabClock:
         return self._latest
 
     def setting_after_jump(self, at: float) -> ClockSetting:
-        """The setting after a jump to `at`, or to now where that has passed; store it, then `adopt` it."""
+        """Return the setting after a jump to `at`, or to now if `at` has passed.
+
+        It takes effect with `apply_setting`; store it before.
+        """
         return ClockSetting(lab_at=max(at, self.now()), real_at=self._read_real_time(), speed=self._setting.speed)
 
     def setting_at_speed(self, speed: float) -> ClockSetting:
-        """The setting with another speed from now on; 0 stands still."""
+        """Return the setting with another speed from now on; 0 pauses. Refused if the speed is out of range.
+
+        It takes effect with `apply_setting`; store it before.
+        """
         if not 0 <= speed <= 100_000:
             raise Refused(f"speed {speed:g} is out of range: give a number from 0 (paused) to 100000")
         return ClockSetting(lab_at=self.now(), real_at=self._read_real_time(), speed=speed)
 
     def apply_setting(self, setting: ClockSetting) -> None:
+        """Use this setting from now on, wake sleepers, and call the subscribers."""
         self._setting = setting
         self._latest = max(self._latest, setting.lab_at)
         self._setting_changed.set()
         self._setting_changed = asyncio.Event()
-        for tell in self._subscribers:
-            tell(setting)
+        for listener in self._subscribers:
+            listener(setting)
 
     async def sleep_until(self, at: float | None) -> None:
+        """Return once the lab time has reached `at`; with None, sleep until the task is cancelled."""
         while at is None or self.now() < at:
-            moved, speed = self._setting_changed, self._setting.speed
-            nap = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)
+            changed, speed = self._setting_changed, self._setting.speed
+            timeout_s = None if at is None or speed == 0 else max(0.0, (at - self.now()) / speed)
             try:
-                await asyncio.wait_for(moved.wait(), nap)
+                await asyncio.wait_for(changed.wait(), timeout_s)
             except TimeoutError:
                 pass

@@ -8,11 +8,11 @@ _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _UNITS_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+", re.ASCII | re.IGNORECASE)
 _UNIT_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([wdhms])", re.ASCII | re.IGNORECASE)
 _NUMBER_PATTERN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
-MAX_DURATION_S = 3_660 * 86_400
+MAX_DURATION_S = 3_660 * 86_400  # about ten years
 
 
 def parse_duration(text: str) -> float:
-    """Seconds; ValueError with a sentence for people."""
+    """Return a duration such as `15m`, `1h30m` or `90` in seconds. ValueError, with a sentence for people."""
     bare = text.strip().replace(" ", "")
     if _NUMBER_PATTERN.fullmatch(bare):
         seconds = float(bare)
@@ -26,7 +26,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units: `6d 23h`, `14m 59s`, `12s`."""
+    """Return a duration in its two largest units: `6d 23h`, `14m 59s`, `12s`."""
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for unit in ("d", "h", "m", "s"):

@@ -24,49 +24,51 @@ _STRING = re.compile(
     re.DOTALL,
 )
 _BARE_VALUE = re.compile(r"[^,\]}#\n]+")
-# What nearly every line is: a key, and a value that ends with the line and has nothing inside.
+# Nearly every line is like this: a key, and a plain value that ends with the line.
 _SIMPLE_LINE = re.compile(
     r"""([A-Za-z0-9_-]+)[ \t]*=[ \t]*(?:"[^"\\\n]*"|'[^'\n]*'|[^\s"'\[{#][^\n#]*)[ \t]*(?:#[^\n]*)?(?:\n|\Z)"""
 )
 
 
 class TomlLineIndex:
-    """The lines of one text, by path."""
+    """The line numbers of one TOML text, by path."""
 
     def __init__(self, found: dict[TomlPath, int]) -> None:
         self._found = found
 
     def line_of(self, path: TomlPath) -> int:
-        """The line of what is at `path`, or of the nearest thing around it that is written down."""
+        """Return the line of the value at `path`, else of the nearest table or key above it, else 1."""
         while path and path not in self._found:
             path = path[:-1]
         return self._found.get(path, 1)
 
     def paths(self) -> frozenset[TomlPath]:
+        """Return all paths whose lines are known."""
         return frozenset(self._found)
 
 
 def index_lines(text: str) -> TomlLineIndex:
+    """Return the line of every table, key and array element. `tomllib` must have accepted the text."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.scan()
     return TomlLineIndex(scanner.found)
 
 
 def error_line(message: str, text: str) -> int:
-    """The line that an error of `tomllib`, or of `tomli`, is about: its message names one, or means the end."""
+    """Return the line of an error of `tomllib` or `tomli`: the one its message names, else the last line."""
     match = re.search(r"at line (\d+)", message)
     return int(match.group(1)) if match else text.rstrip("\n").count("\n") + 1
 
 
 class _Scanner:
-    """A cursor over the text, and what it has found so far."""
+    """Scans a TOML text once and records the line of each path."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.found: dict[TomlPath, int] = {}
         self._ends = [match.start() for match in re.finditer("\n", text)]
-        self._tables: dict[TomlPath, int] = {}  # how many [[tables]] of that path there are so far
+        self._tables: dict[TomlPath, int] = {}  # the number of [[tables]] of that path so far
 
     def scan(self) -> None:
         inside: TomlPath = ()
@@ -92,7 +94,7 @@ class _Scanner:
         path = (*parent, keys[-1])
         self.found.setdefault(path, line)
         if not repeated:
-            # [a] after [a.b]: the table was there, but this is where it is written.
+            # [a] after [a.b]: the table exists already, but this line is its header.
             self.found[path] = line
             return path
         number = self._tables.get(path, 0)
@@ -101,7 +103,7 @@ class _Scanner:
         return (*path, number)
 
     def _resolve_path(self, inside: TomlPath, keys: list[str], line: int) -> TomlPath:
-        """The path that `keys` lead to; a name of [[tables]] stands for the latest one."""
+        """Return the path that `keys` lead to; the name of [[tables]] means the latest of them."""
         path = inside
         for key in keys:
             path = (*path, key)
@@ -177,7 +179,7 @@ class _Scanner:
     def _take(self, pattern: re.Pattern[str]) -> str:
         match = pattern.match(self.text, self.at)
         if match is None:
-            raise ValueError(f"line {self._line()} is not TOML: give the locator only text that tomllib has read")
+            raise ValueError(f"line {self._line()} is not TOML: give index_lines only text that tomllib has read")
         self.at = match.end()
         return match.group()
 

@@ -42,11 +42,11 @@ CASES = {
         "address 'fd00::1' of VM 'b' belongs to VM 'a'",
         "an address of its own",
     ),
-    "no address": ('[[vms]]\nname = "a"\naddress = "10.0.0"', 6, "'10.0.0' is no IP address", '"10.0.0.4"'),
+    "no address": ('[[vms]]\nname = "a"\naddress = "10.0.0"', 6, "'10.0.0' is not an IP address", '"10.0.0.4"'),
     "pattern runs out of addresses": (
         '[[vms]]\nname = "a"\ncount = 300\naddress = "10.0.0.{n}"',
         7,
-        "'10.0.0.256' is no IP address",
+        "'10.0.0.256' is not an IP address",
         "addresses count up from it",
     ),
     "count runs out of addresses": (
@@ -58,7 +58,7 @@ CASES = {
     "address of the service": (
         '[[vms]]\nname = "a"\naddress = "169.254.169.254"',
         6,
-        "'169.254.169.254' is not one that a VM can have",
+        "a VM cannot have the address '169.254.169.254'",
         '"10.0.0.4"',
     ),
     "101 VMs in a placement group (spec §7.1)": (
@@ -95,7 +95,7 @@ CASES = {
     "unknown update domain": (
         '[[availability_sets]]\nname = "db"\n[[vms]]\nname = "a"\navailability_set = "db"\nupdate_domain = 5',
         9,
-        "availability set 'db' has no update domain 5, it has 5, counted from 0",
+        "availability set 'db' has no update domain 5: it has 5, counted from 0",
         "write update_domain = 4 or less, or update_domains = 6 on line 4",
     ),
     "unknown fault domain": (
@@ -132,7 +132,7 @@ CASES = {
         '[[availability_sets]]\nname = "x"\n[[cloud_services]]\nname = "y"\nroles = [{ name = "R" }]\n'
         '[[vms]]\nname = "a"\navailability_set = "x"\ncloud_service = "y"',
         12,
-        "VM 'a' is in more than one thing: availability_set, cloud_service",
+        "VM 'a' is in more than one set or service: availability_set, cloud_service",
         "keep one of them",
     ),
     "name twice in a group, without case": (
@@ -142,23 +142,33 @@ CASES = {
         "another name or resource_group",
     ),
     "name empty": ('[[vms]]\nname = ""', 5, "the VM name '' is empty", '"web-{n}"'),
-    "name too long": (f'[[vms]]\nname = "{"x" * 65}"', 5, "is 65 letters long, 64 is the most", "up to 64 letters"),
+    "name too long": (
+        f'[[vms]]\nname = "{"x" * 65}"',
+        5,
+        "is 65 characters long, but the limit is 64",
+        "up to 64 characters",
+    ),
     "name too long once counted": (
         f'[[vms]]\nname = "{"x" * 62}"\ncount = 11',
         5,
-        "is 65 letters long, 64 is the most",
-        "up to 64 letters",
+        "is 65 characters long, but the limit is 64",
+        "up to 64 characters",
     ),
-    "name with a slash": ('[[vms]]\nname = "a/b"', 5, "the VM name 'a/b' has a slash in it", "without slashes"),
+    "name with a slash": ('[[vms]]\nname = "a/b"', 5, "the VM name 'a/b' contains a slash", "without slashes"),
     "name with a control character": (
         '[[vms]]\nname = "a\\u0007b"',
         5,
-        "has a control character in it",
+        "contains a control character",
         "such as",
     ),
-    "braces that are no number": ('[[vms]]\nname = "a-{x}"', 5, "has braces that are no {n}", '"web-{n:03}"'),
+    "braces that are no number": ('[[vms]]\nname = "a-{x}"', 5, "has braces other than {n}", '"web-{n:03}"'),
     "braces in a host": ('[[vms]]\nname = "a"\nhost = "h-{m}"', 6, "host 'h-{m}' has braces", "write {n}"),
-    "braces in a set": ('[[scale_sets]]\nname = "s{n}"\ncount = 1', 5, "the name 's{n}' has braces", "a plain name"),
+    "braces in a set": (
+        '[[scale_sets]]\nname = "s{n}"\ncount = 1',
+        5,
+        "the name 's{n}' contains braces",
+        "a plain name",
+    ),
     "host unknown": (
         '[[vms]]\nname = "a"\nhost = "h-9"',
         6,
@@ -181,7 +191,7 @@ CASES = {
     "no host where the VM is": (
         '[[vms]]\nname = "a"\nzone = "1"',
         6,
-        "VM 'a' has nowhere to run: there is no host in location 'local', zone '1'",
+        "VM 'a' has no host to run on: there is no host in location 'local', zone '1'",
         "declare some with [[hosts]]",
     ),
     "one scope in two locations": (
@@ -262,7 +272,12 @@ CASES = {
         "[[vms]] has no key 'avaliability_set'",
         "did you mean 'availability_set'?",
     ),
-    "unknown key like no other": ('[[vms]]\nname = "a"\nqqq = 1', 6, "[[vms]] has no key 'qqq'", "it may hold name, "),
+    "unknown key like no other": (
+        '[[vms]]\nname = "a"\nqqq = 1',
+        6,
+        "[[vms]] has no key 'qqq'",
+        "the known keys are name, ",
+    ),
     "unknown table": ("[[vm]]", 4, "a fleet file has no key 'vm'", "did you mean 'vms'?"),
     "key of a role": (
         '[[cloud_services]]\nname = "s"\n[[cloud_services.roles]]\nname = "R"\ncuont = 2',
@@ -321,7 +336,7 @@ def test_the_error_reads_one_sentence_per_problem() -> None:
     with pytest.raises(Rejected) as caught:
         read_fleet_file('[[vms]]\nname = "a"\ncount = 0\nsise = "x"', source="lab.toml")
     assert str(caught.value).splitlines() == [
-        "lab.toml:2: VM 'a' has nowhere to run: there is no host in location 'local', no zone: "
+        "lab.toml:2: VM 'a' has no host to run on: there is no host in location 'local', no zone: "
         "declare some with [[hosts]], or change the location or zone of one of the two",
         "lab.toml:3: count = 0 is not a whole number from 1 to 1,000,000: write count = 3",
         "lab.toml:4: [[vms]] has no key 'sise': did you mean 'size'?",

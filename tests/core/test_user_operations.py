@@ -135,8 +135,8 @@ def test_as_many_operations_as_the_limit_may_be_scheduled_and_not_one_more() -> 
     with pytest.raises(Refused) as refusal:
         asked(scope, Cause.USER_RESTART, "web-100")
     assert str(refusal.value) == (
-        "scope 'set:sub/lab/web' may have at most 100 user operations scheduled at the same time, and this would be one more: "
-        "approve some, wait until they are done, or request fewer"
+        "scope 'set:sub/lab/web' may have at most 100 user operations scheduled at the same time, "
+        "and this would be one more: approve some, wait until they are done, or request fewer"
     )
 
 

@@ -13,40 +13,42 @@ from forewarn.core.fleetfile.parser import ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
 
 
-def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], findings: ProblemCollector) -> None:
+def check_hosts(hosts: list[tuple[Host, ParsedTable[tables.HostsTable]]], problems: ProblemCollector) -> None:
+    """Report hosts whose names occur twice, ignoring case."""
     seen: dict[str, int] = {}
     for host, table in hosts:
         first = seen.get(host.name.casefold())
         if first is not None:
             what = f"host {host.name!r} is declared again, first on line {first}"
-            findings.add(table.line("name"), what, "give each host a name of its own", rule="host twice")
+            problems.add(table.line("name"), what, "give each host a name of its own", rule="host twice")
         seen.setdefault(host.name.casefold(), table.line("name"))
 
 
-def check_fleet(batches: list[VmBatch], findings: ProblemCollector) -> None:
-    _check_names(batches, findings)
-    _check_addresses(batches, findings)
-    _check_placement_groups(batches, findings)
-    _check_locations(batches, findings)
+def check_fleet(batches: list[VmBatch], problems: ProblemCollector) -> None:
+    """Report VMs with the same name or address, large placement groups, and sets in several locations."""
+    _check_names(batches, problems)
+    _check_addresses(batches, problems)
+    _check_placement_groups(batches, problems)
+    _check_locations(batches, problems)
 
 
 def _vms_with_batches(batches: list[VmBatch]) -> Iterator[tuple[Vm, VmBatch]]:
     return ((vm, batch) for batch in batches for vm in batch.vms)
 
 
-def _check_names(batches: list[VmBatch], findings: ProblemCollector) -> None:
+def _check_names(batches: list[VmBatch], problems: ProblemCollector) -> None:
     seen: dict[str, int] = {}
     for vm, batch in _vms_with_batches(batches):
         first = seen.get(vm.key)
         if first is not None:
             what = f"resource group {vm.resource_group!r} has a VM {vm.name!r} already, from line {first}"
             remedy = "give one of them another name or resource_group (upper and lower case are the same)"
-            findings.add(batch.table.line("name"), what, remedy, rule="name twice")
+            problems.add(batch.table.line("name"), what, remedy, rule="name twice")
         else:
             seen[vm.key] = batch.table.line("name")
 
 
-def _check_addresses(batches: list[VmBatch], findings: ProblemCollector) -> None:
+def _check_addresses(batches: list[VmBatch], problems: ProblemCollector) -> None:
     seen: dict[str, tuple[str, int]] = {}
     for vm, batch in _vms_with_batches(batches):
         if not vm.address:
@@ -55,25 +57,25 @@ def _check_addresses(batches: list[VmBatch], findings: ProblemCollector) -> None
         if vm.address in seen:
             name, first = seen[vm.address]
             what = f"address {vm.address!r} of VM {vm.name!r} belongs to VM {name!r} already, from line {first}"
-            findings.add(line, what, "give each VM an address of its own, or none", rule="address twice")
+            problems.add(line, what, "give each VM an address of its own, or none", rule="address twice")
         seen.setdefault(vm.address, (vm.name, line))
 
 
-def _check_placement_groups(batches: list[VmBatch], findings: ProblemCollector) -> None:
-    """Spec §7.1: at most 100 VMs."""
-    crowded: Counter[str] = Counter()
+def _check_placement_groups(batches: list[VmBatch], problems: ProblemCollector) -> None:
+    """Report placement groups with more than 100 VMs (spec §7.1)."""
+    counts: Counter[str] = Counter()
     for vm, batch in _vms_with_batches(batches):
         if not vm.scale_set:
             continue
-        crowded[vm.scope_id] += 1
-        if crowded[vm.scope_id] == MAX_PLACEMENT_GROUP + 1:
+        counts[vm.scope_id] += 1
+        if counts[vm.scope_id] == MAX_PLACEMENT_GROUP + 1:
             group = f"placement group {vm.placement_group!r} of scale set {vm.scale_set!r}"
             what = f"{group} has more than {MAX_PLACEMENT_GROUP} VMs (spec §7.1)"
-            remedy = "leave out placement_group, and groups of 100 are made; or write a smaller count"
-            findings.add(batch.table.line("placement_group", "count"), what, remedy)
+            remedy = "leave out placement_group to get groups of 100, or write a smaller count"
+            problems.add(batch.table.line("placement_group", "count"), what, remedy)
 
 
-def _check_locations(batches: list[VmBatch], findings: ProblemCollector) -> None:
+def _check_locations(batches: list[VmBatch], problems: ProblemCollector) -> None:
     first: dict[str, Vm] = {}
     for vm, batch in _vms_with_batches(batches):
         if not (vm.scale_set or vm.availability_set or vm.cloud_service):
@@ -83,11 +85,14 @@ def _check_locations(batches: list[VmBatch], findings: ProblemCollector) -> None
             elsewhere = f"VM {other.name!r} of the same set is in {other.location!r}"
             what = f"VM {vm.name!r} is in location {vm.location!r}, but {elsewhere}"
             remedy = "write the same location for all VMs of a set, best at the set itself"
-            findings.add(batch.table.line("location", "name"), what, remedy, rule="location")
+            problems.add(batch.table.line("location", "name"), what, remedy, rule="location")
 
 
-def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], findings: ProblemCollector) -> None:
-    """Every host that a VM names must be there, and where the VM is. `hosts` are known by name without case."""
+def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: ProblemCollector) -> None:
+    """Report VMs whose named host is not declared, or is in another location or zone.
+
+    The keys of `hosts` are names in lower case.
+    """
     for vm, batch in _vms_with_batches(batches):
         if not vm.host:
             continue
@@ -95,11 +100,12 @@ def check_named_hosts(batches: list[VmBatch], hosts: dict[str, Host], findings: 
         if host is None:
             close = get_close_matches(vm.host, [known.name for known in hosts.values()], n=1)
             remedy = f"did you mean {close[0]!r}?" if close else "declare it with [[hosts]], or leave out host"
-            findings.add(line, f"host {vm.host!r} of VM {vm.name!r} is not declared", remedy, rule="host")
+            problems.add(line, f"host {vm.host!r} of VM {vm.name!r} is not declared", remedy, rule="host")
         elif batch.has_clear_location and (host.location, host.zone) != (vm.location, vm.zone):
             what = f"host {host.name!r} is in {location_text(host)}, but VM {vm.name!r} is in {location_text(vm)}"
-            findings.add(line, what, "name a host of the same location and zone, or leave out host", rule="host")
+            problems.add(line, what, "name a host of the same location and zone, or leave out host", rule="host")
 
 
 def location_text(thing: Host | Vm) -> str:
+    """Return the location and zone of a host or VM in words."""
     return f"location {thing.location!r}, " + (f"zone {thing.zone!r}" if thing.zone else "no zone")

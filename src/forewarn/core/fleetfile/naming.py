@@ -10,44 +10,49 @@ _BASE36_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def name_error(name: str, *, limit: int = MAX_NAME_LENGTH) -> str | None:
-    """Why a thing cannot be called so, to follow its name in a sentence; None when it can."""
+    """Return why a name is not allowed, as the end of a sentence that begins with the name; None if it is."""
     if not name.strip():
         return "is empty"
     if len(name) > limit:
-        return f"is {len(name)} letters long, {limit} is the most"
+        return f"is {len(name)} characters long, but the limit is {limit}"
     if name != name.strip():
         return "begins or ends with a blank"
     if "/" in name or "\\" in name:
-        return "has a slash in it"
-    return None if name.isprintable() else "has a control character in it"
+        return "contains a slash"
+    return None if name.isprintable() else "contains a control character"
 
 
 def pattern_error(pattern: str) -> str | None:
+    """Return why a pattern is not valid, as the end of a sentence that begins with it; None if it is."""
     rest = _NUMBER_PLACEHOLDER.sub("", pattern)
-    return "has braces that are no {n}" if "{" in rest or "}" in rest else None
+    return "has braces other than {n}" if "{" in rest or "}" in rest else None
 
 
 def plain_name_error(name: str, *, limit: int) -> str | None:
-    """As for a name, and there is only one of it: no number goes in."""
-    return "has braces in it" if "{" in name or "}" in name else name_error(name, limit=limit)
+    """Return like `name_error` why a name without a number is not allowed: braces are not, either."""
+    return "contains braces" if "{" in name or "}" in name else name_error(name, limit=limit)
 
 
 def is_pattern(text: str) -> bool:
+    """Return whether the text contains a placeholder for the number."""
     return "{n" in text
 
 
 def numbered_pattern(text: str, *, counted: bool) -> str:
-    """Where there is a count, a name without {n} gets -{n} at its end, so that one more changes no other's name."""
+    """Return the pattern for names: with a count, a name without {n} gets -{n}, even for a count of 1.
+
+    So the name of the first VM stays the same when the count grows.
+    """
     return f"{text}-{{n}}" if counted and not is_pattern(text) else text
 
 
 def fill_pattern(pattern: str, n: int) -> str:
-    """A pattern without fault, with its number."""
+    """Return the pattern with the number in place of {n}. The pattern must be valid."""
     return pattern.format(n=n)
 
 
 def instance_host_name(prefix: str, n: int) -> str:
-    """The hostname of a scale-set instance: six digits of base 36 (spec §4.2)."""
+    """Return the hostname of a scale set instance: the prefix and six digits of base 36 (spec §4.2)."""
     digits = ""
     while n:
         n, digit = divmod(n, 36)

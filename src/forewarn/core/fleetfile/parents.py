@@ -26,30 +26,32 @@ _COPIED_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentResource:
-    """An availability set, scale set or cloud service."""
+    """A declared availability set, scale set or cloud service."""
 
     label: str  # for people: "availability set"
-    key: str  # how a VM names it: "availability_set"
+    key: str  # the key by which a VM names it: "availability_set"
     table: ParsedTable[tables.CommonVmTable]
-    template: Vm  # what its VMs are unless they say otherwise; it has no name
+    template: Vm  # a nameless VM with the values that its VMs inherit
     update_domains: int
     fault_domains: int
     zones: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
+        """Its name as the file writes it."""
         return self.table.content.name
 
     @property
     def group_key(self) -> tuple[str, str]:
+        """Its subscription id and resource group in lower case."""
         return (self.template.subscription_id.casefold(), self.template.resource_group.casefold())
 
 
 class InheritedValues:
-    """Knows subscriptions, resource groups and defaults: where a VM is that does not say it."""
+    """The values that tables inherit from subscriptions, resource groups and defaults."""
 
-    def __init__(self, file: ParsedFleetFile, findings: ProblemCollector) -> None:
-        self._problems = findings
+    def __init__(self, file: ParsedFleetFile, problems: ProblemCollector) -> None:
+        self._problems = problems
         self._all_subscriptions_known = "subscriptions" not in file.invalid_tables
         self._subscriptions = {t.content.name.casefold(): t.content.id for t in file.subscriptions}
         self._subscription_ids = {t.content.id.casefold(): t.content.id for t in file.subscriptions}
@@ -57,7 +59,10 @@ class InheritedValues:
         self._locations = {self._group_key(t): t.content.location for t in file.resource_groups}
 
     def subscription_id(self, table: ParsedTable[Any]) -> str:
-        """The id of the subscription that a table names, by name or id; else the default one."""
+        """Return the id of the subscription that a table names by name or id, else the default one.
+
+        Collects a problem if the subscription is not declared.
+        """
         named = table.content.subscription or self._defaults.content.subscription
         known = self._subscriptions.get(named.casefold()) or self._subscription_ids.get(named.casefold())
         if known is None and not _GUID.fullmatch(named) and self._all_subscriptions_known:
@@ -67,9 +72,9 @@ class InheritedValues:
         return known or named
 
     def template(self, table: ParsedTable[tables.CommonVmTable]) -> Vm:
-        """A VM of no set or service, without name, with what the table and the defaults say."""
-        says, defaults = table.content, self._defaults.content
-        group = says.resource_group or defaults.resource_group
+        """Return a nameless VM with the values of the table and the defaults, outside of any set or service."""
+        content, defaults = table.content, self._defaults.content
+        group = content.resource_group or defaults.resource_group
         self._check_group(table, group)
         subscription_id = self.subscription_id(table)
         base = Vm(
@@ -85,56 +90,56 @@ class InheritedValues:
         return apply_table(base, table)
 
     def _check_group(self, table: ParsedTable[tables.CommonVmTable], name: str) -> None:
-        fault = plain_name_error(name, limit=90)
-        if fault:
+        error = plain_name_error(name, limit=90)
+        if error:
             line = (table if table.has("resource_group") else self._defaults).line("resource_group")
             remedy = 'write a plain name, such as resource_group = "prod"'
-            self._problems.add(line, f"resource_group {name!r} {fault}", remedy)
+            self._problems.add(line, f"resource_group {name!r} {error}", remedy)
 
     def _group_key(self, table: ParsedTable[tables.ResourceGroupTable]) -> tuple[str, str]:
         return (self.subscription_id(table).casefold(), table.content.name.casefold())
 
 
 def apply_table(base: Vm, table: ParsedTable[Any]) -> Vm:
-    """`base`, as far as the table says nothing else."""
-    says = table.content
-    said: dict[str, Any] = {key: getattr(says, key) for key in _COPIED_KEYS if table.has(key)}
+    """Return `base` with the values that the table gives."""
+    content = table.content
+    values: dict[str, Any] = {key: getattr(content, key) for key in _COPIED_KEYS if table.has(key)}
     if table.has("tags"):
-        said["tags"] = base.tags | says.tags
+        values["tags"] = base.tags | content.tags
     if table.has("environment"):
-        said["environment"] = base.environment | says.environment
+        values["environment"] = base.environment | content.environment
     if table.has("terminate_notification"):
-        said["terminate_notice_min"] = _notice_minutes(says.terminate_notification)
+        values["terminate_notice_min"] = _notice_minutes(content.terminate_notification)
     if table.has("auto_approve"):
-        said["auto_approve"] = AutoApproval(
-            restart="restart" in says.auto_approve, redeploy="redeploy" in says.auto_approve
+        values["auto_approve"] = AutoApproval(
+            restart="restart" in content.auto_approve, redeploy="redeploy" in content.auto_approve
         )
-    return msgspec.structs.replace(base, **said)
+    return msgspec.structs.replace(base, **values)
 
 
-def _notice_minutes(said: bool | int) -> int:
-    """Spec §6.3: five unless somebody says otherwise."""
-    return (5 if said else 0) if isinstance(said, bool) else said
+def _notice_minutes(value: bool | int) -> int:
+    """Return the terminate notice in minutes; `true` means five (spec §6.3)."""
+    return (5 if value else 0) if isinstance(value, bool) else value
 
 
-def read_parents(file: ParsedFleetFile, homes: InheritedValues) -> list[ParentResource]:
-    """In the order: availability sets, scale sets, cloud services."""
-    sets = [_read_parent("availability set", table, homes) for table in file.availability_sets]
-    scale_sets = [_read_parent("scale set", table, homes) for table in file.scale_sets]
-    return [*sets, *scale_sets, *(_read_parent("cloud service", table, homes) for table in file.cloud_services)]
+def read_parents(file: ParsedFleetFile, inherited: InheritedValues) -> list[ParentResource]:
+    """Return all parents of the file: availability sets, then scale sets, then cloud services."""
+    sets = [_read_parent("availability set", table, inherited) for table in file.availability_sets]
+    scale_sets = [_read_parent("scale set", table, inherited) for table in file.scale_sets]
+    return [*sets, *scale_sets, *(_read_parent("cloud service", table, inherited) for table in file.cloud_services)]
 
 
-def _read_parent(label: str, table: ParsedTable[Any], homes: InheritedValues) -> ParentResource:
-    says, key = table.content, label.replace(" ", "_")
-    more = {key: says.name, "placement_group": getattr(says, "placement_group", "")}
+def _read_parent(label: str, table: ParsedTable[Any], inherited: InheritedValues) -> ParentResource:
+    content, key = table.content, label.replace(" ", "_")
+    more = {key: content.name, "placement_group": getattr(content, "placement_group", "")}
     return ParentResource(
         label=label,
         key=key,
         table=table,
-        template=msgspec.structs.replace(homes.template(table), **more),
-        update_domains=says.update_domains,
-        fault_domains=says.fault_domains,
-        zones=getattr(says, "zones", ()),
+        template=msgspec.structs.replace(inherited.template(table), **more),
+        update_domains=content.update_domains,
+        fault_domains=content.fault_domains,
+        zones=getattr(content, "zones", ()),
     )
 
 
@@ -143,25 +148,28 @@ def find_parent(
     parents: Sequence[ParentResource],
     template: Vm,
     file: ParsedFleetFile,
-    findings: ProblemCollector,
+    problems: ProblemCollector,
 ) -> ParentResource | None:
-    """The one set or service that a VM names; None if it names none, or none that can be told."""
+    """Return the set or service that a [[vms]] table names; None if it names none, several or an unknown one.
+
+    Collects a problem for several and for an unknown one. `template` gives the VM's resource group.
+    """
     named = sorted(key for key in PARENT_KEYS if table.has(key))
     if len(named) > 1:
-        what = f"VM {table.content.name!r} is in more than one thing: {', '.join(named)}"
-        findings.add(table.line(*named[1:]), what, "keep one of them: they decide who sees its events (spec §7.1)")
+        what = f"VM {table.content.name!r} is in more than one set or service: {', '.join(named)}"
+        problems.add(table.line(*named[1:]), what, "keep one of them: it decides which VMs see its events (spec §7.1)")
     if len(named) != 1:
         return None
     found = _matching_parent(table, named[0], parents, template)
     if found is None and f"{named[0]}s" not in file.invalid_tables:
-        _report_unknown_parent(table, named[0], parents, findings)
+        _report_unknown_parent(table, named[0], parents, problems)
     return found
 
 
 def _matching_parent(
     table: ParsedTable[tables.VmsTable], key: str, parents: Sequence[ParentResource], template: Vm
 ) -> ParentResource | None:
-    """In the resource group that the VM names; else in the default one; else in the only one that has it."""
+    """Look in the resource group that the VM names, else in the default one, else in all of them."""
     wanted = getattr(table.content, key).casefold()
     alike = [parent for parent in parents if parent.key == key and parent.name.casefold() == wanted]
     place = (template.subscription_id.casefold(), template.resource_group.casefold())
@@ -172,7 +180,7 @@ def _matching_parent(
 
 
 def _report_unknown_parent(
-    table: ParsedTable[tables.VmsTable], key: str, parents: Sequence[ParentResource], findings: ProblemCollector
+    table: ParsedTable[tables.VmsTable], key: str, parents: Sequence[ParentResource], problems: ProblemCollector
 ) -> None:
     wanted = getattr(table.content, key)
     label = key.replace("_", " ")
@@ -183,4 +191,4 @@ def _report_unknown_parent(
         remedy = f"it is in resource group {groups}: give the VM that resource_group"
     else:
         remedy = f"did you mean {close[0]!r}?" if close else f"declare it with [[{key}s]]"
-    findings.add(table.line(key), f"{label} {wanted!r} is not declared in the VM's resource group", remedy)
+    problems.add(table.line(key), f"{label} {wanted!r} is not declared in the VM's resource group", remedy)

@@ -21,27 +21,28 @@ T_co = TypeVar("T_co", bound=msgspec.Struct, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedTable(Generic[T_co]):
-    """One table of the file: what it says, and where."""
+    """One table of the file, with the line numbers of its keys."""
 
     content: T_co
-    title: str  # as it is written: "[[vms]]"
+    title: str  # as the file writes it: "[[vms]]"
     path: TomlPath
     lines: TomlLineIndex
-    given_keys: frozenset[str]  # the keys that are there and mean something
-    invalid_keys: frozenset[str]  # the keys whose values were refused: what depends on them is not judged
+    given_keys: frozenset[str]  # keys that the table has, with valid values
+    invalid_keys: frozenset[str]  # keys with invalid values; checks that depend on them are left out
 
     def line(self, *keys: str) -> int:
-        """The line of the first of these keys that is written, else of the table."""
+        """Return the line of the first of these keys that the table has, else the line of the table."""
         written = (key for key in keys if key in self.given_keys or key in self.invalid_keys)
         return self.lines.line_of((*self.path, next(written, "")))
 
     def has(self, key: str) -> bool:
+        """Return whether the table has this key with a valid value."""
         return key in self.given_keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedFleetFile:
-    """The whole file, table by table."""
+    """All tables of a fleet file, each kind in the order of the file."""
 
     defaults: ParsedTable[tables.DefaultsTable]
     subscriptions: list[ParsedTable[tables.SubscriptionTable]] = field(default_factory=list)
@@ -54,29 +55,29 @@ class ParsedFleetFile:
         default_factory=dict
     )  # by the path of their service
     vms: list[ParsedTable[tables.VmsTable]] = field(default_factory=list)
-    invalid_tables: frozenset[str] = frozenset()  # tables among which one was refused: who names it is not judged
+    invalid_tables: frozenset[str] = frozenset()  # kinds with an invalid table; references to them are not checked
 
 
-def parse_fleet_file(text: str, findings: ProblemCollector) -> ParsedFleetFile | None:
-    """None: the text is not TOML, and nothing more can be said about it."""
+def parse_fleet_file(text: str, problems: ProblemCollector) -> ParsedFleetFile | None:
+    """Parse the text, and collect its problems; None if it is not TOML. Invalid tables are left out."""
     try:
         data = tomli.loads(text)
-        reader = _FleetFileParser(index_lines(text), findings)
+        reader = _FleetFileParser(index_lines(text), problems)
     except ValueError as error:
-        findings.add(error_line(str(error), text), f"this is not TOML ({error})", "correct that line")
+        problems.add(error_line(str(error), text), f"this is not TOML ({error})", "correct that line")
         return None
     except RecursionError:
-        findings.add(1, "lists stand in lists too deeply", "write a list of plain values")
+        problems.add(1, "lists are nested too deeply", "write a list of plain values")
         return None
     return reader.fleet_file(data)
 
 
 class _FleetFileParser:
-    """Reads tables, and collects what is wrong with them."""
+    """Converts parsed TOML to tables, and collects their problems."""
 
-    def __init__(self, lines: TomlLineIndex, findings: ProblemCollector) -> None:
+    def __init__(self, lines: TomlLineIndex, problems: ProblemCollector) -> None:
         self._lines = lines
-        self._problems = findings
+        self._problems = problems
         self._invalid_tables: set[str] = set()
 
     def fleet_file(self, data: dict[str, Any]) -> ParsedFleetFile:
@@ -120,22 +121,26 @@ class _FleetFileParser:
         known = _field_rules(of)
         for key in raw.keys() - known.keys():
             self._unknown_key(path, key, title, known)
-        wanted = [key for key in raw if key in known and key != "roles"]  # roles are tables of their own
+        wanted = [key for key in raw if key in known and key != "roles"]  # `_roles` reads the roles
         values = {key: self._value(known[key], key, raw[key], path) for key in wanted}
-        unsound = frozenset(key for key, value in values.items() if value is _INVALID)
+        invalid = frozenset(key for key, value in values.items() if value is _INVALID)
         missing = [key for key, shape in known.items() if shape.required and key not in values]
         for key in missing:
             remedy = f"write {key} = {known[key].example} below it"
             self._problems.add(self._lines.line_of(path), f"{title} has no {key}", remedy)
 
-        if unsound or missing:
+        if invalid or missing:
             self._invalid_tables.add(str(path[0]))
-        if missing or any(known[key].required for key in unsound):
+        if missing or any(known[key].required for key in invalid):
             return None
-        sound = {key: value for key, value in values.items() if key not in unsound}
-        says = of(**sound)
+        valid = {key: value for key, value in values.items() if key not in invalid}
         return ParsedTable(
-            content=says, title=title, path=path, lines=self._lines, given_keys=frozenset(sound), invalid_keys=unsound
+            content=of(**valid),
+            title=title,
+            path=path,
+            lines=self._lines,
+            given_keys=frozenset(valid),
+            invalid_keys=invalid,
         )
 
     def _value(self, shape: _FieldRule, key: str, value: object, path: TomlPath) -> object:
@@ -148,7 +153,7 @@ class _FleetFileParser:
 
     def _unknown_key(self, path: TomlPath, key: str, title: str, known: Iterable[str]) -> None:
         close = get_close_matches(key.casefold(), known, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else f"it may hold {', '.join(known)}"
+        remedy = f"did you mean {close[0]!r}?" if close else f"the known keys are {', '.join(known)}"
         self._problems.add(self._lines.line_of((*path, key)), f"{title} has no key {key!r}", remedy)
 
 

@@ -10,17 +10,20 @@ from forewarn.errors import Rejected
 
 
 class FleetFileProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    line: int  # 0: about the running fleet, no line of the file is to blame
+    """One problem of a fleet file: its line, what is wrong, and what to write instead. Shown as JSON too."""
+
+    line: int  # 0: the problem is in the running fleet, not in a line of the file
     what: str
     remedy: str
 
     def sentence(self, source: str) -> str:
+        """Return the problem in one line that begins with the file's name and the line number."""
         place = f"{source}:{self.line}: " if self.line else f"{source}: "
         return f"{place}{self.what}: {self.remedy}"
 
 
 class InvalidFleetFile(Rejected):
-    """A fleet file that describes no fleet; it carries all its problems, in the order of their lines."""
+    """The fleet file is not valid. `problems` has all its problems in the order of their lines."""
 
     def __init__(self, problems: Sequence[FleetFileProblem], *, source: str) -> None:
         self.problems = tuple(problems)
@@ -29,19 +32,20 @@ class InvalidFleetFile(Rejected):
 
 
 class ProblemCollector:
-    """Collects problems while a file is read. Many VMs alike make the same mistake at the same line: told once."""
+    """Collects problems while a file is read. The same problem of many VMs of a line is reported once."""
 
     def __init__(self) -> None:
         self._problems: list[FleetFileProblem] = []
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, line: int, what: str, remedy: str, *, rule: str = "") -> None:
-        """With a `rule`, only the first problem of that rule at that line counts."""
-        told = (line, rule or what)
-        if told not in self._reported:
-            self._reported.add(told)
+        """Add a problem. With a `rule`, only the first problem of that rule in that line counts."""
+        key = (line, rule or what)
+        if key not in self._reported:
+            self._reported.add(key)
             self._problems.append(FleetFileProblem(line=line, what=what, remedy=remedy))
 
     @property
     def problems(self) -> tuple[FleetFileProblem, ...]:
+        """All problems so far, in the order of their lines."""
         return tuple(sorted(self._problems, key=lambda problem: problem.line))

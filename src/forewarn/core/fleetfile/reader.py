@@ -1,6 +1,6 @@
 """Reads the text of a fleet file into a declared fleet; raises InvalidFleetFile with every problem.
 
-The store stays the truth about the running fleet; `core.fleet_diff` compares the two.
+The store owns the running fleet; `core.fleet_diff` compares it with the declared one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from forewarn.core.placement import HostAllocator
 
 
 class DeclaredSubscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A [[subscriptions]] table."""
+
     id: str
     name: str
 
 
 class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A [[resource_groups]] table, with the values it inherits."""
+
     name: str
     subscription_id: str
     location: str
@@ -29,14 +33,17 @@ class DeclaredResourceGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defa
 
 
 class VmDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the file speaks of a VM, and what it leaves open."""
+    """The line of the file that declares a VM, and the fields that the file does not set."""
 
     line: int
     unspecified_fields: frozenset[str]  # fields of Vm: chosen when the VM is added, and kept from then on
 
 
 class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file asks for, in its order. A VM has no vm_id yet, and no address where the file gives none."""
+    """The hosts and VMs that a fleet file declares, in its order.
+
+    VMs have no vm_id yet. They have a host, and an address only if the file gives one.
+    """
 
     source: str
     hosts: tuple[Host, ...]
@@ -47,27 +54,30 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet_file(text: str, *, source: str = "fleet.toml") -> DeclaredFleet:
-    """The proposal that the text makes; BadFleet with all its problems if it makes none."""
-    findings = ProblemCollector()
-    file = parse_fleet_file(text, findings)
-    proposal = _declared_fleet(file, source, findings) if file else None
-    if findings.problems or proposal is None:
-        raise InvalidFleetFile(findings.problems, source=source)
-    return proposal
+    """Read the text of a fleet file. InvalidFleetFile, with all problems, if it is not valid.
+
+    `source` is the name of the file in messages.
+    """
+    problems = ProblemCollector()
+    file = parse_fleet_file(text, problems)
+    declared_fleet = _declared_fleet(file, source, problems) if file else None
+    if problems.problems or declared_fleet is None:
+        raise InvalidFleetFile(problems.problems, source=source)
+    return declared_fleet
 
 
-def _declared_fleet(file: ParsedFleetFile, source: str, findings: ProblemCollector) -> DeclaredFleet:
-    homes = InheritedValues(file, findings)
-    declared = expand_hosts(file, findings)
-    batches = expand_vms(file, homes, findings)
-    check_hosts(declared, findings)
-    check_fleet(batches, findings)
+def _declared_fleet(file: ParsedFleetFile, source: str, problems: ProblemCollector) -> DeclaredFleet:
+    inherited = InheritedValues(file, problems)
+    declared = expand_hosts(file, problems)
+    batches = expand_vms(file, inherited, problems)
+    check_hosts(declared, problems)
+    check_fleet(batches, problems)
 
     hosts = {host.name.casefold(): host for host, _ in declared}
     vms: list[Vm] = []
     if "hosts" not in file.invalid_tables:
-        check_named_hosts(batches, hosts, findings)
-        vms = _with_hosts(batches, hosts, findings)
+        check_named_hosts(batches, hosts, problems)
+        vms = _with_hosts(batches, hosts, problems)
     origins = {
         b.table.path: VmDeclaration(line=b.table.line("name"), unspecified_fields=b.unspecified_fields) for b in batches
     }
@@ -77,15 +87,15 @@ def _declared_fleet(file: ParsedFleetFile, source: str, findings: ProblemCollect
         vms=tuple(vms),
         origins={vm.key: origins[batch.table.path] for batch in batches for vm in batch.vms},
         subscriptions=tuple(DeclaredSubscription(id=t.content.id, name=t.content.name) for t in file.subscriptions),
-        resource_groups=_declared_resource_groups(file, homes),
+        resource_groups=_declared_resource_groups(file, inherited),
     )
 
 
-def _declared_resource_groups(file: ParsedFleetFile, homes: InheritedValues) -> tuple[DeclaredResourceGroup, ...]:
+def _declared_resource_groups(file: ParsedFleetFile, inherited: InheritedValues) -> tuple[DeclaredResourceGroup, ...]:
     return tuple(
         DeclaredResourceGroup(
             name=table.content.name,
-            subscription_id=homes.subscription_id(table),
+            subscription_id=inherited.subscription_id(table),
             location=table.content.location or file.defaults.content.location,
             tags=table.content.tags,
         )
@@ -93,30 +103,30 @@ def _declared_resource_groups(file: ParsedFleetFile, homes: InheritedValues) -> 
     )
 
 
-def _with_hosts(batches: list[VmBatch], hosts: dict[str, Host], findings: ProblemCollector) -> list[Vm]:
-    """Every VM with a host: the one it names, else the best one once those that name theirs are seated."""
+def _with_hosts(batches: list[VmBatch], hosts: dict[str, Host], problems: ProblemCollector) -> list[Vm]:
+    """Return every VM with a host: the one it names, else one chosen after all named hosts are counted."""
     named = (vm for batch in batches for vm in batch.vms if vm.host)
-    seating = HostAllocator(hosts.values(), (_with_declared_host_name(vm, hosts) for vm in named))
+    allocator = HostAllocator(hosts.values(), (_with_declared_host_name(vm, hosts) for vm in named))
     return [
-        _with_declared_host_name(vm, hosts) if vm.host else _with_chosen_host(vm, batch, seating, findings)
+        _with_declared_host_name(vm, hosts) if vm.host else _with_chosen_host(vm, batch, allocator, problems)
         for batch in batches
         for vm in batch.vms
     ]
 
 
 def _with_declared_host_name(vm: Vm, hosts: dict[str, Host]) -> Vm:
-    """Its host's name as the host is declared."""
+    """Spell the name of the VM's host as the host is declared."""
     host = hosts.get(vm.host.casefold())
     return msgspec.structs.replace(vm, host=host.name) if host else vm
 
 
-def _with_chosen_host(vm: Vm, batch: VmBatch, seating: HostAllocator, findings: ProblemCollector) -> Vm:
-    host = seating.choose_host(vm)
+def _with_chosen_host(vm: Vm, batch: VmBatch, allocator: HostAllocator, problems: ProblemCollector) -> Vm:
+    host = allocator.choose_host(vm)
     if host is None:
         if batch.has_clear_location:
-            what = f"VM {vm.name!r} has nowhere to run: there is no host in {location_text(vm)}"
+            what = f"VM {vm.name!r} has no host to run on: there is no host in {location_text(vm)}"
             remedy = "declare some with [[hosts]], or change the location or zone of one of the two"
-            findings.add(batch.table.line("zone", "zones", "location", "name"), what, remedy, rule="no host")
+            problems.add(batch.table.line("zone", "zones", "location", "name"), what, remedy, rule="no host")
         return vm
-    seating.assign(vm, host)
+    allocator.assign(vm, host)
     return msgspec.structs.replace(vm, host=host)

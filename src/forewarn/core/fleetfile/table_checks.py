@@ -13,34 +13,36 @@ from forewarn.core.fleetfile.parser import ParsedFleetFile, ParsedTable
 from forewarn.core.fleetfile.problems import ProblemCollector
 
 
-def check_groups(file: ParsedFleetFile, findings: ProblemCollector) -> None:
-    once = _DuplicateCheck(findings)
+def check_groups(file: ParsedFleetFile, problems: ProblemCollector) -> None:
+    """Report subscriptions and resource groups with bad names, and those declared twice."""
+    duplicates = _DuplicateCheck(problems)
     for subscription in file.subscriptions:
-        says = subscription.content
-        _check_plain_name(subscription, says.name, findings, limit=90)
-        once.check(subscription, f"subscription {says.name!r}", says.name.casefold())
-        once.check(subscription, f"subscription id {says.id!r}", says.id.casefold(), key="id")
+        content = subscription.content
+        _check_plain_name(subscription, content.name, problems, limit=90)
+        duplicates.check(subscription, f"subscription {content.name!r}", content.name.casefold())
+        duplicates.check(subscription, f"subscription id {content.id!r}", content.id.casefold(), key="id")
     for group in file.resource_groups:
-        _check_plain_name(group, group.content.name, findings, limit=90)
+        _check_plain_name(group, group.content.name, problems, limit=90)
         named = (group.content.subscription.casefold(), group.content.name.casefold())
-        once.check(group, f"resource group {group.content.name!r}", named)
+        duplicates.check(group, f"resource group {group.content.name!r}", named)
 
 
-def check_parents(parents: list[ParentResource], findings: ProblemCollector) -> None:
-    once = _DuplicateCheck(findings)
+def check_parents(parents: list[ParentResource], problems: ProblemCollector) -> None:
+    """Report sets and services with bad names, zones or priorities, and those declared twice."""
+    duplicates = _DuplicateCheck(problems)
     for parent in parents:
         thing = f"{parent.label} {parent.name!r}"
-        _check_plain_name(parent.table, parent.name, findings, limit=56)  # with room for _1000000
-        check_zone(parent.table, thing, findings)
-        check_priority(parent.table, parent.template, thing, findings)
-        once.check(parent.table, thing, (parent.key, parent.group_key, parent.name.casefold()))
+        _check_plain_name(parent.table, parent.name, problems, limit=56)  # leaves 8 characters for _1000000
+        check_zone(parent.table, thing, problems)
+        check_priority(parent.table, parent.template, thing, problems)
+        duplicates.check(parent.table, thing, (parent.key, parent.group_key, parent.name.casefold()))
 
 
 class _DuplicateCheck:
-    """Nothing may be declared again."""
+    """Reports things that are declared twice."""
 
-    def __init__(self, findings: ProblemCollector) -> None:
-        self._problems = findings
+    def __init__(self, problems: ProblemCollector) -> None:
+        self._problems = problems
         self._seen: dict[Hashable, int] = {}
 
     def check(self, table: ParsedTable[Any], thing: str, identity: Hashable, *, key: str = "name") -> None:
@@ -52,76 +54,79 @@ class _DuplicateCheck:
             self._problems.add(table.line(key), what, f"keep one of them, or give this one another {key}")
 
 
-def check_role(role: ParsedTable[tables.RoleTable], findings: ProblemCollector) -> bool:
-    return _check_plain_name(role, role.content.name, findings, limit=53)  # with room for _IN_1000000
+def check_role(role: ParsedTable[tables.RoleTable], problems: ProblemCollector) -> bool:
+    """Return whether the role's name is valid; report it if it is not."""
+    return _check_plain_name(role, role.content.name, problems, limit=53)  # leaves 11 characters for _IN_1000000
 
 
-def _check_plain_name(table: ParsedTable[Any], name: str, findings: ProblemCollector, *, limit: int) -> bool:
-    fault = plain_name_error(name, limit=limit)
-    if fault:
-        findings.add(table.line("name"), f"the name {name!r} {fault}", 'write a plain name, such as name = "prod"')
-    return not fault
+def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemCollector, *, limit: int) -> bool:
+    error = plain_name_error(name, limit=limit)
+    if error:
+        problems.add(table.line("name"), f"the name {name!r} {error}", 'write a plain name, such as name = "prod"')
+    return not error
 
 
 def check_names(
-    table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, findings: ProblemCollector
+    table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Whether every name that the table makes can be one; the last number makes the longest."""
-    says = table.content
-    fault = pattern_error(says.name)
-    if not fault:
-        pattern = numbered_pattern(says.name, counted=table.has("count"))
-        fault = name_error(fill_pattern(pattern, says.first + says.count - 1))
-    if fault:
-        remedy = 'write a name of up to 64 letters without slashes, such as "web-0", "web-{n}" or "web-{n:03}"'
-        findings.add(table.line("name"), f"the {thing} name {says.name!r} {fault}", remedy)
-    return not fault
+    """Return whether all names that the table makes are valid; report it if not. The last name is the longest."""
+    content = table.content
+    error = pattern_error(content.name)
+    if not error:
+        pattern = numbered_pattern(content.name, counted=table.has("count"))
+        error = name_error(fill_pattern(pattern, content.first + content.count - 1))
+    if error:
+        remedy = 'write a name of up to 64 characters without slashes, such as "web-0", "web-{n}" or "web-{n:03}"'
+        problems.add(table.line("name"), f"the {thing} name {content.name!r} {error}", remedy)
+    return not error
 
 
-def check_zone(table: ParsedTable[Any], thing: str, findings: ProblemCollector) -> None:
+def check_zone(table: ParsedTable[Any], thing: str, problems: ProblemCollector) -> None:
+    """Report a table that has both zone and zones."""
     if table.has("zone") and table.has("zones"):
-        findings.add(table.line("zones"), f"{thing} has both zone and zones", "keep one of them")
+        problems.add(table.line("zones"), f"{thing} has both zone and zones", "keep one of them")
 
 
-def check_priority(table: ParsedTable[Any], template: Vm, thing: str, findings: ProblemCollector) -> None:
-    """Spot, eviction policy and terminate notification: whether a VM or its scale set says them."""
+def check_priority(table: ParsedTable[Any], template: Vm, thing: str, problems: ProblemCollector) -> None:
+    """Report a Spot VM with terminate notifications, and an eviction policy of a VM that is not Spot."""
     spot = template.priority is Priority.SPOT
     if spot and template.terminate_notice_min and {"priority", "terminate_notification"} & table.given_keys:
         what = f"{thing} is Spot, and a Spot VM gets no terminate notification (spec §6.3)"
-        findings.add(table.line("terminate_notification", "priority"), what, "leave out one of the two")
+        problems.add(table.line("terminate_notification", "priority"), what, "leave out one of the two")
     if table.has("eviction_policy") and not spot and "priority" not in table.invalid_keys:
         what = f"{thing} has an eviction policy but is not Spot"
         remedy = 'write priority = "Spot" as well, or leave out eviction_policy'
-        findings.add(table.line("eviction_policy"), what, remedy)
+        problems.add(table.line("eviction_policy"), what, remedy)
 
 
 def check_vms(
-    table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None, findings: ProblemCollector
+    table: ParsedTable[tables.VmsTable], template: Vm, parent: ParentResource | None, problems: ProblemCollector
 ) -> None:
+    """Report contradictions in a [[vms]] table: zones, priority, placement group, approval, domains."""
     thing = f"VM {table.content.name!r}"
-    check_zone(table, thing, findings)
-    check_priority(table, template, thing, findings)
+    check_zone(table, thing, problems)
+    check_priority(table, template, thing, problems)
     if table.has("availability_set") and (table.has("zone") or table.has("zones")):
-        what = f"{thing} is in an availability set and in a zone, which cannot be (spec §7.1)"
-        findings.add(table.line("zone", "zones"), what, "leave out one of the two")
+        what = f"{thing} is in an availability set and in a zone, which exclude each other (spec §7.1)"
+        problems.add(table.line("zone", "zones"), what, "leave out one of the two")
     if table.has("placement_group") and not {"scale_set"} & (table.given_keys | table.invalid_keys):
         what = f"{thing} has a placement group but no scale set"
-        findings.add(table.line("placement_group"), what, "write scale_set as well, or leave it out")
+        problems.add(table.line("placement_group"), what, "write scale_set as well, or leave it out")
     if parent and table.has("auto_approve"):
-        _report_auto_approval(table, parent, findings)
+        _report_auto_approval(table, parent, problems)
     if parent or not PARENT_KEYS & (table.given_keys | table.invalid_keys):
-        _check_domain(table, parent, "update_domain", parent.update_domains if parent else 1, findings)
-        _check_domain(table, parent, "fault_domain", parent.fault_domains if parent else 1, findings)
+        _check_domain(table, parent, "update_domain", parent.update_domains if parent else 1, problems)
+        _check_domain(table, parent, "fault_domain", parent.fault_domains if parent else 1, problems)
 
 
 def _report_auto_approval(
-    table: ParsedTable[tables.VmsTable], parent: ParentResource, findings: ProblemCollector
+    table: ParsedTable[tables.VmsTable], parent: ParentResource, problems: ProblemCollector
 ) -> None:
     what = f"VM {table.content.name!r} is in {parent.label} {parent.name!r} and has no auto_approve of its own"
     remedy = f"move auto_approve to the {parent.label}, line {parent.table.line()}"
     if parent.key == "cloud_service":
         remedy = "leave it out: nothing is approved automatically in a cloud service"
-    findings.add(table.line("auto_approve"), what, remedy)
+    problems.add(table.line("auto_approve"), what, remedy)
 
 
 def _check_domain(
@@ -129,25 +134,25 @@ def _check_domain(
     parent: ParentResource | None,
     key: str,
     domains: int,
-    findings: ProblemCollector,
+    problems: ProblemCollector,
 ) -> None:
     value = getattr(table.content, key)
     if not table.has(key) or value < domains:
         return
-    word = key.replace("_", " ")
+    label = key.replace("_", " ")
     if parent is None:
-        what, remedy = f"VM {table.content.name!r} is in no set and so in {word} 0, not {value}", f"leave out {key}"
+        what, remedy = f"VM {table.content.name!r} is in no set and so in {label} 0, not {value}", f"leave out {key}"
     else:
-        what = f"{parent.label} {parent.name!r} has no {word} {value}, it has {domains}, counted from 0"
+        what = f"{parent.label} {parent.name!r} has no {label} {value}: it has {domains}, counted from 0"
         remedy = f"write {key} = {domains - 1} or less, or {key}s = {value + 1} on line {parent.table.line()}"
-    findings.add(table.line(key), what, remedy)
+    problems.add(table.line(key), what, remedy)
 
 
-def check_patterns(table: ParsedTable[tables.VmsTable], findings: ProblemCollector) -> bool:
-    """Whether the names, computer names and hosts of a table can be made."""
+def check_patterns(table: ParsedTable[tables.VmsTable], problems: ProblemCollector) -> bool:
+    """Return whether the patterns of a [[vms]] table (name, computer_name, address, host) are valid."""
     keys = ("computer_name", "address", "host")
-    faulty = {key: fault for key in keys if (fault := pattern_error(getattr(table.content, key)))}
-    for key, fault in faulty.items():
-        what = f"{key} {getattr(table.content, key)!r} {fault}"
-        findings.add(table.line(key), what, "write {n} where the number goes, or {n:03} for three digits")
-    return check_names(table, "VM", findings) and not faulty
+    errors = {key: error for key in keys if (error := pattern_error(getattr(table.content, key)))}
+    for key, error in errors.items():
+        what = f"{key} {getattr(table.content, key)!r} {error}"
+        problems.add(table.line(key), what, "write {n} where the number goes, or {n:03} for three digits")
+    return check_names(table, "VM", problems) and not errors

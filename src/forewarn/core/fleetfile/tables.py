@@ -13,7 +13,7 @@ import msgspec
 from forewarn.core.fleet import EvictionPolicy, Priority
 
 MAX_COUNT = 1_000_000
-AUTO_PLACEMENT_GROUP = "auto"
+AUTO_PLACEMENT_GROUP = "auto"  # instances are put into groups of 100
 
 
 def _field_meta(description: str, example: str, ge: int | None = None, le: int | None = None) -> msgspec.Meta:
@@ -24,7 +24,7 @@ def _text_meta(example: str) -> msgspec.Meta:
     return msgspec.Meta(description="text in quotes, and not empty", examples=[f'"{example}"'], min_length=1)
 
 
-Name = Annotated[str, _field_meta("text in quotes", '"web-{n}"')]  # what a name may be: see `naming`
+Name = Annotated[str, _field_meta("text in quotes", '"web-{n}"')]  # `naming` has the rules for names
 Text = Annotated[str, _text_meta("prod")]
 Location = Annotated[str, _text_meta("westeurope")]
 Size = Annotated[str, _text_meta("Standard_D2s_v5")]
@@ -51,7 +51,7 @@ Approvals = Annotated[
     tuple[Literal["restart", "redeploy"], ...],
     _field_meta('a list of "restart", "redeploy" or both', '["restart", "redeploy"]'),
 ]
-_ProgramArgument = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # what a system takes as an argument
+_ProgramArgument = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*\Z")]  # execve allows no NUL
 Program = Annotated[
     tuple[_ProgramArgument, ...],
     msgspec.Meta(
@@ -69,7 +69,7 @@ AbsolutePath = Annotated[
 
 
 class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a VM has that says nothing else, nor does its set or resource group."""
+    """[defaults]: values for VMs that neither they nor their set or resource group give."""
 
     subscription: Text = "00000000-0000-0000-0000-000000000001"
     resource_group: Text = "fleet"
@@ -80,11 +80,15 @@ class DefaultsTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionTable(msgspec.Struct, frozen=True, kw_only=True):
+    """[[subscriptions]]: a name for a subscription id."""
+
     name: Name
     id: Text
 
 
 class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
+    """[[resource_groups]]: the location and tags of a resource group."""
+
     name: Name
     subscription: Text = ""
     location: Location = ""
@@ -92,6 +96,8 @@ class ResourceGroupTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
+    """[[hosts]]: one host, or `count` numbered ones."""
+
     name: Name
     count: Count = 1
     first: FirstNumber = 0
@@ -101,7 +107,7 @@ class HostsTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What anything that is or has VMs may say; a VM that leaves it out has it from its set."""
+    """Keys that [[vms]], sets and cloud services have in common; VMs inherit them from their set."""
 
     name: Name
     subscription: Text = ""
@@ -113,12 +119,16 @@ class CommonVmTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AvailabilitySetTable(CommonVmTable, frozen=True, kw_only=True):
+    """[[availability_sets]]: an availability set; [[vms]] declares its VMs."""
+
     update_domains: DomainCount = 5
     fault_domains: DomainCount = 2
     auto_approve: Approvals = ()
 
 
 class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
+    """[[scale_sets]]: a scale set with `count` instances."""
+
     count: Count = 1
     zone: Zone = ""
     zones: Zones = ()
@@ -137,6 +147,8 @@ class ScaleSetTable(CommonVmTable, frozen=True, kw_only=True):
 
 
 class RoleTable(msgspec.Struct, frozen=True, kw_only=True):
+    """[[cloud_services.roles]]: a role with `count` instances."""
+
     name: Name
     count: Count = 1
     size: Size = ""
@@ -149,12 +161,16 @@ RoleTables = Annotated[tuple[RoleTable, ...], _field_meta("a list of tables", '[
 
 
 class CloudServiceTable(CommonVmTable, frozen=True, kw_only=True):
+    """[[cloud_services]]: a cloud service and its roles."""
+
     update_domains: DomainCount = 5
     fault_domains: DomainCount = 2
     roles: RoleTables = ()
 
 
 class VmsTable(CommonVmTable, frozen=True, kw_only=True):
+    """[[vms]]: one VM, or `count` numbered ones, on its own or in a set or service."""
+
     count: Count = 1
     first: FirstNumber = 0
     computer_name: Name = ""
@@ -177,7 +193,7 @@ class VmsTable(CommonVmTable, frozen=True, kw_only=True):
     host: HostName = ""
 
 
-# The tables of a file by key, besides [defaults]: what a file may hold at its top.
+# The top-level keys of a file besides [defaults], with their tables.
 TABLES: dict[str, type[msgspec.Struct]] = {
     "subscriptions": SubscriptionTable,
     "resource_groups": ResourceGroupTable,
