@@ -16,33 +16,29 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forewarn.errors import Forbidden
 from forewarn.portal.context import PORTAL_PREFIX, CurrentSession
 
-CSRF_FIELD = "token"
-CSRF_HEADER = "X-Forewarn-Token"
-_TRUSTED_FETCH_SITES = (
-    "same-origin",
-    "none",
-)  # of Sec-Fetch-Site; another port of this machine is "same-site", and not ours
-_CROSS_ORIGIN_MESSAGE = (
-    "this was sent by a page that is not of this portal, so nothing was done: open the portal and ask there"
-)
+CSRF_FIELD = "token"  # form field that holds the CSRF token
+CSRF_HEADER = "X-Forewarn-Token"  # header that scripts may use instead
+# Values of Sec-Fetch-Site. Another port of this machine is "same-site", and not trusted.
+_TRUSTED_FETCH_SITES = ("same-origin", "none")
+_CROSS_ORIGIN_MESSAGE = "another site sent this request, so nothing was done: open the portal and submit the form there"
 _WRONG_TOKEN_MESSAGE = (
-    "the form is not of this sign-in, so nothing was done: load the page again, and send it from there"
+    "the form does not belong to your current session, so nothing was done: reload the page, and submit it again"
 )
 
 
 def require_csrf_token(
-    visit: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
+    session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raise Forbidden unless the visit's token is in the field or the header, and the page that sent it is ours."""
+    """Raises Forbidden unless the form field or the header holds the session's token, and the origin is ours."""
     require_same_origin(headers)
-    given = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
-    one = given if isinstance(given, str) else given[0]
-    if not hmac.compare_digest(one.encode("utf-8", "surrogatepass"), visit.csrf_token.encode()):
+    submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
+    token = submitted if isinstance(submitted, str) else submitted[0]
+    if not hmac.compare_digest(token.encode("utf-8", "surrogatepass"), session.csrf_token.encode()):
         raise Forbidden(_WRONG_TOKEN_MESSAGE)
 
 
 def require_same_origin(headers: Mapping[str, str]) -> None:
-    """Where the browser says which page asked: it must be one that came from the very address that is asked."""
+    """Raises Forbidden if the browser says that another origin than this address sent the request."""
     if headers.get("sec-fetch-site", "none") not in _TRUSTED_FETCH_SITES:
         raise Forbidden(_CROSS_ORIGIN_MESSAGE)
     origin = headers.get("origin")
@@ -51,32 +47,32 @@ def require_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def _origin_authority(origin: str) -> str | None:
-    """`null`, which is what pages without an origin have, is nobody's."""
+    """Host and port of an Origin header in lower case; None for `null`, which pages without an origin send."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
         return None
 
 
-PORTAL_HOME = f"{PORTAL_PREFIX}/"
-_SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # in or out: nobody goes on to there
+PORTAL_HOME = f"{PORTAL_PREFIX}/"  # the fleet page
+_SIGN_IN_OR_OUT = f"{PORTAL_PREFIX}/sign-"  # never a redirect target
 
 
 def safe_redirect_path(to: str) -> str:
-    """This path and query, if it is a page of the portal; else the first page there is.
+    """Returns `to` if it is the path and query of a portal page, and the fleet page otherwise.
 
-    Browsers take a backslash for a slash and leave out line breaks, so neither may be in it.
+    Browsers read a backslash as a slash and drop line breaks, so neither may be in it.
     """
-    ours = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
-    plain = to.isascii() and to.isprintable() and "\\" not in to
-    return to if ours and plain and not to.startswith(_SIGN_IN_OR_OUT) else PORTAL_HOME
+    is_portal_path = to == PORTAL_PREFIX or to.startswith((PORTAL_HOME, f"{PORTAL_PREFIX}?"))
+    is_plain = to.isascii() and to.isprintable() and "\\" not in to
+    return to if is_portal_path and is_plain and not to.startswith(_SIGN_IN_OR_OUT) else PORTAL_HOME
 
 
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-# An origin is told to ourselves, who look at it; `no-referrer` would make it null.
+# Referrer-Policy: `no-referrer` would make the Origin header null, which `require_same_origin` checks.
 _SECURITY_HEADERS = {
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -87,6 +83,8 @@ _SECURITY_HEADERS = {
 
 
 class SecurityHeadersMiddleware:
+    """Adds the security and caching headers to every response of the portal; other paths pass unchanged."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -95,16 +93,16 @@ class SecurityHeadersMiddleware:
         if path != "/" and path != PORTAL_PREFIX and not path.startswith(f"{PORTAL_PREFIX}/"):
             await self._app(scope, receive, send)
             return
-        told = {
+        headers_to_set = {
             **_SECURITY_HEADERS,
             "Cache-Control": "no-cache" if path.startswith(f"{PORTAL_PREFIX}/static/") else "no-store",
         }
 
-        async def send_told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in told.items():
+                for name, value in headers_to_set.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_told)
+        await self._app(scope, receive, send_with_headers)

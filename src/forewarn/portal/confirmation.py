@@ -24,60 +24,69 @@ from forewarn.web.remedies import Surface, message_for
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.view_builder import scope_title
 
-_MAX_KEYS_PER_PRINCIPAL = 300  # of one person, so that nobody crowds out what others have before them
+_MAX_KEYS_PER_PRINCIPAL = 300  # per user, so that one user's keys do not push out another's
 
 ResultFuture = asyncio.Future[str]
 
 
 class IdempotencyKeys:
+    """Keys of confirmation pages, each of which runs its action once. In memory only; the oldest are dropped."""
+
     def __init__(self) -> None:
-        # Whose, which → where it led.
+        # Principal id → key → the result; None until the action runs.
         self._keys: defaultdict[str, OrderedDict[str, ResultFuture | None]] = defaultdict(OrderedDict)
 
-    def issue(self, whose: str) -> str:
-        slip = secrets.token_urlsafe(16)
-        theirs = self._keys[whose]
-        theirs[slip] = None
-        while len(theirs) > _MAX_KEYS_PER_PRINCIPAL:
-            theirs.popitem(last=False)
-        return slip
+    def issue(self, principal_id: str) -> str:
+        """A new key for this user."""
+        key = secrets.token_urlsafe(16)
+        keys = self._keys[principal_id]
+        keys[key] = None
+        while len(keys) > _MAX_KEYS_PER_PRINCIPAL:
+            keys.popitem(last=False)
+        return key
 
-    def is_known(self, whose: str, slip: str) -> bool:
-        return slip in self._keys.get(whose, ())
+    def is_known(self, principal_id: str, key: str) -> bool:
+        """Whether the key was issued to this user and not dropped since."""
+        return key in self._keys.get(principal_id, ())
 
-    async def run_once(self, whose: str, slip: str, deed: Callable[[], Awaitable[str]]) -> str:
-        """Where the deed led: done now, or by whoever came first with this slip."""
-        theirs = self._keys[whose]
-        if (where := theirs.get(slip)) is not None:
-            return await asyncio.shield(where)
-        where = theirs[slip] = asyncio.get_running_loop().create_future()
+    async def run_once(self, principal_id: str, key: str, action: Callable[[], Awaitable[str]]) -> str:
+        """The result of `action`, which runs only for the first call with this key; later calls wait for it.
+
+        If the action raises, the first call and all that wait raise the same error, and the key is dropped.
+        """
+        keys = self._keys[principal_id]
+        if (result := keys.get(key)) is not None:
+            return await asyncio.shield(result)
+        result = keys[key] = asyncio.get_running_loop().create_future()
         try:
-            where.set_result(await deed())
+            result.set_result(await action())
         except BaseException as error:
-            theirs.pop(slip, None)  # nothing was done: it may be tried again
+            keys.pop(key, None)  # the user may try again
             if isinstance(error, Exception):
-                where.set_exception(error)
-                where.exception()  # whoever waits is told; where nobody does, it is told here
+                result.set_exception(error)
+                result.exception()  # marks it as retrieved: other calls may not be waiting for it
             else:
-                where.cancel()
+                result.cancel()
             raise
-        return where.result()
+        return result.result()
 
 
-_MAX_EVENTS_SHOWN = 200  # events told one by one
-_MAX_SCOPE_QUERIES = 50  # scopes
-_MAX_NAMED = 5  # scopes or hosts told one by one
+_MAX_EVENTS_SHOWN = 200
+_MAX_SCOPE_QUERIES = 50  # for more scopes, one query reads the polls of all
+_MAX_NAMED = 5  # scopes, hosts or VMs in a warning
 
 
 class SubmittedValue(msgspec.Struct, frozen=True, kw_only=True):
-    """What was typed, to be sent again with the confirmation."""
+    """An entered value, which the confirmation submits again as a hidden field."""
 
     name: str
     value: str
 
 
 class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
+    """The page that previews a form and asks the user to confirm it."""
+
+    name: str  # of the form
     title: str
     button: str
     is_destructive: bool
@@ -88,13 +97,16 @@ class ConfirmationPage(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     values: tuple[SubmittedValue, ...]
     idempotency_key: str
-    note: str = ""  # why it is asked again
+    note: str = ""  # why the user has to confirm again
 
 
 async def confirmation_page(
-    context: PortalContext, form: Form, call: HandlerCall, typed: FormValues, slip: str, note: str = ""
+    context: PortalContext, form: Form, call: HandlerCall, values: FormValues, key: str, note: str = ""
 ) -> ConfirmationPage:
-    """Raises as sending it would, as far as that can be known beforehand."""
+    """The confirmation of a form. Raises the errors of submitting it, as far as they are known beforehand.
+
+    `call` is the API call that the form makes, `key` a new idempotency key.
+    """
     sentences, events = await _preview(context, form, call)
     return ConfirmationPage(
         name=form.name,
@@ -106,8 +118,8 @@ async def confirmation_page(
         events=events[:_MAX_EVENTS_SHOWN],
         events_left_out=max(0, len(events) - _MAX_EVENTS_SHOWN),
         now=context.now(),
-        values=tuple(SubmittedValue(name=name, value=value) for name, values in typed.items() for value in values),
-        idempotency_key=slip,
+        values=tuple(SubmittedValue(name=name, value=value) for name, texts in values.items() for value in texts),
+        idempotency_key=key,
         note=note,
     )
 
@@ -123,7 +135,7 @@ async def _preview(
     except DryRunTooLarge as error:
         message = message_for(error, Surface.PORTAL)
         return (f"There is no preview: {message}. You can send the request all the same.",), ()
-    return preview.sentences or ("No VM is hit by this.",), preview.events
+    return preview.sentences or ("This affects no VM.",), preview.events
 
 
 def _warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
@@ -132,7 +144,7 @@ def _warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Itera
 
 
 def _silent_scope_warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """Scopes where nobody asks for events: whatever notice is given there, nobody reads it."""
+    """Warns of scopes in which no client polls: no handler there would see the notice."""
     listed = dict.fromkeys(event.scope for event in events if event.listed and event.starts_at != event.published_at)
     polls = _polls_by_scope(context, listed)
     silent = [
@@ -141,41 +153,40 @@ def _silent_scope_warnings(context: PortalContext, events: Sequence[PreviewedEve
     for scope_id, last in silent[:_MAX_NAMED]:
         scope = context.store.scope(scope_id)
         title = scope_title(scope) if scope else scope_id
-        whom = "it" if scope_id.startswith("vm:") else "its VMs"
-        yield f"Nobody polls {title} ({last}): {whom} will be hit unprepared."
+        yield f"No handler is polling in {title}: {last}."
     if len(silent) > _MAX_NAMED:
         more = len(silent) - _MAX_NAMED
-        yield f"Nobody polls {more} more scope{'s' if more > 1 else ''}, either."
+        yield f"No handler is polling in {more} more scope{'s' if more > 1 else ''}."
 
 
 def _polls_by_scope(context: PortalContext, scope_ids: Collection[str]) -> dict[str, list[LastPoll]]:
-    """Of a few scopes by each, of many by one look at all."""
+    """The last polls of each scope."""
     if len(scope_ids) <= _MAX_SCOPE_QUERIES:
         return {scope_id: context.store.last_polls(scope_id=scope_id) for scope_id in scope_ids}
     polls: dict[str, list[LastPoll]] = {scope_id: [] for scope_id in scope_ids}
-    for polled in context.store.last_polls():
-        if polled.scope_id in polls:
-            polls[polled.scope_id].append(polled)
+    for poll in context.store.last_polls():
+        if poll.scope_id in polls:
+            polls[poll.scope_id].append(poll)
     return polls
 
 
 def _describe_silence(context: PortalContext, polls: Sequence[LastPoll]) -> str | None:
-    """Since when nobody of those has asked, in words; None: somebody does."""
+    """Since when no client polls, in words; None if one does."""
     if not polls:
-        return "nobody ever did"
-    silent_s = context.now() - max(polled.at for polled in polls)
-    paces = [pace for polled in polls if (pace := context.dependencies.pace_of(polled.vm)) is not None]
+        return "no client has polled yet"
+    silent_s = context.now() - max(poll.at for poll in polls)
+    paces = [pace for poll in polls if (pace := context.dependencies.pace_of(poll.vm)) is not None]
     _, speed, _ = context.control.lab_clock.status()
-    # After a restart of the service nobody has been heard yet: then what is stored must do.
+    # After a restart no pace is known yet: then the stored time of the last poll decides.
     is_silent = all(pace.is_silent for pace in paces) if paces else silent_s > SILENCE_LIMIT_S * max(1.0, speed)
     return f"the last poll was {duration_text(silent_s)} ago" if is_silent else None
 
 
 def _unaffected_vm_warnings(context: PortalContext, events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """Who else is on the hosts that are worked on, and is not hit."""
-    hit = {(event.scope, name.casefold()) for event in events for name in event.vms}
+    """Names other VMs on the hosts under maintenance, which the request does not affect."""
+    affected = {(event.scope, name.casefold()) for event in events for name in event.vms}
     for host in list(dict.fromkeys(event.host for event in events if event.host))[:_MAX_NAMED]:
-        others = [vm.name for vm in context.store.vms(host=host) if (vm.scope_id, vm.name.casefold()) not in hit]
+        others = [vm.name for vm in context.store.vms(host=host) if (vm.scope_id, vm.name.casefold()) not in affected]
         if others:
             more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
-            yield f"Also on host {host}, and not hit by this: {', '.join(others[:_MAX_NAMED])}{more}."
+            yield f"Also on host {host}, but not affected: {', '.join(others[:_MAX_NAMED])}{more}."

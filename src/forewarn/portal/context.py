@@ -14,9 +14,14 @@ from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
 from forewarn.web.routing import ApiRouteTable
 
+PORTAL_PREFIX = "/portal"  # of the path of every page
+
 
 class PortalContext(RequestContext):
-    """Forms send what was typed through the handlers of `api_routes`, so that one place decides who may."""
+    """The request context of a page: one user's view of the service, with what only the portal needs.
+
+    Forms call the handlers of `api_routes`, so that the API alone decides what a user may do.
+    """
 
     def __init__(
         self,
@@ -34,17 +39,16 @@ class PortalContext(RequestContext):
 
 
 class CurrentSession(msgspec.Struct, frozen=True, kw_only=True):
+    """The signed-in session that a request belongs to."""
+
     principal: Principal
-    csrf_token: str  # that every write must repeat, so that no other site can write in this one's name
+    csrf_token: str  # every form repeats it, so that no other site can submit one
     ends_at: float  # in real time
-    history_seq: int = 0  # of the history: what happened up to it is in what is shown, and perhaps what happened since
+    history_seq: int = 0  # the page shows everything up to this entry of the history, and perhaps later ones
 
 
-PageAuthenticator = Callable[
-    [Request], Awaitable[tuple[PortalContext, CurrentSession]]
-]  # raises Unauthenticated, as a Welcome does
-
-# Who is looking. Raises Unauthenticated where nobody is signed in, or no longer.
+# Resolves the session cookie of a request. Raises Unauthenticated if it is missing, expired or ended.
 SessionAuthenticator = Callable[[Request], Awaitable[CurrentSession]]
 
-PORTAL_PREFIX = "/portal"
+# Like SessionAuthenticator, with the context that a page handler is given.
+PageAuthenticator = Callable[[Request], Awaitable[tuple[PortalContext, CurrentSession]]]

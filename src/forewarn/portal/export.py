@@ -11,39 +11,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-MAX_EXPORT_ROWS = 100_000  # VMs or entries in a file that is taken away
+MAX_EXPORT_ROWS = 100_000  # VMs or history entries in one file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTable:
-    """A view as rows, for CSV."""
+    """The table that a CSV file holds."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
-    note: str = ""  # below them
+    note: str = ""  # a last line, such as that rows are missing
 
 
-def truncation_note(is_cut: bool, told: int, found: int | None = None) -> str:
-    """What a file says that does not hold everything."""
-    return f"cut after {told}{f' of {found}' if found else ''}: search for less" if is_cut else ""
+def truncation_note(is_cut: bool, exported: int, found: int | None = None) -> str:
+    """The last line of a file that does not hold all `found` rows; "" for a complete file."""
+    return f"cut after {exported}{f' of {found}' if found else ''} rows: use a narrower search" if is_cut else ""
 
 
 @runtime_checkable
 class CsvExportable(Protocol):
-    """A view that can be taken away as CSV."""
+    """A page that can be exported as CSV."""
 
-    def table(self) -> ExportTable: ...
+    def table(self) -> ExportTable:
+        """The rows of the file."""
+        ...
 
 
 @runtime_checkable
 class SvgExportable(Protocol):
-    """A view that can be taken away as a drawing."""
+    """A page that can be exported as an SVG image."""
 
-    def svg(self) -> str: ...
+    def svg(self) -> str:
+        """The whole file."""
+        ...
 
 
 def encode_csv(view: CsvExportable) -> bytes:
-    """In a thread: of a whole fleet it takes a while."""
+    """A page as a CSV file in UTF-8. Call it in a thread: the whole fleet takes a while."""
     table = view.table()
     text = io.StringIO()
     writer = csv.writer(text)
@@ -55,5 +59,5 @@ def encode_csv(view: CsvExportable) -> bytes:
 
 
 def _escape_formula(cell: Any) -> Any:
-    """A spreadsheet would run what begins like a formula."""
+    """Quotes a text that a spreadsheet would run as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell

@@ -1,4 +1,8 @@
-"""The state of every VM of the fleet, in memory, so that a page reads only the part it shows."""
+"""In-memory index of every VM's state by resource group, so that no page reads the whole fleet.
+
+A block is a scope of several VMs, or all standalone VMs of a resource group. Built in batches on first use, then kept
+current by the store's commits; call `ensure_built` before any other method.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """Keys only: what a page shows of a VM it reads when it shows it."""
+    """The VMs of one scope, or all standalone VMs of a resource group; by key, in the order they were added."""
 
     __slots__ = ("_group", "_keys", "id", "size")
 
@@ -31,19 +35,22 @@ class VmBlock:
         self.id = block_id
         self.size = 0
         self._group = group
-        self._keys: list[str] = []  # in the order they came; some may have left
+        self._keys: list[str] = []  # some may have been removed; `size` counts those that are left
 
     @property
     def is_standalone(self) -> bool:
+        """Whether this block holds standalone VMs, each of which is a scope of its own."""
         return self.id.startswith(f"{_STANDALONE_PREFIX}:")
 
     @property
     def keys(self) -> Sequence[str]:
+        """The keys of the VMs in this block."""
         if len(self._keys) != self.size:
             self._compact()
         return self._keys
 
     def add(self, key: str) -> None:
+        """Adds a VM that is not in this block. `GroupOverview.remove_vm` removes it."""
         if len(self._keys) > 2 * self.size + 16:
             self._compact()
         self._keys.append(key)
@@ -62,27 +69,30 @@ class GroupOverview:
         self.id = group_id
         self.resource = group_resource_id(*group_id.split("/"))
         self.blocks: dict[str, VmBlock] = {}
-        self.non_running: dict[str, VmState] = {}  # of the VMs that are not simply running
+        self.non_running: dict[str, VmState] = {}  # every VM that is not here is running
         self._block_by_vm: dict[str, VmBlock] = {}
 
     @property
     def size(self) -> int:
+        """How many VMs the group has."""
         return len(self._block_by_vm)
 
     def block_of(self, key: str) -> VmBlock | None:
+        """The block that a VM is in; None if it is not in this group."""
         return self._block_by_vm.get(key)
 
     def state_of(self, key: str) -> VmState:
+        """The state of a VM; GONE if it is not in this group."""
         return self.non_running.get(key, VmState.RUNNING) if key in self._block_by_vm else VmState.GONE
 
-    def counts(self, part: frozenset[str] | None) -> Counter[VmState]:
-        """How many of these VMs are in which state; None: of all."""
-        told = Counter(state for key, state in self.non_running.items() if part is None or key in part)
-        told[VmState.RUNNING] = (self.size if part is None else len(part)) - told.total()
-        return told
+    def count_states(self, visible: VisibleKeys) -> Counter[VmState]:
+        """How many of the visible VMs are in each state."""
+        counts = Counter(state for key, state in self.non_running.items() if visible is None or key in visible)
+        counts[VmState.RUNNING] = (self.size if visible is None else len(visible)) - counts.total()
+        return counts
 
     def add_vm(self, key: str, block_id: str) -> bool:
-        """Whether that is new."""
+        """Puts a VM into a block, as running; returns whether it was not there before."""
         block = self._block_by_vm.get(key)
         if block is not None and block.id == block_id:
             return False
@@ -94,6 +104,7 @@ class GroupOverview:
         return True
 
     def remove_vm(self, key: str) -> bool:
+        """Removes a VM and, if it was the last, its block; returns whether it was in the group."""
         block = self._block_by_vm.pop(key, None)
         self.non_running.pop(key, None)
         if block is None:
@@ -104,6 +115,7 @@ class GroupOverview:
         return True
 
     def set_state(self, key: str, state: VmState) -> None:
+        """Sets the state of a VM of this group."""
         if state is VmState.RUNNING:
             self.non_running.pop(key, None)
         else:
@@ -111,99 +123,97 @@ class GroupOverview:
 
 
 def block_id_for(scope_id: str) -> str:
+    """The id of the block that the VMs of a scope are in: the scope's own, or `vms:GROUP` for a standalone VM."""
     return f"{_STANDALONE_PREFIX}:{resource_group_of_scope(scope_id)}" if scope_id.startswith("vm:") else scope_id
 
 
 Derived = TypeVar("Derived")
-VmStateChange = tuple[str, VmState]  # a VM's key, and how it is now
-VisibleKeys = frozenset[str] | None  # the VMs of a group that somebody sees; None: all
-_BATCH_SIZE = 2_000  # VMs met before others get their turn
-_MAX_CACHED_VIEWERS = 64  # visitors who see a part, and what of which groups
+VmStateChange = tuple[str, VmState]  # a VM's key and its new state
+VisibleKeys = frozenset[str] | None  # the VMs of a group that a user may see; None: all
+_BATCH_SIZE = 2_000  # VMs indexed before other tasks run
+_MAX_CACHED_VIEWERS = 64  # sets of grants whose visible VMs are cached
 
 
 class FleetOverview:
-    """`await ready()` before anything else is asked."""
+    """The state of every VM, by resource group. Await `ensure_built` before any other method.
+
+    Follows the commits of the store once it is built. A VM's state changes here with the commit that changes it.
+    """
 
     def __init__(self, store: Store, placement: PlacementIndex, directory: FleetDirectory) -> None:
         self._store = store
         self._placement = placement
         self._directory = directory
         self._groups: dict[str, GroupOverview] = {}
-        self._event_effects: dict[
-            str, dict[str, Mapping[str, VmState]]
-        ] = {}  # scope → live event → what it makes of whom
+        # Scope id → id of a live event → VM key → the state that the event puts the VM into.
+        self._event_effects: dict[str, dict[str, Mapping[str, VmState]]] = {}
         self._visible_cache: dict[tuple[Grant, ...], dict[str, frozenset[str]]] = {}
         self._derived: dict[Callable[[FleetOverview], Any], Any] = {}
         self._last_commit: Commit | None = None
         self._last_changes: Sequence[VmStateChange] = ()
         self._build_task: asyncio.Task[None] | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
-        self.seq = 0  # of the history: everything up to it is taken in
+        self.seq = 0  # of the history; the overview includes everything up to it
 
     async def ensure_built(self) -> None:
-        """The first to ask has it built; others get their turn meanwhile."""
+        """Builds the index on the first call; later calls wait for that build, or return at once."""
         if self._build_task is None or (self._build_task.done() and _has_failed(self._build_task)):
             self._build_task = asyncio.create_task(self._build())
         await asyncio.shield(self._build_task)
 
     def changes_in(self, commit: Commit) -> Sequence[VmStateChange]:
-        """The VMs whose state this commit changed. For whoever hears of commits, while they hear of this one."""
+        """The VMs whose state a commit changed. Call it only in a subscriber, for the commit being published."""
         if self._last_commit is not commit:
             self._last_commit, self._last_changes = commit, self._apply_commit(commit)
         return self._last_changes
 
     def state_of(self, key: str) -> VmState:
+        """The state of a VM; GONE if there is none with this key."""
         group = self._groups.get(_group_id_of(key))
         return group.state_of(key) if group is not None else VmState.GONE
 
-    def vm_states_in(self, scope_id: str) -> list[VmStateChange]:
-        group = self._groups.get(resource_group_of_scope(scope_id))
-        block = group.blocks.get(block_id_for(scope_id)) if group is not None else None
-        if group is None or block is None:
-            return []
-        keys = [scope_id.partition(":")[2]] if block.is_standalone else block.keys
-        return [(key, group.state_of(key)) for key in keys]
+    def count_states(self, directory: VisibleDirectory) -> dict[VmState, int]:
+        """How many of the VMs that the user may see are in each state, without GONE."""
+        counts: Counter[VmState] = Counter()
+        for group, visible in self.visible_groups(directory):
+            counts.update(group.count_states(visible))
+        return {state: counts[state] for state in VmState if state is not VmState.GONE}
 
-    def count_states(self, sees: VisibleDirectory) -> dict[VmState, int]:
-        """How many VMs are in which state, of those that somebody sees."""
-        told: Counter[VmState] = Counter()
-        for group, part in self.visible_groups(sees):
-            told.update(group.counts(part))
-        return {state: told[state] for state in VmState if state is not VmState.GONE}
-
-    def cached(self, make: Callable[[FleetOverview], Derived]) -> Derived:
-        """What this makes of all VMs; made anew only after some came or went."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        made: Derived = self._derived[make]
-        return made
+    def cached(self, derive: Callable[[FleetOverview], Derived]) -> Derived:
+        """The result of `derive`, cached until a VM is added or removed. `derive` must be a module-level function."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        derived: Derived = self._derived[derive]
+        return derived
 
     def all_groups(self) -> list[GroupOverview]:
+        """All resource groups, in the order of the fleet."""
         return list(self._groups.values())
 
-    def visible_groups(self, sees: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
-        """Those in which somebody sees a VM, and which VMs."""
+    def visible_groups(self, directory: VisibleDirectory) -> Iterator[tuple[GroupOverview, VisibleKeys]]:
+        """The resource groups in which the user may see a VM, each with the keys of these VMs."""
         for group in self._groups.values():
-            part = self._visible_keys_in(group, sees)
-            if part is None or part:
-                yield group, part
+            visible = self._visible_keys_in(group, directory)
+            if visible is None or visible:
+                yield group, visible
 
-    def visible_keys(self, sees: VisibleDirectory) -> Iterator[str]:
-        """Of every VM that somebody sees."""
-        for group, part in self.visible_groups(sees):
-            yield from (key for block in group.blocks.values() for key in block.keys if part is None or key in part)
+    def visible_keys(self, directory: VisibleDirectory) -> Iterator[str]:
+        """The keys of all VMs that the user may see."""
+        for group, visible in self.visible_groups(directory):
+            for block in group.blocks.values():
+                yield from (key for key in block.keys if visible is None or key in visible)
 
-    def _visible_keys_in(self, group: GroupOverview, sees: VisibleDirectory) -> VisibleKeys:
-        if sees.can_read(group.resource):
+    def _visible_keys_in(self, group: GroupOverview, directory: VisibleDirectory) -> VisibleKeys:
+        if directory.can_read(group.resource):
             return None
-        if not any(_grants_read_in(grant, group) for grant in sees.grants):
+        if not any(_grants_read_in(grant, group) for grant in directory.grants):
             return frozenset()
-        known = self._visible_cache.setdefault(sees.grants, {})
+        cached = self._visible_cache.setdefault(directory.grants, {})
         if len(self._visible_cache) > _MAX_CACHED_VIEWERS:
             del self._visible_cache[next(iter(self._visible_cache))]
-        if group.id not in known:
-            known[group.id] = frozenset(listed.key for listed in sees.vms_within(group.resource))
-        return known[group.id]
+        if group.id not in cached:
+            cached[group.id] = frozenset(indexed.key for indexed in directory.vms_within(group.resource))
+        return cached[group.id]
 
     async def _build(self) -> None:
         self._unsubscribe()
@@ -212,13 +222,13 @@ class FleetOverview:
         for event in self._store.events(statuses=[EventState.SCHEDULED, EventState.STARTED]):
             self._event_effects.setdefault(event.scope_id, {})[event.id] = vm_states_during(event)
         self._unsubscribe, self.seq = self._store.subscribe(self._on_commit), self._store.last_seq()
-        while stretch := list(islice(keys, _BATCH_SIZE)):
-            for key in filter(self._directory.has, stretch):
+        while batch := list(islice(keys, _BATCH_SIZE)):
+            for key in filter(self._directory.has, batch):
                 self._get_or_add_group(key).add_vm(key, block_id_for(self._placement.scope_of(key)))
             await asyncio.sleep(0)
-        # Most VMs are simply running: only those of which more is known are looked at.
-        told = (key for works in self._event_effects.values() for meaning in works.values() for key in meaning)
-        for key in {*told, *self._directory.stopped_keys()}:
+        # Most VMs are running: only those with an event or another power state can be in another state.
+        affected = {key for events in self._event_effects.values() for effects in events.values() for key in effects}
+        for key in affected.union(self._directory.stopped_keys()):
             self._update_vm(key)
 
     def _on_commit(self, committed: AppliedCommit) -> None:
@@ -226,25 +236,25 @@ class FleetOverview:
         self.seq = max(self.seq, committed.seq)
 
     def _apply_commit(self, commit: Commit) -> Sequence[VmStateChange]:
-        touched = dict.fromkeys(vm.key for vm in commit.vms)
+        changed_keys = dict.fromkeys(vm.key for vm in commit.vms)
         for event in commit.events:
-            touched.update(dict.fromkeys(self._apply_event(event)))
-        return [(key, state) for key in touched if (state := self._update_vm(key)) is not None]
+            changed_keys.update(dict.fromkeys(self._apply_event(event)))
+        return [(key, state) for key in changed_keys if (state := self._update_vm(key)) is not None]
 
     def _apply_event(self, event: Event) -> Iterator[str]:
-        """The VMs to which the event means something else than before."""
-        works = self._event_effects.setdefault(event.scope_id, {})
-        old, new = works.get(event.id, {}), vm_states_during(event)
+        """The keys of the VMs on which the event has another effect than before."""
+        effects_by_event = self._event_effects.setdefault(event.scope_id, {})
+        old, new = effects_by_event.get(event.id, {}), vm_states_during(event)
         if event.is_live:
-            works[event.id] = new
+            effects_by_event[event.id] = new
         else:
-            works.pop(event.id, None)
-        if not works:
+            effects_by_event.pop(event.id, None)
+        if not effects_by_event:
             del self._event_effects[event.scope_id]
         return (key for key in {**old, **new} if old.get(key) is not new.get(key))
 
     def _update_vm(self, key: str) -> VmState | None:
-        """Where and how a VM is by now; None: as before."""
+        """Updates the block and the state of a VM; returns its state if either changed."""
         group = self._groups.get(_group_id_of(key))
         if not self._directory.has(key):
             return self._remove_vm(key, group) if group is not None else None
@@ -273,14 +283,14 @@ class FleetOverview:
         return VmState.GONE
 
     def _vm_state(self, key: str, scope_id: str) -> VmState:
-        meanings = (meaning.get(key) for meaning in self._event_effects.get(scope_id, {}).values())
-        return combine_vm_states(meanings, self._directory.power_of(key))
+        effects_on_vm = (effects.get(key) for effects in self._event_effects.get(scope_id, {}).values())
+        return combine_vm_states(effects_on_vm, self._directory.power_of(key))
 
     def _invalidate(self, group: GroupOverview) -> None:
-        """What somebody sees of it may have changed, and what was made of all."""
+        """Drops cached results, after a VM was added to the group or removed."""
         self._derived.clear()
-        for known in self._visible_cache.values():
-            known.pop(group.id, None)
+        for cached in self._visible_cache.values():
+            cached.pop(group.id, None)
 
 
 def _group_id_of(key: str) -> str:

@@ -36,61 +36,73 @@ _EVENT_FIELD = FormField(name="event", kind=FieldKind.ID, label="Event", path_pa
 
 
 def _vm_request_form(
-    ask: str, title: str, button: str, about: str, *, notice: bool = False, is_grave: bool = False
+    operation: str,
+    title: str,
+    button: str,
+    description: str,
+    *,
+    noun: str = "",
+    notice: bool = False,
+    is_destructive: bool = False,
 ) -> Form:
-    def body(context: RequestContext, typed: FormValues) -> dict[str, Any]:
-        if _VMS_FIELD.parse(typed) is None:
-            raise Rejected(f"{ask} needs at least one VM: name it")
-        return require_notice_length(context, typed)
+    def body(context: RequestContext, values: FormValues) -> dict[str, Any]:
+        if _VMS_FIELD.parse(values) is None:
+            raise Rejected(f"{operation} needs at least one VM: choose or enter one")
+        return require_notice_length(context, values)
 
     return Form(
-        name=ask,
+        name=operation,
         title=title,
         button=button,
-        description=about,
+        description=description,
         route="POST /requests",
-        done_message=f"{title}: asked for.",
+        done_message=f"{noun or button} requested.",
         result_url=request_url,
         fields=(_VMS_FIELD, NOTICE_FIELD, SHORT_NOTICE_FIELD) if notice else (_VMS_FIELD,),
-        fixed_body={"ask": ask},
+        fixed_body={"ask": operation},
         extra_body=body,
         preview="/requests/preview",
-        is_destructive=is_grave,
+        is_destructive=is_destructive,
         confirms_directly=not notice,
     )
 
 
 _AT_ONCE_IF_NOT_POLLING = (
-    "Where no VM of the scope has asked for scheduled events within 24 hours, it happens at once, without an event."
+    "If no VM of the scope has polled for scheduled events within 24 hours, this happens at once, without an event."
 )
-_WITHOUT_EVENT = "This gives no event: it happens at once."
+_WITHOUT_EVENT = "This happens at once, without an event."
 
 VM_FORMS = (
     _vm_request_form("restart", "Restart VMs", "Restart",
-        f"A Reboot, with 15 minutes of notice at least. {_AT_ONCE_IF_NOT_POLLING}", notice=True),
+        f"Publishes a Reboot with at least 15 minutes of notice. {_AT_ONCE_IF_NOT_POLLING}", notice=True),
     _vm_request_form("redeploy", "Redeploy VMs", "Redeploy",
-        f"A Redeploy: each VM moves to another host, with 10 minutes of notice at least. {_AT_ONCE_IF_NOT_POLLING}",
+        "Publishes a Redeploy with at least 10 minutes of notice, and then moves each VM to another host. "
+        f"{_AT_ONCE_IF_NOT_POLLING}",
         notice=True),
     _vm_request_form("evict", "Simulate an eviction", "Evict",
-        "A Preempt of Spot VMs, with 30 seconds of notice: they are deallocated or deleted, as their policy says.",
-        notice=True, is_grave=True),
+        "Publishes a Preempt of Spot VMs with 30 seconds of notice, and then deallocates or deletes them, depending on "
+        "their eviction policy.",
+        noun="Eviction", notice=True, is_destructive=True),
     _vm_request_form("delete", "Delete VMs", "Delete",
-        "A Terminate, with the notice that the VM's owner has chosen; without terminate notification, at once.",
-        notice=True, is_grave=True),
+        "Publishes a Terminate with the notice that the VM's owner has configured. Without terminate notification, the "
+        "VM is deleted at once.",
+        noun="Deletion", notice=True, is_destructive=True),
     _vm_request_form("scale-in", "Scale in", "Scale in",
-        "As if the platform scaled in: a Terminate, with the notice that the VM's owner has chosen.",
-        notice=True, is_grave=True),
-    _vm_request_form("power-off", "Power off VMs", "Power off", _WITHOUT_EVENT),
+        "Deletes VMs as the platform does when it scales in: publishes a Terminate with the notice that the VM's owner "
+        "has configured.",
+        noun="Scale-in", notice=True, is_destructive=True),
+    _vm_request_form("power-off", "Power off VMs", "Power off", _WITHOUT_EVENT, noun="Power-off"),
     _vm_request_form("start", "Start VMs", "Start", _WITHOUT_EVENT),
-    _vm_request_form("deallocate", "Deallocate VMs", "Deallocate", _WITHOUT_EVENT, is_grave=True),
+    _vm_request_form("deallocate", "Deallocate VMs", "Deallocate", _WITHOUT_EVENT, noun="Deallocation",
+        is_destructive=True),
     _vm_request_form("reapply", "Reapply VMs", "Reapply", _WITHOUT_EVENT),
     _vm_request_form("reimage", "Reimage VMs", "Reimage",
-        f"{_WITHOUT_EVENT} What is on the VM's disk is lost.", is_grave=True),
+        f"{_WITHOUT_EVENT} The data on the VM's disk is lost.", is_destructive=True),
     Form(
         name="perform-maintenance",
         title="Perform maintenance now",
         button="Perform now",
-        description="The platform's pending maintenance of a VM may start now, instead of at the end of its notice.",
+        description="Lets the platform's pending maintenance of a VM start now, instead of at the end of its notice.",
         confirms_directly=True,
         route="POST /vms/{name:path}/perform-maintenance",
         done_message="The pending maintenance may start now.",
@@ -105,7 +117,7 @@ EVENT_FORMS = (
         name="approve",
         title="Approve an event",
         button="Approve",
-        description="It may then start before the end of its notice, as if one of its VMs had approved it.",
+        description="An approved event may start before the end of its notice, as if one of its VMs had approved it.",
         confirms_directly=True,
         route="POST /events/{id}/approve",
         done_message="The event is approved.",
@@ -117,14 +129,18 @@ EVENT_FORMS = (
         name="withdraw",
         title="Withdraw an event",
         button="Withdraw",
-        description="An event can be taken back until it starts. Its VMs see that it is gone.",
+        description="Cancels an event that has not started. It disappears from the document of its VMs.",
         route="POST /events/{id}/withdraw",
         done_message="The event is withdrawn.",
         result_url=event_url,
         fields=(
             _EVENT_FIELD,
             FormField(
-                name="reason", kind=FieldKind.TEXT, label="Reason", body_member="reason", hint="For the history."
+                name="reason",
+                kind=FieldKind.TEXT,
+                label="Reason",
+                body_member="reason",
+                hint="Recorded in the history.",
             ),
         ),
         preview=form_previews.preview_withdraw,
@@ -134,34 +150,36 @@ EVENT_FORMS = (
 _HOST_FIELD = FormField(name="host", kind=FieldKind.HOST, label="Host", path_parameter="name", is_required=True)
 _ROLLOUT_FIELD = FormField(name="rollout", kind=FieldKind.ID, label="Rollout", path_parameter="id", is_required=True)
 _HOSTS_FIELD = FormField(name="host", kind=FieldKind.HOSTS, label="Hosts", body_member="hosts")
-_ALL_HOSTS_FIELD = FormField(name="all_hosts", kind=FieldKind.CHECK, label="Every host of the fleet")
+_ALL_HOSTS_FIELD = FormField(name="all_hosts", kind=FieldKind.CHECK, label="All hosts of the fleet")
 
 
-def _rollout_body(context: RequestContext, typed: FormValues) -> dict[str, Any]:
-    if not _ALL_HOSTS_FIELD.parse(typed):
-        return require_notice_length(context, typed)
-    if _HOSTS_FIELD.parse(typed) or SCOPE_FIELD.parse(typed):
-        raise Rejected("a rollout goes over hosts or over one scope: name the one or the other")
-    every = [host.name for host in context.store.hosts()]
-    if not every:
-        raise Rejected("the fleet has no hosts: add some with `forewarn fleet add-host`, or give --scope")
-    return {"hosts": every, **require_notice_length(context, typed)}
+def _rollout_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
+    if not _ALL_HOSTS_FIELD.parse(values):
+        return require_notice_length(context, values)
+    if _HOSTS_FIELD.parse(values) or SCOPE_FIELD.parse(values):
+        raise Rejected("a rollout is for hosts or for one scope: choose one of them")
+    names = [host.name for host in context.store.hosts()]
+    if not names:
+        raise Rejected("the fleet has no hosts: choose a scope instead")
+    return {"hosts": names, **require_notice_length(context, values)}
 
 
-def _rollout_change_form(name: str, title: str, button: str, about: str, done: str, *, is_grave: bool = False) -> Form:
+def _rollout_change_form(
+    name: str, title: str, button: str, description: str, done_message: str, *, is_destructive: bool = False
+) -> Form:
     verb = name.partition("-")[2]
     return Form(
         name=name,
         title=title,
         button=button,
-        description=about,
+        description=description,
         confirms_directly=True,
         route=f"POST /rollouts/{{id}}/{verb}",
-        done_message=done,
+        done_message=done_message,
         result_url=rollout_url,
         fields=(_ROLLOUT_FIELD,),
-        preview=form_previews.rollout_change_preview(about),
-        is_destructive=is_grave,
+        preview=form_previews.rollout_change_preview(description),
+        is_destructive=is_destructive,
     )
 
 
@@ -170,21 +188,21 @@ HOST_FORMS = (
         name="rollout",
         title="Start a rollout",
         button="Start",
-        description="Platform maintenance over hosts or over a scope: one update domain of a scope at a time.",
+        description="Performs platform maintenance on hosts or on a scope, one update domain of each scope at a time.",
         route="POST /rollouts",
-        done_message="The rollout has begun.",
+        done_message="Rollout started.",
         result_url=rollout_url,
         fields=(
             FormField(
                 name="impact",
                 kind=FieldKind.CHOICE,
-                label="What is done to each VM",
+                label="Impact on each VM",
                 body_member="impact",
                 default="update",
                 choices=(
-                    ("update", "update: a Freeze of some seconds, everything on a host together"),
-                    ("migrate", "migrate: a Freeze while it moves to another host"),
-                    ("reboot", "reboot: a Reboot, everything on a host together"),
+                    ("update", "update: a Freeze of some seconds, all VMs of a host together"),
+                    ("migrate", "migrate: a Freeze while the VM moves to another host"),
+                    ("reboot", "reboot: a Reboot, all VMs of a host together"),
                 ),
             ),
             _ALL_HOSTS_FIELD,
@@ -193,7 +211,7 @@ HOST_FORMS = (
             FormField(
                 name="max_failures",
                 kind=FieldKind.NUMBER,
-                label="Stop at so many failed VMs",
+                label="Stop after N failures",
                 body_member="max_failures",
                 default="1",
                 hint="0: never stop.",
@@ -205,24 +223,25 @@ HOST_FORMS = (
         preview="/rollouts/preview",
     ),
     _rollout_change_form("rollout-pause", "Pause a rollout", "Pause",
-        "Nothing more is published until it is resumed. What is scheduled still starts when approved or due.",
+        "Publishes no more events until you resume it. Scheduled events still start when they are approved or due.",
         "The rollout is paused."),
-    _rollout_change_form("rollout-resume", "Resume a rollout", "Resume", "It goes on with the next update domain.",
-        "The rollout goes on."),
+    _rollout_change_form("rollout-resume", "Resume a rollout", "Resume", "Continues with the next update domain.",
+        "The rollout is resumed."),
     _rollout_change_form("rollout-abort", "Abort a rollout", "Abort",
-        "It ends: what has not started is withdrawn, what has started is completed.", "The rollout is aborted.",
-        is_grave=True),
+        "Ends the rollout: withdraws events that have not started, and completes those that have.",
+        "The rollout is aborted.",
+        is_destructive=True),
     Form(
         name="degrade",
         title="Predict that a host will fail",
         button="Predict",
-        description="Each VM on it is told to move: a Redeploy, with 10 minutes of notice at least.",
+        description="Publishes a Redeploy with at least 10 minutes of notice for each VM on the host.",
         route="POST /hosts/{name}/degrade",
         done_message="The host is predicted to fail.",
         result_url=request_url,
         fields=(
             _HOST_FIELD,
-            FormField(name="in", kind=FieldKind.DURATION, label="In", body_member="in_s",
+            FormField(name="in", kind=FieldKind.DURATION, label="Fails in", body_member="in_s",
                 default="7d", is_required=True,
                 hint="Such as 7d or 10m."),
             SHORT_NOTICE_FIELD,
@@ -231,9 +250,9 @@ HOST_FORMS = (
     ),
     Form(
         name="fail",
-        title="Let a host fail",
-        button="Let it fail",
-        description="Now, without warning: its VMs start elsewhere, with no notice.",
+        title="Fail a host",
+        button="Fail",
+        description="Fails a host now: its VMs start on other hosts, without notice.",
         confirms_directly=True,
         route="POST /hosts/{name}/fail",
         done_message="The host has failed.",
@@ -246,7 +265,7 @@ HOST_FORMS = (
         name="repair",
         title="Repair a host",
         button="Repair",
-        description="It is healthy again, and VMs may move to it.",
+        description="Makes a host healthy again, so that VMs may move to it.",
         confirms_directly=True,
         route="POST /hosts/{name}/repair",
         done_message="The host is healthy again.",
@@ -262,7 +281,7 @@ _FAULT_PARAMETER_FIELDS = tuple(
         kind=FieldKind.DURATION if name.endswith("_s") else FieldKind.NUMBER,
         label=name.removesuffix("_s").replace("_", "-"),
         hint=f"{value.minimum:g} to {value.maximum:g}{' s' if name.endswith('_s') else ''}; "
-        f"left empty, {value.default:g}{' s' if name.endswith('_s') else ''}.",
+        f"empty: {value.default:g}{' s' if name.endswith('_s') else ''}.",
         body_member=f"parameters.{name}",
         fault_kind=kind,
     )
@@ -270,17 +289,17 @@ _FAULT_PARAMETER_FIELDS = tuple(
     for name, value in row.parameters.items()
 )
 _DURATION_FIELD = FormField(
-    name="for", kind=FieldKind.DURATION, label="For so long", body_member="for_s", hint="Such as 70s or 10m."
+    name="for", kind=FieldKind.DURATION, label="Duration", body_member="for_s", hint="Such as 70s or 10m."
 )
 _ADVANCE_BY_FIELD = FormField(name="by", kind=FieldKind.DURATION, label="By", hint="Such as 15m or 7d.")
 _ADVANCE_TO_FIELD = FormField(name="until", kind=FieldKind.INSTANT, label="Or to this time (UTC)")
 
 
-def _advance_body(context: RequestContext, typed: FormValues) -> dict[str, Any]:
-    """How far ahead the clock is to go: by a span, or to an instant."""
-    by_s, until = _ADVANCE_BY_FIELD.parse(typed), _ADVANCE_TO_FIELD.parse(typed)
+def _advance_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
+    """The duration by which to advance the clock, from one of the two fields."""
+    by_s, until = _ADVANCE_BY_FIELD.parse(values), _ADVANCE_TO_FIELD.parse(values)
     if (by_s is None) == (until is None):
-        raise Rejected("the clock goes ahead by a span or to a time: give the one or the other")
+        raise Rejected("the clock advances by a duration or to a time: give one of them")
     return {"by_s": by_s if by_s is not None else until - context.now()}
 
 
@@ -289,9 +308,9 @@ LAB_FORMS = (
         name="fault",
         title="Set a fault",
         button="Set",
-        description="What real clients have met, on purpose. It stays until it is cleared, unless you say how long.",
+        description="Makes the service misbehave on purpose, until you clear the fault or its duration or limit ends.",
         route="POST /faults",
-        done_message="The fault is set.",
+        done_message="Fault set.",
         result_url=lab_url,
         fields=(
             FormField(
@@ -305,10 +324,10 @@ LAB_FORMS = (
                 is_required=True,
             ),
             *_FAULT_PARAMETER_FIELDS,
-            FormField(name="vm", kind=FieldKind.VM, label="For a VM", body_member="vm"),
+            FormField(name="vm", kind=FieldKind.VM, label="VM", body_member="vm"),
             SCOPE_FIELD,
-            FormField(name="all", kind=FieldKind.CHECK, label="For every VM", body_member="all"),
-            FormField(name="count", kind=FieldKind.NUMBER, label="The next so many requests or events",
+            FormField(name="all", kind=FieldKind.CHECK, label="All VMs", body_member="all"),
+            FormField(name="count", kind=FieldKind.NUMBER, label="Limit to the next N requests or events",
                 body_member="count"),
             _DURATION_FIELD,
         ),
@@ -318,38 +337,38 @@ LAB_FORMS = (
         name="fault-clear",
         title="Clear faults",
         button="Clear",
-        description="Those that everything given here fits.",
+        description="Clears the faults that match all fields.",
         confirms_directly=True,
         route="POST /faults/clear",
-        done_message="Cleared.",
+        done_message="Faults cleared.",
         result_url=lab_url,
         fields=(
-            FormField(name="fault", kind=FieldKind.IDS, label="Faults or storms, by their ids", body_member="ids"),
+            FormField(name="fault", kind=FieldKind.IDS, label="Ids of faults or storms", body_member="ids"),
             FormField(
                 name="kind",
                 kind=FieldKind.CHOICE,
-                label="Only of this kind",
+                label="Kind",
                 body_member="kind",
                 choices=(("", "any kind"), *((str(kind), str(kind)) for kind in FAULT_DEFINITIONS)),
             ),
-            FormField(name="vm", kind=FieldKind.VM, label="Only for this VM", body_member="vm"),
-            FormField(name="all", kind=FieldKind.CHECK, label="All of them, and storms too", body_member="all"),
+            FormField(name="vm", kind=FieldKind.VM, label="VM", body_member="vm"),
+            FormField(name="all", kind=FieldKind.CHECK, label="All faults and storms", body_member="all"),
         ),
         preview=form_previews.preview_clear_faults,
     ),
     Form(
         name="storm",
-        title="Play a storm",
-        button="Play",
-        description="A mix of faults that follows from a seed: same seed, same VMs, same faults at the same offsets.",
+        title="Start a fault storm",
+        button="Start",
+        description="Sets a mix of faults from a seed. The same seed and VMs give the same faults at the same times.",
         route="POST /faults/storm",
-        done_message="The storm has begun.",
+        done_message="Fault storm started.",
         result_url=lab_url,
         fields=(
             FormField(name="seed", kind=FieldKind.NUMBER, label="Seed",
                 body_member="seed", default="1", is_required=True),
-            FormField(name="vm", kind=FieldKind.VMS, label="VMs", body_member="vms", hint="None: all of them."),
-            FormField(name="for", kind=FieldKind.DURATION, label="For so long", body_member="for_s", default="10m"),
+            FormField(name="vm", kind=FieldKind.VMS, label="VMs", body_member="vms", hint="None: all VMs."),
+            FormField(name="for", kind=FieldKind.DURATION, label="Duration", body_member="for_s", default="10m"),
         ),
         preview=form_previews.preview_storm,
     ),
@@ -357,10 +376,10 @@ LAB_FORMS = (
         name="replay-stop",
         title="Stop a replay",
         button="Stop",
-        description="The VMs of its scope see their own document again.",
+        description="Ends a replay: the VMs of its scope receive their own document again.",
         confirms_directly=True,
         route="DELETE /replays/{id}",
-        done_message="The replay is stopped.",
+        done_message="Replay stopped.",
         result_url=lab_url,
         fields=(FormField(name="replay", kind=FieldKind.ID, label="Replay", path_parameter="id", is_required=True),),
         preview=form_previews.preview_stop_replay,
@@ -369,10 +388,10 @@ LAB_FORMS = (
         name="clock-advance",
         title="Advance the clock",
         button="Advance",
-        description="Through everything that falls due on the way.",
+        description="Advances lab time, and performs everything that becomes due on the way.",
         confirms_directly=True,
         route="POST /clock/advance",
-        done_message="The clock was advanced.",
+        done_message="Clock advanced.",
         result_url=lab_url,
         fields=(_ADVANCE_BY_FIELD, _ADVANCE_TO_FIELD),
         extra_body=_advance_body,
@@ -382,30 +401,33 @@ LAB_FORMS = (
         name="clock-speed",
         title="Set the clock's speed",
         button="Set",
-        description="How much faster than real time lab time runs.",
+        description="Sets how much faster than real time the lab clock runs.",
         confirms_directly=True,
         route="POST /clock/speed",
-        done_message="The clock's speed was set.",
+        done_message="Clock speed set.",
         result_url=lab_url,
         fields=(
             FormField(name="speed", kind=FieldKind.NUMBER, label="Speed",
                 body_member="speed", default="1", is_required=True,
-                hint="0: paused. 1: real time. 60: a minute is a second."),
+                hint="0: paused. 1: real time. 60: one minute per second."),
         ),
         preview=form_previews.preview_clock_speed,
     ),
 )  # fmt: skip
 
+# All forms by name, which is part of their URL `/portal/forms/NAME`.
 FORMS: Mapping[str, Form] = MappingProxyType(
     {form.name: form for form in (*VM_FORMS, *EVENT_FORMS, *HOST_FORMS, *LAB_FORMS)}
 )
 
 
 class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
-    done: str = ""  # the form that led here
+    """The query of pages that forms lead to."""
+
+    done: str = ""  # name of the form that led here
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """What the form that led here has done, in its own words; a link cannot make it say anything else."""
+    """The done message of the form that led here, or "". A link can choose one of these texts, but no other."""
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

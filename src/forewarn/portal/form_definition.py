@@ -16,25 +16,27 @@ from urllib.parse import quote
 import msgspec
 
 from forewarn.duration import parse_duration
-from forewarn.errors import Rejected
+from forewarn.errors import Rejected, Remedy
 from forewarn.portal.context import PORTAL_PREFIX
 from forewarn.portal.form_previews import PreviewSentences
 from forewarn.web.context import RequestContext
 from forewarn.web.routing import ApiRoute, ApiRouteTable
 
-FormValues = Mapping[str, Sequence[str]]  # what stands in a form, by the names of its fields
-_NAME_SEPARATORS = re.compile(r"[,\n]")  # not blanks: a name may hold some
-FREE_TEXT_SUFFIX = "_more"  # ends the name of the line into which people write several
+FormValues = Mapping[str, Sequence[str]]  # the entered texts of a form, by field name
+_NAME_SEPARATORS = re.compile(r"[,\n]")  # not spaces: a name may contain them
+FREE_TEXT_SUFFIX = "_more"  # of the text input beside check boxes, which takes several names
 
 
 class FieldKind(StrEnum):
+    """What a field holds: it decides how the field is shown and parsed. The values are used in templates."""
+
     VMS = "vms"
     VM = "vm"
     HOSTS = "hosts"
     HOST = "host"
-    IDS = "things"  # by their ids
+    IDS = "things"
     SCOPE = "scope"
-    ID = "thing"  # an event, a rollout, a fault: by its id
+    ID = "thing"  # of an event, a rollout, a fault or a replay
     DURATION = "duration"
     INSTANT = "instant"  # UTC
     NUMBER = "number"
@@ -44,31 +46,32 @@ class FieldKind(StrEnum):
 
 
 class FormField(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of a form: how it is shown, and where its value goes in the call of the API."""
+
     name: str
     kind: FieldKind
     label: str
     hint: str = ""
-    body_member: str = ""  # of the body; with a dot, of an object in it
-    path_parameter: str = ""  # the part of the route's path that it is
+    body_member: str = ""  # name in the JSON body; `a.b` is member b of the object a
+    path_parameter: str = ""  # name in the path of the API route
     default: str = ""
-    choices: tuple[tuple[str, str], ...] = ()  # what is sent, and how people read it
+    choices: tuple[tuple[str, str], ...] = ()  # value and text of each
     is_required: bool = False
-    fault_kind: str = ""  # the kind of fault that has it
+    fault_kind: str = ""  # the only kind of fault that has this parameter; "" for other fields
 
-    def parse(self, typed: FormValues) -> Any:
-        """The value; None where nothing was typed."""
-        return _PARSERS[self.kind](self, self.entered_texts(typed))
+    def parse(self, values: FormValues) -> Any:
+        """The value for the API; None if the field is empty. Raises Rejected for text that cannot be parsed."""
+        return _PARSERS[self.kind](self, self.entered_texts(values))
 
-    def entered_texts(self, typed: FormValues) -> list[str]:
-        """What was chosen or typed for it, one by one."""
-        several = [
-            word for line in typed.get(f"{self.name}{FREE_TEXT_SUFFIX}", ()) for word in _NAME_SEPARATORS.split(line)
+    def entered_texts(self, values: FormValues) -> list[str]:
+        """The chosen and typed texts of this field, stripped, without empty ones."""
+        free_texts = [
+            part for line in values.get(f"{self.name}{FREE_TEXT_SUFFIX}", ()) for part in _NAME_SEPARATORS.split(line)
         ]
-        return [text.strip() for text in (*typed.get(self.name, ()), *several) if text.strip()]
+        return [text.strip() for text in (*values.get(self.name, ()), *free_texts) if text.strip()]
 
 
 def _parse_names(field: FormField, texts: Sequence[str]) -> list[str] | None:
-    """Names, each once."""
     return list(dict.fromkeys(texts)) or None
 
 
@@ -91,7 +94,7 @@ def _parse_instant(field: FormField, texts: Sequence[str]) -> float | None:
     try:
         when = datetime.fromisoformat(texts[-1])
     except ValueError:
-        raise Rejected(f"{texts[-1]!r} is no time: write it like 2026-01-05T12:30") from None
+        raise Rejected(f"{texts[-1]!r} is not a time: write it like 2026-01-05T12:30") from None
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
 
 
@@ -103,7 +106,7 @@ def _parse_number(field: FormField, texts: Sequence[str]) -> float | int | None:
     except ValueError:
         number = float("nan")
     if not abs(number) < 2**53:
-        raise Rejected(f"{texts[-1]!r} is no number: write one such as {field.default or 1}")
+        raise Rejected(f"{texts[-1]!r} is not a number: write one such as {field.default or 1}")
     return int(number) if number == int(number) else number
 
 
@@ -127,61 +130,70 @@ _PARSERS: dict[FieldKind, Callable[[FormField, Sequence[str]], Any]] = {
     FieldKind.TEXT: _parse_text,
 }
 
-ExtraBody = Callable[[RequestContext, FormValues], dict[str, Any]]  # what the fields alone do not say
-ResultUrl = Callable[[Any], str]  # from the API's answer to where one sees what came of it
+# Members of the body that the fields alone do not give. Raises Rejected for values that contradict each other.
+ExtraBody = Callable[[RequestContext, FormValues], dict[str, Any]]
+ResultUrl = Callable[[Any], str]  # the page that shows the result, from the response of the API's handler
 
 
-def _no_extra_body(context: RequestContext, typed: FormValues) -> dict[str, Any]:
+def _no_extra_body(context: RequestContext, values: FormValues) -> dict[str, Any]:
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
+    """One form, which is one call of the API: its texts, its fields, its route and its preview."""
+
     name: str
     title: str
     button: str
     description: str
     route: str  # of the API, such as `POST /requests`
-    done_message: str  # what has happened once it is sent
+    done_message: str  # shown on the page that follows
     result_url: ResultUrl
     fields: tuple[FormField, ...] = ()
-    fixed_body: Mapping[str, Any] = field(default_factory=dict)  # members of the body that nobody is asked for
+    fixed_body: Mapping[str, Any] = field(default_factory=dict)  # body members that no field sets
     extra_body: ExtraBody = _no_extra_body
-    preview: PreviewSentences | str = ""  # what would happen: told by this, or by this route of the API
+    preview: PreviewSentences | str = ""  # a function that describes the effect, or the path of an API preview route
     is_destructive: bool = False
-    confirms_directly: bool = False  # a link that fills it in leads straight to what will happen
+    confirms_directly: bool = False  # a link that fills in a field skips to the confirmation
 
     def api_route(self, routes: ApiRouteTable) -> ApiRoute:
-        """The route of the API that the form is sent to."""
+        """The route of the API that this form calls."""
         method, _, path = self.route.partition(" ")
         return routes[method, path]
 
     def preview_route(self, routes: ApiRouteTable) -> ApiRoute | None:
-        """The route of the API that tells what would happen; None: `foresight` tells it."""
+        """The route of the API that previews this form; None if `preview` is a function."""
         return routes["POST", self.preview] if isinstance(self.preview, str) else None
 
 
-def request_url(answer: Any) -> str:
-    return f"{PORTAL_PREFIX}/requests/{answer.request.id}"
+def request_url(response: Any) -> str:
+    """The page of the request in a response of the API."""
+    return f"{PORTAL_PREFIX}/requests/{response.request.id}"
 
 
-def rollout_url(answer: Any) -> str:
-    return f"{PORTAL_PREFIX}/rollouts/{answer.id}"
+def rollout_url(response: Any) -> str:
+    """The page of the rollout that a response of the API is."""
+    return f"{PORTAL_PREFIX}/rollouts/{response.id}"
 
 
-def event_url(answer: Any) -> str:
-    return f"{PORTAL_PREFIX}/events/{answer.id}"
+def event_url(response: Any) -> str:
+    """The page of the event that a response of the API is."""
+    return f"{PORTAL_PREFIX}/events/{response.id}"
 
 
-def first_event_url(answer: Any) -> str:
-    return f"{PORTAL_PREFIX}/events/{answer.events[0].id}"
+def first_event_url(response: Any) -> str:
+    """The page of the first event in a response of the API."""
+    return f"{PORTAL_PREFIX}/events/{response.events[0].id}"
 
 
-def host_url(answer: Any) -> str:
-    return f"{PORTAL_PREFIX}/hosts/{quote(answer.name, safe='')}"
+def host_url(response: Any) -> str:
+    """The page of the host that a response of the API is."""
+    return f"{PORTAL_PREFIX}/hosts/{quote(response.name, safe='')}"
 
 
-def lab_url(answer: Any) -> str:
+def lab_url(response: Any) -> str:
+    """The lab page, for any response."""
     return f"{PORTAL_PREFIX}/lab"
 
 
@@ -189,14 +201,14 @@ NOTICE_FIELD = FormField(
     name="notice",
     kind=FieldKind.DURATION,
     label="Notice",
-    hint="Such as 20m or 7d. Left empty, it is the minimum of its kind.",
+    hint="Such as 20m or 7d. Empty: the minimum for this kind of event.",
     body_member="notice_s",
 )
 SHORT_NOTICE_FIELD = FormField(
     name="short_notice",
     kind=FieldKind.CHECK,
-    label="Less than the minimum, to rehearse",
-    hint="Azure never promises less. A rehearsal may (--short-notice): handlers then have only the notice named above.",
+    label="Allow a shorter notice (testing only)",
+    hint="Azure never gives less than the minimum. With this, handlers have only the notice entered above.",
     body_member="short_notice",
 )
 SCOPE_FIELD = FormField(
@@ -204,11 +216,12 @@ SCOPE_FIELD = FormField(
     kind=FieldKind.SCOPE,
     label="Scope",
     body_member="scope",
-    hint="A set, a placement group, a cloud service or a standalone VM, by its name or id.",
+    hint="Name or id of an availability set, a placement group, a cloud service or a standalone VM.",
 )
 
 
-def require_notice_length(context: RequestContext, typed: FormValues) -> dict[str, Any]:
-    if SHORT_NOTICE_FIELD.parse(typed) and NOTICE_FIELD.parse(typed) is None:
-        raise Rejected("a short notice needs a length: say how long with --notice")
+def require_notice_length(context: RequestContext, values: FormValues) -> dict[str, Any]:
+    """An `ExtraBody` that adds nothing; raises Rejected for a shorter notice without a length."""
+    if SHORT_NOTICE_FIELD.parse(values) and NOTICE_FIELD.parse(values) is None:
+        raise Rejected("a short notice needs a length", Remedy.GIVE_NOTICE)
     return {}

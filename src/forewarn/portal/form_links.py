@@ -35,22 +35,27 @@ _FORMS_BY_HEALTH = {
 
 
 class FormLink(BaseView, frozen=True, kw_only=True):
-    form: str
+    """A button that opens a form."""
+
+    form: str  # its name
     title: str
 
 
 def form_links_for_vm(context: RequestContext, vm: Vm, scope: Scope | None) -> tuple[FormLink, ...]:
+    """The forms that the user may submit for a VM in its current state; none for a removed VM."""
     if vm.removed_at is not None:
         return ()
-    asks = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
-    return tuple(map(_form_link, (*asks, *_platform_forms(context, "fault"))))
+    operations = [*_suitable_requests(vm, scope)] if context.principal.may(Right.OPERATE, vm_resource_id(vm)) else []
+    return tuple(map(_form_link, (*operations, *_platform_forms(context, "fault"))))
 
 
 def form_links_for_host(context: RequestContext, host: Host) -> tuple[FormLink, ...]:
+    """The forms that the user may submit for a host with its current health."""
     return tuple(map(_form_link, _platform_forms(context, *_FORMS_BY_HEALTH[host.health])))
 
 
 def form_links_for_scope(context: RequestContext) -> tuple[FormLink, ...]:
+    """The forms that the user may submit for any scope."""
     return tuple(map(_form_link, _platform_forms(context, "rollout")))
 
 
@@ -61,9 +66,11 @@ def _platform_forms(context: RequestContext, *names: str) -> tuple[str, ...]:
 def _suitable_requests(vm: Vm, scope: Scope | None) -> Iterator[RequestedOperation]:
     if scope is not None and _has_pending_maintenance(scope, vm):
         yield RequestedOperation.PERFORM_MAINTENANCE
-    for ask in _VM_REQUESTS:
-        if is_applicable(vm, OPERATION_CAUSES[ask]) and (vm.scale_set or ask is not RequestedOperation.SCALE_IN):
-            yield ask
+    for operation in _VM_REQUESTS:
+        if is_applicable(vm, OPERATION_CAUSES[operation]) and (
+            vm.scale_set or operation is not RequestedOperation.SCALE_IN
+        ):
+            yield operation
 
 
 def _has_pending_maintenance(scope: Scope, vm: Vm) -> bool:

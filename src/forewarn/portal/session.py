@@ -28,26 +28,32 @@ _TENANT_ID_LENGTH = 8
 
 
 class ServiceCookie:
-    """Never sent along from other sites, never shown to scripts; over TLS, only over TLS and by this host alone."""
+    """A cookie of this service: HttpOnly and SameSite=Strict; over TLS also Secure and bound to this host.
 
-    def __init__(self, word: str, tenant_id: str, *, lasts_s: int) -> None:
-        self._name = f"{word}-{tenant_id[:_TENANT_ID_LENGTH]}"
-        self._max_age_s = lasts_s
+    Its name ends with the tenant id, so that two services on one machine do not overwrite each other's cookies.
+    """
+
+    def __init__(self, name: str, tenant_id: str, *, max_age_s: int) -> None:
+        self._name = f"{name}-{tenant_id[:_TENANT_ID_LENGTH]}"
+        self._max_age_s = max_age_s
 
     def read(self, request: Request) -> str:
+        """The text of the cookie; "" if the browser sent none."""
         return request.cookies.get(self._name_for(request), "")
 
     def write(self, request: Request, response: Response, text: str) -> None:
+        """Sets the cookie with `response`; `request` says whether the connection is TLS."""
         self._set_cookie(request, response, text, self._max_age_s)
 
     def clear(self, request: Request, response: Response) -> None:
+        """Makes the browser delete the cookie."""
         self._set_cookie(request, response, "", 0)
 
-    def _set_cookie(self, request: Request, response: Response, text: str, lasts_s: int) -> None:
+    def _set_cookie(self, request: Request, response: Response, text: str, max_age_s: int) -> None:
         response.set_cookie(
             self._name_for(request),
             text,
-            max_age=lasts_s,
+            max_age=max_age_s,
             path="/",
             secure=_is_secure(request),
             httponly=True,
@@ -62,25 +68,29 @@ def _is_secure(request: Request) -> bool:
     return request.url.scheme == "https"
 
 
-_ENDED_SESSIONS_KEY = "portal sessions ended, by person"  # under which the store keeps them
-_NOT_SIGNED_IN_MESSAGE = "nobody is signed in here: sign in"
-_SIGNED_OUT_MESSAGE = "somebody signed out of this session: sign in again"
+_ENDED_SESSIONS_KEY = "portal sessions ended, by person"  # in the store; must not change
+_NOT_SIGNED_IN_MESSAGE = "you are not signed in: sign in"
+_SIGNED_OUT_MESSAGE = "this session was signed out: sign in again"
 
 
 class SessionManager:
-    """Knows visitors by their cookies. Nothing else is remembered, so that what is revoked counts at once."""
+    """Starts, resolves and ends portal sessions, which are signed cookies.
+
+    Only ended sessions are stored. Each request resolves the user's rights anew, so that a revocation counts at once.
+    """
 
     def __init__(self, *, dependencies: Dependencies, sign_in: TokenService, sessions: SessionIssuer) -> None:
         self.dependencies = dependencies
         self.sign_in = sign_in
         self._store = dependencies.control.store
         self._sessions = sessions
-        self._cookie = ServiceCookie("forewarn", sign_in.tenant_id, lasts_s=SESSION_LIFETIME_S)
-        kept = self._store.load(_ENDED_SESSIONS_KEY)
-        self._ended_sessions = EndedSessions() if kept is None else msgspec.json.decode(kept, type=EndedSessions)
+        self._cookie = ServiceCookie("forewarn", sign_in.tenant_id, max_age_s=SESSION_LIFETIME_S)
+        stored = self._store.load(_ENDED_SESSIONS_KEY)
+        self._ended_sessions = EndedSessions() if stored is None else msgspec.json.decode(stored, type=EndedSessions)
         self._ended_sessions_lock = asyncio.Lock()
 
     async def authenticate(self, request: Request) -> CurrentSession:
+        """The session of a request. Raises Unauthenticated if the cookie is missing, invalid, expired or ended."""
         text = self._cookie.read(request)
         session = self._read_session(text)
         return CurrentSession(
@@ -90,13 +100,17 @@ class SessionManager:
     def start_session(
         self, request: Request, response: Response, claims: Claims, *, issuer: str = "", is_owner: bool = False
     ) -> None:
-        """Sign in with this response. Unauthenticated where whoever it is may not come in any more."""
+        """Signs a user in: sets the session cookie with `response`.
+
+        `issuer` is the OpenID Connect issuer that signed the user in, "" for this service. `is_owner` is for the owner
+        of the service. Raises Unauthenticated if the user may no longer sign in.
+        """
         text = self._sessions.issue(claims, self.dependencies.real_time(), issuer=issuer, is_owner=is_owner)
         self._principal_of(self._read_session(text))
         self._cookie.write(request, response, text)
 
     async def end_session(self, request: Request, response: Response) -> None:
-        """Whoever kept a copy of the cookie is signed out too, here and after a restart."""
+        """Signs out: stores that the session ended, so that a copy of its cookie is worthless after a restart too."""
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
             ended = self._ended_sessions.with_session(session, self.dependencies.real_time())
@@ -105,6 +119,7 @@ class SessionManager:
         self.clear_cookie(request, response)
 
     def clear_cookie(self, request: Request, response: Response) -> None:
+        """Makes the browser delete the session cookie, without ending the session."""
         self._cookie.clear(request, response)
 
     def _read_session(self, text: str) -> PortalSession:
@@ -123,12 +138,12 @@ class SessionManager:
             return owner_principal(self.dependencies.owner_name)
         external = self.sign_in.external.url if self.sign_in.external else ""
         if session.issuer != external:
-            where = repr(external) if external else "this service itself"
-            raise Unauthenticated(f"people sign in at {where} now: sign in again")
+            issuer_text = repr(external) if external else "this service itself"
+            raise Unauthenticated(f"users sign in at {issuer_text} now: sign in again")
         return principal_for_claims(session.claims, self._store)
 
 
 def _csrf_token_for(text: str) -> str:
-    """What forms must repeat. Who knows it knows nothing of the cookie, and without the cookie nobody knows it."""
+    """The CSRF token of a session cookie: a keyed hash, which does not reveal the cookie."""
     digest = hmac.digest(text.encode(), b"what forms repeat", hashlib.sha256)
     return urlsafe_b64encode(digest).rstrip(b"=").decode()

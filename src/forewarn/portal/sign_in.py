@@ -35,12 +35,14 @@ _NO_REFERRER = {"Referrer-Policy": "no-referrer"}
 SignInEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-def with_error_page(answer: SignInEndpoint) -> SignInEndpoint:
+def with_error_page(handle: SignInEndpoint) -> SignInEndpoint:
+    """Wraps an endpoint so that an error becomes a page instead of a traceback."""
+
     async def endpoint(request: Request) -> Response:
         try:
-            return await answer(request)
+            return await handle(request)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
+            return Response(status_code=400)  # the browser is gone
         except Exception as error:
             return sign_in_error_page(error)
 
@@ -48,12 +50,16 @@ def with_error_page(answer: SignInEndpoint) -> SignInEndpoint:
 
 
 def sign_in_error_page(error: Exception) -> Response:
+    """A page that says why the user is not signed in, with the status of the error."""
     status, sentence = status_and_message(error, Surface.PORTAL)
     return public_page_response("public.html", status=status, title="Not signed in", sentence=sentence)
 
 
 def continue_page(to: str, title: str) -> Response:
-    """To a page of ours, by a page of ours: a browser that came from elsewhere sends no cookie before that."""
+    """A page that continues to `to` at once.
+
+    After a redirect from another site a browser sends no SameSite=Strict cookie; from this page it does.
+    """
     response = public_page_response("sign-in-continue.html", title=title, to=to)
     response.headers.update(_NO_REFERRER)
     return response
@@ -62,31 +68,32 @@ def continue_page(to: str, title: str) -> Response:
 OIDC_START_PATH = f"{SIGN_IN_PATH}/issuer"
 OIDC_CALLBACK_PATH = f"{SIGN_IN_PATH}/callback"
 _OIDC_FINISH_PATH = f"{SIGN_IN_PATH}/finish"
-_FLOW_LIFETIME_S = 600  # from leaving for the issuer to coming back
-_CALLBACK_PARAMS = ("code", "state", "error", "error_description")  # by the issuer, when somebody comes back
+_FLOW_LIFETIME_S = 600  # from the redirect to the issuer until the browser comes back
+_CALLBACK_PARAMS = ("code", "state", "error", "error_description")  # that the issuer adds to the callback URL
 _MAX_CALLBACK_PARAM_LENGTH = 4096
-_FLOW_EXPIRED_MESSAGE = "this sign-in was begun in another browser, or more than ten minutes ago: sign in once more"
+_FLOW_EXPIRED_MESSAGE = "this sign-in was started in another browser, or more than ten minutes ago: sign in again"
 
 
-def oidc_routes(lobby: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
-    cookie = ServiceCookie("forewarn-flow", lobby.sign_in.tenant_id, lasts_s=_FLOW_LIFETIME_S)
+def oidc_routes(sessions: SessionManager, code_flow: AuthorizationCodeFlow) -> list[BaseRoute]:
+    """The routes of a sign-in at an OpenID Connect issuer: start, callback and finish."""
+    cookie = ServiceCookie("forewarn-flow", sessions.sign_in.tenant_id, max_age_s=_FLOW_LIFETIME_S)
     issuer = code_flow.issuer.url
 
-    async def leave(request: Request) -> Response:
+    async def start(request: Request) -> Response:
         flow = AuthorizationFlow.start()
-        address = await code_flow.authorization_url(flow, _redirect_uri(request), lobby.dependencies.real_time())
+        address = await code_flow.authorization_url(flow, _redirect_uri(request), sessions.dependencies.real_time())
         response = RedirectResponse(address, status_code=303)
         cookie.write(request, response, _encode_flow(flow, safe_redirect_path(request.query_params.get("to", ""))))
         return response
 
-    async def come_back(request: Request) -> Response:
-        """Cookies are sent to us by ourselves only, so the next step is one from a page of ours."""
-        told = {
+    async def callback(request: Request) -> Response:
+        """The browser comes from another site and sends no cookie yet: a page of ours leads on to `finish`."""
+        callback_params = {
             name: text
             for name, text in request.query_params.items()
             if name in _CALLBACK_PARAMS and len(text) <= _MAX_CALLBACK_PARAM_LENGTH
         }
-        return continue_page(f"{_OIDC_FINISH_PATH}?{urlencode(told)}", "Signing in")
+        return continue_page(f"{_OIDC_FINISH_PATH}?{urlencode(callback_params)}", "Signing in")
 
     async def finish(request: Request) -> Response:
         flow, to = _decode_flow(cookie.read(request))
@@ -95,30 +102,30 @@ def oidc_routes(lobby: SessionManager, code_flow: AuthorizationCodeFlow) -> list
         response: Response = RedirectResponse(to, status_code=303)
         try:
             claims = await code_flow.redeem_code(
-                _authorization_code(request, issuer), flow, _redirect_uri(request), lobby.dependencies.real_time()
+                _authorization_code(request, issuer), flow, _redirect_uri(request), sessions.dependencies.real_time()
             )
-            lobby.start_session(request, response, claims, issuer=issuer)
+            sessions.start_session(request, response, claims, issuer=issuer)
         except InvalidToken as error:
             response = sign_in_error_page(Unauthenticated(str(error)))
         except Exception as error:
             response = sign_in_error_page(error)
-        cookie.clear(request, response)  # whatever came of it, that code is spent
+        cookie.clear(request, response)  # a code can be redeemed once, successfully or not
         return response
 
     return [
-        Route(OIDC_START_PATH, with_error_page(leave), methods=["GET"]),
-        Route(OIDC_CALLBACK_PATH, with_error_page(come_back), methods=["GET"]),
+        Route(OIDC_START_PATH, with_error_page(start), methods=["GET"]),
+        Route(OIDC_CALLBACK_PATH, with_error_page(callback), methods=["GET"]),
         Route(_OIDC_FINISH_PATH, with_error_page(finish), methods=["GET"]),
     ]
 
 
 def _authorization_code(request: Request, issuer: str) -> str:
-    told = request.query_params
-    if "error" in told:
-        why = quote_excerpt(told.get("error_description") or told["error"])
-        raise Unauthenticated(f"issuer {issuer!r} did not sign you in ({why}): try again, or sign in as another")
-    if not (code := told.get("code", "")):
-        raise Rejected(f"issuer {issuer!r} sent you back without a code: sign in once more")
+    callback_params = request.query_params
+    if "error" in callback_params:
+        why = quote_excerpt(callback_params.get("error_description") or callback_params["error"])
+        raise Unauthenticated(f"issuer {issuer!r} did not sign you in ({why}): try again, or use another account")
+    if not (code := callback_params.get("code", "")):
+        raise Rejected(f"issuer {issuer!r} sent you back without a code: sign in again")
     return code
 
 
@@ -143,50 +150,48 @@ def _decode_flow(text: str) -> tuple[AuthorizationFlow, str]:
 
 ONE_TIME_LINK_PATH = f"{SIGN_IN_PATH}/once"
 _FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"
-_PREFETCH_HEADERS = (
-    "sec-purpose",
-    "purpose",
-    "x-purpose",
-    "x-moz",
-)  # by which browsers say that nobody has clicked yet
-_PREFETCH_MESSAGE = "a browser that looks ahead signs nobody in: open the link yourself"
+_PREFETCH_HEADERS = ("sec-purpose", "purpose", "x-purpose", "x-moz")  # mark a prefetch or preview
+_PREFETCH_MESSAGE = "your browser only prefetched this sign-in link: open it yourself"
 
 
 def sign_in_routes(
-    lobby: SessionManager, links: SignInLinks, code_flow: AuthorizationCodeFlow | None = None
+    sessions: SessionManager, links: SignInLinks, code_flow: AuthorizationCodeFlow | None = None
 ) -> list[BaseRoute]:
-    """All that is open to whoever is not signed in yet. With `code_flow`, people sign in at its issuer."""
+    """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
 
-    def form(*, status: int = 200, **given: Any) -> Response:
-        external = lobby.sign_in.external
+    With `code_flow`, users sign in at its issuer, and client secrets are rejected.
+    """
+
+    def form(*, status: int = 200, **values: Any) -> Response:
+        external = sessions.sign_in.external
         issuer = external.url if external else ""
-        usual = {
+        defaults = {
             "title": "Sign in",
             "client_id": ADMIN_CLIENT_ID,
             "sentence": "",
             "issuer": issuer,
             "by_issuer": bool(code_flow),
         }
-        return public_page_response("sign-in.html", status=status, **{**usual, **given})
+        return public_page_response("sign-in.html", status=status, **{**defaults, **values})
 
     async def show(request: Request) -> Response:
         to = safe_redirect_path(request.query_params.get("to", ""))
         try:
-            await lobby.authenticate(request)
+            await sessions.authenticate(request)
         except Unauthenticated:
             return form(to=to)
         return RedirectResponse(to, status_code=303)
 
-    async def take(request: Request) -> Response:
+    async def sign_in(request: Request) -> Response:
         require_same_origin(request.headers)
         fields = await read_form_fields(request)
         to, client_id = safe_redirect_path(fields.get("to", "")), fields.get("client_id", "").strip()
         response = RedirectResponse(to, status_code=303)
         try:
-            lobby.start_session(
+            sessions.start_session(
                 request,
                 response,
-                claims_of_client(_authenticate_client(lobby, client_id, fields.get("secret", "").strip())),
+                claims_of_client(_authenticate_client(sessions, client_id, fields.get("secret", "").strip())),
             )
         except Unauthenticated as error:
             return form(status=401, to=to, client_id=client_id, sentence=message_for(error, Surface.PORTAL))
@@ -195,49 +200,49 @@ def sign_in_routes(
     async def open_link(request: Request) -> Response:
         if _is_prefetch(request):
             raise Rejected(_PREFETCH_MESSAGE)
-        whom = links.redeem(request.path_params["code"])
+        identity = links.redeem(request.path_params["code"])
         response = continue_page(PORTAL_HOME, "Signed in")
-        lobby.start_session(request, response, whom.claims, is_owner=whom.is_owner)
+        sessions.start_session(request, response, identity.claims, is_owner=identity.is_owner)
         return response
 
     async def sign_out(request: Request) -> Response:
         response = RedirectResponse(SIGN_IN_PATH, status_code=303)
         try:
-            visit = await lobby.authenticate(request)
+            session = await sessions.authenticate(request)
         except Unauthenticated:
-            lobby.clear_cookie(request, response)
+            sessions.clear_cookie(request, response)
             return response
-        require_csrf_token(visit, request.headers, await read_form_fields(request))
-        await lobby.end_session(request, response)
+        require_csrf_token(session, request.headers, await read_form_fields(request))
+        await sessions.end_session(request, response)
         return response
 
     return [
         Route(SIGN_IN_PATH, with_error_page(show), methods=["GET"]),
-        Route(SIGN_IN_PATH, with_error_page(take), methods=["POST"]),
+        Route(SIGN_IN_PATH, with_error_page(sign_in), methods=["POST"]),
         Route(f"{ONE_TIME_LINK_PATH}/{{code}}", with_error_page(open_link), methods=["GET"]),
         Route(f"{PORTAL_PREFIX}/sign-out", with_error_page(sign_out), methods=["POST"]),
-        *(oidc_routes(lobby, code_flow) if code_flow is not None else ()),
+        *(oidc_routes(sessions, code_flow) if code_flow is not None else ()),
     ]
 
 
 async def read_form_fields(request: Request) -> dict[str, str]:
-    """What a form sent."""
+    """The fields of a submitted form; of a repeated field, the last. Raises Rejected for another content type."""
     body = await read_limited_body(request, MAX_FORM_BYTES)
     if body is None:
-        raise Rejected(f"the form is longer than {MAX_FORM_BYTES} bytes: send less")
+        raise Rejected(f"the form is larger than {MAX_FORM_BYTES} bytes: shorten it")
     if not request.headers.get("content-type", "").startswith(_FORM_MEDIA_TYPE):
-        raise Rejected(f"this takes forms, as {_FORM_MEDIA_TYPE}: send one")
+        raise Rejected(f"the request is not a form: send {_FORM_MEDIA_TYPE}")
     return dict(parse_qsl(body.decode("utf-8", errors="replace"), keep_blank_values=True))
 
 
-def _authenticate_client(lobby: SessionManager, client_id: str, secret: str) -> RegisteredClient:
-    external = lobby.sign_in.external
+def _authenticate_client(sessions: SessionManager, client_id: str, secret: str) -> RegisteredClient:
+    external = sessions.sign_in.external
     if external is not None:
-        raise Unauthenticated(f"clients sign in at {external.url!r}: go there")
-    return verify_client_secret(client_id, secret, lobby.dependencies.control.store)
+        raise Unauthenticated(f"client secrets do not sign in here: sign in at {external.url!r}")
+    return verify_client_secret(client_id, secret, sessions.dependencies.control.store)
 
 
 def _is_prefetch(request: Request) -> bool:
-    """A link is spent by being opened, not by being looked at."""
-    looks_ahead = any("pre" in request.headers.get(name, "").lower() for name in _PREFETCH_HEADERS)
-    return request.method == "HEAD" or looks_ahead or request.headers.get("sec-fetch-dest", "document") != "document"
+    """Whether the browser requests the page without a click, which must not use up a one-time link."""
+    is_announced = any("pre" in request.headers.get(name, "").lower() for name in _PREFETCH_HEADERS)
+    return request.method == "HEAD" or is_announced or request.headers.get("sec-fetch-dest", "document") != "document"

@@ -1,61 +1,64 @@
-// VMs as they change: cells and words of state are set in place, the counts of the legend too. The page is fetched anew
-// where VMs come or go, and while somebody types into the search.
+// Updates VM states and the counts of the legend in place. Fetches the page again when VMs are added or removed, and
+// while the user types into the search field.
 
 import { live } from "./live.js";
 
-const TYPING_MS = 250;
+const TYPING_PAUSE_MS = 250;
+// States whose label differs from their name; rendering.py has the same.
+const STATE_LABELS = { noticed: "event scheduled" };
 
-const found = document.getElementById("found"); // on the fleet's page only
+const found = document.getElementById("found"); // on the fleet page only
 const search = document.getElementById("search");
-const news = new Set(); // keys, until the next frame
-const latest = new Map(); // key → how it is since which number of the history
-const fetched = new WeakMap(); // section → the number of the history that it was fetched at
-let shown = new Map(); // key → the elements that show this VM's state
-let asked = null; // what aborts the fetch that is under way
-let typing;
+const changedVms = new Set(); // keys, until the next frame
+const latestStates = new Map(); // key → { state, seq }: the state and the sequence number since which it is so
+const fetchedAt = new WeakMap(); // section → the sequence number at which it was fetched
+let elementsByVm = new Map(); // key → the elements that show this VM's state
+let pendingFetch = null; // aborts the fetch under way
+let typingTimer;
 
-function learn() {
-  shown = new Map();
+function indexElements() {
+  elementsByVm = new Map();
   for (const element of document.querySelectorAll("[data-vm]")) {
-    const alike = shown.get(element.dataset.vm);
-    if (alike) alike.push(element);
-    else shown.set(element.dataset.vm, [element]);
+    const elements = elementsByVm.get(element.dataset.vm);
+    if (elements) elements.push(element);
+    else elementsByVm.set(element.dataset.vm, [element]);
   }
 }
 
-function set(element, state) {
+function setState(element, state) {
+  const text = STATE_LABELS[state] ?? state;
   if (element.classList.contains("cell")) {
     const label = element.ariaLabel;
     element.className = `cell ${state}`;
-    element.ariaLabel = element.title = `${label.slice(0, label.lastIndexOf(","))}, ${state}`;
+    element.ariaLabel = element.title = `${label.slice(0, label.lastIndexOf(","))}, ${text}`;
   } else {
     element.className = `state ${state}`;
-    element.textContent = state;
+    element.textContent = text;
   }
 }
 
-function draw() {
-  for (const key of news) show(key);
-  news.clear();
+function showChangedVms() {
+  for (const key of changedVms) showVm(key);
+  changedVms.clear();
 }
 
-// Of the page and the stream, either may be ahead of the other: what is later counts, or a grid would show a state that
-// it never was in.
-function show(key) {
-  const { state, seq } = latest.get(key);
-  for (const element of shown.get(key) ?? []) {
-    if (seq > (fetched.get(element.closest("[data-live]")) ?? 0)) set(element, state);
+// Either the fetched section or the stream may be newer. The newer one counts, or a cell would show a state again that
+// the VM has left.
+function showVm(key) {
+  const { state, seq } = latestStates.get(key);
+  for (const element of elementsByVm.get(key) ?? []) {
+    if (seq > (fetchedAt.get(element.closest("[data-live]")) ?? 0)) setState(element, state);
   }
 }
 
 live.addEventListener("change", ({ detail }) => {
-  const isFirst = news.size === 0;
+  const isFirst = changedVms.size === 0;
   for (const [key, state] of detail.vms) {
-    if (!shown.has(key)) continue;
-    latest.set(key, { state, seq: detail.seq });
-    news.add(key);
+    if (!elementsByVm.has(key)) continue;
+    latestStates.set(key, { state, seq: detail.seq });
+    changedVms.add(key);
   }
-  if (isFirst && news.size) requestAnimationFrame(draw);
+  if (isFirst && changedVms.size) requestAnimationFrame(showChangedVms);
   if (found && detail.what.includes("fleet")) refetch();
 });
 
@@ -67,40 +70,40 @@ live.addEventListener("counts", ({ detail }) => {
 });
 
 document.addEventListener("refreshed", ({ target, detail }) => {
-  fetched.set(target, detail.seq);
-  learn();
-  for (const [key, { seq }] of latest) {
-    if (seq > detail.seq) show(key);
+  fetchedAt.set(target, detail.seq);
+  indexElements();
+  for (const [key, { seq }] of latestStates) {
+    if (seq > detail.seq) showVm(key);
   }
 });
 
-// The same page with what is there now; what is typed stays, as it stands outside.
+// Replaces the results with those of the current address. The search field is outside of them and keeps its text.
 async function refetch() {
-  asked?.abort();
-  asked = new AbortController();
+  pendingFetch?.abort();
+  pendingFetch = new AbortController();
   try {
-    const answer = await fetch(location.href, { signal: asked.signal, redirect: "manual", cache: "no-store" });
-    if (!answer.ok) return;
-    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const response = await fetch(location.href, { signal: pendingFetch.signal, redirect: "manual", cache: "no-store" });
+    if (!response.ok) return;
+    const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
     const next = fresh.getElementById("found");
     if (!next || (!search && fresh.getElementById("search"))) return location.reload();
     found.replaceChildren(...next.childNodes);
-    for (const section of found.querySelectorAll("[data-live]")) fetched.set(section, Number(fresh.body.dataset.seq));
-    learn();
-    for (const key of latest.keys()) show(key);
+    for (const section of found.querySelectorAll("[data-live]")) fetchedAt.set(section, Number(fresh.body.dataset.seq));
+    indexElements();
+    for (const key of latestStates.keys()) showVm(key);
   } catch (error) {
-    if (error.name !== "AbortError") console.info("the page could not be fetched anew:", error.message);
+    if (error.name !== "AbortError") console.info("cannot fetch the page again:", error.message);
   }
 }
 
 search?.addEventListener("input", () => {
-  clearTimeout(typing);
-  typing = setTimeout(() => {
-    const wanted = new URLSearchParams(new FormData(search));
-    for (const [name, value] of [...wanted]) if (!value) wanted.delete(name);
-    history.replaceState(null, "", wanted.size ? `?${wanted}` : location.pathname);
+  clearTimeout(typingTimer);
+  typingTimer = setTimeout(() => {
+    const query = new URLSearchParams(new FormData(search));
+    for (const [name, value] of [...query]) if (!value) query.delete(name);
+    history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
     refetch();
-  }, TYPING_MS);
+  }, TYPING_PAUSE_MS);
 });
 
-learn();
+indexElements();

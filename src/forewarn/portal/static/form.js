@@ -1,29 +1,31 @@
-// Forms open in a dialog, with the HTML of their pages; without this script they are those pages.
+// Opens forms in a dialog, with the HTML of their pages. Without this script they are pages of their own.
+
+const SLOW_MS = 1500; // then the dialog says that the request is under way: a large rollout takes a while
 
 let dialog = null;
-let opener = null;
+let opener = null; // the link that opened the dialog, which gets the focus back
 
-function main(text) {
+function mainElement(text) {
   return new DOMParser().parseFromString(text, "text/html").querySelector("main");
 }
 
-function show(text) {
-  const content = main(text);
+function showDialog(text) {
+  const content = mainElement(text);
   if (!content) return false;
   if (!dialog) {
     dialog = document.createElement("dialog");
-    dialog.className = "asking";
+    dialog.className = "form-dialog";
     dialog.addEventListener("close", () => { dialog.replaceChildren(); opener?.focus(); opener = null; });
-    dialog.addEventListener("click", closeOn);
-    dialog.addEventListener("submit", send);
+    dialog.addEventListener("click", closeOnClick);
+    dialog.addEventListener("submit", submit);
     document.body.append(dialog);
   }
   dialog.replaceChildren(...content.childNodes);
-  name(dialog);
-  fit(dialog);
+  labelByHeading(dialog);
+  showFaultParameters(dialog);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
-  // What is only read begins at its heading: Enter, pressed once more, must not confirm it unread.
+  // A destructive confirmation starts at its heading: pressing Enter again must not confirm it unread.
   const first = dialog.querySelector("[data-first], [role=alert], input:not([type=hidden]), select")
     ?? dialog.querySelector("h1");
   if (first?.matches("h1, [role=alert]")) first.tabIndex = -1;
@@ -31,68 +33,67 @@ function show(text) {
   return true;
 }
 
-// The heading names the dialog to those who hear it.
-function name(within) {
+// Names the dialog by its heading, for screen readers.
+function labelByHeading(within) {
   const title = within.querySelector("h1");
   if (!title) return;
-  title.id = "asking-title";
+  title.id = "dialog-title";
   within.setAttribute("aria-labelledby", title.id);
 }
 
 async function open(link) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(link.href, { headers: { accept: "text/html" } });
+    response = await fetch(link.href, { headers: { accept: "text/html" } });
   } catch {
     return location.assign(link.href);
   }
-  // Somebody who is no longer signed in is led to sign in, not into a dialog.
-  if (answer.redirected || !show(await answer.text())) location.assign(link.href);
+  // A redirect leads to the sign-in page, which does not belong into a dialog.
+  if (response.redirected || !showDialog(await response.text())) location.assign(link.href);
 }
 
-async function send(event) {
+async function submit(event) {
   event.preventDefault();
   const form = event.target;
-  const button = event.submitter;
-  const fields = new URLSearchParams(new FormData(form, button));
+  const fields = new URLSearchParams(new FormData(form, event.submitter));
   const buttons = form.querySelectorAll("button");
-  for (const one of buttons) one.disabled = true;
-  const slow = setTimeout(() => tell(form, "Working on it …", "notice"), 1500); // a large rollout is much to write
+  for (const button of buttons) button.disabled = true;
+  const slow = setTimeout(() => showStatus(form, "Working on it …", "notice"), SLOW_MS);
   try {
-    const answer = await fetch(form.action, { method: "POST", body: fields });
-    if (answer.redirected) return location.assign(answer.url);
-    if (!show(await answer.text())) location.reload();
+    const response = await fetch(form.action, { method: "POST", body: fields });
+    if (response.redirected) return location.assign(response.url);
+    if (!showDialog(await response.text())) location.reload();
   } catch {
-    for (const one of buttons) one.disabled = false;
-    tell(form, "The service cannot be reached, and what was done is not known: look at the history, or try again.");
+    for (const button of buttons) button.disabled = false;
+    showStatus(form, "The service did not answer, and the request may have been made: check the history, or try again.");
   } finally {
     clearTimeout(slow);
   }
 }
 
-function tell(form, sentence, looks = "refusal") {
-  const line = form.querySelector("[data-told]") ?? document.createElement("p");
-  line.dataset.told = "";
-  line.className = looks;
+function showStatus(form, text, className = "error") {
+  const line = form.querySelector("[data-status]") ?? document.createElement("p");
+  line.dataset.status = "";
+  line.className = className;
   line.setAttribute("role", "alert");
-  line.textContent = sentence;
+  line.textContent = text;
   if (!line.parentNode) form.append(line);
 }
 
-function closeOn(event) {
-  const leave = event.target.closest("[data-close]");
-  if (leave) event.preventDefault();
-  if (leave || event.target === dialog) dialog.close();
+function closeOnClick(event) {
+  const cancel = event.target.closest("[data-close]");
+  if (cancel) event.preventDefault();
+  if (cancel || event.target === dialog) dialog.close();
 }
 
-// A fault has parameters of its own: those of other kinds are out of the way.
-function fit(within) {
+// Shows the parameters of the chosen kind of fault, and hides those of the others.
+function showFaultParameters(within) {
   const kind = within.querySelector('[data-form="fault"] [name="kind"]');
   if (!kind) return;
   const apply = () => {
-    for (const one of within.querySelectorAll("[data-only-for]")) {
-      one.hidden = one.dataset.onlyFor !== kind.value;
-      for (const input of one.querySelectorAll("input")) input.disabled = one.hidden;
+    for (const field of within.querySelectorAll("[data-only-for]")) {
+      field.hidden = field.dataset.onlyFor !== kind.value;
+      for (const input of field.querySelectorAll("input")) input.disabled = field.hidden;
     }
   };
   kind.addEventListener("change", apply);
@@ -101,15 +102,15 @@ function fit(within) {
 
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.('a[href^="/portal/forms/"]');
-  const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
-  if (!link || !plain || event.defaultPrevented) return;
+  const isPlainClick = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+  if (!link || !isPlainClick || event.defaultPrevented) return;
   event.preventDefault();
   opener = link;
   open(link);
 });
 
-fit(document);
-// On a page of its own, a button pressed twice sends once.
+showFaultParameters(document);
+// On a form's own page, a button pressed twice submits once.
 for (const form of document.querySelectorAll("section.form form")) {
   form.addEventListener("submit", (event) => {
     if (form.dataset.sent) event.preventDefault();

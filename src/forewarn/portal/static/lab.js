@@ -1,10 +1,10 @@
-// The lab's clock goes on while one looks at it.
+// Keeps the clock of the lab page running.
 
 import { labNow } from "./live.js";
 
 function tick() {
-  const face = document.querySelector("[data-clock]");
-  if (face) face.textContent = `${new Date(labNow() * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+  const clock = document.querySelector("[data-clock]");
+  if (clock) clock.textContent = `${new Date(labNow() * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
 setInterval(tick, 250);

@@ -1,34 +1,35 @@
-// The stream of what changes, for every script of a page:
+// The live stream of changes, shared by all scripts of a page:
 //
 //   import { live, labNow } from "./live.js";
 //   live.addEventListener("change", (event) => event.detail.vms …);
 //
-// It is taken up again by itself after a gap, from the last number that was heard. A hidden page holds no connection:
-// a browser opens only a few to one host, and somebody who has many tabs open looks at one of them.
+// Dispatches the messages of the server (MESSAGES), and "connected", "disconnected", "waiting" (for a stream slot) and
+// "signed-out". After a gap it reconnects and resumes from the last sequence number it received. A hidden page holds no
+// connection: a browser opens only a few to one host, and a user with many tabs looks at one of them.
 
-import { seated } from "./stream-slots.js";
+import { acquireStreamSlot } from "./stream-slots.js";
 
 export const live = new EventTarget();
 
-const KINDS = ["change", "asking", "counts", "clock", "reset", "health"];
-const SILENCE_MS = 40_000; // the service says something every 15 s
-const SOONEST_MS = 500;
-const LATEST_MS = 5_000;
-const CROWDED_MS = 2_000; // without a seat
+const MESSAGES = ["change", "asking", "counts", "clock", "reset", "health"];
+const SILENCE_TIMEOUT_MS = 40_000; // the server sends something every 15 s
+const MIN_RETRY_MS = 500;
+const MAX_RETRY_MS = 5_000;
+const SLOT_WAIT_MS = 2_000; // without a slot, until the user is told
 
-const told = document.body.dataset;
-let seq = Number(told.seq);
-let heardAt = 0; // when this page was last up to date; at first, when it was asked for
-let clock = { now: Number(told.now), speed: Number(told.speed), at: performance.now() };
-let wanted = null; // what gives the seat back; null while nothing is wanted
+const page = document.body.dataset;
+let seq = Number(page.seq);
+let currentAt = 0; // when this page was last up to date; at first, when it was requested
+let clock = { now: Number(page.now), speed: Number(page.speed), at: performance.now() };
+let slot = null; // aborts the wait for a stream slot, or releases it; null while the stream is closed
 let source = null;
 let failures = 0;
-let wasLost = false;
-let isOver = false;
-let again; // the timer of the next attempt
-let silence; // the timer that runs out when nothing is heard
+let wasDisconnected = false;
+let isSignedOut = false;
+let retryTimer;
+let silenceTimer;
 
-// Lab time now, in seconds; it goes on between messages.
+// Lab time now, in seconds. It advances between messages.
 export function labNow() {
   return clock.now + ((performance.now() - clock.at) / 1000) * clock.speed;
 }
@@ -37,96 +38,96 @@ export function labSpeed() {
   return clock.speed;
 }
 
-// The visit has ended: nothing comes any more until somebody signs in.
-export function end() {
-  isOver = true;
+// The session has ended: closes the stream until the user signs in.
+export function signedOut() {
+  isSignedOut = true;
   close();
-  say("over");
+  dispatch("signed-out");
 }
 
 async function open() {
-  if (isOver || wanted !== null || document.visibilityState === "hidden") return;
-  clearTimeout(again);
-  const mine = (wanted = new AbortController());
-  const crowded = setTimeout(say, CROWDED_MS, "crowded");
+  if (isSignedOut || slot !== null || document.visibilityState === "hidden") return;
+  clearTimeout(retryTimer);
+  const acquired = (slot = new AbortController());
+  const waiting = setTimeout(dispatch, SLOT_WAIT_MS, "waiting");
   try {
-    await seated(mine.signal);
+    await acquireStreamSlot(acquired.signal);
   } catch {
     return; // closed meanwhile
   } finally {
-    clearTimeout(crowded);
+    clearTimeout(waiting);
   }
-  if (!mine.signal.aborted) listen();
+  if (!acquired.signal.aborted) connect();
 }
 
-function listen() {
-  const age = Math.ceil((performance.now() - heardAt) / 1000);
+function connect() {
+  const age = Math.ceil((performance.now() - currentAt) / 1000);
   source = new EventSource(`/portal/live?after=${seq}&age=${age}`);
-  source.addEventListener("open", opened);
-  source.addEventListener("error", lost);
-  source.addEventListener("over", end);
-  source.addEventListener("alive", heard);
-  for (const kind of KINDS) source.addEventListener(kind, hear);
-  expect();
+  source.addEventListener("open", onOpen);
+  source.addEventListener("error", disconnected);
+  source.addEventListener("over", signedOut);
+  source.addEventListener("alive", onAlive);
+  for (const message of MESSAGES) source.addEventListener(message, onMessage);
+  restartSilenceTimer();
 }
 
 function close() {
-  clearTimeout(again);
-  clearTimeout(silence);
+  clearTimeout(retryTimer);
+  clearTimeout(silenceTimer);
   source?.close();
-  wanted?.abort();
-  source = wanted = null;
+  slot?.abort();
+  source = slot = null;
 }
 
-function opened() {
+function onOpen() {
   failures = 0;
-  say("found");
-  // Whatever is not in the history, such as the faults' counts, was missed for good.
-  if (wasLost) say("reset", {});
-  wasLost = false;
+  dispatch("connected");
+  // The server resends only what the history holds: the counts of faults, for example, were missed.
+  if (wasDisconnected) dispatch("reset", {});
+  wasDisconnected = false;
 }
 
-function hear(event) {
-  heard();
+function onMessage(event) {
+  onAlive();
   if (event.lastEventId) seq = Number(event.lastEventId);
   const detail = JSON.parse(event.data);
   if (event.type === "clock") clock = { ...detail, at: performance.now() };
-  say(event.type, detail);
+  dispatch(event.type, detail);
 }
 
-function heard() {
-  heardAt = performance.now();
-  expect();
+function onAlive() {
+  currentAt = performance.now();
+  restartSilenceTimer();
 }
 
-function expect() {
-  clearTimeout(silence);
-  silence = setTimeout(lost, SILENCE_MS);
+function restartSilenceTimer() {
+  clearTimeout(silenceTimer);
+  silenceTimer = setTimeout(disconnected, SILENCE_TIMEOUT_MS);
 }
 
-// Try again, ever less often; not all pages of a service that comes back at the same moment.
-function lost() {
+// Reconnects with backoff and jitter, so that the pages of a restarted service do not all reconnect at once.
+function disconnected() {
   close();
-  wasLost = true;
+  wasDisconnected = true;
   failures += 1;
-  say("lost", { failures });
-  const wait = Math.min(SOONEST_MS * 2 ** (failures - 1), LATEST_MS);
-  again = setTimeout(failures > 1 ? look : open, wait * (0.75 + Math.random() / 2));
+  dispatch("disconnected", { failures });
+  const wait = Math.min(MIN_RETRY_MS * 2 ** (failures - 1), MAX_RETRY_MS);
+  retryTimer = setTimeout(failures > 1 ? checkSession : open, wait * (0.75 + Math.random() / 2));
 }
 
-// A stream that is refused does not say why, so the page itself is asked: who is signed out is sent to sign in.
-async function look() {
+// An EventSource does not say why it failed, so this requests the page itself: a redirect means signed out.
+async function checkSession() {
   try {
-    const answer = await fetch(location.href, { method: "HEAD", redirect: "manual", cache: "no-store" });
-    if (answer.type === "opaqueredirect") return end();
+    const response = await fetch(location.href, { method: "HEAD", redirect: "manual", cache: "no-store" });
+    if (response.type === "opaqueredirect") return signedOut();
   } catch {
-    return lost();
+    return disconnected();
   }
   open();
 }
 
-function say(kind, detail) {
-  live.dispatchEvent(new CustomEvent(kind, { detail }));
+function dispatch(type, detail) {
+  live.dispatchEvent(new CustomEvent(type, { detail }));
 }
 
 document.addEventListener("visibilitychange", () => (document.visibilityState === "hidden" ? close() : open()));

@@ -1,85 +1,84 @@
-// What every page has: the clock that goes on, the banner, and sections that follow what happens.
+// Runs on every page: the clock in the header, the banner, and the live sections.
 
 import { live, labNow, labSpeed } from "./live.js";
 import "./refresh.js";
 
 const TICK_MS = 250;
-const FLICKER_MS = 700; // a connection that is back by then was never missed
-const CROWDED =
-  "Other windows of this browser follow what happens, as many as it can bear. What you see here may be old until one of " +
-  "them is closed.";
-const OVER = "You are signed out. What you see may be old. ";
-const LOST = "The connection is lost; trying again … What you see may be old.";
+const RECONNECT_GRACE_MS = 700; // a shorter interruption is not shown
+const TOO_MANY_WINDOWS =
+  "Too many windows of this browser show live pages. This page may be out of date until you close one of them.";
+const SIGNED_OUT = "You are signed out. This page may be out of date. ";
+const DISCONNECTED = "Connection lost. Reconnecting … This page may be out of date.";
 
 const banner = document.getElementById("banner");
 const clock = document.getElementById("clock");
-let troubled = ""; // what the service says of itself
-let missed; // the timer until a lost connection is told
-let isLost = false;
-let isCrowded = false;
-let isOver = false;
+let healthText = ""; // what the service reports about its store; "" while it is healthy
+let disconnectedTimer;
+let isDisconnected = false;
+let isWaiting = false;
+let isSignedOut = false;
 
 live.addEventListener("health", ({ detail }) => {
-  troubled = detail.ok ? "" : detail.text;
-  show();
+  healthText = detail.ok ? "" : detail.text;
+  showBanner();
 });
-live.addEventListener("lost", () => {
-  missed ??= setTimeout(() => {
-    isLost = true;
-    show();
-  }, FLICKER_MS);
+live.addEventListener("disconnected", () => {
+  disconnectedTimer ??= setTimeout(() => {
+    isDisconnected = true;
+    showBanner();
+  }, RECONNECT_GRACE_MS);
 });
-live.addEventListener("crowded", () => {
-  isCrowded = true;
-  show();
+live.addEventListener("waiting", () => {
+  isWaiting = true;
+  showBanner();
 });
-live.addEventListener("found", () => {
-  clearTimeout(missed);
-  missed = undefined;
-  isLost = isCrowded = false;
-  show();
+live.addEventListener("connected", () => {
+  clearTimeout(disconnectedTimer);
+  disconnectedTimer = undefined;
+  isDisconnected = isWaiting = false;
+  showBanner();
 });
-live.addEventListener("over", () => {
-  isOver = true;
-  show();
+live.addEventListener("signed-out", () => {
+  isSignedOut = true;
+  showBanner();
 });
 
-// One thing at a time, the one that explains the others first.
-function show() {
-  const text = isOver ? OVER : isLost ? LOST : isCrowded ? CROWDED : troubled;
-  banner.classList.toggle("bad", text === troubled);
-  banner.replaceChildren(text, ...(isOver ? [signIn()] : []));
+// Shows one message: the one that explains the others.
+function showBanner() {
+  const text = isSignedOut ? SIGNED_OUT : isDisconnected ? DISCONNECTED : isWaiting ? TOO_MANY_WINDOWS : healthText;
+  banner.classList.toggle("bad", text === healthText);
+  banner.replaceChildren(text, ...(isSignedOut ? [signInLink()] : []));
   banner.hidden = !text;
 }
 
-function signIn() {
+function signInLink() {
   const link = document.createElement("a");
   link.href = `/portal/sign-in?to=${encodeURIComponent(location.pathname + location.search)}`;
   link.textContent = "Sign in";
   return link;
 }
 
-function tick() {
-  const shown = clock?.querySelector("time");
-  if (!shown) return;
+function updateClock() {
+  const element = clock?.querySelector("time");
+  if (!element) return;
   const iso = new Date(labNow() * 1000).toISOString();
-  if (shown.textContent === iso.slice(11, 19)) return;
-  shown.textContent = iso.slice(11, 19);
-  shown.dateTime = `${iso.slice(0, 19)}Z`;
-  shown.title = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
+  if (element.textContent === iso.slice(11, 19)) return;
+  element.textContent = iso.slice(11, 19);
+  element.dateTime = `${iso.slice(0, 19)}Z`;
+  element.title = `${iso.slice(0, 10)} ${iso.slice(11, 19)} UTC`;
 }
 
-function tag() {
-  const usual = labSpeed() === 1;
-  const shown = clock?.querySelector(".tag") ?? (usual ? null : clock?.appendChild(document.createElement("span")));
-  if (!shown) return;
-  shown.className = "tag";
-  shown.textContent = labSpeed() === 0 ? "paused" : `×${labSpeed()}`;
-  shown.hidden = usual;
+function updateSpeedTag() {
+  const isRealTime = labSpeed() === 1;
+  const tag = clock?.querySelector(".tag") ?? (isRealTime ? null : clock?.appendChild(document.createElement("span")));
+  if (!tag) return;
+  tag.className = "tag";
+  tag.textContent = labSpeed() === 0 ? "paused" : `×${labSpeed()}`;
+  tag.hidden = isRealTime;
 }
 
 live.addEventListener("clock", () => {
-  tick();
-  tag();
+  updateClock();
+  updateSpeedTag();
 });
-setInterval(tick, TICK_MS);
+setInterval(updateClock, TICK_MS);

@@ -1,22 +1,22 @@
-// Sections that follow what happens: <section id="…" data-live="TOPIC …"> is fetched again from the page's own address
-// when a change concerns one of its topics, and what is new in it is put in place. See live.js for what is told.
+// Keeps sections up to date: <section id="…" data-live="TOPIC …"> is fetched again from the page's own address when a
+// change concerns one of its topics, and morphed into the new one. See live.js for the messages.
 
-import { live, end } from "./live.js";
+import { live, signedOut } from "./live.js";
 import { morph } from "./morph.js";
 
-const SOONEST_MS = 250; // between two fetches
-const SHARE = 4; // of which at most one part in so many is spent fetching
+const MIN_PAUSE_MS = 250; // between two fetches
+const PAUSE_FACTOR = 3; // a pause lasts this many times as long as the fetch before it
 
-const due = new Set(); // ids of sections
-const known = new Map(); // id → its HTML as the service last sent it
-const topicsIn = new Map(); // the text of data-live → its topics
+const dueSections = new Set(); // ids
+const lastHtml = new Map(); // id → its HTML as the server last sent it
+const topicsByText = new Map(); // the text of data-live → its topics
 let timer = null;
-let rested = 0; // when the next fetch may begin
+let nextFetchAt = 0;
 
-live.addEventListener("change", (event) => mark(within(topicsOf(event.detail))));
-live.addEventListener("asking", (event) => mark(showsAsking(event.detail)));
-live.addEventListener("clock", () => mark((topic) => topic === "clock"));
-live.addEventListener("reset", () => mark(() => true));
+live.addEventListener("change", (event) => markSections(isOneOf(topicsOf(event.detail))));
+live.addEventListener("asking", (event) => markSections(showsPolling(event.detail)));
+live.addEventListener("clock", () => markSections((topic) => topic === "clock"));
+live.addEventListener("reset", () => markSections(() => true));
 
 function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   const topics = new Set(["all"]);
@@ -33,92 +33,92 @@ function topicsOf({ scopes, events, requests, hosts, vms, what }) {
   return topics;
 }
 
-function within(topics) {
+function isOneOf(topics) {
   return (topic) => topics.has(topic);
 }
 
-// Whoever asks is shown with their scope, or among all of them; without scopes, it may be any.
-function showsAsking({ scopes }) {
+// Polling is shown with its scope and on the clients page. `scopes` is null when any scope may have changed.
+function showsPolling({ scopes }) {
   if (scopes === null) return (topic) => topic === "asking" || topic.startsWith("scope:");
-  return within(new Set(["asking", ...scopes.map((id) => `scope:${id}`)]));
+  return isOneOf(new Set(["asking", ...scopes.map((id) => `scope:${id}`)]));
 }
 
-// Sections of which a topic is concerned.
-function mark(concerns) {
+// Marks the sections with a topic for which `concerns` is true, and schedules a fetch.
+function markSections(concerns) {
   for (const section of document.querySelectorAll("[data-live][id]")) {
-    if (wanted(section).some(concerns)) due.add(section.id);
+    if (topicsOfSection(section).some(concerns)) dueSections.add(section.id);
   }
-  if (due.size && timer === null) timer = setTimeout(refresh, Math.max(0, rested - performance.now()));
+  if (dueSections.size && timer === null) timer = setTimeout(refresh, Math.max(0, nextFetchAt - performance.now()));
 }
 
-function wanted(section) {
+function topicsOfSection(section) {
   const text = section.dataset.live;
-  if (!topicsIn.has(text)) topicsIn.set(text, text.split(/\s+/).filter(Boolean).map(decodeURIComponent));
-  return topicsIn.get(text);
+  if (!topicsByText.has(text)) topicsByText.set(text, text.split(/\s+/).filter(Boolean).map(decodeURIComponent));
+  return topicsByText.get(text);
 }
 
 async function refresh() {
-  const ids = [...due];
-  due.clear();
-  const began = performance.now();
+  const ids = [...dueSections];
+  dueSections.clear();
+  const startedAt = performance.now();
   try {
-    const text = await read();
+    const text = await fetchPage();
     if (text !== null) {
       const fresh = new DOMParser().parseFromString(text, "text/html");
-      await new Promise(requestAnimationFrame); // reading and showing it are not both done within one frame
-      show(fresh, ids);
+      await new Promise(requestAnimationFrame); // parsing and showing it in one frame would take too long
+      showSections(fresh, ids);
     }
   } finally {
     const now = performance.now();
-    rested = now + Math.max(SOONEST_MS, (now - began) * (SHARE - 1));
+    nextFetchAt = now + Math.max(MIN_PAUSE_MS, (now - startedAt) * PAUSE_FACTOR);
     timer = null;
-    if (due.size) mark(() => false);
+    if (dueSections.size) markSections(() => false);
   }
 }
 
-// The page as it is now; null where it cannot be had. The stream notices by itself when the service is away.
-async function read() {
+// The HTML of this page now; null if it cannot be fetched. The live stream notices when the service is down.
+async function fetchPage() {
   try {
-    const answer = await fetch(location.href, { redirect: "manual", cache: "no-store" });
-    if (answer.type === "opaqueredirect") end();
-    return answer.ok ? await answer.text() : null;
+    const response = await fetch(location.href, { redirect: "manual", cache: "no-store" });
+    if (response.type === "opaqueredirect") signedOut();
+    return response.ok ? await response.text() : null;
   } catch {
     return null;
   }
 }
 
-// Whoever has shown later changes in a section puts them there again: the page may be older than they are.
-function show(fresh, ids) {
+// Dispatches "refreshed" on each section: a script that has shown newer changes there applies them again.
+function showSections(fresh, ids) {
   const seq = Number(fresh.body.dataset.seq);
   for (const next of fresh.querySelectorAll("[data-live][id]")) {
-    if (document.getElementById(next.id) === null) add(next, seq);
+    if (document.getElementById(next.id) === null) addSection(next, seq);
   }
   for (const id of ids) {
     const [section, next] = [document.getElementById(id), fresh.getElementById(id)];
-    if (section === null || (next !== null && known.get(id) === next.outerHTML)) continue;
+    if (section === null || (next !== null && lastHtml.get(id) === next.outerHTML)) continue;
     if (next === null) section.remove();
-    else change(section, next, seq);
+    else changeSection(section, next, seq);
   }
 }
 
-function change(section, next, seq) {
-  known.set(section.id, next.outerHTML);
+function changeSection(section, next, seq) {
+  lastHtml.set(section.id, next.outerHTML);
   const focused = document.activeElement;
   morph(section, next);
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true }); // it moved
-  tell(section, seq);
+  dispatchRefreshed(section, seq);
 }
 
-// A section that was not there before, behind the one that it stands behind.
-function add(next, seq) {
+// Inserts a new section after the element that precedes it on the fetched page.
+function addSection(next, seq) {
   let before = next.previousElementSibling;
   while (before !== null && !(before.id && document.getElementById(before.id))) before = before.previousElementSibling;
   if (before === null) return;
   const section = document.importNode(next, true);
   document.getElementById(before.id).after(section);
-  tell(section, seq);
+  dispatchRefreshed(section, seq);
 }
 
-function tell(section, seq) {
+function dispatchRefreshed(section, seq) {
   section.dispatchEvent(new CustomEvent("refreshed", { bubbles: true, detail: { seq } }));
 }

@@ -1,18 +1,18 @@
-// A browser opens six connections to one host. A stream keeps its own, and pages have to load as well: of all windows
-// and tabs of a browser that show the portal, so few hold a stream at a time.
+// Limits how many windows and tabs of one browser hold a live stream. A browser opens six connections to one host, a
+// stream keeps its own for as long as it lasts, and pages have to load as well.
 
-const SEATS = 4;
+const SLOTS = 4;
 
-// Resolves once there is a seat, which is held until the signal says stop; rejects where that comes first.
-export async function seated(signal) {
+// Resolves when this page has a slot, and holds it until `signal` aborts. Rejects if `signal` aborts first.
+export async function acquireStreamSlot(signal) {
   if (!navigator.locks) return;
   const settled = new AbortController();
   signal.addEventListener("abort", () => settled.abort());
-  await Promise.any(Array.from({ length: SEATS }, (_, number) => taken(`forewarn-live-${number}`, settled, signal)));
+  await Promise.any(Array.from({ length: SLOTS }, (_, number) => requestSlot(`forewarn-live-${number}`, settled, signal)));
 }
 
-// Any will do: the first one that is granted settles it, and the others are given back.
-function taken(name, settled, signal) {
+// Requests one of the slots. The first one granted aborts the requests for the others.
+function requestSlot(name, settled, signal) {
   return new Promise((resolve, reject) => {
     const hold = () => {
       if (settled.signal.aborted) return reject(settled.signal.reason);

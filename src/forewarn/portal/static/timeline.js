@@ -1,155 +1,155 @@
-// The drawing under the hand: now goes on, and time is moved and stretched by wheel, drag, pinch and keys. While a hand
-// is on it, everything is only put in another place; once it rests, the page is read anew for the time in view.
+// Moves and zooms the timeline chart by wheel, drag, pinch and keys, and keeps the line of the current time moving.
+// During a gesture the script only moves the elements of the chart; after it, it fetches the page for the time in view.
 
 import { labNow } from "./live.js";
 import { morph } from "./morph.js";
 
 const SPANS = { 300: "5m", 900: "15m", 3600: "1h", 21600: "6h", 86400: "1d", 604800: "7d", 1209600: "14d" };
-const [SHORTEST_S, LONGEST_S] = [60, 31 * 86400];
-const REST_MS = 250; // without a move, until the page is read anew
-const FOLLOW_MS = 2000; // between two readings that only follow now
-const BEYOND = 10; // percent outside of the view, where nothing needs to be drawn exactly any more
-const LEFT_OF = 55; // percent: words of bars that begin further right end with the bar
-const DRAG_PX = 4; // less is a click
-const DRIFT = 0.1; // of the span, that now may be off the middle
+const [MIN_SPAN_S, MAX_SPAN_S] = [60, 31 * 86400];
+const FETCH_DELAY_MS = 250; // without a move, until the page is fetched again
+const FOLLOW_INTERVAL_MS = 2000; // between two fetches that only follow the current time
+const OFFSCREEN_PERCENT = 10; // positions outside of the view are clamped to this
+const LABEL_FLIP_PERCENT = 55; // the label of a bar that begins further right ends with the bar
+const MIN_DRAG_PX = 4; // less is a click
+const MAX_DRIFT = 0.1; // share of the span by which the current time may be off the centre
 
-const section = document.getElementById("timeline"); // none on an event's own page, where only now moves
+const section = document.getElementById("timeline"); // null on an event page, where only the current time moves
 const view = { centre: 0, span: 1, follows: false };
-const hands = new Map(); // pointers that are down → where
-let isHeld = false; // by a hand that has moved
-let resting = null; // the timer until the page is read anew
-let reading = null; // what can stop that
-let readAt = 0;
+const pointers = new Map(); // id of each pressed pointer → its clientX
+let isDragging = false;
+let fetchTimer = null; // until the page is fetched again
+let pendingFetch = null; // aborts the fetch under way
+let fetchedAt = 0;
 
 const chart = () => document.getElementById("chart");
 const since = () => view.centre - view.span / 2;
-const within = (least, value, most) => Math.min(most, Math.max(least, value));
-const place = (at) => within(-BEYOND, (100 * (at - since())) / view.span, 100 + BEYOND);
+const clamp = (least, value, most) => Math.min(most, Math.max(least, value));
+const percentAt = (at) => clamp(-OFFSCREEN_PERCENT, (100 * (at - since())) / view.span, 100 + OFFSCREEN_PERCENT);
 
-// Take over the time that the page was drawn for, unless a hand is moving it.
-function adopt() {
-  const drawn = chart();
-  if (drawn === null) return;
-  if (section !== null) drawn.classList.add("lively");
-  if (isHeld || resting !== null) return draw();
-  const [from, to] = [Number(drawn.dataset.since), Number(drawn.dataset.until)];
+// Takes over the time window of the chart on the page, unless the user is moving it.
+function adoptWindow() {
+  const element = chart();
+  if (element === null) return;
+  if (section !== null) element.classList.add("interactive");
+  if (isDragging || fetchTimer !== null) return redraw();
+  const [from, to] = [Number(element.dataset.since), Number(element.dataset.until)];
   Object.assign(view, { centre: (from + to) / 2, span: to - from, follows: section?.dataset.follows === "yes" });
-  drawNow();
+  redrawNow();
 }
 
-function draw() {
-  for (const part of chart()?.querySelectorAll("[data-at], rect[data-since], text[data-since]") ?? []) put(part);
-  drawNow();
+function redraw() {
+  for (const part of chart()?.querySelectorAll("[data-at], rect[data-since], text[data-since]") ?? []) position(part);
+  redrawNow();
 }
 
-function put(part) {
+function position(part) {
   const { at, since: from, until: to } = part.dataset;
-  if (part.localName === "text" && from !== undefined) return putWords(part, Number(from), Number(to));
-  if (part.localName === "rect") return stretch(part, Number(from), to === "" ? labNow() : Number(to));
-  const x = `${place(Number(at))}%`;
+  if (part.localName === "text" && from !== undefined) return positionLabel(part, Number(from), Number(to));
+  if (part.localName === "rect") return positionSegment(part, Number(from), to === "" ? labNow() : Number(to));
+  const x = `${percentAt(Number(at))}%`;
   for (const name of part.localName === "line" ? ["x1", "x2"] : ["x"]) part.setAttribute(name, x);
 }
 
-function stretch(part, from, to) {
-  const x = place(from);
+function positionSegment(part, from, to) {
+  const x = percentAt(from);
   part.setAttribute("x", `${x}%`);
-  part.setAttribute("width", `${Math.max(0, place(to) - x)}%`);
+  part.setAttribute("width", `${Math.max(0, percentAt(to) - x)}%`);
 }
 
-function putWords(part, from, to) {
-  const begins = Math.max(0, place(from));
-  const ends = begins > LEFT_OF;
-  part.setAttribute("text-anchor", ends ? "end" : "start");
-  part.setAttribute("x", `${ends ? Math.min(100, place(to)) : begins}%`);
+function positionLabel(part, from, to) {
+  const start = Math.max(0, percentAt(from));
+  const endsWithBar = start > LABEL_FLIP_PERCENT;
+  part.setAttribute("text-anchor", endsWithBar ? "end" : "start");
+  part.setAttribute("x", `${endsWithBar ? Math.min(100, percentAt(to)) : start}%`);
 }
 
-function drawNow() {
-  const x = `${place(labNow())}%`;
+function redrawNow() {
+  const x = `${percentAt(labNow())}%`;
   for (const line of chart()?.querySelectorAll("[data-now]") ?? []) {
     line.setAttribute("x1", x);
     line.setAttribute("x2", x);
   }
-  for (const part of chart()?.querySelectorAll('rect[data-until=""]') ?? []) put(part);
+  for (const part of chart()?.querySelectorAll('rect[data-until=""]') ?? []) position(part);
 }
 
-let drawnFor = 0;
-function goOn() {
+let shownNow = 0;
+function onFrame() {
   const now = labNow();
-  if (Math.abs(now - drawnFor) > view.span / 5000) {
-    drawnFor = now;
-    drawNow();
-    if (section === null) makeRoomFor(now);
-    else if (view.follows && !isHeld && Math.abs(now - view.centre) > view.span * DRIFT) follow(now);
+  if (Math.abs(now - shownNow) > view.span / 5000) {
+    shownNow = now;
+    redrawNow();
+    if (section === null) growWindow(now);
+    else if (view.follows && !isDragging && Math.abs(now - view.centre) > view.span * MAX_DRIFT) follow(now);
   }
-  requestAnimationFrame(goOn);
+  requestAnimationFrame(onFrame);
 }
 
-// On an event's own page the bar grows with it.
-function makeRoomFor(now) {
+// On an event page the window grows with the bar.
+function growWindow(now) {
   const from = since();
   if (now < from + view.span || !chart()?.querySelector('rect[data-until=""]')) return;
   view.span = (now - from) * 1.1;
   view.centre = from + view.span / 2;
-  draw();
+  redraw();
 }
 
 function follow(now) {
   view.centre = now;
-  draw();
-  if (resting === null && performance.now() - readAt > FOLLOW_MS) readSoon();
+  redraw();
+  if (fetchTimer === null && performance.now() - fetchedAt > FOLLOW_INTERVAL_MS) fetchSoon();
 }
 
-// By how much time, and around which instant.
-function move(by) {
+function move(bySeconds) {
   view.follows = false;
-  view.centre += by;
-  draw();
-  readSoon();
+  view.centre += bySeconds;
+  redraw();
+  fetchSoon();
 }
 
+// Keeps the instant `around` in its place, or the current time in the centre while the chart follows it.
 function zoom(factor, around) {
-  const span = within(SHORTEST_S, view.span * factor, LONGEST_S);
+  const span = clamp(MIN_SPAN_S, view.span * factor, MAX_SPAN_S);
   if (!view.follows) view.centre = around + (view.centre - around) * (span / view.span);
   view.span = span;
-  draw();
-  readSoon();
+  redraw();
+  fetchSoon();
 }
 
-function readSoon() {
-  reading?.abort();
-  clearTimeout(resting);
-  resting = setTimeout(read, REST_MS);
+function fetchSoon() {
+  pendingFetch?.abort();
+  clearTimeout(fetchTimer);
+  fetchTimer = setTimeout(fetchChart, FETCH_DELAY_MS);
 }
 
-async function read() {
-  readAt = performance.now();
+async function fetchChart() {
+  fetchedAt = performance.now();
   const url = new URL(location.href);
   const span = Math.round(view.span);
   if (span !== Number(section.dataset.span)) url.searchParams.set("span", SPANS[span] ?? `${span}s`);
   if (view.follows) url.searchParams.delete("at");
   else url.searchParams.set("at", new Date(view.centre * 1000).toISOString().replace(/\.\d+Z$/, "Z"));
   history.replaceState(history.state, "", url);
-  reading = new AbortController();
+  pendingFetch = new AbortController();
   try {
-    const answer = await fetch(url, { redirect: "manual", cache: "no-store", signal: reading.signal });
-    const next = answer.ok ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
-    resting = null;
+    const response = await fetch(url, { redirect: "manual", cache: "no-store", signal: pendingFetch.signal });
+    const next = response.ok ? new DOMParser().parseFromString(await response.text(), "text/html") : null;
+    fetchTimer = null;
     const fresh = next?.getElementById("timeline");
-    if (fresh && !isHeld) morph(section, fresh);
-    adopt();
+    if (fresh && !isDragging) morph(section, fresh);
+    adoptWindow();
   } catch (error) {
-    if (error.name !== "AbortError") resting = null; // the stream notices that the service is away
+    if (error.name !== "AbortError") fetchTimer = null; // the live stream notices when the service is down
   }
 }
 
-// The instant under a point of the screen.
+// The instant at a horizontal position on the screen.
 function instantAt(clientX) {
   const box = chart().querySelector(".plot").getBoundingClientRect();
   return since() + ((clientX - box.left) / box.width) * view.span;
 }
 
 const secondsPerPx = () => view.span / chart().querySelector(".plot").getBoundingClientRect().width;
-const middle = (points) => points.reduce((sum, x) => sum + x, 0) / points.length;
+const mean = (points) => points.reduce((sum, x) => sum + x, 0) / points.length;
 const spread = (points) => Math.max(...points) - Math.min(...points);
 
 function onWheel(event) {
@@ -157,40 +157,40 @@ function onWheel(event) {
   if (target === null) return;
   if (event.ctrlKey || event.metaKey || target.classList.contains("axis")) {
     event.preventDefault();
-    zoom(Math.exp(within(-0.5, event.deltaY * (event.deltaMode ? 0.05 : 0.003), 0.5)), instantAt(event.clientX));
+    zoom(Math.exp(clamp(-0.5, event.deltaY * (event.deltaMode ? 0.05 : 0.003), 0.5)), instantAt(event.clientX));
   } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
     event.preventDefault();
     move((event.deltaX || event.deltaY) * secondsPerPx());
   }
 }
 
-function onDown(event) {
-  if (event.button === 0 && event.target.closest(".plot, .axis")) hands.set(event.pointerId, event.clientX);
+function onPointerDown(event) {
+  if (event.button === 0 && event.target.closest(".plot, .axis")) pointers.set(event.pointerId, event.clientX);
 }
 
-function onMove(event) {
-  if (!hands.has(event.pointerId)) return;
-  const before = [...hands.values()];
-  if (!isHeld && hands.size === 1 && Math.abs(event.clientX - before[0]) < DRAG_PX) return;
-  isHeld = true;
-  chart().classList.add("held");
-  hands.set(event.pointerId, event.clientX);
-  const after = [...hands.values()];
-  if (after.length > 1 && spread(after) > 0) zoom(spread(before) / spread(after), instantAt(middle(after)));
-  move((middle(before) - middle(after)) * secondsPerPx());
+function onPointerMove(event) {
+  if (!pointers.has(event.pointerId)) return;
+  const before = [...pointers.values()];
+  if (!isDragging && pointers.size === 1 && Math.abs(event.clientX - before[0]) < MIN_DRAG_PX) return;
+  isDragging = true;
+  chart().classList.add("dragging");
+  pointers.set(event.pointerId, event.clientX);
+  const after = [...pointers.values()];
+  if (after.length > 1 && spread(after) > 0) zoom(spread(before) / spread(after), instantAt(mean(after)));
+  move((mean(before) - mean(after)) * secondsPerPx());
 }
 
-function onUp(event) {
-  if (!hands.delete(event.pointerId) || hands.size || !isHeld) return;
-  chart().classList.remove("held");
-  readSoon();
-  setTimeout(() => (isHeld = false)); // the click that ends a drag is no click
+function onPointerUp(event) {
+  if (!pointers.delete(event.pointerId) || pointers.size || !isDragging) return;
+  chart().classList.remove("dragging");
+  fetchSoon();
+  setTimeout(() => (isDragging = false)); // after the click event that ends the drag
 }
 
-function onKey(event) {
+function onKeyDown(event) {
   if (event.target !== chart() || event.ctrlKey || event.metaKey || event.altKey) return;
   const around = view.centre;
-  const deeds = {
+  const actions = {
     "+": () => zoom(0.5, around),
     "=": () => zoom(0.5, around),
     "-": () => zoom(2, around),
@@ -199,24 +199,24 @@ function onKey(event) {
     Home: () => {
       view.follows = true;
       follow(labNow());
-      readSoon();
+      fetchSoon();
     },
   };
-  if (!(event.key in deeds)) return;
+  if (!(event.key in actions)) return;
   event.preventDefault();
-  deeds[event.key]();
+  actions[event.key]();
 }
 
 if (section !== null) {
   section.addEventListener("wheel", onWheel, { passive: false });
-  section.addEventListener("pointerdown", onDown);
-  addEventListener("pointermove", onMove);
-  addEventListener("pointerup", onUp);
-  addEventListener("pointercancel", onUp);
-  section.addEventListener("keydown", onKey);
-  section.addEventListener("click", (event) => isHeld && event.preventDefault(), { capture: true });
+  section.addEventListener("pointerdown", onPointerDown);
+  addEventListener("pointermove", onPointerMove);
+  addEventListener("pointerup", onPointerUp);
+  addEventListener("pointercancel", onPointerUp);
+  section.addEventListener("keydown", onKeyDown);
+  section.addEventListener("click", (event) => isDragging && event.preventDefault(), { capture: true });
   section.addEventListener("dragstart", (event) => event.preventDefault());
 }
-addEventListener("refreshed", adopt);
-adopt();
-requestAnimationFrame(goOn);
+addEventListener("refreshed", adoptWindow);
+adoptWindow();
+requestAnimationFrame(onFrame);
