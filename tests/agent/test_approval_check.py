@@ -53,5 +53,5 @@ def test_the_spokesman_waits_for_who_is_alive_and_for_the_absent_as_long_as_the_
 def test_who_is_not_the_spokesman_never_approves() -> None:
     full = board(ages_s={"web-0": 0, "web-1": 0, "web-2": 0}, ready="web-0 web-1 web-2")
     verdict = decide_for_all_vms("E1", THREE, "web-1", full, waited_s=999, absent_after_s=0)
-    assert (verdict.is_approved, verdict.reason) == (False, "web-0 speaks for the event")
+    assert (verdict.is_approved, verdict.reason) == (False, "web-0 approves for all VMs")
     assert not decide_for_all_vms("E1", THREE, "neighbour", full, waited_s=999, absent_after_s=0).is_approved

@@ -67,12 +67,12 @@ def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -
         ("x = ", "1: this is not TOML (Invalid value (at end of document)): correct that line"),
         (f'profle = "x"\n[[rules]]\n{STEP}', "1: the file has no key 'profle': did you mean 'profile'?"),
         (f'profile = "30-seconds"\n{STEP}', "1: there is no profile '30-seconds': did you mean 'thirty-seconds'?"),
-        ('profile = "seven-days"', "1: the profile 'seven-days' has no steps to take: write [steps.NAME] with what"),
+        ('profile = "seven-days"', "1: the profile 'seven-days' has no steps to run: add a [steps.NAME] table"),
         (
             'profile = "thirty-seconds"\n[steps.a]\nuse = "command"\nrun = "x"\nbudget = "40s"',
-            "1: the steps need 12 s more than the 30 s of the profile 'thirty-seconds': give less budget, or say with",
+            "1: the steps need 12 s more than the 30 s of the profile 'thirty-seconds': reduce budgets, or mark steps",
         ),
-        (f'endpoint = "https://x"\n[[rules]]\n{STEP}', "1: the endpoint 'https://x' is not a plain HTTP address: write"),
+        (f'endpoint = "https://x"\n[[rules]]\n{STEP}', "1: the endpoint 'https://x' is not a plain HTTP address"),
         (f'state = "here"\n[[rules]]\n{STEP}', "1: state = 'here' is not an absolute path: write state = \"/…\""),
         ('[[rules]]\n[steps.a]\nbudget = "1s"', "2: [steps.a] has no use: write use = \"command\" below it"),
         ('[[rules]]\n[steps.a]\nuse = "comand"\nbudget = "1s"', "3: there is no reaction 'comand': did you mean 'com"),
@@ -81,24 +81,24 @@ def test_a_step_that_tells_begins_at_once_for_each_event_and_may_be_repeated() -
         (f"[[rules]]\n{STEP}undu = 1", "6: [steps.drain] has no key 'undu': did you mean 'undo'?"),
         (f'[[rules]]\n{STEP}cut = "first"', "6: cut = 'first' is no list of numbers: write numbers from 0 to 1000"),
         (f'[[rules]]\n{STEP}unclear = "go"', "6: unclear = 'go' is none of the choices: write one of \"report\""),
-        ('[[rules]]\n[steps."a b"]\nuse = "log"\nbudget = 1', "2: a step cannot be called 'a b': use letters, dig"),
+        ('[[rules]]\n[steps."a b"]\nuse = "log"\nbudget = 1', "2: 'a b' is not a valid name of a step: use letters"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "soon"\nrun = "x"', "4: budget = 'soon' is not a duration"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "0s"\nrun = "x"', "4: budget = '0s' is not a duration of"),
         ('[[rules]]\n[steps.a]\nuse = "command"\nbudget = true\nrun = "x"', "4: budget = True is not a duration of"),
         ("rules = 3", "1: rules is not a list of tables: write [[rules]] above each of them"),
         ("steps = 3\n[[rules]]", "1: steps is not a table: write steps = { … }"),
-        (f'[[rules]]\nkinds = ["Rebot"]\n{STEP}', "2: kinds has 'Rebot', which is not known: did you mean 'Reboot'?"),
+        (f'[[rules]]\nkinds = ["Rebot"]\n{STEP}', "2: kinds has 'Rebot', which is unknown: did you mean 'Reboot'?"),
         (f'[[rules]]\nsteps = ["drian"]\n{STEP}', "2: there is no step 'drian': did you mean 'drain'?"),
-        ('[[rules]]\nsteps = ["drain"]', "2: there is no step 'drain': write [steps.drain] with what to do"),
-        (f'[[rules]]\nsteps = ["drain", "drain"]\n{STEP}', "2: a step is named twice: name each once"),
+        ('[[rules]]\nsteps = ["drain"]', "2: there is no step 'drain': add a [steps.drain] table"),
+        (f'[[rules]]\nsteps = ["drain", "drain"]\n{STEP}', "2: a step is named twice: name each step once"),
         ('[[rules]]\napprove = "always"', "2: approve = 'always' is none of the choices: write one of \"never\""),
         ('[[rules]]\napprove = "when-all-done"', "1: approve = \"when-all-done\" needs a board: write board = \"/a/f"),
-        ('[[rules]]\nabsent = "30s"', "2: absent says nothing without other VMs: write approve = \"when-all-done\""),
+        ('[[rules]]\nabsent = "30s"', "2: absent has no effect without other VMs: write approve = \"when-all-done\""),
         ('[[rules]]\nmin_left = "9s"\nmax_left = "1s"', "2: min_left is more than max_left: swap them"),
-        ('[[rules]]\ngate = { command = ["x"] }', "2: a gate stands before no approval: write approve = \"when-done\""),
-        ('[[rules]]\napprove = "when-done"\ngate = {}', "3: a gate is a command or a url: write gate = { command"),
+        ('[[rules]]\ngate = { command = ["x"] }', "2: a gate has no effect without an approval: write approve = "),
+        ('[[rules]]\napprove = "when-done"\ngate = {}', "3: a gate needs a command or a url: write gate = { command"),
         ('[[rules]]\napprove = "when-done"\ngate = { comand = ["x"] }', "3: gate has no key 'comand': did you mean"),
-        ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules are called 'a': give each a name of its own"),
+        ('[[rules]]\nname = "a"\n[[rules]]\nname = "a"', "1: two rules have the name 'a': give each rule its own name"),
     ],
 )  # fmt: skip
 def test_every_mistake_is_told_with_its_line_and_what_to_write_instead(text: str, said: str) -> None:
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_a_sentence(tmp_path: Path) -
     with pytest.raises(Rejected, match="cannot be read"):
         load_config(tmp_path / "none.toml")
     (tmp_path / "latin.toml").write_bytes(b"x = '\xe9'")
-    with pytest.raises(Rejected, match="is not UTF-8: save it as that"):
+    with pytest.raises(Rejected, match="is not UTF-8: save it as UTF-8"):
         load_config(tmp_path / "latin.toml")
 
 

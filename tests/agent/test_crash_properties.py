@@ -120,7 +120,7 @@ class Agent:
         gone = [Gone(event=event) for key, event in listed.items() if key not in map(event_key, events)]
         for change in (*gone, *(Started(event=e) if has_started(e) else Scheduled(event=e) for e in events)):
             record = record_after_change(
-                self.book, change, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, rounds=known.count
+                self.book, change, rules=(RULE,), vm="vm", now=self.now, boot_id=self.boot_id, count_records=known.count
             )
             if record is not None:
                 self.put(record)

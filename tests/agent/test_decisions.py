@@ -105,7 +105,7 @@ def test_a_step_for_which_there_is_no_time_is_cut_with_the_reason() -> None:
     assert (cut.step_run.step, cut.step_run.state, cut.step_run.text) == (
         "drain",
         StepState.CUT,
-        "no time: 40 s are left",
+        "no time: 40 s left",
     )
 
 
@@ -145,7 +145,7 @@ def test_what_the_check_says_decides_on_a_step_found_begun(
 def test_after_the_reboot_nothing_is_prepared_for_an_event_that_is_still_listed() -> None:
     cut_off = move(record(deed("drain", StepState.BEGUN), left_s=None), boot_id="boot-2")
     assert isinstance(cut_off, RecordStepEnd)
-    assert (cut_off.step_run.state, cut_off.step_run.text) == (StepState.FAILED, "cut off by the reboot")
+    assert (cut_off.step_run.state, cut_off.step_run.text) == (StepState.FAILED, "interrupted by the reboot")
     skipped = move(record(deed("drain"), left_s=None), boot_id="boot-2")
     assert isinstance(skipped, RecordStepEnd)
     assert (skipped.step_run.step, skipped.step_run.state) == ("save", StepState.SKIPPED)
@@ -170,7 +170,7 @@ def test_it_approves_once_when_all_steps_are_done() -> None:
 
 def test_an_approval_without_an_answer_is_asked_for_again_a_little_later() -> None:
     asked = record(*DONE, approval=ApprovalRecord(state=ApprovalState.ASKED, at=NOW))
-    assert move(asked) == WaitUntil(key="E1", until=NOW + 5, reason="asked for approval")
+    assert move(asked) == WaitUntil(key="E1", until=NOW + 5, reason="the approval was sent, waiting for the answer")
     assert move(asked, at=NOW + 5) == SendApproval(key="E1")
 
 
@@ -210,10 +210,10 @@ def test_the_gate_is_asked_before_approval_and_again_while_it_is_silent() -> Non
     rule = replace(RULE, approval_check=gate)
     assert move(record(*DONE), rule=rule) == RunApprovalCheck(key="E1", check=gate)
     silent = record(*DONE, approval_check=ApprovalCheckRecord(first_at=NOW, asked_at=NOW))
-    assert move(silent, rule=rule) == WaitUntil(key="E1", until=NOW + 10, reason="the gate is silent")
+    assert move(silent, rule=rule) == WaitUntil(key="E1", until=NOW + 10, reason="the approval check gave no answer")
     assert move(silent, rule=rule, at=NOW + 10) == RunApprovalCheck(key="E1", check=gate)
     assert move(silent, rule=rule, at=NOW + 25) == WaitUntil(
-        key="E1", until=None, reason="the gate was silent for 25 s"
+        key="E1", until=None, reason="the approval check gave no answer for 25 s"
     )
     assert move(
         silent, rule=replace(rule, approval_check=replace(gate, on_silence="approve")), at=NOW + 25
@@ -223,7 +223,11 @@ def test_the_gate_is_asked_before_approval_and_again_while_it_is_silent() -> Non
 @pytest.mark.parametrize("answer", ["yes", "no"])
 def test_the_answer_of_the_gate_stands(answer: str) -> None:
     said = record(*DONE, approval_check=ApprovalCheckRecord(first_at=NOW, asked_at=NOW, answer=answer))
-    expected = SendApproval(key="E1") if answer == "yes" else WaitUntil(key="E1", until=None, reason="the gate says no")
+    expected = (
+        SendApproval(key="E1")
+        if answer == "yes"
+        else WaitUntil(key="E1", until=None, reason="the approval check answered no")
+    )
     assert move(said, rule=replace(RULE, approval_check=ApprovalCheckConfig(command=("ask",)))) == expected
 
 
@@ -254,8 +258,13 @@ def test_a_step_that_is_running_when_the_event_goes_is_stopped_first() -> None:
     ("change", "rule", "boot_id", "text"),
     [
         ({"undo": "never"}, RULE, "boot-1", "this step is never undone"),
-        ({}, replace(RULE, undo_on=frozenset({"finished"})), "boot-1", "not to be undone when the event is withdrawn"),
-        ({"survives_reboot": False}, RULE, "boot-2", "the reboot has undone it"),
+        (
+            {},
+            replace(RULE, undo_on=frozenset({"finished"})),
+            "boot-1",
+            "the rule does not undo it when the event is withdrawn",
+        ),
+        ({"survives_reboot": False}, RULE, "boot-2", "the reboot undid it"),
     ],
 )
 def test_a_step_is_left_as_it_is_where_the_configuration_says_so(
@@ -274,9 +283,9 @@ def test_an_undo_that_failed_is_tried_again_with_growing_pauses_and_then_left() 
     def failed(tries: int) -> EventRecord:
         return record(*DONE, deed("save", StepState.FAILED, StepPhase.UNDO, tries=tries, ended_at=NOW), **GONE)
 
-    assert move(failed(1)) == WaitUntil(key="E1", until=NOW + 10, reason="the undo of save failed and is tried again")
+    assert move(failed(1)) == WaitUntil(key="E1", until=NOW + 10, reason="the undo of save failed and will be retried")
     assert move(failed(1), at=NOW + 10) == StartStep(key="E1", step=SAVE, phase=StepPhase.UNDO, tries=2)
-    assert move(failed(2)) == WaitUntil(key="E1", until=NOW + 20, reason="the undo of save failed and is tried again")
+    assert move(failed(2)) == WaitUntil(key="E1", until=NOW + 20, reason="the undo of save failed and will be retried")
     assert move(failed(3), at=NOW + 999) == StartStep(key="E1", step=DRAIN, phase=StepPhase.UNDO)
 
 
@@ -292,7 +301,7 @@ def test_a_step_that_another_event_holds_is_not_taken_twice() -> None:
 def test_two_new_events_do_not_begin_a_step_that_they_share_both() -> None:
     begin, wait = moves(record(), record(key="E2"))
     assert begin == StartStep(key="E1", step=DRAIN, phase=StepPhase.DO)
-    assert wait == WaitUntil(key="E2", until=None, reason="drain is under way for event E1")
+    assert wait == WaitUntil(key="E2", until=None, reason="drain is running for event E1")
 
 
 def test_a_step_that_tells_is_taken_for_each_event() -> None:

@@ -34,8 +34,8 @@ def test_steps_that_begin_late_are_told_when() -> None:
 
 def test_what_there_is_no_time_for_is_told() -> None:
     assert said(replace(EVENT, not_before=1_030.0)) == (
-        "would begin drain (drain-haproxy, 1m) at once, too late to be sure that it is done in time",
-        "would cut save (checkpoint, 5m): there is no time for it",
+        "would begin drain (drain-haproxy, 1m) at once, maybe too late to end in time",
+        "would cut save (checkpoint, 5m): no time for it",
     )
 
 
@@ -70,7 +70,7 @@ def test_an_event_that_nothing_is_done_for_is_told_why(event: ReceivedEvent, why
                 approve=ApprovalPolicy(when=ApproveWhen.ALL_DONE),
                 approval_check=ApprovalCheckConfig(url="https://example.org"),
             ),
-            "would approve it when the steps of all listed VMs are done, once the gate says yes",
+            "would approve it when the steps of all listed VMs are done, once the approval check answers yes",
         ),
         (replace(RULE, approval_check=ApprovalCheckConfig(command=("true",))), "would not approve it"),
     ],

@@ -16,7 +16,7 @@ RULES = (RuleConfig(name="rest", steps=(step("drain"), step("save"))),)
 def hear(book: OpenRecords, *changes: Change, at: float = NOW, rounds: int = 0) -> OpenRecords:
     for change in changes:
         record = record_after_change(
-            book, change, rules=RULES, vm="vm", now=at, boot_id="boot-1", rounds=lambda _: rounds
+            book, change, rules=RULES, vm="vm", now=at, boot_id="boot-1", count_records=lambda _: rounds
         )
         book = book if record is None else book.with_record(record)
     return book

@@ -48,10 +48,10 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
         "1013 drain done after 12s: exit status 0",
         "1013 save began",
         "1070 save done after 57s",
-        "1070 the gate was asked",
-        "1080 the gate said yes",
+        "1070 approval check asked",
+        "1080 approval check answered yes",
         "1081 approved",
-        "1100 started, after 1m 40s of the 15m that were promised",
+        "1100 started, after 1m 40s of the 15m announced",
         "1200 gone: finished",
         "1201 undo of save began",
         "1202 undo of save done after 1.5s",
@@ -60,7 +60,7 @@ def test_the_whole_course_of_an_event_is_told_in_the_order_of_time() -> None:
     ]
     story = explain_event(record, {"reboots": RULE})
     assert story.title == "event C706: Reboot of web-0, web-1"
-    assert story.now == "closed, but not undone: drain; see to it by hand"
+    assert story.now == "closed, but not undone: drain; undo it by hand"
 
 
 def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_still() -> None:
@@ -84,7 +84,7 @@ def test_what_must_have_come_first_is_told_first_though_the_servers_time_stood_s
         "save began",
         "save done after 0.1s",
         "approved",
-        "started, after 0s of the 15m that were promised",
+        "started, after 0s of the 15m announced",
         "gone: finished",
         "undo of drain began",
         "undo of drain done after 0.1s",
@@ -105,22 +105,22 @@ def test_a_step_is_told_with_the_slot_that_it_was_given() -> None:
 
 
 def test_a_step_that_was_cut_is_told_with_the_reason() -> None:
-    cut = ended("save", 1_001.0, 1_001.0, StepState.CUT, text="no time: 30 s are left")
+    cut = ended("save", 1_001.0, 1_001.0, StepState.CUT, text="no time: 30 s left")
     record = replace(SEEN, not_before=1_030.0).with_step_run(cut)
-    assert "1001 save cut: no time: 30 s are left" in told(record)
+    assert "1001 save cut: no time: 30 s left" in told(record)
 
 
 def test_a_step_that_another_event_holds_is_told_so() -> None:
     held = ended("drain", 1_001.0, 1_001.0, holder="B000", text="done already for event B000")
-    assert "1001 drain held: done already for event B000" in told(SEEN.with_step_run(held))
+    assert "1001 drain reused: done already for event B000" in told(SEEN.with_step_run(held))
 
 
 @pytest.mark.parametrize(
     ("record", "notice"),
     [
-        (replace(SEEN, not_before=None, started_at=1_000.0), "it had started already: no notice"),
-        (replace(SEEN, not_before=990.0), "its notice was over already"),
-        (replace(SEEN, not_before=None), "nobody said when it may start"),
+        (replace(SEEN, not_before=None, started_at=1_000.0), "already started: no notice"),
+        (replace(SEEN, not_before=990.0), "its notice had already ended"),
+        (replace(SEEN, not_before=None), "no start time given"),
         (replace(SEEN, not_before=1_030.0), "a notice of 30s"),
         (replace(SEEN, not_before=1_000.0 + 7 * 86_400), "a notice of 7d"),
     ],
@@ -131,7 +131,7 @@ def test_the_notice_is_told_as_it_was_when_the_event_was_first_seen(record: Even
 
 
 def test_an_event_that_no_rule_is_about_is_told_so() -> None:
-    assert told(replace(SEEN, rule="", plan=())) == ["1000 first seen, a notice of 15m; no rule is about it"]
+    assert told(replace(SEEN, rule="", plan=())) == ["1000 first seen, a notice of 15m; no rule matches"]
 
 
 @pytest.mark.parametrize(
@@ -151,13 +151,13 @@ def test_an_approval_is_told(state: ApprovalState, sentence: str) -> None:
     [
         (SEEN, "scheduled"),
         (replace(SEEN, started_at=1_900.0), "started"),
-        (SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)), "drain under way"),
+        (SEEN.with_step_run(StepRun(step="drain", begun_at=1_001.0)), "drain running"),
         (
             replace(SEEN, gone_at=2_000.0).with_step_run(StepRun(step="drain", begun_at=1.0, phase=StepPhase.UNDO)),
-            "undoing drain under way",
+            "undoing drain running",
         ),
-        (replace(SEEN, gone_at=2_000.0), "gone, and being undone"),
-        (replace(SEEN, gone_at=2_000.0, closed=True), "closed: nothing is left"),
+        (replace(SEEN, gone_at=2_000.0), "gone, the undo is in progress"),
+        (replace(SEEN, gone_at=2_000.0, closed=True), "closed: nothing left to do"),
     ],
 )
 def test_how_things_stand_is_told_last(record: EventRecord, now: str) -> None:
@@ -169,7 +169,7 @@ def test_an_event_that_will_not_be_approved_says_why() -> None:
     failed, cut = ended("drain", 1_001.0, 1_002.0, StepState.FAILED), ended("save", 1_000.0, 1_000.0, StepState.CUT)
     record = SEEN.with_step_run(failed).with_step_run(cut)
     approving = replace(RULE, approve=ApprovalPolicy(when=ApproveWhen.DONE))
-    now = "scheduled, and left to its NotBefore without an approval: drain failed, save cut"
+    now = "scheduled, will start at its NotBefore without an approval: drain failed, save cut"
     assert explain_event(record, {"reboots": approving}).now == now
     assert explain_event(record, {"reboots": RULE}).now == "scheduled"
 

@@ -108,7 +108,10 @@ def test_names_are_those_of_the_service_and_may_carry_the_underscore_of_2017(tmp
     event = {"EventId": "A", "EventStatus": "Scheduled", "EventType": "Reboot", "Resources": ["_Front_7"]}
     document = json_reply({"DocumentIncarnation": 2, "Events": [event | {"NotBefore": "no date"}]})
     text = f"{DRAIN}[[rules]]\nsteps = ['drain']\n"
-    with ScriptedServer(ScriptedReply(body=b"front_7"), document) as server, AgentThread(tmp_path, server.url, text) as agent:
+    with (
+        ScriptedServer(ScriptedReply(body=b"front_7"), document) as server,
+        AgentThread(tmp_path, server.url, text) as agent,
+    ):
         eventually(lambda: agent.lines == ["drain"])
 
 

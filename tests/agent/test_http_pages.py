@@ -65,7 +65,7 @@ def test_a_load_balancer_is_turned_away_while_a_step_holds_readiness_and_told_wh
 
 def test_the_agent_is_healthy_while_the_endpoint_answers() -> None:
     now = [0.0]
-    metrics = AgentMetrics(pulse=EndpointHealthTracker(lambda: now[0]))
+    metrics = AgentMetrics(endpoint_health=EndpointHealthTracker(lambda: now[0]))
     metrics.poll_answered(1.0)
     assert said(pages(metrics=metrics), "/health") == (200, {"healthy": True, "text": ""})
     metrics.poll_failed("connection refused")

@@ -70,7 +70,7 @@ def test_nothing_can_be_changed_here(method: str) -> None:
         status, head, body = await say(port, f"{method} /ready HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}".encode())
         assert status == 405
         assert b"\r\nAllow: GET, HEAD\r\n" in head
-        assert "only read" in json.loads(body)["error"]
+        assert "read-only" in json.loads(body)["error"]
 
     on_a_face(talk)
 
@@ -89,11 +89,11 @@ def test_a_page_that_breaks_says_so_and_the_others_go_on(caplog: pytest.LogCaptu
 
     async def talk(port: int) -> None:
         status, _, body = await say(port, b"GET /broken HTTP/1.1\r\n\r\n")
-        assert (status, json.loads(body)) == (500, {"error": "the page broke: the agent's log says why"})
+        assert (status, json.loads(body)) == (500, {"error": "the page failed: see the agent's log"})
         assert (await say(port, b"GET /ready HTTP/1.1\r\n\r\n"))[0] == 503
 
     on_a_face(talk, {**PAGES, "/broken": broken})
-    assert "the page /broken broke" in caplog.text
+    assert "the page /broken failed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,9 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(Unavailable, match=f"cannot listen on {listen} .*: free it, or set listen to another"):
+        with pytest.raises(
+            Unavailable, match=f"cannot listen on {listen} .*: free the address, or set another with listen"
+        ):
             on_a_face(talk, listen=listen)
 
 
@@ -180,5 +182,5 @@ def test_an_address_is_read(text: str, address: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["9258", "127.0.0.1", ":9258", "::1:80", "127.0.0.1:http", "127.0.0.1:70000", "a:²"])
 def test_an_address_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(Rejected, match=r'is no address: write "127.0.0.1:9258", or "" for none'):
+    with pytest.raises(Rejected, match=r'is not an address: write "127.0.0.1:9258", or "" for none'):
         parse_listen_address(text)

@@ -133,7 +133,7 @@ def test_the_file_is_its_owners_alone(journal: AgentJournal, path: Path) -> None
 
 
 def test_a_second_agent_is_refused_and_a_reader_is_not(journal: AgentJournal, path: Path) -> None:
-    with pytest.raises(Rejected, match="is in use by another agent: stop that one, or name another journal"):
+    with pytest.raises(Rejected, match="is in use by another agent: stop that agent, or set another `state`"):
         AgentJournal(path)
     journal.save(record())
     reader = AgentJournal(path, readonly=True)
@@ -164,13 +164,13 @@ def test_a_newer_or_broken_journal_is_refused_with_a_sentence(path: Path, tmp_pa
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     db.close()
-    with pytest.raises(Rejected, match="was written by a newer forewarn: use that one"):
+    with pytest.raises(Rejected, match="was written by a newer forewarn: use that version"):
         AgentJournal(path)
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"no database " * 100)
-    with pytest.raises(Rejected, match="is no journal"):
+    with pytest.raises(Rejected, match="is not a journal"):
         AgentJournal(junk)
-    with pytest.raises(Rejected, match="there is no journal"):
+    with pytest.raises(Rejected, match="does not exist: start the agent once"):
         AgentJournal(tmp_path / "none.db", readonly=True)
 
 
@@ -197,6 +197,6 @@ def test_a_journal_that_is_damaged_is_refused_and_one_whose_place_is_full_is_not
     journal.close()
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(Rejected, match=r"is no journal .*: move it away and start again"):
+    with pytest.raises(Rejected, match=r"is not a journal .*: move it away and start the agent again"):
         AgentJournal(path)
     assert "cannot be opened (disk full)" in str(unusable_journal_error(path, sqlite3.OperationalError("disk full")))

@@ -86,7 +86,7 @@ def test_a_word_that_nobody_knows_makes_no_series_of_its_own() -> None:
 
 
 def test_polls_are_counted_and_the_last_good_one_is_dated() -> None:
-    metrics = AgentMetrics(real=lambda: 1_700_000_000.0)
+    metrics = AgentMetrics(read_time=lambda: 1_700_000_000.0)
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 0
     metrics.poll_failed("reset")
     assert value(metrics, "last_successful_poll_timestamp_seconds") == 0

@@ -22,7 +22,7 @@ class Slow(ScriptedServer):
 
     def next_reply(self, request: HttpRequest) -> ScriptedReply:
         self.now += 20 if "prefer" in dict(request.headers) else 0
-        return super().answer(request)
+        return super().next_reply(request)
 
     async def nap(self, seconds: float) -> None:
         self.now += seconds
@@ -43,7 +43,7 @@ class Lags(NullObserver):
 async def lags(server: Slow, cursor: Path) -> list[float]:
     client = AsyncClient(server.url, clock=lambda: server.now, sleep=server.nap)
     observer = Lags()
-    watcher = EventWatcher(client, cursor, observer, hear=lambda _: None, polled=lambda: None)
+    watcher = EventWatcher(client, cursor, observer, on_change=lambda _: None, on_poll=lambda: None)
     task = asyncio.create_task(watcher.watch())
     try:
         await asyncio.wait_for(observer.enough.wait(), 20)

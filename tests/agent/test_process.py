@@ -122,7 +122,7 @@ def test_a_reboot_is_prepared_approved_undone_and_explained(place: Place) -> Non
     story = place.said("explain", state["events"][0]["key"])
     for part in ("first seen, a notice of 15m", "mark done after", "approved", "started, after", "undo of away done"):
         assert part in story
-    assert story.splitlines()[-1] == "now  closed: nothing is left"
+    assert story.splitlines()[-1] == "now  closed: nothing left to do"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -185,7 +185,7 @@ def test_an_agent_that_cannot_begin_says_why(place: Place) -> None:
     words = [sys.executable, "-m", "forewarn", "agent", "run", "--config", str(bad)]
     after = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert after.returncode == 2
-    assert "is no address" in after.stderr
+    assert "is not an address" in after.stderr
     assert "Traceback" not in after.stderr
 
 
@@ -206,7 +206,7 @@ def test_an_agent_without_its_extra_says_what_to_install_or_to_leave_out(place: 
     assert after.returncode == 2
     assert after.stderr == (
         "the agent's pages need prometheus_client, which is not installed: pip install 'forewarn[agent]', "
-        'or write listen = ""\n'
+        'or set listen = ""\n'
     )
 
 

@@ -57,7 +57,7 @@ SEEN = EventRecord(
     plan=("drain", "save"),
 )
 DRAINED = StepRun(step="drain", state=StepState.DONE, begun_at=1_000.0, ended_at=1_012.0, text="not ready")
-CUT = StepRun(step="save", state=StepState.CUT, begun_at=1_012.0, ended_at=1_012.0, text="no time: 20 s are left")
+CUT = StepRun(step="save", state=StepState.CUT, begun_at=1_012.0, ended_at=1_012.0, text="no time: 20 s left")
 BACK = StepRun(
     step="drain", phase=StepPhase.UNDO, state=StepState.DONE, begun_at=1_100.0, ended_at=1_101.0, text="ready"
 )
@@ -108,7 +108,7 @@ def test_every_mistake_of_a_file_is_told_with_its_line(command: Any, file: Path)
 def test_an_address_that_nobody_can_listen_on_is_told_with_its_line(command: Any, file: Path) -> None:
     file.write_text(file.read_text().replace('listen = ""', 'listen = "9258"'))
     sentence = command.refused("agent", "check", str(file))
-    assert sentence == f'{file}:3: listen = \'9258\' is no address: write "127.0.0.1:9258", or "" for none'
+    assert sentence == f'{file}:3: listen = \'9258\' is not an address: write "127.0.0.1:9258", or "" for none'
 
 
 def test_a_file_that_is_not_there_is_named(command: Any, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_an_agent_that_runs_where_its_pages_are_not_reached_is_not_said_to_have_
 
 def test_an_address_that_is_none_is_told(command: Any) -> None:
     sentence = command.refused("agent", "status", "--at", "here")
-    assert sentence == "'here' is no address: give it as 127.0.0.1:9258"
+    assert sentence == "'here' is not an address: give it as 127.0.0.1:9258"
 
 
 def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:
@@ -198,7 +198,7 @@ def test_what_is_no_agent_is_not_taken_for_one(command: Any) -> None:
 
 
 def test_no_agent_and_no_journal_is_said(command: Any, file: Path) -> None:
-    assert "no agent has run with it yet" in command.refused("agent", "status", "--config", str(file))
+    assert "does not exist: start the agent once" in command.refused("agent", "status", "--config", str(file))
 
 
 def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path, tmp_path: Path) -> None:
@@ -227,14 +227,14 @@ def test_the_story_of_an_event_is_told_from_the_journal(command: Any, file: Path
         "first seen, a notice of 15m; rule 'reboots'",
         "drain began",
         "drain done after 12s: not ready",
-        "save cut: no time: 20 s are left",
+        "save cut: no time: 20 s left",
         "approved",
-        "started, after 20s of the 15m that were promised",
+        "started, after 20s of the 15m announced",
         "gone: finished",
         "undo of drain began",
         "undo of drain done after 1.0s: ready",
     ]
-    assert lines[-1] == "now  closed: nothing is left"
+    assert lines[-1] == "now  closed: nothing left to do"
     (story,) = command.json("agent", "explain", ID, "--config", str(file))["stories"]
     assert story["lines"][0]["at"] == 1_000
 

@@ -22,16 +22,17 @@ from forewarn.errors import ForewarnError, Unavailable
 _LOG_FORMAT = "%(levelname)s %(message)s"
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    given = _argument_parser().parse_args(words)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the agent and returns its exit status: 2 for bad input, 3 if unavailable, 130 if interrupted."""
+    options = _argument_parser().parse_args(arguments)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SingleLineFormatter(_LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        config = load_config(given.config)
-        if given.endpoint:
-            config = replace(config, endpoint=str(parse_endpoint(given.endpoint)))
-        asyncio.run(process.run_once(config) if given.once else process.run_until_signal(config))
+        config = load_config(options.config)
+        if options.endpoint:
+            config = replace(config, endpoint=str(parse_endpoint(options.endpoint)))
+        asyncio.run(process.run_once(config) if options.once else process.run_until_signal(config))
     except ForewarnError as error:
         print(error, file=sys.stderr)
         return 3 if isinstance(error, Unavailable) else 2

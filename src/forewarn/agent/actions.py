@@ -9,21 +9,21 @@ from forewarn.agent.approval import BoardView
 from forewarn.agent.model import ApprovalCheckConfig, RuleConfig, StepConfig, StepPhase
 from forewarn.agent.records import ApprovalCheckRecord, ApprovalRecord, ApprovalState, EventRecord, OpenRecords, StepRun
 
-TaskKey = tuple[str, str]  # the key of an event, and what is under way for it: the name of a step, GATE or APPROVAL
-APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # no step is called so
+TaskKey = tuple[str, str]  # key of an event, and a step's name, APPROVAL_CHECK_TASK or APPROVAL_TASK
+APPROVAL_CHECK_TASK, APPROVAL_TASK = "(gate)", "(approval)"  # not valid as names of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSnapshot:
-    """Everything a decision depends on."""
+    """Everything a decision depends on, at one instant."""
 
     open_records: OpenRecords
     rules: Mapping[str, RuleConfig]
     steps: Mapping[str, StepConfig]
     vm: str
-    now: float
+    now: float  # the server's time
     boot_id: str
-    running_tasks: frozenset[TaskKey] = frozenset()  # what this process has under way
+    running_tasks: frozenset[TaskKey] = frozenset()  # of this process
     board: BoardView = field(default_factory=BoardView)
 
 
@@ -35,12 +35,12 @@ class StartStep:
     step: StepConfig
     phase: StepPhase
     tries: int = 1
-    holder: str = ""  # the event whose unfinished try is gone on with; "": this one begins anew
+    holder: str = ""  # key of the event whose failed try this one continues; "": none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeStep:
-    """The step was found begun without outcome: run it again, or ask its check first."""
+    """Continue a step that was interrupted: run its check first if `check_first`, else run it again."""
 
     key: str
     step: StepConfig
@@ -50,7 +50,7 @@ class ResumeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordStepEnd:
-    """Journal an end that needs no running: cut, skipped, held by another event, cut off."""
+    """Journal the end of a step that is not run: cut, skipped, reused or interrupted."""
 
     key: str
     step_run: StepRun
@@ -58,7 +58,7 @@ class RecordStepEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopStep:
-    """The event is gone while a step for it is running: end that."""
+    """Cancel a running step, because its event is gone."""
 
     key: str
     step: str
@@ -66,27 +66,29 @@ class StopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunApprovalCheck:
+    """Journal the try, then run the approval check."""
+
     key: str
     check: ApprovalCheckConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendApproval:
-    """Journal that the approval is asked for, then send it."""
+    """Journal the approval as asked, then send it."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseEvent:
-    """Nothing is left to do for an event that is gone."""
+    """Close the record of an event that is gone and fully undone."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitUntil:
-    """Nothing to do before `until` for this event; `why` is for people."""
+    """Nothing to do for this event before `until` (None: until something changes); `reason` is for people."""
 
     key: str
     until: float | None = None
@@ -98,22 +100,22 @@ AgentAction = (
 )
 
 
-def record_after_action(record: EventRecord, move: AgentAction, *, now: float, boot_id: str) -> EventRecord:
-    """The record once the move stands in the journal: before anything is run or sent."""
-    match move:
+def record_after_action(record: EventRecord, action: AgentAction, *, now: float, boot_id: str) -> EventRecord:
+    """The record as it is journalled before the action is carried out."""
+    match action:
         case StartStep():
             return record.with_step_run(
                 StepRun(
-                    step=move.step.name,
-                    phase=move.phase,
+                    step=action.step.name,
+                    phase=action.phase,
                     begun_at=now,
                     boot_id=boot_id,
-                    tries=move.tries,
-                    holder=move.holder,
+                    tries=action.tries,
+                    holder=action.holder,
                 )
             )
-        case RecordStepEnd(step_run=deed):
-            return record.with_step_run(deed)
+        case RecordStepEnd(step_run=run):
+            return record.with_step_run(run)
         case RunApprovalCheck():
             first_at = record.approval_check.first_at if record.approval_check else now
             return replace(record, approval_check=ApprovalCheckRecord(first_at=first_at, asked_at=now))

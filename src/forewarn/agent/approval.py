@@ -15,12 +15,12 @@ from forewarn.agent.model import ApprovalCheckConfig
 from forewarn.agent.records import ApprovalCheckRecord
 from forewarn.agent.rules import normalize_vm_name
 
-HEARTBEAT_TIMEOUT_S = 15.0
+HEARTBEAT_TIMEOUT_S = 15.0  # a VM with an older heartbeat counts as absent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardView:
-    """What the board shows: ages of heartbeats by VM, and who is ready for which event; names as `plain` makes them."""
+    """What the board shows: heartbeat ages in seconds, and ready VMs by event. Names are normalized."""
 
     heartbeat_ages_s: Mapping[str, float] = field(default_factory=dict)
     ready_vms: Mapping[str, frozenset[str]] = field(default_factory=dict)  # by event id
@@ -28,42 +28,51 @@ class BoardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalDecision:
-    """`yes`, or why not yet, and when to look again at the latest (None: when something changes)."""
+    """Approved, or the reason why not yet and when to check again (None: when something changes)."""
 
     is_approved: bool
     reason: str = ""
     recheck_at: float | None = None
 
 
-def approving_vm(resources: Sequence[str], board: BoardView, alive_s: float = HEARTBEAT_TIMEOUT_S) -> str:
-    """The first listed VM that is alive; "" if none is."""
+def approving_vm(resources: Sequence[str], board: BoardView, heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S) -> str:
+    """The first listed VM that is alive, as a normalized name; "" if none is."""
     return next(
-        (normalize_vm_name(name) for name in resources if _is_alive(normalize_vm_name(name), board, alive_s)), ""
+        (
+            normalize_vm_name(name)
+            for name in resources
+            if _is_alive(normalize_vm_name(name), board, heartbeat_timeout_s)
+        ),
+        "",
     )
 
 
 def decide_for_all_vms(
-    id_: str,
+    event_id: str,
     resources: Sequence[str],
     vm: str,
     board: BoardView,
     *,
     waited_s: float,
     absent_after_s: float | None,
-    alive_s: float = HEARTBEAT_TIMEOUT_S,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> ApprovalDecision:
-    """May this VM approve for all? `waited_s` since it was itself ready."""
-    speaker = approving_vm(resources, board, alive_s)
-    if speaker != normalize_vm_name(vm):
+    """Decides whether this VM may approve for all listed VMs.
+
+    `waited_s` is the time since this VM was ready. `absent_after_s` is how long to wait for absent VMs; None: for
+    ever.
+    """
+    approver = approving_vm(resources, board, heartbeat_timeout_s)
+    if approver != normalize_vm_name(vm):
         return ApprovalDecision(
-            is_approved=False, reason=f"{speaker} speaks for the event" if speaker else "no listed VM is alive"
+            is_approved=False, reason=f"{approver} approves for all VMs" if approver else "no listed VM is alive"
         )
     missing = [
         normalize_vm_name(name)
         for name in resources
-        if normalize_vm_name(name) not in board.ready_vms.get(id_, frozenset())
+        if normalize_vm_name(name) not in board.ready_vms.get(event_id, frozenset())
     ]
-    alive = [name for name in missing if _is_alive(name, board, alive_s)]
+    alive = [name for name in missing if _is_alive(name, board, heartbeat_timeout_s)]
     if alive:
         return ApprovalDecision(is_approved=False, reason=f"{', '.join(alive)} not ready")
     if missing and (absent_after_s is None or waited_s < absent_after_s):
@@ -71,23 +80,28 @@ def decide_for_all_vms(
     return ApprovalDecision(is_approved=True)
 
 
-def _is_alive(name: str, board: BoardView, alive_s: float) -> bool:
-    return name in board.heartbeat_ages_s and board.heartbeat_ages_s[name] <= alive_s
+def _is_alive(name: str, board: BoardView, heartbeat_timeout_s: float) -> bool:
+    return name in board.heartbeat_ages_s and board.heartbeat_ages_s[name] <= heartbeat_timeout_s
 
 
 def decide_by_approval_check(
-    gate: ApprovalCheckConfig, consent: ApprovalCheckRecord | None, now: float
+    check: ApprovalCheckConfig, record: ApprovalCheckRecord | None, now: float
 ) -> ApprovalDecision:
-    """What the gate's answers so far come to; a `no` stands."""
-    if consent is None:
-        return ApprovalDecision(is_approved=False, reason="the gate has not been asked", recheck_at=now)
-    if consent.answer:
-        return ApprovalDecision(is_approved=consent.answer == "yes", reason=f"the gate says {consent.answer}")
-    over_at = consent.first_at + gate.deadline_s
-    if now < over_at:
+    """Decides by the answers of the approval check so far; a `no` is final."""
+    if record is None:
+        return ApprovalDecision(is_approved=False, reason="the approval check has not run yet", recheck_at=now)
+    if record.answer:
         return ApprovalDecision(
-            is_approved=False, reason="the gate is silent", recheck_at=min(over_at, consent.asked_at + gate.every_s)
+            is_approved=record.answer == "yes", reason=f"the approval check answered {record.answer}"
+        )
+    ends_at = record.first_at + check.deadline_s
+    if now < ends_at:
+        return ApprovalDecision(
+            is_approved=False,
+            reason="the approval check gave no answer",
+            recheck_at=min(ends_at, record.asked_at + check.every_s),
         )
     return ApprovalDecision(
-        is_approved=gate.on_silence == "approve", reason=f"the gate was silent for {gate.deadline_s:g} s"
+        is_approved=check.on_silence == "approve",
+        reason=f"the approval check gave no answer for {check.deadline_s:g} s",
     )

@@ -27,133 +27,138 @@ DEFAULT_STATE_DIRECTORY = "/var/lib/forewarn-agent"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    endpoint: str | None = None  # None: it is found (spec §2.5)
-    vm: str = ""  # "": the endpoint is asked
+    """The agent's configuration. Times are in seconds."""
+
+    endpoint: str | None = None  # None: discover it (spec §2.5)
+    vm: str = ""  # "": ask the endpoint
     state: Path = Path(DEFAULT_STATE_DIRECTORY)
     listen: str = DEFAULT_LISTEN_ADDRESS
     board: Path | None = None
-    grace_s: float = 5.0  # for steps under way when the agent is told to stop
+    grace_s: float = 5.0  # for running steps when the agent stops
     steps: Mapping[str, StepConfig] = field(default_factory=dict)
     rules: tuple[RuleConfig, ...] = ()
 
     @property
     def journal_path(self) -> Path:
+        """The journal's SQLite file."""
         return self.state / "journal.db"
 
     @property
     def cursor_path(self) -> Path:
+        """The cursor file of the watch."""
         return self.state / "cursor.json"
 
     @property
     def step_folders(self) -> Path:
-        """Where each step of each event has a folder of its own."""
+        """The folder that contains a folder for each step of each event."""
         return self.state / "steps"
 
 
 def load_config(path: Path) -> AgentConfig:
+    """Reads and parses the file. Raises Rejected if it is unreadable, BadConfig if it has problems."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         why = error.strerror or "no reason given"
-        raise Rejected(f"the agent's file {str(path)!r} cannot be read ({why}): name another with --config") from error
+        raise Rejected(f"the agent's file {str(path)!r} cannot be read ({why}): give another with --config") from error
     except UnicodeDecodeError as error:
-        raise Rejected(f"the agent's file {str(path)!r} is not UTF-8: save it as that") from error
+        raise Rejected(f"the agent's file {str(path)!r} is not UTF-8: save it as UTF-8") from error
     return parse_config(text, str(path))
 
 
 def parse_config(text: str, source: str = "agent.toml") -> AgentConfig:
-    """Raises BadConfig with all that is wrong."""
+    """Parses the text; `source` names the file in messages. Raises BadConfig with all problems."""
     problems: list[ConfigProblem] = []
     try:
-        whole = ConfigTable(tomllib.loads(text), (), "the file", index_lines(text), problems)
+        root = ConfigTable(tomllib.loads(text), (), "the file", index_lines(text), problems)
     except ValueError as error:
         line = error_line(str(error), text)
         what = ConfigProblem(line=line, what=f"this is not TOML ({error})", remedy="correct that line")
         raise BadConfig([what], source=source) from error
-    config = _read_config(whole)
+    config = _read_config(root)
     if problems:
         raise BadConfig(problems, source=source)
     return config
 
 
-def _read_config(whole: ConfigTable) -> AgentConfig:
-    steps = read_steps(whole)
-    board = _read_absolute_path(whole, "board")
-    rules = read_rules(whole, steps)
+def _read_config(root: ConfigTable) -> AgentConfig:
+    steps = read_steps(root)
+    board = _read_absolute_path(root, "board")
+    rules = read_rules(root, steps)
     if board is None and any(rule.approve.when is ApproveWhen.ALL_DONE for rule in rules):
-        whole.add_problem(
+        root.add_problem(
             "rules", 'approve = "when-all-done" needs a board', 'write board = "/a/folder/that/all/VMs/share"'
         )
     config = AgentConfig(
-        endpoint=_read_endpoint(whole),
-        vm=whole.read_text("vm"),
-        state=_read_absolute_path(whole, "state") or Path(DEFAULT_STATE_DIRECTORY),
-        listen=DEFAULT_LISTEN_ADDRESS if not whole.has("listen") else _read_listen(whole),
+        endpoint=_read_endpoint(root),
+        vm=root.read_text("vm"),
+        state=_read_absolute_path(root, "state") or Path(DEFAULT_STATE_DIRECTORY),
+        listen=DEFAULT_LISTEN_ADDRESS if not root.has("listen") else _read_listen(root),
         board=board,
-        grace_s=whole.read_seconds("grace", 5.0),
+        grace_s=root.read_seconds("grace", 5.0),
         steps=steps,
         rules=rules,
     )
-    whole.reject_unknown_keys("listen")
+    root.reject_unknown_keys("listen")
     return config
 
 
-def _read_endpoint(whole: ConfigTable) -> str | None:
-    text = whole.read_text("endpoint")
+def _read_endpoint(root: ConfigTable) -> str | None:
+    text = root.read_text("endpoint")
     try:
         return str(parse_endpoint(text)) if text else None
     except Rejected as error:
         what, _, remedy = str(error).partition(": ")
-        whole.add_problem("endpoint", what, remedy)
+        root.add_problem("endpoint", what, remedy)
         return None
 
 
-def _read_absolute_path(whole: ConfigTable, key: str) -> Path | None:
-    text = whole.read_text(key)
+def _read_absolute_path(root: ConfigTable, key: str) -> Path | None:
+    text = root.read_text(key)
     if text and not text.startswith("/"):
-        whole.add_problem(key, f"{key} = {text!r} is not an absolute path", f'write {key} = "/…"')
+        root.add_problem(key, f"{key} = {text!r} is not an absolute path", f'write {key} = "/…"')
     return Path(text) if text else None
 
 
-def _read_listen(whole: ConfigTable) -> str:
-    """ "" is an answer too: no pages."""
-    text = "" if whole.raw["listen"] == "" else whole.read_text("listen")
+def _read_listen(root: ConfigTable) -> str:
+    """Reads the listen address; "" means that the agent serves no pages."""
+    text = "" if root.raw["listen"] == "" else root.read_text("listen")
     try:
         if text:
             parse_listen_address(text)
     except Rejected as error:
         what, _, remedy = str(error).partition(": ")
-        whole.add_problem("listen", what, remedy)
+        root.add_problem("listen", what, remedy)
     return text
 
 
 _UNDO_OUTCOMES = ("finished", "withdrawn", "unknown")
 
 
-def read_rules(whole: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
-    """The file's own rules in their order, then those of its profile."""
-    rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(whole.read_tables("rules"), start=1))
-    _check_unique_names(whole, rules)
-    every = (*rules, *_read_profile(whole, steps))
-    if not every and not whole.raw.get("profile"):
-        whole.add_problem("", "the file has no rules", 'write profile = "fifteen-minutes", or [[rules]]')
-    return every
+def read_rules(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
+    """Reads the file's own rules in their order, then those of its profile; adds problems to the table."""
+    rules = tuple(_read_rule(table, number, steps) for number, table in enumerate(root.read_tables("rules"), start=1))
+    _check_unique_names(root, rules)
+    all_rules = (*rules, *_read_profile(root, steps))
+    if not all_rules and not root.raw.get("profile"):
+        root.add_problem("", "the file has no rules", 'write profile = "fifteen-minutes", or [[rules]]')
+    return all_rules
 
 
-def _read_profile(whole: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
-    """A profile takes all steps, in the order of the file."""
-    name = whole.read_text("profile")
+def _read_profile(root: ConfigTable, steps: Mapping[str, StepConfig]) -> tuple[RuleConfig, ...]:
+    """Reads the profile's rules; a profile runs all steps, in the order of the file."""
+    name = root.read_text("profile")
     if not name:
         return ()
     if name not in PROFILES:
-        whole.add_problem("profile", f"there is no profile {name!r}", suggest_name(name, PROFILES, ""))
+        root.add_problem("profile", f"there is no profile {name!r}", suggest_name(name, PROFILES, ""))
         return ()
     if not steps:
-        whole.add_problem("profile", f"the profile {name!r} has no steps to take", "write [steps.NAME] with what to do")
-    over_s = excess_budget_s(name, list(steps.values()))
-    if over_s:
-        what = f"the steps need {over_s:g} s more than the {PROFILE_NOTICE_S[name]:g} s of the profile {name!r}"
-        whole.add_problem("profile", what, "give less budget, or say with cut = 1 which goes first")
+        root.add_problem("profile", f"the profile {name!r} has no steps to run", "add a [steps.NAME] table")
+    excess_s = excess_budget_s(name, list(steps.values()))
+    if excess_s:
+        what = f"the steps need {excess_s:g} s more than the {PROFILE_NOTICE_S[name]:g} s of the profile {name!r}"
+        root.add_problem("profile", what, "reduce budgets, or mark steps that may be cut with cut = 1")
     return PROFILES[name](tuple(steps.values()))
 
 
@@ -184,10 +189,10 @@ def _read_step_names(table: ConfigTable, steps: Mapping[str, StepConfig]) -> tup
     names = table.read_texts("steps")
     for name in names:
         if name not in steps:
-            remedy = suggest_name(name, steps, f"write [steps.{name}] with what to do")
+            remedy = suggest_name(name, steps, f"add a [steps.{name}] table")
             table.add_problem("steps", f"there is no step {name!r}", remedy)
     if len(set(names)) < len(names):
-        table.add_problem("steps", "a step is named twice", "name each once: it is taken once for an event")
+        table.add_problem("steps", "a step is named twice", "name each step once: it runs once for an event")
     return tuple(steps[name] for name in names if name in steps)
 
 
@@ -197,7 +202,7 @@ def _read_approval_policy(table: ConfigTable) -> ApprovalPolicy:
     absent_after_s = None if waits else table.read_seconds("absent", None)
     if not waits and when is not ApproveWhen.ALL_DONE:
         table.add_problem(
-            "absent", "absent says nothing without other VMs", 'write approve = "when-all-done", or leave it'
+            "absent", "absent has no effect without other VMs", 'write approve = "when-all-done", or remove absent'
         )
     return ApprovalPolicy(when=when, absent_after_s=absent_after_s)
 
@@ -206,7 +211,7 @@ def _read_approval_check(table: ConfigTable) -> ApprovalCheckConfig | None:
     gate = table.read_table("gate")
     if gate is None:
         return None
-    made = ApprovalCheckConfig(
+    check = ApprovalCheckConfig(
         command=gate.read_command_line("command"),
         url=gate.read_url("url"),
         timeout_s=gate.read_seconds("timeout", 10.0, least=0.1),
@@ -215,9 +220,11 @@ def _read_approval_check(table: ConfigTable) -> ApprovalCheckConfig | None:
         on_silence=gate.read_choice("on_silence", ("wait", "approve"), "wait"),
     )
     gate.reject_unknown_keys()
-    if bool(made.command) == bool(made.url):
-        table.add_problem("gate", "a gate is a command or a url", 'write gate = { command = ["/usr/local/bin/may-i"] }')
-    return made
+    if bool(check.command) == bool(check.url):
+        table.add_problem(
+            "gate", "a gate needs a command or a url", 'write gate = { command = ["/usr/local/bin/may-i"] }'
+        )
+    return check
 
 
 def _check_rule(table: ConfigTable, rule: RuleConfig) -> None:
@@ -226,32 +233,33 @@ def _check_rule(table: ConfigTable, rule: RuleConfig) -> None:
         if least is not None and most is not None and least > most:
             table.add_problem(f"min_{name}", f"min_{name} is more than max_{name}", "swap them")
     if rule.approval_check is not None and rule.approve.when is ApproveWhen.NEVER:
-        table.add_problem("gate", "a gate stands before no approval", 'write approve = "when-done"')
+        table.add_problem("gate", "a gate has no effect without an approval", 'write approve = "when-done"')
 
 
-def _check_unique_names(whole: ConfigTable, rules: tuple[RuleConfig, ...]) -> None:
+def _check_unique_names(root: ConfigTable, rules: tuple[RuleConfig, ...]) -> None:
     names = [rule.name for rule in rules]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            whole.add_problem("rules", f"two rules are called {name!r}", "give each a name of its own")
+            root.add_problem("rules", f"two rules have the name {name!r}", "give each rule its own name")
 
 
 _STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-# What every step may say; all else is its reaction's.
+# Keys of every step; all others belong to its reaction.
 _COMMON_STEP_KEYS = (
     *("use", "budget", "cut", "begin", "repeatable", "unclear"),
     *("undo_when", "undo_budget", "undo_tries", "survives_reboot"),
 )
 
 
-def read_steps(whole: ConfigTable) -> dict[str, StepConfig]:
-    tables = whole.read_table("steps")
+def read_steps(root: ConfigTable) -> dict[str, StepConfig]:
+    """Reads all [steps.NAME] tables by name; adds problems to the table."""
+    tables = root.read_table("steps")
     if tables is None:
         return {}
     named = {name: tables.read_table(name) for name in tables.raw}
     for name in named:
         if not _STEP_NAME.fullmatch(name):
-            tables.add_problem(name, f"a step cannot be called {name!r}", "use letters, digits, - and _")
+            tables.add_problem(name, f"{name!r} is not a valid name of a step", "use letters, digits, - and _")
     return {name: _read_step(name, table) for name, table in named.items() if table is not None}
 
 
@@ -261,7 +269,7 @@ def _read_step(name: str, table: ConfigTable) -> StepConfig:
     kind = REACTIONS.get(use)
     if kind is None and use:
         table.add_problem("use", f"there is no reaction {use!r}", suggest_name(use, REACTIONS, ""))
-    tells = kind is not None and not kind.shared_by_events
+    notifies = kind is not None and not kind.shared_by_events
     if not table.has("budget"):
         table.add_problem("", f"{table.title} has no budget", 'write budget = "30s" below it')
     step = StepConfig(
@@ -269,14 +277,14 @@ def _read_step(name: str, table: ConfigTable) -> StepConfig:
         use=use,
         budget_s=table.read_seconds("budget", 30.0, least=0.1),
         cut=table.read_number("cut", None, 0, 1_000),
-        begin=table.read_choice("begin", ("at-once", "late"), "at-once") if table.has("begin") or tells else None,
-        repeatable=table.read_flag("repeatable", default=tells),
+        begin=table.read_choice("begin", ("at-once", "late"), "at-once") if table.has("begin") or notifies else None,
+        repeatable=table.read_flag("repeatable", default=notifies),
         unclear=table.read_choice("unclear", ("repeat", "skip", "report"), "report"),
-        undo=_read_undo(table, undoes=kind is None or kind.has_undo),
+        undo=_read_undo(table, has_undo=kind is None or kind.has_undo),
         undo_budget_s=table.read_seconds("undo_budget", 60.0, least=0.1),
         undo_tries=table.read_number("undo_tries", 3, 1, 1_000) or 3,
         survives_reboot=table.read_flag("survives_reboot", default=True),
-        shared_by_events=not tells,
+        shared_by_events=not notifies,
         options=_read_reaction_options(table, use),
     )
     if kind is not None:
@@ -284,8 +292,8 @@ def _read_step(name: str, table: ConfigTable) -> StepConfig:
     return step
 
 
-def _read_undo(table: ConfigTable, *, undoes: bool) -> Literal["when-gone", "never"]:
-    when = table.read_choice("undo_when", ("gone", "never"), "gone" if undoes else "never")
+def _read_undo(table: ConfigTable, *, has_undo: bool) -> Literal["when-gone", "never"]:
+    when = table.read_choice("undo_when", ("gone", "never"), "gone" if has_undo else "never")
     return "never" if when == "never" else "when-gone"
 
 

@@ -18,16 +18,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProblem:
+    """One problem of the file: its line, what is wrong, and a remedy."""
+
     line: int
     what: str
     remedy: str
 
     def format(self, source: str) -> str:
+        """The problem as one line that begins with file and line number."""
         return f"{source}:{self.line}: {self.what}: {self.remedy}"
 
 
 class BadConfig(Rejected):
-    """A file that no agent can run with; it carries all its problems, in the order of their lines."""
+    """The file has problems; `problems` lists all of them in the order of their lines."""
 
     def __init__(self, problems: Sequence[ConfigProblem], *, source: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line))
@@ -35,7 +38,7 @@ class BadConfig(Rejected):
 
 
 class ConfigTable:
-    """One table of the file. What is refused is noted, and its default is used, so that the rest can be read."""
+    """Reads one table of the file. It records a problem, uses the default and continues."""
 
     def __init__(
         self, raw: Mapping[str, Any], path: TomlPath, title: str, lines: TomlLineIndex, problems: list[ConfigProblem]
@@ -45,17 +48,20 @@ class ConfigTable:
         self._known_keys: list[str] = []
 
     def has(self, key: str) -> bool:
+        """Whether the table contains the key."""
         return key in self.raw
 
     def add_problem(self, key: str, what: str, remedy: str) -> None:
-        """With "" for a key, the table as a whole is to blame."""
+        """Records a problem at the line of this key; "" means the whole table."""
         path = (*self._path, key) if key else self._path
         self._problems.append(ConfigProblem(line=self._lines.line_of(path), what=what, remedy=remedy))
 
     def read_text(self, key: str, default: str = "") -> str:
+        """A non-empty string, or the default."""
         return self._read_option(key, default, lambda: options.read_text(self.raw, key, default))
 
     def read_required_text(self, key: str, example: str) -> str:
+        """A non-empty string; a missing key is a problem, and `example` shows what to write."""
         if not self.has(key):
             self._known_keys.append(key)
             self.add_problem("", f"{self.title} has no {key}", f"write {key} = {example} below it")
@@ -63,34 +69,43 @@ class ConfigTable:
         return self.read_text(key)
 
     def read_texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings, or a single one; () if absent."""
         return self._read_option(key, (), lambda: options.read_texts(self.raw, key))
 
     def read_words(self, key: str, known: Iterable[str], default: Iterable[str] = ()) -> frozenset[str]:
-        """A list of words out of those that are known, in any case."""
-        spelled = {word.casefold(): word for word in known}
+        """A list of words of which each must be in `known`, ignoring case; returned as in `known`."""
+        by_folded_name = {word.casefold(): word for word in known}
         if not self.has(key):
             self._known_keys.append(key)
             return frozenset(default)
         given = self.read_texts(key)
         for word in given:
-            if word.casefold() not in spelled:
-                self.add_problem(key, f"{key} has {word!r}, which is not known", _suggestion(word, spelled.values()))
-        return frozenset(spelled[word.casefold()] for word in given if word.casefold() in spelled)
+            if word.casefold() not in by_folded_name:
+                self.add_problem(
+                    key, f"{key} has {word!r}, which is unknown", _suggestion(word, by_folded_name.values())
+                )
+        return frozenset(by_folded_name[word.casefold()] for word in given if word.casefold() in by_folded_name)
 
     def read_choice(self, key: str, choices: tuple[str, ...], default: str) -> Any:
+        """One of the choices, or the default."""
         order = (default, *(choice for choice in choices if choice != default))
         return self._read_option(key, default, lambda: options.read_choice(self.raw, key, order))
 
     def read_flag(self, key: str, *, default: bool) -> bool:
+        """A boolean, or the default."""
         return self._read_option(key, default, lambda: options.read_flag(self.raw, key, default=default))
 
     def read_command_line(self, key: str) -> tuple[str, ...]:
+        """A command: a list of words, or a string for the shell; () if absent."""
         return self._read_option(key, (), lambda: options.read_command_line(self.raw, key))
 
     def read_url(self, key: str) -> str:
+        """An http or https URL; "" if absent."""
         return self._read_option(key, "", lambda: options.read_url(self.raw, key))
 
     def read_number(self, key: str, default: int | None, least: int, most: int) -> int | None:
+        """A whole number from `least` to `most`, or the default."""
+
         def read() -> int | None:
             numbers = options.read_whole_numbers(self.raw, key, least, most)
             return numbers[0] if numbers else default
@@ -98,6 +113,7 @@ class ConfigTable:
         return self._read_option(key, default, read)
 
     def read_seconds(self, key: str, default: T, *, least: float = 0.0) -> float | T:
+        """A duration such as "20s" or "15m", at least `least`, in seconds; or the default."""
         self._known_keys.append(key)
         if not self.has(key):
             return default
@@ -113,7 +129,7 @@ class ConfigTable:
         return seconds
 
     def read_table(self, key: str) -> ConfigTable | None:
-        """The table below this one, if it is given."""
+        """The sub-table with this key; None if absent."""
         self._known_keys.append(key)
         raw = self.raw.get(key)
         if raw is not None and not isinstance(raw, dict):
@@ -123,7 +139,7 @@ class ConfigTable:
         return ConfigTable(raw, (*self._path, key), key, self._lines, self._problems)
 
     def read_tables(self, key: str) -> list[ConfigTable]:
-        """The [[tables]] below this one."""
+        """The [[tables]] with this key; an empty list if absent."""
         self._known_keys.append(key)
         raw = self.raw.get(key, [])
         if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
@@ -133,7 +149,7 @@ class ConfigTable:
         return [ConfigTable(each, (*path, n), f"[[{key}]]", self._lines, self._problems) for n, each in enumerate(raw)]
 
     def reject_unknown_keys(self, *more: str) -> None:
-        """Refuse the keys that nobody has asked for; `more` are known besides."""
+        """Records a problem for each key that was not read; `more` are known as well."""
         known = [*self._known_keys, *more]
         for key in self.raw:
             if key not in known:
@@ -151,11 +167,11 @@ class ConfigTable:
 def _suggestion(word: str, known: Iterable[str]) -> str:
     words = list(dict.fromkeys(known))
     close = get_close_matches(word.casefold(), [each.casefold() for each in words], n=1)
-    meant = next((each for each in words if close and each.casefold() == close[0]), None)
-    return f"did you mean {meant!r}?" if meant else f"write one of {', '.join(words)}"
+    closest = next((each for each in words if close and each.casefold() == close[0]), None)
+    return f"did you mean {closest!r}?" if closest else f"write one of {', '.join(words)}"
 
 
 def suggest_name(word: str, known: Iterable[str], otherwise: str) -> str:
-    """What to write instead of a name that nobody knows."""
+    """A remedy for an unknown name: the closest known one, or all; `otherwise` if none is known."""
     words = list(known)
     return _suggestion(word, words) if words else otherwise

@@ -34,30 +34,34 @@ from forewarn.client.requests import LONG_POLL_S
 from forewarn.clock import Clock, read_real_time
 from forewarn.errors import ForewarnError
 
-MAX_SLEEP_S = 1.0
+MAX_SLEEP_S = 1.0  # the server's time may jump, so sleepers look at it this often
 
 
 class ServerClock:
-    """A `Clock` over what a client was told; this machine's own time until the server tells its."""
+    """A `Clock` that follows the server's time; this machine's own until the server has given one."""
 
-    def __init__(self, told: Callable[[], float | None], *, own: Callable[[], float] = read_real_time) -> None:
-        self._server_time, self._local_time = told, own
+    def __init__(
+        self, server_time: Callable[[], float | None], *, local_time: Callable[[], float] = read_real_time
+    ) -> None:
+        self._server_time, self._local_time = server_time, local_time
 
     def now(self) -> float:
-        told = self._server_time()
-        return self._local_time() if told is None else told
+        """The server's time in POSIX seconds."""
+        server_time = self._server_time()
+        return self._local_time() if server_time is None else server_time
 
     async def sleep_until(self, at: float | None) -> None:
+        """Sleeps until this server time; None sleeps for ever."""
         while at is None or self.now() < at:
             await asyncio.sleep(MAX_SLEEP_S if at is None else min(MAX_SLEEP_S, at - self.now()))
 
 
 LOG = logging.getLogger("forewarn.agent")
-VM_NAME_TIMEOUT_S = 5.0  # for the answer to a question that was answered before: a Preempt gives 30 s only (spec §6.3)
+VM_NAME_TIMEOUT_S = 5.0  # if the name is already in the journal: a Preempt gives only 30 s (spec §6.3)
 
 
 class AgentDaemon:
-    """One agent, made on a running loop. `run` it; `stop` lets it end."""
+    """One agent. Create it on a running event loop, await `run`, and end it with `stop`."""
 
     def __init__(
         self,
@@ -90,28 +94,28 @@ class AgentDaemon:
             self._client,
             config.cursor_path,
             self._observer,
-            hear=self.record_change,
-            polled=self._on_poll,
+            on_change=self.record_change,
+            on_poll=self._on_poll,
             hold_s=hold_s,
         )
 
     async def run(self) -> None:
-        """Until `stop`. Steps under way have a grace then; what is not done stands as begun, and is found so."""
+        """Runs until `stop`. Running steps get the grace period; unfinished ones stay journalled as begun."""
         try:
             async with asyncio.TaskGroup() as group:
-                work = group.create_task(self._run_tasks())
+                tasks = group.create_task(self._run_tasks())
                 await self._stopping.wait()
-                work.cancel()
+                tasks.cancel()
             await self._runner.shut_down(self._config.grace_s)
-        except ExceptionGroup as several:
-            raise _first_error(several) from several
+        except ExceptionGroup as group_error:
+            raise _first_error(group_error) from group_error
         finally:
             await self._close()
 
     async def run_once(self) -> None:
-        """Look once, do what is due, and end."""
+        """Polls once, runs what is due, and returns. Raises Unavailable if the endpoint does not answer."""
         try:
-            await self._prepare(patient=False)
+            await self._prepare(retry=False)
             await self._watcher.watch(once=True)
             if self._board_synchronizer is not None:
                 await self._board_synchronizer.synchronize()
@@ -124,35 +128,38 @@ class AgentDaemon:
             await self._close()
 
     def stop(self) -> None:
+        """Makes `run` return; call it on the event loop."""
         self._stopping.set()
 
     def record_change(self, change: Change) -> None:
-        """Journal a change; when this returns it is durable."""
-        setting, now = self._context, self._context.clock.now()
+        """Journals a change; durable when it returns."""
+        context, now = self._context, self._context.clock.now()
         record = record_after_change(
             self._journal.open_records,
             change,
-            rules=setting.rules,
-            vm=setting.vm,
+            rules=context.rules,
+            vm=context.vm,
             now=now,
-            boot_id=setting.boot_id,
-            rounds=self._journal.count_records,
+            boot_id=context.boot_id,
+            count_records=self._journal.count_records,
         )
         if record is not None:
             is_new = self._journal.open_records.get(record.key) is None
             self._journal.save(record)
-            report_event_change(self._observer, record, is_new=is_new, vm=setting.vm, now=now)
+            report_event_change(self._observer, record, is_new=is_new, vm=context.vm, now=now)
             self._woken.set()
 
     def reconcile(self) -> float | None:
-        """Make every move that is due; when the next one will be, None if that is for others to say."""
-        moves = self._take_next_actions()
-        while any(isinstance(move, RecordStepEnd | CloseEvent) for move in moves):  # each ends something for good
-            moves = self._take_next_actions()
-        self._waits = tuple(move for move in moves if isinstance(move, WaitUntil))
+        """Takes every due action; returns when the next one is due, None if only a change can cause one."""
+        actions = self._take_next_actions()
+        # Each of these may allow further actions.
+        while any(isinstance(action, RecordStepEnd | CloseEvent) for action in actions):
+            actions = self._take_next_actions()
+        self._waits = tuple(action for action in actions if isinstance(action, WaitUntil))
         return min((wait.until for wait in self._waits if wait.until is not None), default=None)
 
     def snapshot(self) -> AgentSnapshot:
+        """The state that decisions are based on, now."""
         return AgentSnapshot(
             open_records=self._journal.open_records,
             rules=self._rules,
@@ -165,17 +172,18 @@ class AgentDaemon:
         )
 
     def report(self) -> AgentReport:
-        now, answered_at = self.snapshot(), self._client.answered_at
+        """The state for people: endpoint, problems, events and waits."""
+        snapshot, answered_at = self.snapshot(), self._client.answered_at
         board = self._board_synchronizer.problem if self._board_synchronizer is not None else ""
-        troubles = tuple(text for text in (self._watcher.problem, self._problem, board) if text)
+        problems = tuple(text for text in (self._watcher.problem, self._problem, board) if text)
         return AgentReport(
             endpoint=self._endpoint,
-            vm=now.vm,
-            boot_id=now.boot_id,
-            now=now.now,
+            vm=snapshot.vm,
+            boot_id=snapshot.boot_id,
+            now=snapshot.now,
             silent_s=None if answered_at is None else asyncio.get_running_loop().time() - answered_at,
-            problems=(*troubles, *open_problems(now.open_records)),
-            events=events_with_schedule(now),
+            problems=(*problems, *open_problems(snapshot.open_records)),
+            events=events_with_schedule(snapshot),
             waits=tuple((wait.key, wait.reason) for wait in self._waits),
         )
 
@@ -187,10 +195,10 @@ class AgentDaemon:
             if self._board_synchronizer is not None:
                 group.create_task(self._board_synchronizer.run())
 
-    async def _prepare(self, *, patient: bool = True) -> None:
+    async def _prepare(self, *, retry: bool = True) -> None:
         self._journal.prune()
         remove_stale_step_folders(self._config.step_folders, (record.key for record in self._journal.records()))
-        self._context.vm = await self._find_vm_name(patient=patient)
+        self._context.vm = await self._find_vm_name(retry=retry)
         self._apply_new_rules()
         repair_cursor(self._config.cursor_path, self._journal, self._context.boot_id)
         if self._config.board is not None:
@@ -198,15 +206,15 @@ class AgentDaemon:
             self._board_synchronizer = BoardSynchronizer(board, self.snapshot, self._woken.set)
 
     def _apply_new_rules(self) -> None:
-        """The file may have changed since these events were seen."""
+        """Applies the current rules to open events: the file may have changed since they were seen."""
         for record in self._journal.open_records:
             after = record_under_new_rules(record, rules=self._context.rules, vm=self._context.vm)
             if after is not None:
-                LOG.info("%s %s, rule %r now", after.event.kind, after.key, after.rule)
+                LOG.info("%s %s, now under rule %r", after.event.kind, after.key, after.rule)
                 self._journal.save(after)
 
-    async def _find_vm_name(self, *, patient: bool) -> str:
-        """Whose agent this is: as configured, as the endpoint says, or as it said the last time."""
+    async def _find_vm_name(self, *, retry: bool) -> str:
+        """This VM's name: as configured, as the endpoint says, or as it said last time."""
         if self._context.vm:
             return self._context.vm
         known = self._journal.load_value("vm")
@@ -218,7 +226,7 @@ class AgentDaemon:
             except (ForewarnError, TimeoutError) as error:
                 if known is not None:
                     return str(known)
-                if not patient:
+                if not retry:
                     raise
                 self._problem = f"this VM's name is not known yet: {error}"
                 LOG.warning("%s", self._problem)
@@ -231,7 +239,7 @@ class AgentDaemon:
                 return name
 
     async def _reconcile_loop(self) -> None:
-        await self._first_answer.wait()  # before that nobody knows what time it is, nor what is listed
+        await self._first_answer.wait()  # before it, neither the time nor the listed events are known
         while True:
             self._woken.clear()
             try:
@@ -242,10 +250,10 @@ class AgentDaemon:
             await self._wait_until_due(until)
 
     async def _wait_until_due(self, until: float | None) -> None:
-        works: list[Coroutine[Any, Any, Any]] = [self._woken.wait()]
+        waits: list[Coroutine[Any, Any, Any]] = [self._woken.wait()]
         if until is not None:
-            works.append(self._context.clock.sleep_until(until))
-        tasks = [asyncio.create_task(work) for work in works]
+            waits.append(self._context.clock.sleep_until(until))
+        tasks = [asyncio.create_task(wait) for wait in waits]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -258,23 +266,23 @@ class AgentDaemon:
         self._journal.close()
 
     def _take_next_actions(self) -> tuple[AgentAction, ...]:
-        moves = next_actions(self.snapshot())
-        for move in moves:
-            self._take_action(move)
-        return moves
+        actions = next_actions(self.snapshot())
+        for action in actions:
+            self._take_action(action)
+        return actions
 
-    def _take_action(self, move: AgentAction) -> None:
-        """The journal first, then the world."""
-        record = self._journal.open_records.get(move.key)
-        assert record is not None, "a move is about an open event"
-        after = record_after_action(record, move, now=self._context.clock.now(), boot_id=self._context.boot_id)
+    def _take_action(self, action: AgentAction) -> None:
+        """Writes the action to the journal, then carries it out."""
+        record = self._journal.open_records.get(action.key)
+        assert record is not None, "an action belongs to an open event"
+        after = record_after_action(record, action, now=self._context.clock.now(), boot_id=self._context.boot_id)
         if after != record:
             self._journal.save(after)
-        if isinstance(move, RecordStepEnd):
-            report_step_end(self._observer, record, move, self._context.steps)
-        if isinstance(move, CloseEvent):
+        if isinstance(action, RecordStepEnd):
+            report_step_end(self._observer, record, action, self._context.steps)
+        if isinstance(action, CloseEvent):
             self._journal.prune()
-        self._runner.start(move)
+        self._runner.start(action)
 
     def _on_runner_change(self) -> None:
         self._woken.set()
@@ -282,7 +290,7 @@ class AgentDaemon:
             self._board_synchronizer.wake()
 
     def _on_poll(self) -> None:
-        """Time may have jumped: look again."""
+        """Wakes the loop after each answer, because the server's time may have jumped."""
         for record in self._journal.open_records:
             if (after := record_after_reboot(record, self._context.boot_id)) is not None:
                 self._journal.save(after)
@@ -290,7 +298,7 @@ class AgentDaemon:
         self._woken.set()
 
 
-def _first_error(several: ExceptionGroup[Exception]) -> Exception:
-    """What is wrong, without the tasks that it was found in."""
-    error = several.exceptions[0]
+def _first_error(group_error: ExceptionGroup[Exception]) -> Exception:
+    """The first error inside nested groups."""
+    error = group_error.exceptions[0]
     return _first_error(error) if isinstance(error, ExceptionGroup) else error

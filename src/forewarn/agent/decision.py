@@ -29,103 +29,109 @@ from forewarn.agent.step_schedule import ScheduledStep, schedule_after_start, sc
 from forewarn.agent.undo import ended_step_run, undo_actions
 from forewarn.client.events import event_key
 
-APPROVAL_RETRY_S = 5.0  # an approval without an answer
-BOARD_RECHECK_S = 2.0  # at the board, while others are not ready
+APPROVAL_RETRY_S = 5.0  # after an approval that was not answered
+BOARD_RECHECK_S = 2.0  # while other VMs are not ready
 
 
-def next_actions(now: AgentSnapshot) -> tuple[AgentAction, ...]:
-    """At most one move that leads on per event, each decided as if those before it were made."""
-    moves: list[AgentAction] = []
-    for record in now.open_records:
-        for move in undo_actions(record, now) if record.gone_at is not None else _preparing_actions(record, now):
-            moves.append(move)
-            now = replace(
-                now,
-                open_records=now.open_records.with_record(
-                    record_after_action(record, move, now=now.now, boot_id=now.boot_id)
+def next_actions(snapshot: AgentSnapshot) -> tuple[AgentAction, ...]:
+    """The actions to take now: for each open event at most one that changes something.
+
+    Each is decided as if those before it were already journalled.
+    """
+    actions: list[AgentAction] = []
+    for record in snapshot.open_records:
+        for action in (
+            undo_actions(record, snapshot) if record.gone_at is not None else _preparing_actions(record, snapshot)
+        ):
+            actions.append(action)
+            snapshot = replace(
+                snapshot,
+                open_records=snapshot.open_records.with_record(
+                    record_after_action(record, action, now=snapshot.now, boot_id=snapshot.boot_id)
                 ),
             )
-    return tuple(moves)
+    return tuple(actions)
 
 
-def remaining_schedule(record: EventRecord, now: AgentSnapshot) -> tuple[ScheduledStep, ...]:
-    """When the steps that are still to come are due."""
-    steps = [now.steps[name] for name in record.plan if record.step_run(name) is None and name in now.steps]
-    rule = now.rules.get(record.rule, RuleConfig(name=""))
+def remaining_schedule(record: EventRecord, snapshot: AgentSnapshot) -> tuple[ScheduledStep, ...]:
+    """The schedule of the steps of an event that have not begun yet."""
+    steps = [snapshot.steps[name] for name in record.plan if record.step_run(name) is None and name in snapshot.steps]
+    rule = snapshot.rules.get(record.rule, RuleConfig(name=""))
     if has_started(record.event):
-        return schedule_after_start(steps, now.now, rule.no_time)
-    return schedule_steps(steps, record.event.not_before, now.now, begin=rule.begin, margin_s=rule.margin_s)
+        return schedule_after_start(steps, snapshot.now, rule.no_time)
+    return schedule_steps(steps, record.event.not_before, snapshot.now, begin=rule.begin, margin_s=rule.margin_s)
 
 
-def is_ready(record: EventRecord, now: AgentSnapshot) -> bool:
-    """Whether all steps are done: what an approval takes. One that failed, was cut, or was undone by a reboot before
-    the event started forbids it.
+def is_ready(record: EventRecord, snapshot: AgentSnapshot) -> bool:
+    """Whether all steps of the event are done, as an approval requires.
+
+    A step that failed, was cut, or was undone by a reboot before the event started prevents it.
     """
-    deeds = [record.step_run(name) for name in record.plan]
-    if not all(deed is not None and deed.state in (StepState.DONE, StepState.SKIPPED) for deed in deeds):
+    runs = [record.step_run(name) for name in record.plan]
+    if not all(run is not None and run.state in (StepState.DONE, StepState.SKIPPED) for run in runs):
         return False
-    steps = (now.steps[name] for name in record.plan if name in now.steps)
-    return not any(is_undone_by_reboot(record, step, now) for step in steps)
+    steps = (snapshot.steps[name] for name in record.plan if name in snapshot.steps)
+    return not any(is_undone_by_reboot(record, step, snapshot) for step in steps)
 
 
 def resolve_interrupted_step(step: StepConfig, phase: StepPhase, is_done: bool | None) -> StepState | None:
-    """The end of a step that was found begun, by what its check says of `do`; None: run it again."""
+    """The end of an interrupted step, given whether `do` was done (None: unknown); None: run it again."""
     if is_done is None:
         return {"repeat": None, "skip": StepState.DONE, "report": StepState.FAILED}[step.unclear]
     return StepState.DONE if is_done == (phase is StepPhase.DO) else None
 
 
-def _preparing_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
-    if any(key == record.key for key, _ in now.running_tasks):
+def _preparing_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
+    if any(key == record.key for key, _ in snapshot.running_tasks):
         return
     name = next((name for name in record.plan if _is_step_unfinished(record, name)), None)
     if name is not None:
-        yield _next_step_action(record, name, now)
-    elif is_ready(record, now) and not has_started(record.event):
-        yield from _approval_actions(record, now)
+        yield _next_step_action(record, name, snapshot)
+    elif is_ready(record, snapshot) and not has_started(record.event):
+        yield from _approval_actions(record, snapshot)
 
 
 def _is_step_unfinished(record: EventRecord, name: str) -> bool:
-    deed = record.step_run(name)
-    return deed is None or deed.state is StepState.BEGUN
+    run = record.step_run(name)
+    return run is None or run.state is StepState.BEGUN
 
 
-def _next_step_action(record: EventRecord, name: str, now: AgentSnapshot) -> AgentAction:
-    deed, step = record.step_run(name), now.steps.get(name)
-    if has_started(record.event) and record.boot_id != now.boot_id:
-        return _end_step_after_reboot(record, name, deed, now)
+def _next_step_action(record: EventRecord, name: str, snapshot: AgentSnapshot) -> AgentAction:
+    run, step = record.step_run(name), snapshot.steps.get(name)
+    if has_started(record.event) and record.boot_id != snapshot.boot_id:
+        return _end_step_after_reboot(record, name, run, snapshot)
     if step is None:
-        return _end_step(record, name, StepState.SKIPPED, now, "the step is no longer configured")
-    if deed is not None:
+        return _end_step(record, name, StepState.SKIPPED, snapshot, "the step is no longer configured")
+    if run is not None:
         return ResumeStep(key=record.key, step=step, phase=StepPhase.DO, check_first=not step.repeatable)
-    return _begin_step_action(record, step, now)
+    return _begin_step_action(record, step, snapshot)
 
 
-def _end_step_after_reboot(record: EventRecord, name: str, deed: StepRun | None, now: AgentSnapshot) -> AgentAction:
-    """The event is still listed for a while after the reboot it announced: nothing is left to prepare."""
-    if deed is not None:
+def _end_step_after_reboot(record: EventRecord, name: str, run: StepRun | None, snapshot: AgentSnapshot) -> AgentAction:
+    """Ends a step after the announced reboot: the event is still listed, but nothing is left to prepare."""
+    if run is not None:
         return RecordStepEnd(
-            key=record.key, step_run=ended_step_run(deed, StepState.FAILED, now, "cut off by the reboot")
+            key=record.key, step_run=ended_step_run(run, StepState.FAILED, snapshot, "interrupted by the reboot")
         )
-    return _end_step(record, name, StepState.SKIPPED, now, "the VM was rebooted before it began")
+    return _end_step(record, name, StepState.SKIPPED, snapshot, "the VM was rebooted before the step began")
 
 
-def _begin_step_action(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> AgentAction:
-    others = other_events_with_step(record, step, now)
-    held = next((other for other in others if is_step_done_for(other, step, now)), None)
-    if held is not None:
-        return _reuse_step(record, held, step, now)
-    slot = remaining_schedule(record, now)[0]
-    if slot.cut:
-        return _end_step(record, step.name, StepState.CUT, now, _cut_reason(record, now))
-    if now.now < slot.due_at:
-        return WaitUntil(key=record.key, until=slot.due_at, reason=f"{step.name} begins late")
-    if busy := next((other for other in others if is_step_in_progress(other, step)), None):
-        return WaitUntil(key=record.key, reason=f"{step.name} is under way for event {busy.key}")
-    return StartStep(key=record.key, step=step, phase=StepPhase.DO, holder=first_tried_event(others, step, now))
+def _begin_step_action(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> AgentAction:
+    others = other_events_with_step(record, step, snapshot)
+    sharing = next((other for other in others if is_step_done_for(other, step, snapshot)), None)
+    if sharing is not None:
+        return _reuse_step(record, sharing, step, snapshot)
+    scheduled = remaining_schedule(record, snapshot)[0]
+    if scheduled.cut:
+        return _end_step(record, step.name, StepState.CUT, snapshot, _cut_reason(record, snapshot))
+    if snapshot.now < scheduled.due_at:
+        return WaitUntil(key=record.key, until=scheduled.due_at, reason=f"{step.name} begins late")
+    if other_event := next((other for other in others if is_step_in_progress(other, step)), None):
+        return WaitUntil(key=record.key, reason=f"{step.name} is running for event {other_event.key}")
+    return StartStep(key=record.key, step=step, phase=StepPhase.DO, holder=first_tried_event(others, step, snapshot))
 
 
-def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, now: AgentSnapshot) -> RecordStepEnd:
+def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> RecordStepEnd:
     theirs = other.step_run(step.name)
     assert theirs is not None
     return RecordStepEnd(
@@ -133,8 +139,8 @@ def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, now: 
         step_run=StepRun(
             step=theirs.step,
             state=StepState.DONE,
-            begun_at=now.now,
-            ended_at=now.now,
+            begun_at=snapshot.now,
+            ended_at=snapshot.now,
             boot_id=theirs.boot_id,
             text=f"{REUSED_TEXT} {other.key}",
             notes=theirs.notes,
@@ -143,20 +149,22 @@ def _reuse_step(record: EventRecord, other: EventRecord, step: StepConfig, now: 
     )
 
 
-def _end_step(record: EventRecord, name: str, state: StepState, now: AgentSnapshot, text: str) -> RecordStepEnd:
-    deed = StepRun(step=name, state=state, begun_at=now.now, ended_at=now.now, boot_id=now.boot_id, text=text)
-    return RecordStepEnd(key=record.key, step_run=deed)
+def _end_step(record: EventRecord, name: str, state: StepState, snapshot: AgentSnapshot, text: str) -> RecordStepEnd:
+    run = StepRun(
+        step=name, state=state, begun_at=snapshot.now, ended_at=snapshot.now, boot_id=snapshot.boot_id, text=text
+    )
+    return RecordStepEnd(key=record.key, step_run=run)
 
 
-def _cut_reason(record: EventRecord, now: AgentSnapshot) -> str:
+def _cut_reason(record: EventRecord, snapshot: AgentSnapshot) -> str:
     if has_started(record.event):
         return "the event has started"
-    left = (record.event.not_before or now.now) - now.now
-    return f"no time: {max(0.0, left):.0f} s are left"
+    left = (record.event.not_before or snapshot.now) - snapshot.now
+    return f"no time: {max(0.0, left):.0f} s left"
 
 
-def _approval_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
-    rule, approval = now.rules.get(record.rule), record.approval
+def _approval_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
+    rule, approval = snapshot.rules.get(record.rule), record.approval
     if rule is None or rule.approve.when is ApproveWhen.NEVER:
         return
     if approval is not None and approval.state is not ApprovalState.ASKED:
@@ -164,90 +172,93 @@ def _approval_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[Agent
     if approval is not None:
         due_at = approval.at + APPROVAL_RETRY_S
         yield (
-            WaitUntil(key=record.key, until=due_at, reason="asked for approval")
-            if now.now < due_at
+            WaitUntil(key=record.key, until=due_at, reason="the approval was sent, waiting for the answer")
+            if snapshot.now < due_at
             else _send_approval(record)
         )
         return
-    verdict = _readiness_decision(record, rule, now)
-    if not verdict.is_approved:
-        yield WaitUntil(key=record.key, until=verdict.recheck_at, reason=verdict.reason)
+    decision = _readiness_decision(record, rule, snapshot)
+    if not decision.is_approved:
+        yield WaitUntil(key=record.key, until=decision.recheck_at, reason=decision.reason)
     elif rule.approval_check is None:
         yield _send_approval(record)
     else:
-        yield _action_after_approval_check(record, rule, now)
+        yield _action_after_approval_check(record, rule, snapshot)
 
 
 def _send_approval(record: EventRecord) -> SendApproval:
     return SendApproval(key=record.key)
 
 
-def _readiness_decision(record: EventRecord, rule: RuleConfig, now: AgentSnapshot) -> ApprovalDecision:
+def _readiness_decision(record: EventRecord, rule: RuleConfig, snapshot: AgentSnapshot) -> ApprovalDecision:
     if rule.approve.when is not ApproveWhen.ALL_DONE:
         return ApprovalDecision(is_approved=True)
-    ends = [deed.ended_at or deed.begun_at for deed in record.step_runs]
-    verdict = decide_for_all_vms(
+    ends = [run.ended_at or run.begun_at for run in record.step_runs]
+    decision = decide_for_all_vms(
         event_key(record.event),
         record.event.resources,
-        now.vm,
-        now.board,
-        waited_s=now.now - max(ends, default=record.seen_at),
+        snapshot.vm,
+        snapshot.board,
+        waited_s=snapshot.now - max(ends, default=record.seen_at),
         absent_after_s=rule.approve.absent_after_s,
     )
     return (
-        verdict
-        if verdict.is_approved
-        else ApprovalDecision(is_approved=False, reason=verdict.reason, recheck_at=now.now + BOARD_RECHECK_S)
+        decision
+        if decision.is_approved
+        else ApprovalDecision(is_approved=False, reason=decision.reason, recheck_at=snapshot.now + BOARD_RECHECK_S)
     )
 
 
-def _action_after_approval_check(record: EventRecord, rule: RuleConfig, now: AgentSnapshot) -> AgentAction:
+def _action_after_approval_check(record: EventRecord, rule: RuleConfig, snapshot: AgentSnapshot) -> AgentAction:
     assert rule.approval_check is not None
-    verdict = decide_by_approval_check(rule.approval_check, record.approval_check, now.now)
-    if verdict.is_approved:
+    decision = decide_by_approval_check(rule.approval_check, record.approval_check, snapshot.now)
+    if decision.is_approved:
         return _send_approval(record)
-    if verdict.recheck_at is not None and verdict.recheck_at <= now.now:
+    if decision.recheck_at is not None and decision.recheck_at <= snapshot.now:
         return RunApprovalCheck(key=record.key, check=rule.approval_check)
-    return WaitUntil(key=record.key, until=verdict.recheck_at, reason=verdict.reason)
+    return WaitUntil(key=record.key, until=decision.recheck_at, reason=decision.reason)
 
 
-def is_step_done_for(other: EventRecord, step: StepConfig, now: AgentSnapshot) -> bool:
-    """Whether the step is done for the other event, and stays so while any event needs it."""
-    deed = other.step_run(step.name)
-    is_done = deed is not None and deed.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
-    return is_done and not is_undone_by_reboot(other, step, now)
+def is_step_done_for(other: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
+    """Whether the step is done for the other event and not undone since."""
+    run = other.step_run(step.name)
+    is_done = run is not None and run.state is StepState.DONE and other.step_run(step.name, StepPhase.UNDO) is None
+    return is_done and not is_undone_by_reboot(other, step, snapshot)
 
 
-def is_undone_by_reboot(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> bool:
-    """Whether a reboot has undone what was tried for this event."""
-    deed = record.step_run(step.name)
-    return not step.survives_reboot and deed is not None and deed.boot_id != now.boot_id
+def is_undone_by_reboot(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> bool:
+    """Whether a reboot has undone the step that was tried for this event."""
+    run = record.step_run(step.name)
+    return not step.survives_reboot and run is not None and run.boot_id != snapshot.boot_id
 
 
 def is_step_in_progress(other: EventRecord, step: StepConfig) -> bool:
-    deeds = (other.step_run(step.name, phase) for phase in StepPhase)
-    return any(deed is not None and deed.state is StepState.BEGUN for deed in deeds)
+    """Whether the step or its undo has begun and not ended for the other event."""
+    runs = (other.step_run(step.name, phase) for phase in StepPhase)
+    return any(run is not None and run.state is StepState.BEGUN for run in runs)
 
 
-def first_tried_event(others: list[EventRecord], step: StepConfig, now: AgentSnapshot) -> str:
-    """The event for which the step was tried, perhaps in part, and not undone: how it found things is known there, and
-    whoever goes on from here must undo that too.
+def first_tried_event(others: list[EventRecord], step: StepConfig, snapshot: AgentSnapshot) -> str:
+    """The key of the event for which the step was first tried and not undone; "" if none.
+
+    Its folder has the undo notes about the original state; a later run must use them.
     """
     undos = (
         (other, other.step_run(step.name, StepPhase.UNDO))
         for other in others
-        if not is_undone_by_reboot(other, step, now)
+        if not is_undone_by_reboot(other, step, snapshot)
     )
     tried = (other for other, undo in undos if undo is None or undo.state is StepState.FAILED)
     return next((other.holder_of(step.name) for other in tried), "")
 
 
-def other_events_with_step(record: EventRecord, step: StepConfig, now: AgentSnapshot) -> list[EventRecord]:
+def other_events_with_step(record: EventRecord, step: StepConfig, snapshot: AgentSnapshot) -> list[EventRecord]:
+    """The other open events for which this shared step was tried; none if it is not shared."""
     if not step.shared_by_events:
         return []
-    return [other for other in now.open_records if other.key != record.key and _has_tried_step(other, step.name)]
+    return [other for other in snapshot.open_records if other.key != record.key and _has_tried_step(other, step.name)]
 
 
 def _has_tried_step(other: EventRecord, name: str) -> bool:
-    deed = other.step_run(name)
-    return deed is not None and deed.state in TRIED_STATES
+    run = other.step_run(name)
+    return run is not None and run.state in TRIED_STATES

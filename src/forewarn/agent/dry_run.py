@@ -20,16 +20,19 @@ _APPROVAL_TEXTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
+    """The result of a dry run as texts for people."""
+
     event: Event
-    rule: str = ""  # "": nothing would be done
+    rule: str = ""  # "": no rule matches, nothing would be done
     title: str
     steps: tuple[str, ...] = ()
     approval: str = ""
 
 
 def dry_run_event(event: Event, rules: Sequence[RuleConfig], vm: str, now: float) -> DryRun:
+    """Says what an agent with these rules would do for the event at `now`, the server's time."""
     rule = find_rule(rules, event, vm, now)
-    title = f"event {event.id}: {event.kind} of {', '.join(event.resources) or 'nobody'}, {_time_left_text(event, now)}"
+    title = f"event {event.id}: {event.kind} of {', '.join(event.resources) or 'no VM'}, {_time_left_text(event, now)}"
     if rule is None:
         why = "no rule matches it" if lists(event, vm) else f"it does not list this VM, {vm!r}"
         return DryRun(event=event, title=f"{title}; would do nothing: {why}")
@@ -37,7 +40,7 @@ def dry_run_event(event: Event, rules: Sequence[RuleConfig], vm: str, now: float
         event=event,
         rule=rule.name,
         title=f"{title}; rule {rule.name!r}",
-        steps=tuple(_step_text(slot, now) for slot in _step_schedule(event, rule, now)),
+        steps=tuple(_step_text(scheduled, now) for scheduled in _step_schedule(event, rule, now)),
         approval=_approval_text(event, rule),
     )
 
@@ -55,14 +58,14 @@ def _step_schedule(event: Event, rule: RuleConfig, now: float) -> tuple[Schedule
     return schedule_steps(rule.steps, event.not_before, now, begin=rule.begin, margin_s=rule.margin_s)
 
 
-def _step_text(slot: ScheduledStep, now: float) -> str:
-    name = f"{slot.step.name} ({slot.step.use}, {format_duration(slot.step.budget_s)})"
-    if slot.cut:
-        return f"would cut {name}: there is no time for it"
-    wait_s, slack_s = slot.due_at - now, slot.latest_at - now
+def _step_text(scheduled: ScheduledStep, now: float) -> str:
+    name = f"{scheduled.step.name} ({scheduled.step.use}, {format_duration(scheduled.step.budget_s)})"
+    if scheduled.cut:
+        return f"would cut {name}: no time for it"
+    wait_s, slack_s = scheduled.due_at - now, scheduled.latest_at - now
     when = "at once" if wait_s <= 0 else f"in {format_duration(wait_s)}"
-    if slot.late:
-        return f"would begin {name} {when}, too late to be sure that it is done in time"
+    if scheduled.late:
+        return f"would begin {name} {when}, maybe too late to end in time"
     return f"would begin {name} {when}" + (
         f", in {format_duration(slack_s)} at the latest" if slack_s > max(0.0, wait_s) else ""
     )
@@ -71,5 +74,5 @@ def _step_text(slot: ScheduledStep, now: float) -> str:
 def _approval_text(event: Event, rule: RuleConfig) -> str:
     if has_started(event):
         return "would not approve it: it has started"
-    is_gated = rule.approval_check is not None and rule.approve.when is not ApproveWhen.NEVER
-    return _APPROVAL_TEXTS[rule.approve.when] + (", once the gate says yes" if is_gated else "")
+    has_check = rule.approval_check is not None and rule.approve.when is not ApproveWhen.NEVER
+    return _APPROVAL_TEXTS[rule.approve.when] + (", once the approval check answers yes" if has_check else "")

@@ -17,23 +17,28 @@ from forewarn.client.events import event_key
 
 
 def record_after_change(
-    book: OpenRecords,
+    open_records: OpenRecords,
     change: Change,
     *,
     rules: Sequence[RuleConfig],
     vm: str,
     now: float,
     boot_id: str,
-    rounds: Callable[[str], int],
+    count_records: Callable[[str], int],
 ) -> EventRecord | None:
-    """The record that differs now, if one does. `rounds` says how often an id was met before."""
-    id_ = event_key(change.event)
-    known = next((record for record in book if event_key(record.event) == id_ and record.gone_at is None), None)
+    """The new or changed record after a change; None if nothing differs.
+
+    `count_records` returns how many records an event id has already.
+    """
+    event_id = event_key(change.event)
+    known = next(
+        (record for record in open_records if event_key(record.event) == event_id and record.gone_at is None), None
+    )
     if isinstance(change, Gone):
         return None if known is None else replace(known, gone_at=now, outcome=_final_outcome(known, change))
     if known is None:
         rule = find_rule(rules, change.event, vm, now)
-        return _new_record(_record_key(id_, rounds(id_)), change.event, rule, now, boot_id)
+        return _new_record(_record_key(event_id, count_records(event_id)), change.event, rule, now, boot_id)
     return (
         None
         if known.event == change.event or known.started_at is not None
@@ -42,8 +47,9 @@ def record_after_change(
 
 
 def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], vm: str) -> EventRecord | None:
-    """An event for which nothing was done, because no rule was about it or that one is no longer configured, under the
-    rule that is about it now; as it was first seen, so that the configuration alone decides.
+    """The record under the current rules, if no step has run and its rule is not configured; else None.
+
+    It is matched as first seen, so that only the configuration decides.
     """
     if record.gone_at is not None or record.step_runs or record.rule in {rule.name for rule in rules}:
         return None
@@ -53,7 +59,10 @@ def record_under_new_rules(record: EventRecord, *, rules: Sequence[RuleConfig], 
 
 
 def record_after_reboot(record: EventRecord, boot_id: str) -> EventRecord | None:
-    """An event that is still to come after a reboot was not the reason for that: it will be prepared for when it is."""
+    """The record with the new boot id, if the event is still scheduled after a reboot; else None.
+
+    Such a reboot was not caused by the event, so the event is still to be prepared for.
+    """
     is_coming = record.gone_at is None and record.started_at is None
     return replace(record, boot_id=boot_id) if is_coming and record.boot_id != boot_id else None
 
@@ -62,8 +71,8 @@ def _step_names(rule: RuleConfig | None) -> tuple[str, ...]:
     return tuple(step.name for step in rule.steps) if rule else ()
 
 
-def _record_key(id_: str, rounds: int) -> str:
-    return f"{id_}#{rounds + 1}" if rounds else id_
+def _record_key(event_id: str, earlier_records: int) -> str:
+    return f"{event_id}#{earlier_records + 1}" if earlier_records else event_id
 
 
 def _new_record(key: str, event: Event, rule: RuleConfig | None, now: float, boot_id: str) -> EventRecord:
@@ -84,6 +93,6 @@ def _changed_record(record: EventRecord, event: Event, now: float) -> EventRecor
 
 
 def _final_outcome(record: EventRecord, change: Gone) -> str:
-    """An event that was seen started has finished, whoever cannot tell."""
+    """The outcome; an event that was seen started has finished, even if the client could not tell."""
     is_unclear = change.outcome is Outcome.UNKNOWN and record.started_at is not None
     return Outcome.FINISHED.value if is_unclear else change.outcome.value

@@ -19,6 +19,8 @@ from forewarn.duration import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExplanationLine:
+    """One line of an explanation: instant (server time), text, and an optional detail."""
+
     at: float
     text: str
     detail: str = ""
@@ -26,59 +28,64 @@ class AgentExplanationLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentExplanation:
+    """The explanation of one event: title, lines, and how it is now."""
+
     title: str
-    lines: tuple[AgentExplanationLine, ...]  # as it happened
-    now: str
+    lines: tuple[AgentExplanationLine, ...]  # in order
+    now: str  # the current state, or what is waited for
 
 
 def explain_event(record: EventRecord, rules: Mapping[str, RuleConfig], waits_for: str = "") -> AgentExplanation:
-    doing = _with_sort_times(
+    """Explains an event; `rules` are the configured ones by name, `waits_for` replaces the current state."""
+    preparing = _with_sort_times(
         [*_first_seen_lines(record), *_step_lines(record, rules, StepPhase.DO), *_approval_lines(record)], -inf
     )
-    course = _with_sort_times(
-        _start_and_end_lines(record), doing[-1][0] if record.approval is not None else record.seen_at
+    lifecycle = _with_sort_times(
+        _start_and_end_lines(record), preparing[-1][0] if record.approval is not None else record.seen_at
     )
-    undoing = _with_sort_times(_step_lines(record, rules, StepPhase.UNDO), course[-1][0] if course else record.seen_at)
-    lines = sorted((*doing, *course, *undoing), key=lambda ranked: ranked[0])
+    undoing = _with_sort_times(
+        _step_lines(record, rules, StepPhase.UNDO), lifecycle[-1][0] if lifecycle else record.seen_at
+    )
+    lines = sorted((*preparing, *lifecycle, *undoing), key=lambda ranked: ranked[0])
     return AgentExplanation(
-        title=f"event {record.key}: {record.event.kind} of {', '.join(record.event.resources) or 'nobody'}",
+        title=f"event {record.key}: {record.event.kind} of {', '.join(record.event.resources) or 'no VM'}",
         lines=tuple(line for _, line in lines),
         now=waits_for or _current_state_text(record, rules.get(record.rule)),
     )
 
 
 def _with_sort_times(lines: Iterable[AgentExplanationLine], since: float) -> list[tuple[float, AgentExplanationLine]]:
-    """Each with the instant it is sorted by: its own, or that of a line that came before it."""
+    """Pairs each line with the instant to sort it by: its own, or that of an earlier line if later."""
     listed = list(lines)
     ranks = accumulate((line.at for line in listed), max, initial=since)
     return list(zip(islice(ranks, 1, None), listed, strict=True))
 
 
 def promised_notice_s(record: EventRecord) -> float | None:
-    """The notice as it was first seen; None: there was none, or nobody knows."""
+    """Seconds of notice when the event was first seen; None if unknown."""
     return None if record.not_before is None else max(0.0, record.not_before - record.seen_at)
 
 
 def actual_notice_s(record: EventRecord) -> float | None:
-    """From when it was first seen to its start; None if it has not started, or nobody saw it start."""
+    """Seconds from first seen to the start; None if it has not been seen started."""
     return None if record.started_at is None else record.started_at - record.seen_at
 
 
 def _first_seen_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
-    promised, rule = promised_notice_s(record), f"rule {record.rule!r}" if record.rule else "no rule is about it"
+    promised, rule = promised_notice_s(record), f"rule {record.rule!r}" if record.rule else "no rule matches"
     if record.started_at == record.seen_at:
-        notice = "it had started already: no notice"
+        notice = "already started: no notice"
     elif promised is None:
-        notice = "nobody said when it may start"
+        notice = "no start time given"
     else:
-        notice = f"a notice of {format_duration(promised)}" if promised else "its notice was over already"
+        notice = f"a notice of {format_duration(promised)}" if promised else "its notice had already ended"
     yield AgentExplanationLine(at=record.seen_at, text=f"first seen, {notice}; {rule}", detail=record.event.description)
 
 
 def _start_and_end_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
     promised, got = promised_notice_s(record), actual_notice_s(record)
     if record.started_at is not None and got:
-        of = "" if promised is None else f" of the {format_duration(promised)} that were promised"
+        of = "" if promised is None else f" of the {format_duration(promised)} announced"
         yield AgentExplanationLine(at=record.started_at, text=f"started, after {format_duration(got)}{of}")
     if record.gone_at is not None:
         yield AgentExplanationLine(at=record.gone_at, text=f"gone: {record.outcome or 'unknown'}")
@@ -88,101 +95,95 @@ def _step_lines(
     record: EventRecord, rules: Mapping[str, RuleConfig], phase: StepPhase
 ) -> Iterator[AgentExplanationLine]:
     rule = rules.get(record.rule)
-    slots = {slot.step.name: slot for slot in _initial_schedule(record, rule)} if rule else {}
-    for deed in record.step_runs:
-        if deed.phase is phase:
-            slot = slots.get(deed.step) if phase is StepPhase.DO else None
-            yield from _step_run_lines(deed, _schedule_text(slot, record.not_before) if slot else "")
+    schedule = {scheduled.step.name: scheduled for scheduled in _initial_schedule(record, rule)} if rule else {}
+    for run in record.step_runs:
+        if run.phase is phase:
+            scheduled = schedule.get(run.step) if phase is StepPhase.DO else None
+            yield from _step_run_lines(run, _schedule_text(scheduled, record.not_before) if scheduled else "")
 
 
 def _initial_schedule(record: EventRecord, rule: RuleConfig) -> tuple[ScheduledStep, ...]:
-    """The slots as they were laid out when the event was first seen."""
+    """The schedule as it was when the event was first seen."""
     steps = [step for step in rule.steps if step.name in record.plan]
     return schedule_steps(steps, record.not_before, record.seen_at, begin=rule.begin, margin_s=rule.margin_s)
 
 
-def _schedule_text(slot: ScheduledStep, not_before: float | None) -> str:
-    text = f"budget {format_duration(slot.step.budget_s)}"
-    if not_before is None or slot.cut or slot.late:
+def _schedule_text(scheduled: ScheduledStep, not_before: float | None) -> str:
+    text = f"budget {format_duration(scheduled.step.budget_s)}"
+    if not_before is None or scheduled.cut or scheduled.late:
         return text
-    return f"{text}, to begin {format_duration(not_before - slot.latest_at)} before NotBefore at the latest"
+    return f"{text}, to begin {format_duration(not_before - scheduled.latest_at)} before NotBefore at the latest"
 
 
-def _step_run_lines(deed: StepRun, promise: str) -> Iterator[AgentExplanationLine]:
-    name = deed.step if deed.phase is StepPhase.DO else f"undo of {deed.step}"
-    because = f": {deed.text}" if deed.text else ""
-    if deed.state in (StepState.CUT, StepState.SKIPPED):
-        yield AgentExplanationLine(at=deed.begun_at, text=f"{name} {deed.state}{because}", detail=promise)
+def _step_run_lines(run: StepRun, schedule_text: str) -> Iterator[AgentExplanationLine]:
+    name = run.step if run.phase is StepPhase.DO else f"undo of {run.step}"
+    because = f": {run.text}" if run.text else ""
+    if run.state in (StepState.CUT, StepState.SKIPPED):
+        yield AgentExplanationLine(at=run.begun_at, text=f"{name} {run.state}{because}", detail=schedule_text)
         return
-    if deed.is_reused:
-        yield AgentExplanationLine(at=deed.begun_at, text=f"{name} held{because}", detail=promise)
+    if run.is_reused:
+        yield AgentExplanationLine(at=run.begun_at, text=f"{name} reused{because}", detail=schedule_text)
         return
-    again = f", try {deed.tries}" if 1 < deed.tries < 1_000 else ""
-    yield AgentExplanationLine(at=deed.begun_at, text=f"{name} began{again}", detail=promise)
-    if deed.ended_at is not None:
-        took_s = deed.ended_at - deed.begun_at
+    again = f", try {run.tries}" if 1 < run.tries < 1_000 else ""
+    yield AgentExplanationLine(at=run.begun_at, text=f"{name} began{again}", detail=schedule_text)
+    if run.ended_at is not None:
+        took_s = run.ended_at - run.begun_at
         took = f"{took_s:.1f}s" if took_s < 10 else format_duration(took_s)
-        yield AgentExplanationLine(at=deed.ended_at, text=f"{name} {deed.state} after {took}{because}")
+        yield AgentExplanationLine(at=run.ended_at, text=f"{name} {run.state} after {took}{because}")
 
 
 def _approval_lines(record: EventRecord) -> Iterator[AgentExplanationLine]:
-    consent, approval = record.approval_check, record.approval
-    if consent is not None:
-        yield AgentExplanationLine(at=consent.first_at, text="the gate was asked")
-    if consent is not None and consent.answer:
-        yield AgentExplanationLine(at=consent.asked_at, text=f"the gate said {consent.answer}", detail=consent.text)
+    check, approval = record.approval_check, record.approval
+    if check is not None:
+        yield AgentExplanationLine(at=check.first_at, text="approval check asked")
+    if check is not None and check.answer:
+        yield AgentExplanationLine(at=check.asked_at, text=f"approval check answered {check.answer}", detail=check.text)
     if approval is not None:
-        words = {
+        texts = {
             ApprovalState.ASKED: "approval asked for",
             ApprovalState.SENT: "approved",
             ApprovalState.REFUSED: "approval refused",
         }
         yield AgentExplanationLine(
-            at=approval.at, text=words[approval.state] + (f": {approval.text}" if approval.text else "")
+            at=approval.at, text=texts[approval.state] + (f": {approval.text}" if approval.text else "")
         )
 
 
 def _current_state_text(record: EventRecord, rule: RuleConfig | None) -> str:
     if record.closed:
-        failed = [
-            deed.step for deed in record.step_runs if deed.phase is StepPhase.UNDO and deed.state is StepState.FAILED
-        ]
+        failed = [run.step for run in record.step_runs if run.phase is StepPhase.UNDO and run.state is StepState.FAILED]
         return (
-            f"closed, but not undone: {', '.join(failed)}; see to it by hand" if failed else "closed: nothing is left"
+            f"closed, but not undone: {', '.join(failed)}; undo it by hand" if failed else "closed: nothing left to do"
         )
-    under_way = [deed for deed in record.step_runs if deed.state is StepState.BEGUN]
+    under_way = [run for run in record.step_runs if run.state is StepState.BEGUN]
     if under_way:
-        return "; ".join(
-            f"{'undoing ' if deed.phase is StepPhase.UNDO else ''}{deed.step} under way" for deed in under_way
-        )
+        return "; ".join(f"{'undoing ' if run.phase is StepPhase.UNDO else ''}{run.step} running" for run in under_way)
     if record.gone_at is not None:
-        return "gone, and being undone"
+        return "gone, the undo is in progress"
     return "started" if record.started_at is not None else f"scheduled{_missing_approval_text(record, rule)}"
 
 
 def _missing_approval_text(record: EventRecord, rule: RuleConfig | None) -> str:
-    """Why it will not be approved although its rule says so."""
-    lacking = [
-        f"{deed.step} {deed.state}" for deed in record.step_runs if deed.state in (StepState.FAILED, StepState.CUT)
-    ]
-    if rule is None or rule.approve.when is ApproveWhen.NEVER or record.approval is not None or not lacking:
+    """Why the event will not be approved although its rule approves; "" if that does not apply."""
+    missing = [f"{run.step} {run.state}" for run in record.step_runs if run.state in (StepState.FAILED, StepState.CUT)]
+    if rule is None or rule.approve.when is ApproveWhen.NEVER or record.approval is not None or not missing:
         return ""
-    return f", and left to its NotBefore without an approval: {', '.join(lacking)}"
+    return f", will start at its NotBefore without an approval: {', '.join(missing)}"
 
 
 def step_plan_table(rule: RuleConfig, notices_s: tuple[float, ...]) -> list[tuple[StepConfig, list[str]]]:
-    """For each step of a rule, when it would begin for each of these notices."""
+    """For each step of a rule, when it would begin for each of these notices (seconds), as text."""
     plans = [schedule_steps(rule.steps, notice, 0.0, begin=rule.begin, margin_s=rule.margin_s) for notice in notices_s]
     return [
-        (step, [_plan_cell(plan[place], notice) for plan, notice in zip(plans, notices_s, strict=True)])
-        for place, step in enumerate(rule.steps)
+        (step, [_plan_cell(plan[position], notice) for plan, notice in zip(plans, notices_s, strict=True)])
+        for position, step in enumerate(rule.steps)
     ]
 
 
-def _plan_cell(slot: ScheduledStep, notice_s: float) -> str:
-    if slot.cut:
+def _plan_cell(scheduled: ScheduledStep, notice_s: float) -> str:
+    if scheduled.cut:
         return "cut"
-    if slot.late:
+    if scheduled.late:
         return "at once, late"
-    left = format_duration(notice_s - slot.latest_at)
-    return f"at once, by {left} before" if slot.due_at < slot.latest_at else f"{left} before"
+    left = format_duration(notice_s - scheduled.latest_at)
+    return f"at once, by {left} before" if scheduled.due_at < scheduled.latest_at else f"{left} before"

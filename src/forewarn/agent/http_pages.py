@@ -16,29 +16,31 @@ from forewarn.agent.status import MaintenanceStatus, maintenance_status, state_v
 
 
 def build_pages(
-    metrics: AgentMetrics, situation: Callable[[], AgentSnapshot], facts: Callable[[], Mapping[str, Any]]
+    metrics: AgentMetrics, get_snapshot: Callable[[], AgentSnapshot], extra_state: Callable[[], Mapping[str, Any]]
 ) -> AgentPages:
-    """`facts` are what /state tells besides: the endpoint, problems."""
+    """The agent's pages by path; `extra_state` adds keys to /state, such as endpoint and problems."""
 
-    def standing() -> MaintenanceStatus:
-        now = situation()
-        return maintenance_status(now.open_records, now.steps, now.vm)
+    def status() -> MaintenanceStatus:
+        snapshot = get_snapshot()
+        return maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
 
     return {
         "/health": lambda: health_page(metrics.endpoint_health),
-        "/ready": lambda: ready_page(standing()),
-        "/metrics": lambda: AgentPage(body=metrics.render(standing()), content_type=CONTENT_TYPE),
+        "/ready": lambda: ready_page(status()),
+        "/metrics": lambda: AgentPage(body=metrics.render(status()), content_type=CONTENT_TYPE),
         "/state": lambda: json_page(
-            {**state_view(situation()), "health": asdict(metrics.endpoint_health.health()), **facts()}
+            {**state_view(get_snapshot()), "health": asdict(metrics.endpoint_health.health()), **extra_state()}
         ),
     }
 
 
-def health_page(pulse: EndpointHealthTracker) -> AgentPage:
-    health = pulse.health()
+def health_page(tracker: EndpointHealthTracker) -> AgentPage:
+    """The page /health: 200 while the endpoint answers, else 503."""
+    health = tracker.health()
     return json_page({"healthy": health.ok, "text": health.text}, 200 if health.ok else 503)
 
 
-def ready_page(standing: MaintenanceStatus) -> AgentPage:
-    why = [f"{hold.step} holds it for a {hold.kind}, event {hold.event}" for hold in standing.holds]
-    return json_page({"ready": not why, "why": why}, 503 if why else 200)
+def ready_page(status: MaintenanceStatus) -> AgentPage:
+    """The page /ready: 503 while a readiness step is in effect, else 200."""
+    reasons = [f"{hold.step} holds it for a {hold.kind}, event {hold.event}" for hold in status.holds]
+    return json_page({"ready": not reasons, "why": reasons}, 503 if reasons else 200)

@@ -20,49 +20,57 @@ LOG = logging.getLogger("forewarn.agent")
 DEFAULT_LISTEN_ADDRESS = "127.0.0.1:9258"
 _MAX_HEAD_BYTES = 8_192
 _REQUEST_TIMEOUT_S = 5.0
-_MAX_CONNECTIONS = 32  # at a time; whoever comes then is let go at once
+_MAX_CONNECTIONS = 32  # at a time; further ones are closed at once
 _JSON_TYPE = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPage:
+    """A response of the agent's HTTP server."""
+
     body: bytes
     status: int = 200
     content_type: str = _JSON_TYPE
 
 
-AgentPages = Mapping[str, Callable[[], AgentPage]]  # by path
+AgentPages = Mapping[str, Callable[[], AgentPage]]  # functions that make a page, by path
 
 
 def json_page(view: Any, status: int = 200) -> AgentPage:
+    """A page with this value as JSON."""
     return AgentPage(body=json.dumps(view).encode() + b"\n", status=status)
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:9258` or `[::1]:9258`."""
+    """Splits `127.0.0.1:9258` or `[::1]:9258` into host and port. Raises Rejected."""
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
-    is_whole = bool(colon and bare) and (":" not in bare or host != bare)
-    if not is_whole or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Rejected(f'listen = {text!r} is no address: write "{DEFAULT_LISTEN_ADDRESS}", or "" for none')
+    is_valid = bool(colon and bare) and (":" not in bare or host != bare)
+    if not is_valid or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise Rejected(f'listen = {text!r} is not an address: write "{DEFAULT_LISTEN_ADDRESS}", or "" for none')
     return bare, int(port)
 
 
 @asynccontextmanager
 async def serve_pages(pages: AgentPages, listen: str) -> AsyncIterator[int]:
-    """The server, for as long as the context lasts; gives its port (0 in `listen` is any that is free)."""
+    """Context manager: serves the pages, and yields the port (0 in `listen` picks a free one).
+
+    Raises Unavailable if the address cannot be used.
+    """
     host, port = parse_listen_address(listen)
-    face = _HttpServer(pages)
+    http_server = _HttpServer(pages)
     try:
-        server = await asyncio.start_server(face.serve, host, port, limit=_MAX_HEAD_BYTES)
+        server = await asyncio.start_server(http_server.serve, host, port, limit=_MAX_HEAD_BYTES)
     except OSError as error:
         why = error.strerror or error
-        raise Unavailable(f"the agent cannot listen on {listen} ({why}): free it, or set listen to another") from error
+        raise Unavailable(
+            f"the agent cannot listen on {listen} ({why}): free the address, or set another with listen"
+        ) from error
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await face.close()
+        await http_server.close()
         await server.wait_closed()
 
 
@@ -79,7 +87,7 @@ class _HttpServer:
                 self._connections.add(task)
                 await asyncio.wait_for(self._respond(reader, writer), _REQUEST_TIMEOUT_S)
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
-            pass  # whoever does not wait for the answer, or sends no question, gets none
+            pass  # the client was too slow or has gone
         finally:
             self._connections.discard(task)
             writer.close()
@@ -104,21 +112,21 @@ class _HttpServer:
 
     def _make_page(self, method: str, path: str) -> AgentPage:
         if not method:
-            return json_page({"error": "that is no HTTP request that can be read here"}, 400)
+            return json_page({"error": "the request is not valid HTTP"}, 400)
         if method not in ("GET", "HEAD"):
-            return json_page({"error": f"{method[:20]!r} is not done here: these pages are only read"}, 405)
+            return json_page({"error": f"the method {method[:20]!r} is not allowed: these pages are read-only"}, 405)
         make = self._pages.get(path)
         if make is None:
-            return json_page({"error": "there is no such page", "pages": sorted(self._pages)}, 404)
+            return json_page({"error": "this page does not exist", "pages": sorted(self._pages)}, 404)
         try:
             return make()
-        except Exception:  # a page that breaks must not break the agent, and tells a load balancer so
-            LOG.exception("the page %s broke", path)
-            return json_page({"error": "the page broke: the agent's log says why"}, 500)
+        except Exception:  # an error in a page must not stop the agent
+            LOG.exception("the page %s failed", path)
+            return json_page({"error": "the page failed: see the agent's log"}, 500)
 
 
 def _parse_request_line(head: bytes) -> tuple[str, str]:
-    """Method and path; two empty texts if there are none."""
+    """Method and path; ("", "") if the request is not HTTP."""
     words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return "", ""

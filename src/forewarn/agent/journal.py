@@ -29,7 +29,7 @@ from forewarn.agent.records import (
 from forewarn.client.events import event_key
 from forewarn.errors import Rejected, Unavailable
 
-# Each brings the schema one version further; those that were ever released are never changed.
+# Each raises the schema by one version. Released ones never change.
 MIGRATIONS = (
     """
     CREATE TABLE events (
@@ -55,13 +55,13 @@ MIGRATIONS = (
 
 
 class JournalLock:
-    """One agent has a journal at a time; the lock ends with the process, however that ends."""
+    """An exclusive lock beside the journal; the kernel releases it when the process ends."""
 
     def __init__(self, path: Path) -> None:
-        beside = path.with_name(f"{path.name}.lock")
+        lock_path = path.with_name(f"{path.name}.lock")
         try:
-            beside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _cannot_open_error(path, error) from error
         try:
@@ -69,15 +69,16 @@ class JournalLock:
         except OSError as error:
             os.close(self._fd)
             raise Rejected(
-                f"the journal {str(path)!r} is in use by another agent: stop that one, or name another journal"
+                f"the journal {str(path)!r} is in use by another agent: stop that agent, or set another `state`"
             ) from error
 
     def release(self) -> None:
+        """Releases the lock."""
         os.close(self._fd)
 
 
 def is_journal_locked(path: Path) -> bool:
-    """Whether an agent has this journal."""
+    """Whether a running agent uses this journal."""
     try:
         fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -92,9 +93,9 @@ def is_journal_locked(path: Path) -> bool:
 
 
 def open_journal(path: Path) -> sqlite3.Connection:
-    """The journal for writing, made or brought up to date if need be."""
+    """Opens the journal for writing; creates or migrates it if needed. Raises Rejected."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # notes are not for everybody
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # only the owner may read the notes
     except OSError as error:
         raise _cannot_open_error(path, error) from error
     db = _connect(path, "rw")
@@ -114,13 +115,15 @@ def open_journal(path: Path) -> sqlite3.Connection:
 
 
 def open_journal_readonly(path: Path) -> sqlite3.Connection:
-    """Somebody else's journal, as it is now."""
+    """Opens a journal for reading, also while an agent uses it. Raises Rejected."""
     if not path.exists():
-        raise Rejected(f"there is no journal {str(path)!r}: no agent has run with it yet")
+        raise Rejected(f"the journal {str(path)!r} does not exist: start the agent once")
     db = _connect(path, "ro")
     try:
         if _schema_version(db, path) < len(MIGRATIONS):
-            raise Rejected(f"the journal {str(path)!r} is of an older forewarn: start the agent once, it brings it up")
+            raise Rejected(
+                f"the journal {str(path)!r} was written by an older forewarn: start the agent once to update it"
+            )
     except Rejected:
         db.close()
         raise
@@ -142,20 +145,20 @@ def _schema_version(db: sqlite3.Connection, path: Path) -> int:
     except sqlite3.DatabaseError as error:
         raise unusable_journal_error(path, error) from error
     if version > len(MIGRATIONS):
-        raise Rejected(f"the journal {str(path)!r} was written by a newer forewarn: use that one")
+        raise Rejected(f"the journal {str(path)!r} was written by a newer forewarn: use that version")
     return int(version)
 
 
 def _cannot_open_error(path: Path, error: Exception) -> Rejected:
     why = getattr(error, "strerror", None) or str(error)
-    return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): name another place with `state`")
+    return Rejected(f"the journal {str(path)!r} cannot be opened ({why}): set another directory with `state`")
 
 
 def unusable_journal_error(path: Path, error: sqlite3.DatabaseError) -> Rejected:
-    """What is wrong with the place passes, or is mended there; what is wrong with the file is not."""
+    """The error for a database error: the place is unusable (disk, permissions), or the file is damaged."""
     if isinstance(error, sqlite3.OperationalError):
         return _cannot_open_error(path, error)
-    return Rejected(f"the journal {str(path)!r} is no journal ({error}): move it away and start again")
+    return Rejected(f"the journal {str(path)!r} is not a journal ({error}): move it away and start the agent again")
 
 
 SqlRow = dict[str, Any]
@@ -163,6 +166,7 @@ _CONFLICT_COLUMNS = {"events": "key", "steps": "event_key, step, phase"}
 
 
 def event_row(record: EventRecord, number: int) -> SqlRow:
+    """The row of the table `events` for a record; `number` is its place in the order of events."""
     return {
         "key": record.key,
         "id": event_key(record.event),
@@ -181,11 +185,13 @@ def event_row(record: EventRecord, number: int) -> SqlRow:
     }
 
 
-def step_run_row(key: str, number: int, deed: StepRun) -> SqlRow:
-    return {**asdict(deed), "event_key": key, "number": number, "notes": json.dumps(dict(deed.notes))}
+def step_run_row(key: str, number: int, run: StepRun) -> SqlRow:
+    """The row of the table `steps` for a run; `number` is its place within the event."""
+    return {**asdict(run), "event_key": key, "number": number, "notes": json.dumps(dict(run.notes))}
 
 
 def upsert(db: sqlite3.Connection, table: str, row: SqlRow) -> None:
+    """Inserts a row or updates the one with the same key."""
     names, marks = ", ".join(row), ", ".join(f":{name}" for name in row)
     changes = ", ".join(f"{name} = excluded.{name}" for name in row)
     key = _CONFLICT_COLUMNS.get(table, "event_key")
@@ -196,8 +202,9 @@ def record_from_rows(
     row: sqlite3.Row,
     steps: Sequence[sqlite3.Row],
     approvals: Sequence[sqlite3.Row],
-    consents: Sequence[sqlite3.Row],
+    checks: Sequence[sqlite3.Row],
 ) -> EventRecord:
+    """Builds a record from its rows in the four tables."""
     return EventRecord(
         key=row["key"],
         event=_event_from_json(row["facts"]),
@@ -212,7 +219,7 @@ def record_from_rows(
         closed=bool(row["closed"]),
         step_runs=tuple(_step_run_from_row(step) for step in steps),
         approval=_approval_from_row(approvals[0]) if approvals else None,
-        approval_check=_approval_check_from_row(consents[0]) if consents else None,
+        approval_check=_approval_check_from_row(checks[0]) if checks else None,
     )
 
 
@@ -246,11 +253,14 @@ def _approval_check_from_row(row: sqlite3.Row) -> ApprovalCheckRecord:
     )
 
 
-MAX_CLOSED_EVENTS = 1000  # closed events; older ones are forgotten
+MAX_CLOSED_EVENTS = 1000  # older closed events are deleted
 
 
 class AgentJournal:
-    """Open it once; `book` is always what stands on disk. With `readonly`, somebody else's journal is looked at."""
+    """The journal of one agent; `open_records` always equals what is on disk.
+
+    Opening it takes the lock (Rejected if another agent has it); with `readonly` it takes none.
+    """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
@@ -263,42 +273,45 @@ class AgentJournal:
             raise unusable_journal_error(path, error) from error
 
     def close(self) -> None:
+        """Closes the database and releases the lock."""
         self._db.close()
         if self._lock is not None:
             self._lock.release()
 
     def save(self, *records: EventRecord) -> None:
-        """Write these records as they are now; all or none."""
+        """Writes these records in one transaction; durable when it returns. Raises Unavailable."""
         with self._transaction():
             for record in records:
                 self._write_record(record)
         for record in records:
             self.open_records = self.open_records.with_record(record)
 
-    def count_records(self, id_: str) -> int:
-        """How often an event of this id was met."""
-        (count,) = self._db.execute("SELECT count(*) FROM events WHERE id = ?", (id_,)).fetchone()
+    def count_records(self, event_id: str) -> int:
+        """How many records exist for this event id, open and closed."""
+        (count,) = self._db.execute("SELECT count(*) FROM events WHERE id = ?", (event_id,)).fetchone()
         return int(count)
 
     def records(self, limit: int = MAX_CLOSED_EVENTS) -> tuple[EventRecord, ...]:
-        """All that are remembered, newest first."""
+        """The newest records, open and closed, newest first."""
         return tuple(self._read_records("WHERE 1 ORDER BY number DESC LIMIT ?", limit))
 
-    def find_by_prefix(self, start: str) -> tuple[EventRecord, ...]:
-        """Those whose event's id begins so."""
-        pattern = start.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+    def find_by_prefix(self, prefix: str) -> tuple[EventRecord, ...]:
+        """The records whose key begins with this text, oldest first; case does not matter."""
+        pattern = prefix.upper().replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         return tuple(self._read_records("WHERE key LIKE ? ESCAPE '\\' ORDER BY number", pattern))
 
     def load_value(self, name: str) -> Any:
-        """What was last remembered under this name; None if nothing was."""
+        """The value that `save_value` stored under this name; None if there is none."""
         row = self._db.execute("SELECT value FROM memory WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     def save_value(self, name: str, value: Any) -> None:
+        """Stores a JSON value under a name; durable when it returns."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO memory VALUES (?, ?)", (name, json.dumps(value)))
 
     def prune(self, keep: int = MAX_CLOSED_EVENTS) -> None:
+        """Deletes all closed records except the newest `keep`."""
         with self._transaction():
             self._db.execute(
                 "DELETE FROM events WHERE closed = 1 AND key NOT IN"
@@ -314,18 +327,18 @@ class AgentJournal:
             self._db.execute("COMMIT")
         except sqlite3.DatabaseError as error:
             raise Unavailable(
-                f"the journal {str(self._path)!r} cannot be written ({error}): make room for it"
+                f"the journal {str(self._path)!r} cannot be written ({error}): free disk space"
             ) from error
         finally:
-            if self._db.in_transaction:  # also when the end of it failed
+            if self._db.in_transaction:  # also when COMMIT failed
                 self._db.rollback()
 
     def _write_record(self, record: EventRecord) -> None:
         known = self._db.execute("SELECT number FROM events WHERE key = ?", (record.key,)).fetchone()
         number = known or self._db.execute("SELECT coalesce(max(number), 0) + 1 FROM events").fetchone()
         upsert(self._db, "events", event_row(record, number[0]))
-        for place, deed in enumerate(record.step_runs):
-            upsert(self._db, "steps", step_run_row(record.key, place, deed))
+        for position, run in enumerate(record.step_runs):
+            upsert(self._db, "steps", step_run_row(record.key, position, run))
         if record.approval is not None:
             upsert(self._db, "approvals", {"event_key": record.key, **asdict(record.approval)})
         if record.approval_check is not None:

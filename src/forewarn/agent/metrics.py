@@ -21,23 +21,25 @@ from forewarn import __version__
 from forewarn.agent.model import Event, StepConfig, StepOutcome, StepPhase
 from forewarn.agent.status import MaintenanceStatus
 from forewarn.client import Kind
-from forewarn.client import Outcome as Ending
+from forewarn.client import Outcome as EventOutcome
 from forewarn.clock import read_real_time
 from forewarn.duration import format_duration
 
 FIRST_ANSWER_LIMIT_S = 180.0  # the first answer may take two minutes (spec §8.1)
-SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and an answer may be held for 20
+SILENCE_LIMIT_S = 90.0  # 410 lasts for up to 70 s (spec §11), and a long poll for 20 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointHealth:
+    """Whether the endpoint answers, and a text for people."""
+
     ok: bool
     text: str
-    silent_s: float | None  # since the last answer; None: there was none yet
+    silent_s: float | None  # seconds since the last answer; None: no answer yet
 
 
 class EndpointHealthTracker:
-    """Told of answers and failures as they come; real time, because outages happen in it."""
+    """Tracks answers and failures of the endpoint, in real time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,12 +48,15 @@ class EndpointHealthTracker:
         self._last_error = ""
 
     def record_answer(self) -> None:
+        """Records that the endpoint answered now."""
         self._answered_at, self._last_error = self._clock(), ""
 
-    def record_failure(self, why: str) -> None:
-        self._last_error = why
+    def record_failure(self, reason: str) -> None:
+        """Records why a poll failed."""
+        self._last_error = reason
 
     def health(self) -> EndpointHealth:
+        """The health now: not ok after a silence longer than the limits above."""
         now = self._clock()
         waited_s = now - (self._started_at if self._answered_at is None else self._answered_at)
         silent_s = None if self._answered_at is None else waited_s
@@ -59,9 +64,9 @@ class EndpointHealthTracker:
             return EndpointHealth(
                 ok=True, text=self._last_error or ("" if silent_s is not None else "no answer yet"), silent_s=silent_s
             )
-        why = f" ({self._last_error})" if self._last_error else ""
+        reason = f" ({self._last_error})" if self._last_error else ""
         return EndpointHealth(
-            ok=False, text=f"the endpoint has not answered for {format_duration(waited_s)}{why}", silent_s=silent_s
+            ok=False, text=f"the endpoint has not answered for {format_duration(waited_s)}{reason}", silent_s=silent_s
         )
 
 
@@ -72,7 +77,7 @@ KINDS = (*(kind.value for kind in Kind), OTHER_KIND)
 _NOTICE_BUCKETS_S = (5, 15, 30, 60, 300, 600, 900, 1_800, 3_600, 86_400, 604_800)
 _STEP_BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900)
 _LAG_BUCKETS_S = (0.1, 0.5, 1, 1.5, 2, 5, 10, 30, 60, 120)
-_OUTCOMES = tuple(Ending)
+_OUTCOMES = tuple(EventOutcome)
 
 _PREFIX = "forewarn_agent_"
 _PROMISED_HELP = "Time from when an event was first seen to its NotBefore."
@@ -87,17 +92,17 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class AgentMetrics:
-    """An Observer that counts, and feels the pulse."""
+    """An `AgentObserver` that counts events, polls and steps, and tracks the endpoint's health."""
 
     def __init__(
         self,
         steps: Iterable[str] = (),
         *,
-        pulse: EndpointHealthTracker | None = None,
-        real: Callable[[], float] = read_real_time,
+        endpoint_health: EndpointHealthTracker | None = None,
+        read_time: Callable[[], float] = read_real_time,
     ) -> None:
-        self.endpoint_health = pulse or EndpointHealthTracker()
-        self._read_real_time = real
+        self.endpoint_health = endpoint_health or EndpointHealthTracker()
+        self._read_real_time = read_time
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         Info("forewarn_agent", "The agent itself.", registry=self._registry).info({"version": __version__})
@@ -136,54 +141,63 @@ class AgentMetrics:
         return _with_all_labels(Gauge(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], **labels: tuple[str, ...]) -> Histogram:
-        made = Histogram(_PREFIX + name, text, tuple(labels), buckets=buckets, registry=self._registry)
-        return _with_all_labels(made, labels)
+        histogram = Histogram(_PREFIX + name, text, tuple(labels), buckets=buckets, registry=self._registry)
+        return _with_all_labels(histogram, labels)
 
     def poll_answered(self, lag_s: float) -> None:
+        """Counts an answered poll."""
         self.endpoint_health.record_answer()
         self._polls.labels("answered").inc()
         self._lag.observe(max(0.0, lag_s))
         self._polled_at.set(self._read_real_time())
 
-    def poll_failed(self, why: str) -> None:
-        self.endpoint_health.record_failure(why)
+    def poll_failed(self, reason: str) -> None:
+        """Counts a failed poll."""
+        self.endpoint_health.record_failure(reason)
         self._polls.labels("failed").inc()
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
+        """Observes the announced notice; None observes nothing."""
         if notice_s is not None:
             self._promised_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def event_started(self, event: Event, notice_s: float) -> None:
+        """Observes the actual notice."""
         self._actual_notice.labels(_kind_label(event)).observe(max(0.0, notice_s))
 
     def notice_missed(self, event: Event) -> None:
+        """Counts an event whose notice the agent did not see."""
         self._missed.labels(_kind_label(event)).inc()
 
     def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
-        word = "done" if outcome.ok else "failed"
-        self._durations.labels(step.name, phase.value, word).observe(max(0.0, took_s))
+        """Observes the duration of a step or an undo."""
+        result = "done" if outcome.ok else "failed"
+        self._durations.labels(step.name, phase.value, result).observe(max(0.0, took_s))
 
     def step_cut(self, step: StepConfig, event: Event) -> None:
+        """Counts a step that was cut."""
         self._cuts.labels(step.name).inc()
 
     def event_approved(self, event: Event) -> None:
+        """Counts an approval."""
         self._approvals.labels(_kind_label(event)).inc()
 
     def event_gone(self, event: Event, outcome: str) -> None:
-        self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else Ending.UNKNOWN).inc()
+        """Counts an event that is no longer listed."""
+        self._gone.labels(_kind_label(event), outcome if outcome in _OUTCOMES else EventOutcome.UNKNOWN).inc()
 
-    def render(self, standing: MaintenanceStatus) -> bytes:
-        """Everything, as Prometheus reads it, with how things stand now."""
-        listed = [_kind_label(event) for event in standing.listed]
+    def render(self, status: MaintenanceStatus) -> bytes:
+        """All metrics in Prometheus' text format, with the gauges of the given status."""
+        listed = [_kind_label(event) for event in status.listed]
         for kind in KINDS:
             self._pending.labels(kind).set(listed.count(kind))
-        self._in_maintenance.set(standing.in_maintenance)
-        self._ready.set(not standing.holds)
+        self._in_maintenance.set(status.in_maintenance)
+        self._ready.set(not status.holds)
         return generate_latest(_WithoutCreatedSeries(self._registry))
 
 
 class _WithoutCreatedSeries(Collector):
-    """Without the `_created` series: twice the size, and nobody asks for them."""
+    """Collects the registry without its `_created` series, which double the size and have no user."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -195,7 +209,7 @@ class _WithoutCreatedSeries(Collector):
 
 
 def _with_all_labels(metric: M, labels: Mapping[str, tuple[str, ...]]) -> M:
-    """With every combination of its labels: rates and alerts need them before the first time."""
+    """Creates every combination of labels: rates and alerts need the series before their first increment."""
     for values in product(*labels.values()) if labels else ():
         metric.labels(*values)
     return metric

@@ -11,35 +11,39 @@ from typing import Any, Literal, Protocol
 from forewarn.client import ReceivedEvent
 
 Event = ReceivedEvent
-OWN_VM = "own"  # of a rule's `vms`: events that list the VM the agent runs in
+OWN_VM = "own"  # value of a rule's `vms`: events that list the agent's own VM
 
 
 class StepPhase(StrEnum):
+    """Whether a step is done or undone."""
+
     DO = "do"
     UNDO = "undo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """One configured reaction."""
+    """One configured step: a reaction, its budget in seconds, and its policies."""
 
     name: str  # as in [steps.NAME]
-    use: str  # which reaction, as REACTIONS names it
+    use: str  # name of the reaction in REACTIONS
     budget_s: float
-    cut: int | None = None  # when time is short steps go in this order, lowest first; None: never cut
+    cut: int | None = None  # steps are cut in this order when time is short, lowest first; None: never
     begin: Literal["at-once", "late"] | None = None  # None: as the rule says
-    repeatable: bool = False  # may run again when found begun without outcome
-    unclear: Literal["repeat", "skip", "report"] = "report"  # if neither repeatable nor its check can tell
+    repeatable: bool = False  # may run again after an interruption
+    unclear: Literal["repeat", "skip", "report"] = (
+        "report"  # what to do if the check of an interrupted step cannot tell
+    )
     undo: Literal["when-gone", "never"] = "when-gone"
     undo_budget_s: float = 60.0
     undo_tries: int = 3
-    survives_reboot: bool = True  # False: a reboot undoes it, nobody else has to
-    shared_by_events: bool = True  # done once for all events that need it at a time; False (telling): done for each
-    options: Any = None  # the reaction's own settings, already checked
+    survives_reboot: bool = True  # False: a reboot undoes it
+    shared_by_events: bool = True  # one run for all events that need it; False (notifications): one run for each
+    options: Any = None  # the reaction's own options, already validated
 
 
 class ApproveWhen(StrEnum):
-    """When an event is approved."""
+    """When the agent approves an event: never, when its own steps are done, or those of all listed VMs."""
 
     NEVER = "never"
     DONE = "when-done"
@@ -48,38 +52,43 @@ class ApproveWhen(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalPolicy:
+    """A rule's approval: when, and how long to wait for absent VMs."""
+
     when: ApproveWhen = ApproveWhen.NEVER
-    absent_after_s: float | None = None  # how long to wait for a listed VM without an agent; None: for ever
+    absent_after_s: float | None = None  # how long to wait for a listed VM without a live agent; None: for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckConfig:
-    """Who must say yes before an event is approved: a command or a webhook."""
+    """The command or webhook that must answer yes before an approval (configuration key `gate`)."""
 
     command: tuple[str, ...] = ()
     url: str = ""
-    timeout_s: float = 10.0  # for one answer
-    every_s: float = 10.0  # between two questions while nobody answers
-    deadline_s: float = 300.0  # from the first question on
+    timeout_s: float = 10.0  # of one try
+    every_s: float = 10.0  # between two tries without an answer
+    deadline_s: float = 300.0  # from the first try on
     on_silence: Literal["wait", "approve"] = "wait"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleConfig:
-    """For which events which steps are taken. A duration of -1 (unknown) counts as endless."""
+    """The steps and the approval for the events that match all conditions.
+
+    An unknown duration (-1) counts as endless.
+    """
 
     name: str
     steps: tuple[StepConfig, ...] = ()
     kinds: frozenset[str] = frozenset()  # empty: any
-    sources: frozenset[str] = frozenset()
-    vms: str = OWN_VM  # or a pattern (`web-*`) that one of the listed VMs must match
+    sources: frozenset[str] = frozenset()  # empty: any
+    vms: str = OWN_VM  # or a pattern (`web-*`) that at least one listed VM must match
     min_duration_s: float | None = None
     max_duration_s: float | None = None
     min_left_s: float | None = None
     max_left_s: float | None = None
     begin: Literal["at-once", "late"] = "at-once"
     margin_s: float = 5.0  # between the end of the last step and NotBefore
-    no_time: Literal["essential", "all", "nothing"] = "essential"  # of the steps, when the event has started
+    no_time: Literal["essential", "all", "nothing"] = "essential"  # which steps still run once the event has started
     undo_on: frozenset[str] = frozenset({"finished", "withdrawn", "unknown"})
     approve: ApprovalPolicy = field(default_factory=ApprovalPolicy)
     approval_check: ApprovalCheckConfig | None = None
@@ -87,31 +96,38 @@ class RuleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """What a reaction is given."""
+    """What a reaction receives for one run of a step."""
 
     event: Event
-    vm: str  # the agent's own
-    key: str = ""  # of the event in the journal: its id, with #2 if it was gone before and came again
+    vm: str  # name of the agent's own VM
+    key: str = ""  # of the event's journal record: its id, with #2 if it was gone and came again
     step: StepConfig
     phase: StepPhase
-    folder: Path  # its own, durable, the same for `do` and `undo`
-    left_s: Callable[[], float]  # until this step's time is over
-    notes: Mapping[str, str] = field(default_factory=dict)  # what `do` left for `undo`
+    folder: Path  # the step's own, durable, the same for `do` and `undo`
+    left_s: Callable[[], float]  # seconds until this step's budget ends
+    notes: Mapping[str, str] = field(default_factory=dict)  # what `do` saved for `undo`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
+    """The result of a reaction: success, a text for people, and notes for the undo."""
+
     ok: bool
     text: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reaction(Protocol):
-    """Does something for an event, and undoes it. It is cancelled when its time is over, and `undo` must work then."""
+    """Does something for an event and undoes it.
 
-    async def do(self, case: StepContext) -> StepOutcome: ...
+    The agent cancels it when its budget ends; `undo` must work after that too.
+    """
 
-    async def undo(self, case: StepContext) -> StepOutcome: ...
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Prepares for the event."""
 
-    async def check(self, case: StepContext) -> bool | None:
-        """Was `do` done? None: cannot be told."""
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Restores the state before `do`, also if `do` failed or was cancelled."""
+
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether `do` was done; None if that cannot be determined."""

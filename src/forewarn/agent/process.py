@@ -22,13 +22,15 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_until_signal(config: AgentConfig) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Runs the agent and serves its pages until SIGTERM or SIGINT."""
     if not config.listen:
         await _run_daemon(AgentDaemon(config), config)
         return
     _require_prometheus_client()
     from forewarn.agent.http_pages import build_pages
-    from forewarn.agent.metrics import AgentMetrics  # which loads much that an agent without pages can do without
+    from forewarn.agent.metrics import (
+        AgentMetrics,
+    )  # loads prometheus_client, which an agent without pages does not need
 
     metrics = AgentMetrics(config.steps)
     daemon = AgentDaemon(config, observer=metrics)
@@ -37,7 +39,7 @@ async def run_until_signal(config: AgentConfig) -> None:
 
 
 async def run_once(config: AgentConfig) -> None:
-    """Look once, do what is due, and end; a signal ends it sooner, and what was under way is found begun."""
+    """Polls once, runs what is due, and returns; a signal interrupts it, and the next run resumes."""
     task = asyncio.current_task()
     assert task is not None
     for number in _STOP_SIGNALS:
@@ -56,7 +58,7 @@ def _require_prometheus_client() -> None:
     if find_spec("prometheus_client") is None:
         raise Rejected(
             "the agent's pages need prometheus_client, which is not installed: pip install 'forewarn[agent]', "
-            'or write listen = ""'
+            'or set listen = ""'
         )
 
 
@@ -76,15 +78,15 @@ async def _pages_served(pages: AgentPages, listen: str) -> AsyncIterator[None]:
 
 
 async def _serve_pages_with_retries(pages: AgentPages, listen: str) -> None:
-    """An address that is taken is no reason to miss maintenance: it is tried again."""
-    told = ""
+    """Serves the pages; retries while the address is taken, because the agent must run anyway."""
+    last_error = ""
     while True:
         try:
             async with serve_pages(pages, listen):
-                told = ""
+                last_error = ""
                 await asyncio.Event().wait()
         except Unavailable as error:
-            if str(error) != told:
+            if str(error) != last_error:
                 LOG.error("%s", error)
-            told = str(error)
+            last_error = str(error)
         await asyncio.sleep(_LISTEN_RETRY_S)

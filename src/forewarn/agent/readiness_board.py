@@ -30,50 +30,54 @@ HEARTBEAT_INTERVAL_S = 3.0
 
 
 class ReadinessBoard:
-    """Blocks, as shared folders do: call it in a thread."""
+    """The shared folder, for one VM. Its methods block on the file system: call them in a thread."""
 
     def __init__(self, folder: Path, vm: str) -> None:
         self._folder, self._name = folder, _safe_file_name(normalize_vm_name(vm))
 
-    def publish_and_read(self, ready: Iterable[str], open_: Iterable[str]) -> BoardView:
-        """Show that we are alive and for which events we are ready, then read what others show of open ones."""
-        events, wanted = frozenset(open_), frozenset(ready)
-        beat_at = _touch(self._folder / "alive" / self._name)
-        for id_ in wanted:
-            _touch(self._event_folder(id_) / self._name)
-        for id_ in events - wanted:
-            (self._event_folder(id_) / self._name).unlink(missing_ok=True)
+    def publish_and_read(self, ready: Iterable[str], listed: Iterable[str]) -> BoardView:
+        """Publishes the heartbeat and the ready events of this VM; returns what all VMs show.
+
+        `ready` are the event ids this VM is ready for, `listed` those it reads about; it withdraws the others of
+        `listed`. Raises OSError.
+        """
+        event_ids, ready_ids = frozenset(listed), frozenset(ready)
+        own_heartbeat_at = _touch(self._folder / "alive" / self._name)
+        for event_id in ready_ids:
+            _touch(self._event_folder(event_id) / self._name)
+        for event_id in event_ids - ready_ids:
+            (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
         return BoardView(
             heartbeat_ages_s={
-                unquote(name): max(0.0, beat_at - at) for name, at in _files_with_mtime(self._folder / "alive")
+                unquote(name): max(0.0, own_heartbeat_at - at) for name, at in _files_with_mtime(self._folder / "alive")
             },
             ready_vms={
-                id_: frozenset(unquote(name) for name, _ in _files_with_mtime(self._event_folder(id_)))
-                for id_ in events
+                event_id: frozenset(unquote(name) for name, _ in _files_with_mtime(self._event_folder(event_id)))
+                for event_id in event_ids
             },
         )
 
-    def remove_event(self, id_: str) -> None:
-        """The event is gone; the last one out removes its folder."""
+    def remove_event(self, event_id: str) -> None:
+        """Removes this VM's file for an event that is gone, and the event's folder if it is empty."""
         with suppress(OSError):
-            (self._event_folder(id_) / self._name).unlink(missing_ok=True)
-            self._event_folder(id_).rmdir()
+            (self._event_folder(event_id) / self._name).unlink(missing_ok=True)
+            self._event_folder(event_id).rmdir()
 
-    def _event_folder(self, id_: str) -> Path:
-        return self._folder / "ready" / _safe_file_name(id_)[:120]
+    def _event_folder(self, event_id: str) -> Path:
+        return self._folder / "ready" / _safe_file_name(event_id)[:120]
 
 
 def _safe_file_name(text: str) -> str:
-    """Fit for the name of a file, whatever a server sends."""
+    """The text encoded as a file name: a server may send anything."""
     return quote(text, safe="").replace(".", "%2E")
 
 
 def _touch(path: Path) -> float:
-    """Make or touch the file; its time, as the folder's server has it."""
+    """Creates or touches the file; returns its modification time by the file server's clock."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(b"")
-    fresh.replace(path)
+    new_file = path.with_name(f".{path.name}.{os.getpid()}")
+    new_file.write_bytes(b"")
+    new_file.replace(path)
     return path.stat().st_mtime
 
 
@@ -91,52 +95,58 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class BoardSynchronizer:
+    """Publishes this VM's readiness and reads the others', every few seconds and when woken.
+
+    `view` is the latest state of the board, `problem` why it cannot be used ("": it can).
+    """
+
     def __init__(
-        self, board: ReadinessBoard, situation: Callable[[], AgentSnapshot], changed: Callable[[], None]
+        self, board: ReadinessBoard, get_snapshot: Callable[[], AgentSnapshot], on_change: Callable[[], None]
     ) -> None:
-        self._board, self._snapshot, self._on_change = board, situation, changed
+        self._board, self._snapshot, self._on_change = board, get_snapshot, on_change
         self._woken = asyncio.Event()
         self._published_events: set[str] = set()
         self.view = BoardView()
         self.problem = ""
 
     def wake(self) -> None:
-        """Something may be ready now."""
+        """Requests a synchronization now, because an event may have become ready."""
         self._woken.set()
 
     async def run(self) -> None:
+        """Synchronizes for ever."""
         while True:
             self._woken.clear()
             await self.synchronize()
             with suppress(TimeoutError):
-                async with asyncio.timeout(
-                    HEARTBEAT_INTERVAL_S
-                ):  # wait_for may swallow our end when it is poked at that moment
+                # Not wait_for: it can swallow a cancellation that comes together with the wake-up.
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
                     await self._woken.wait()
 
     async def synchronize(self) -> None:
-        now = self._snapshot()
-        shared = [record for record in now.open_records if _needs_all_vms(record, now)]
+        """Publishes and reads once; calls `on_change` if the view changed. Errors become `problem`."""
+        snapshot = self._snapshot()
+        shared = [record for record in snapshot.open_records if _needs_all_vms(record, snapshot)]
         shown = {event_key(record.event) for record in shared}
-        ready = {event_key(record.event) for record in shared if is_ready(record, now)}
+        ready = {event_key(record.event) for record in shared if is_ready(record, snapshot)}
         try:
             view = await asyncio.to_thread(self._board.publish_and_read, ready, shown)
-            for id_ in self._published_events - shown:
-                await asyncio.to_thread(self._board.remove_event, id_)
+            for event_id in self._published_events - shown:
+                await asyncio.to_thread(self._board.remove_event, event_id)
         except OSError as error:
-            self._set_problem(f"the board cannot be used ({error.strerror or error}): others wait for this VM")
+            self._set_problem(f"the board cannot be used ({error.strerror or error}): other VMs wait for this one")
             return
         self._published_events, self.problem = shown, ""
         if shared and view != self.view:
             self.view = view
             self._on_change()
 
-    def _set_problem(self, why: str) -> None:
-        if why != self.problem:
-            LOG.error("%s", why)
-        self.problem = why
+    def _set_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            LOG.error("%s", problem)
+        self.problem = problem
 
 
-def _needs_all_vms(record: EventRecord, now: AgentSnapshot) -> bool:
-    rule = now.rules.get(record.rule)
+def _needs_all_vms(record: EventRecord, snapshot: AgentSnapshot) -> bool:
+    rule = snapshot.rules.get(record.rule)
     return record.gone_at is None and rule is not None and rule.approve.when is ApproveWhen.ALL_DONE

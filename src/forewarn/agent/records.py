@@ -10,20 +10,22 @@ from forewarn.agent.model import Event, StepPhase
 
 
 class StepState(StrEnum):
+    """The state of one run of a step, or of its undo."""
+
     BEGUN = "begun"
     DONE = "done"
-    FAILED = "failed"  # tried, with no or a bad end: perhaps done in part, so it is undone
-    CUT = "cut"  # there was no time for it
-    SKIPPED = "skipped"  # nobody tried
+    FAILED = "failed"  # perhaps done in part, so it is undone
+    CUT = "cut"  # not run: there was no time
+    SKIPPED = "skipped"  # not run for another reason
 
 
-TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})
-REUSED_TEXT = "done already for event"
+TRIED_STATES = frozenset({StepState.BEGUN, StepState.DONE, StepState.FAILED})  # the step may have had an effect
+REUSED_TEXT = "done already for event"  # begins the stored text of a reused run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun:
-    """A step taken for an event, or its undoing."""
+    """One step of an event, or its undo, as journalled. Times are the server's, in POSIX seconds."""
 
     step: str
     phase: StepPhase = StepPhase.DO
@@ -33,17 +35,17 @@ class StepRun:
     boot_id: str = ""
     text: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
-    holder: str = ""  # the event for which it was first tried; "": this one
+    holder: str = ""  # key of the event for which it was first tried; "": this event
     tries: int = 1
 
     @property
     def is_reused(self) -> bool:
-        """Whether nothing was run, because another event had it done already."""
+        """Whether nothing was run, because the step was already done for another event."""
         return bool(self.holder) and self.text.startswith(REUSED_TEXT)
 
 
 class ApprovalState(StrEnum):
-    """How far an approval is. Asked without an answer is asked again: that is harmless (spec §5.2)."""
+    """The state of an approval. One that was asked and not answered is sent again; that is harmless."""
 
     ASKED = "asked"
     SENT = "sent"
@@ -52,6 +54,8 @@ class ApprovalState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRecord:
+    """The approval of an event, as journalled."""
+
     state: ApprovalState
     at: float
     text: str = ""
@@ -59,24 +63,26 @@ class ApprovalRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalCheckRecord:
-    """What the gate before an approval has said so far; an empty answer is silence."""
+    """The answers of the approval check so far."""
 
     first_at: float
     asked_at: float
-    answer: str = ""  # "yes", "no"
+    answer: str = ""  # "yes", "no", or "" if none came
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    key: str  # the event's id; with #2 if it was gone before and came again
-    event: Event  # as it was last listed
+    """Everything the agent has journalled about one event."""
+
+    key: str  # the event's id; with #2 if it was gone and came again
+    event: Event  # as last listed
     seen_at: float
-    boot_id: str  # of the boot in which it was last seen to be still to come, or first seen started
-    not_before: float | None = None  # as first promised: the wire forgets it at the start (spec §4.2)
-    rule: str = ""  # "": no rule is about it
+    boot_id: str  # boot in which it was last seen scheduled, or first seen started
+    not_before: float | None = None  # as first announced: documents drop it at the start (spec §4.2)
+    rule: str = ""  # "": no rule matches
     plan: tuple[str, ...] = ()  # names of steps, in order
-    started_at: float | None = None  # when it was first seen started
+    started_at: float | None = None  # when first seen started
     gone_at: float | None = None
     outcome: str = ""
     closed: bool = False  # gone, and nothing is left to undo
@@ -85,21 +91,23 @@ class EventRecord:
     approval_check: ApprovalCheckRecord | None = None
 
     def step_run(self, step: str, phase: StepPhase = StepPhase.DO) -> StepRun | None:
-        return next((deed for deed in self.step_runs if deed.step == step and deed.phase == phase), None)
+        """The run of this step in this phase; None if it has not begun."""
+        return next((run for run in self.step_runs if run.step == step and run.phase == phase), None)
 
-    def with_step_run(self, deed: StepRun) -> EventRecord:
-        others = tuple(each for each in self.step_runs if (each.step, each.phase) != (deed.step, deed.phase))
-        return replace(self, step_runs=(*others, deed))
+    def with_step_run(self, run: StepRun) -> EventRecord:
+        """A copy of the record in which this run replaces the one of the same step and phase."""
+        others = tuple(each for each in self.step_runs if (each.step, each.phase) != (run.step, run.phase))
+        return replace(self, step_runs=(*others, run))
 
     def holder_of(self, step: str) -> str:
-        """The event for which this one's step was first tried: its own, unless another held or tried it before."""
-        deed = self.step_run(step)
-        return deed.holder if deed and deed.holder else self.key
+        """The key of the event for which this event's step was first tried, perhaps this one."""
+        run = self.step_run(step)
+        return run.holder if run and run.holder else self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRecords:
-    """The records that are not closed, in the order in which they were first seen."""
+    """The records that are not closed, in the order in which they were first seen. Immutable."""
 
     records: tuple[EventRecord, ...] = ()
 
@@ -107,10 +115,11 @@ class OpenRecords:
         return iter(self.records)
 
     def get(self, key: str) -> EventRecord | None:
+        """The record with this key; None if it is not open."""
         return next((record for record in self.records if record.key == key), None)
 
     def with_record(self, record: EventRecord) -> OpenRecords:
-        """With this record in place of the one of its key, or as the newest; a closed one is let go."""
+        """A copy with this record replaced or added last; a closed record is removed."""
         if self.get(record.key) is None:
             return self if record.closed else replace(self, records=(*self.records, record))
         swapped = (record if each.key == record.key else each for each in self.records)

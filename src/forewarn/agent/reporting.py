@@ -20,35 +20,41 @@ LOG = logging.getLogger("forewarn.agent")
 
 
 class AgentObserver(Protocol):
-    def poll_answered(self, lag_s: float) -> None:
-        """The endpoint answered; `lag_s` since the answer before, beyond what was held on our behalf."""
+    """Receives what the agent sees and does."""
 
-    def poll_failed(self, why: str) -> None:
+    def poll_answered(self, lag_s: float) -> None:
+        """The endpoint answered, `lag_s` seconds after its last answer; time of a held poll is excluded."""
+
+    def poll_failed(self, reason: str) -> None:
         """The endpoint gave no usable answer."""
 
     def event_first_seen(self, event: Event, notice_s: float | None) -> None:
-        """An event is new to the journal, with so much time left; None: it has started."""
+        """An event is new, with `notice_s` seconds of notice left; None: it has started."""
 
     def notice_missed(self, event: Event) -> None:
-        """An event was first seen started, or with its NotBefore passed."""
+        """An event of this VM was first seen started, or with its NotBefore passed."""
 
     def event_started(self, event: Event, notice_s: float) -> None:
-        """An event that was seen scheduled has started, so long after it was first seen."""
+        """An event that was seen scheduled has started, `notice_s` seconds after it was first seen."""
 
-    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None: ...
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
+        """A step or its undo ended after `took_s` seconds."""
 
-    def step_cut(self, step: StepConfig, event: Event) -> None: ...
+    def step_cut(self, step: StepConfig, event: Event) -> None:
+        """A step was cut for lack of time."""
 
-    def event_approved(self, event: Event) -> None: ...
+    def event_approved(self, event: Event) -> None:
+        """The endpoint accepted the agent's approval."""
 
-    def event_gone(self, event: Event, outcome: str) -> None: ...
+    def event_gone(self, event: Event, outcome: str) -> None:
+        """An event is no longer listed."""
 
 
 class NullObserver:
-    """Nobody watches."""
+    """An observer that ignores everything."""
 
     def poll_answered(self, lag_s: float) -> None: ...
-    def poll_failed(self, why: str) -> None: ...
+    def poll_failed(self, reason: str) -> None: ...
     def event_first_seen(self, event: Event, notice_s: float | None) -> None: ...
     def notice_missed(self, event: Event) -> None: ...
     def event_started(self, event: Event, notice_s: float) -> None: ...
@@ -59,6 +65,8 @@ class NullObserver:
 
 
 class _ErrorLoggingObserver:
+    """Forwards every call, and logs errors instead of raising them."""
+
     def __init__(self, observer: AgentObserver) -> None:
         self._observer = observer
 
@@ -75,26 +83,27 @@ class _ErrorLoggingObserver:
 
 
 def with_errors_logged(observer: AgentObserver) -> AgentObserver:
-    """Whatever goes wrong while somebody watches is told, and nothing more."""
+    """Wraps an observer so that its errors are logged and do not stop the agent."""
     return cast("AgentObserver", _ErrorLoggingObserver(observer))
 
 
 def log_startup(config: AgentConfig) -> None:
-    """Somebody who has just started it sees that it lives, and where to look."""
+    """Logs that the agent runs, with its steps and the address of its pages."""
     pages = f"http://{config.listen}" if config.listen else "none"
     LOG.info("the agent runs; steps: %s; pages: %s", ", ".join(config.steps) or "none", pages)
 
 
 class SingleLineFormatter(logging.Formatter):
-    """A message is a line, whatever a server puts into the names of things: it can forge no other."""
+    """Escapes control characters, so that a server cannot forge log lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        said = super().formatMessage(record)
-        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in said)
+        """Formats a record on one line."""
+        line = super().formatMessage(record)
+        return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new: bool, vm: str, now: float) -> None:
-    """The event is new, has started, or is gone."""
+    """Logs and reports that an event is new, has started or is gone."""
     event, left = record.event, notice_left_s(record.event, now)
     if record.gone_at is not None:
         LOG.info("%s %s is gone: %s", event.kind, record.key, record.outcome)
@@ -110,10 +119,10 @@ def report_event_change(observer: AgentObserver, record: EventRecord, *, is_new:
 
 
 def report_step_end(
-    observer: AgentObserver, record: EventRecord, move: RecordStepEnd, steps: Mapping[str, StepConfig]
+    observer: AgentObserver, record: EventRecord, action: RecordStepEnd, steps: Mapping[str, StepConfig]
 ) -> None:
-    """A step came to an end without being run."""
-    deed = move.step_run
-    LOG.warning("%s %s %s for %s: %s", deed.phase, deed.step, deed.state, record.key, deed.text)
-    if deed.state is StepState.CUT and deed.step in steps:
-        observer.step_cut(steps[deed.step], record.event)
+    """Logs and reports the end of a step that was not run."""
+    run = action.step_run
+    LOG.warning("%s %s %s for %s: %s", run.phase, run.step, run.state, record.key, run.text)
+    if run.state is StepState.CUT and run.step in steps:
+        observer.step_cut(steps[run.step], record.event)

@@ -17,10 +17,12 @@ from forewarn.protocol.document import Kind, NoticeStatus
 
 
 def find_rule(rules: Iterable[RuleConfig], event: Event, vm: str, now: float) -> RuleConfig | None:
+    """The first rule that matches the event at `now`, the server's time; None if none does."""
     return next((rule for rule in rules if rule_matches(rule, event, vm, now)), None)
 
 
 def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
+    """Whether the event meets all conditions of the rule."""
     return (
         _matches_any(event.kind, rule.kinds)
         and _matches_any(event.source, rule.sources)
@@ -31,11 +33,12 @@ def rule_matches(rule: RuleConfig, event: Event, vm: str, now: float) -> bool:
 
 
 def has_started(event: Event) -> bool:
+    """Whether the event has started."""
     return event.status == NoticeStatus.STARTED
 
 
 def notice_left_s(event: Event, now: float) -> float | None:
-    """Until it may start: 0 once it has started, None if the server named no time that can be read."""
+    """Seconds until the event may start: 0 once started, None if the server gave no readable time."""
     if has_started(event):
         return 0.0
     return None if event.not_before is None else max(0.0, event.not_before - now)
@@ -52,12 +55,12 @@ def _matches_vms(rule: RuleConfig, event: Event, vm: str) -> bool:
 
 
 def normalize_vm_name(name: str) -> str:
-    """A VM's name for comparing: without case and without the underscore of 2017 (spec §3)."""
+    """The VM's name for comparisons: lower case, without the leading underscore of 2017 (spec §3)."""
     return name.casefold().removeprefix("_")
 
 
 def _impact_duration_s(event: Event) -> float:
-    """Unknown (-1, or a version that does not say) is endless: a drain too many is better than one too few."""
+    """The event's duration in seconds; unknown counts as endless, because an extra drain is the safer error."""
     return math.inf if event.duration_s is None or event.duration_s < 0 else float(event.duration_s)
 
 
@@ -74,6 +77,7 @@ def _short_freeze_rule() -> RuleConfig:
 
 
 def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    """Rules for 15 minutes of notice: approve maintenance when the steps are done, never an eviction."""
     return (
         _short_freeze_rule(),
         RuleConfig(name="an eviction", kinds=frozenset({Kind.PREEMPT.value}), steps=steps, margin_s=2.0),
@@ -82,17 +86,19 @@ def fifteen_minutes_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ..
 
 
 def thirty_seconds_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    """Rules for 30 seconds of notice: run the steps for any event, never approve."""
     return (_short_freeze_rule(), RuleConfig(name="any event", steps=steps, margin_s=2.0))
 
 
 def seven_days_rules(steps: tuple[StepConfig, ...]) -> tuple[RuleConfig, ...]:
+    """Rules for days of notice: begin late, and approve when done; shorter notices as with 15 minutes."""
     far = RuleConfig(
         name="days ahead", min_left_s=DAY_S, steps=steps, begin="late", margin_s=3_600.0, approve=_APPROVE_WHEN_DONE
     )
     return (_short_freeze_rule(), far, *fifteen_minutes_rules(steps)[1:])
 
 
-ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]
+ProfileRules = Callable[[tuple[StepConfig, ...]], tuple[RuleConfig, ...]]  # builds the rules for these steps
 PROFILES: dict[str, ProfileRules] = {
     "fifteen-minutes": fifteen_minutes_rules,
     "thirty-seconds": thirty_seconds_rules,
@@ -102,7 +108,7 @@ PROFILE_NOTICE_S = {"fifteen-minutes": 900.0, "thirty-seconds": 30.0, "seven-day
 
 
 def excess_budget_s(profile: str, steps: Sequence[StepConfig]) -> float:
-    """By how much the steps that are never cut exceed the notice that the profile is for; 0 if they fit."""
+    """Seconds by which the steps that are never cut exceed the profile's notice; 0 if they fit."""
     margin_s = min(rule.margin_s for rule in PROFILES[profile](()) if rule.name != "a short freeze")
     needed_s = sum(step.budget_s for step in steps if step.cut is None)
     return max(0.0, needed_s + margin_s - PROFILE_NOTICE_S[profile])

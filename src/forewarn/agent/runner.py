@@ -54,7 +54,9 @@ from forewarn.errors import ForewarnError, Rejected
 
 @dataclass(slots=True, kw_only=True)
 class AgentContext:
-    vm: str  # "" until the endpoint has told it
+    """What the agent's parts share; only `vm` changes, once the name is known."""
+
+    vm: str  # "" until the endpoint has given it
     boot_id: str
     clock: Clock
     step_folders: Path
@@ -64,85 +66,88 @@ class AgentContext:
 
 LOG = logging.getLogger("forewarn.agent")
 FAILED_TASK_DELAY_S = 5.0
-CANCEL_TIMEOUT_S = 2.0  # with a reaction that was told to end
+CANCEL_TIMEOUT_S = 2.0  # for a cancelled reaction to end
 
 
 class ActionRunner:
-    """Knows what is under way in this process. `changed` is called whenever something has come to its end."""
+    """Runs actions as asyncio tasks. It calls `on_change` when a task has ended."""
 
     def __init__(
         self,
-        setting: AgentContext,
+        context: AgentContext,
         journal: AgentJournal,
         client: AsyncClient,
         observer: AgentObserver,
-        changed: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
-        self._context, self._journal, self._client = setting, journal, client
-        self._observer, self._on_change = observer, changed
+        self._context, self._journal, self._client = context, journal, client
+        self._observer, self._on_change = observer, on_change
         self._tasks: dict[TaskKey, asyncio.Task[None]] = {}
         self._cancelled: set[TaskKey] = set()
 
     @property
     def running_tasks(self) -> frozenset[TaskKey]:
+        """The keys of the tasks that run in this process."""
         return frozenset(self._tasks)
 
-    def start(self, move: AgentAction) -> None:
-        match move:
+    def start(self, action: AgentAction) -> None:
+        """Starts the task for an action that needs one; the action is already journalled."""
+        match action:
             case StartStep(key=key, step=step, phase=phase):
                 self._spawn((key, step.name), self._run_step(key, step, phase))
-            case ResumeStep(key=key, step=step, phase=phase, check_first=asks):
-                self._spawn((key, step.name), self._resume_step(key, step, phase, asks=asks))
+            case ResumeStep(key=key, step=step, phase=phase, check_first=check_first):
+                self._spawn((key, step.name), self._resume_step(key, step, phase, check_first=check_first))
             case StopStep(key=key, step=name):
                 self._cancel_task((key, name))
             case RunApprovalCheck(key=key):
-                self._spawn((key, APPROVAL_CHECK_TASK), self._run_approval_check(move))
+                self._spawn((key, APPROVAL_CHECK_TASK), self._run_approval_check(action))
             case SendApproval(key=key):
                 self._spawn((key, APPROVAL_TASK), self._send_approval(key))
 
     async def shut_down(self, grace_s: float) -> None:
-        """Wait a little for what is under way, then leave it: it stands as begun, and is found so."""
+        """Waits up to `grace_s` for running tasks, then cancels them; their steps stay journalled as begun."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace_s)
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _spawn(self, busy: TaskKey, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=" ".join(busy))
-        self._tasks[busy] = task
-        task.add_done_callback(lambda done: self._on_task_end(busy, done))
+    def _spawn(self, task_key: TaskKey, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=" ".join(task_key))
+        self._tasks[task_key] = task
+        task.add_done_callback(lambda done: self._on_task_end(task_key, done))
 
-    def _on_task_end(self, busy: TaskKey, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task_key: TaskKey, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
-            self._remove_task(busy)
+            self._remove_task(task_key)
             return
-        # Its end could not be journalled, so it stands as begun. It counts as under way for a while, lest it be resumed
-        # again and again.
+        # Its end could not be journalled. Count it as running for a while, so that it is not resumed in a tight loop.
         LOG.error("%s: %s", task.get_name(), error, exc_info=error)
-        task.get_loop().call_later(FAILED_TASK_DELAY_S, self._remove_task, busy)
+        task.get_loop().call_later(FAILED_TASK_DELAY_S, self._remove_task, task_key)
 
-    def _remove_task(self, busy: TaskKey) -> None:
-        self._tasks.pop(busy, None)
-        self._cancelled.discard(busy)
+    def _remove_task(self, task_key: TaskKey) -> None:
+        self._tasks.pop(task_key, None)
+        self._cancelled.discard(task_key)
         self._on_change()
 
-    def _cancel_task(self, busy: TaskKey) -> None:
-        if busy not in self._cancelled and busy in self._tasks:
-            self._cancelled.add(busy)
-            self._tasks[busy].cancel()
+    def _cancel_task(self, task_key: TaskKey) -> None:
+        if task_key not in self._cancelled and task_key in self._tasks:
+            self._cancelled.add(task_key)
+            self._tasks[task_key].cancel()
 
-    async def _resume_step(self, key: str, step: StepConfig, phase: StepPhase, *, asks: bool) -> None:
+    async def _resume_step(self, key: str, step: StepConfig, phase: StepPhase, *, check_first: bool) -> None:
         end = None
-        if asks:
+        if check_first:
             outcome = await self._run_within_budget(lambda: self._check_step(key, step, phase), step, phase)
             is_done = {"yes": True, "no": False}.get(outcome.text)
             end = resolve_interrupted_step(step, phase, is_done)
-            LOG.warning("%s of %s was found begun; was it done: %s", phase, step.name, outcome.text or "unknown")
+            LOG.warning(
+                "%s of %s was interrupted; done according to its check: %s", phase, step.name, outcome.text or "unknown"
+            )
         if end is None:
             await self._run_step(key, step, phase)
             return
-        text = "found begun without outcome, and its check says so" if is_done is not None else "outcome unknown"
+        text = "interrupted; its check decided" if is_done is not None else "interrupted; outcome unknown"
         self._save_step_end(key, step, phase, StepOutcome(ok=end is StepState.DONE, text=text), is_final=True)
 
     async def _run_step(self, key: str, step: StepConfig, phase: StepPhase) -> None:
@@ -162,56 +167,58 @@ class ActionRunner:
         return StepOutcome(ok=True, text={True: "yes", False: "no", None: ""}[is_done])
 
     async def _run_reaction(self, key: str, step: StepConfig, phase: StepPhase) -> StepOutcome:
-        case, reaction = self._step_context(key, step, phase), _make_reaction(step)
-        return await (reaction.do(case) if phase is StepPhase.DO else reaction.undo(case))
+        context, reaction = self._step_context(key, step, phase), _make_reaction(step)
+        return await (reaction.do(context) if phase is StepPhase.DO else reaction.undo(context))
 
     async def _run_within_budget(
         self, work: Callable[[], Awaitable[StepOutcome]], step: StepConfig, phase: StepPhase
     ) -> StepOutcome:
-        """The outcome of a reaction, which gets its budget: of the server's time, and of ours."""
+        """Runs a reaction within its budget, by the server's clock and by this machine's."""
         budget_s = _budget_s(step, phase)
         task = asyncio.ensure_future(_catch_errors(work))
-        over = asyncio.create_task(self._context.clock.sleep_until(self._context.clock.now() + budget_s))
+        timer = asyncio.create_task(self._context.clock.sleep_until(self._context.clock.now() + budget_s))
         try:
-            await asyncio.wait({task, over}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, timer}, timeout=budget_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
         finally:
-            for each in (task, over):
+            for each in (task, timer):
                 each.cancel()
-            await asyncio.wait({task, over}, timeout=CANCEL_TIMEOUT_S)
+            await asyncio.wait({task, timer}, timeout=CANCEL_TIMEOUT_S)
         if not task.done():
-            LOG.error("%s does not end although it was told to", step.name)
-        return StepOutcome(ok=False, text=f"ran over its {budget_s:g} s")
+            LOG.error("%s was cancelled and does not end", step.name)
+        return StepOutcome(ok=False, text=f"exceeded its budget of {budget_s:g} s")
 
     def _save_step_end(
         self, key: str, step: StepConfig, phase: StepPhase, outcome: StepOutcome, *, is_final: bool = False
     ) -> None:
         record = self._open_record(key)
-        begun = record.step_run(step.name, phase)
-        assert begun is not None
-        deed = replace(
-            begun,
+        run_before = record.step_run(step.name, phase)
+        assert run_before is not None
+        run = replace(
+            run_before,
             state=StepState.DONE if outcome.ok else StepState.FAILED,
             ended_at=self._context.clock.now(),
             text=outcome.text,
-            notes={**begun.notes, **outcome.notes},
-            tries=max(begun.tries, step.undo_tries) if is_final else begun.tries,
+            notes={**run_before.notes, **outcome.notes},
+            tries=max(run_before.tries, step.undo_tries) if is_final else run_before.tries,
         )
-        self._journal.save(record.with_step_run(deed))
+        self._journal.save(record.with_step_run(run))
         level = logging.INFO if outcome.ok else logging.ERROR
-        LOG.log(level, "%s %s %s for %s: %s", phase, step.name, deed.state, key, outcome.text)
+        LOG.log(level, "%s %s %s for %s: %s", phase, step.name, run.state, key, outcome.text)
 
-    async def _run_approval_check(self, move: RunApprovalCheck) -> None:
-        step = StepConfig(name="_gate", use="", budget_s=move.check.timeout_s)  # no step is called so
-        answer, text = await run_approval_check(move.check, self._step_context(move.key, step, StepPhase.DO))
-        record = self._open_record(move.key)
+    async def _run_approval_check(self, action: RunApprovalCheck) -> None:
+        step = StepConfig(
+            name="_gate", use="", budget_s=action.check.timeout_s
+        )  # not valid as the name of a configured step
+        answer, text = await run_approval_check(action.check, self._step_context(action.key, step, StepPhase.DO))
+        record = self._open_record(action.key)
         if record.approval_check is not None:
-            LOG.info("the gate says %s to %s (%s)", answer or "nothing", move.key, text)
-            consent = ApprovalCheckRecord(
+            LOG.info("approval check: %s for %s (%s)", answer or "no answer", action.key, text)
+            check_record = ApprovalCheckRecord(
                 first_at=record.approval_check.first_at, asked_at=self._context.clock.now(), answer=answer, text=text
             )
-            self._journal.save(replace(record, approval_check=consent))
+            self._journal.save(replace(record, approval_check=check_record))
 
     async def _send_approval(self, key: str) -> None:
         event = self._open_record(key).event
@@ -235,7 +242,7 @@ class ActionRunner:
 
     def _open_record(self, key: str) -> EventRecord:
         record = self._journal.open_records.get(key)
-        assert record is not None, "what is under way keeps an event open"
+        assert record is not None, "a running task keeps its event open"
         return record
 
     def _step_context(self, key: str, step: StepConfig, phase: StepPhase) -> StepContext:
@@ -264,45 +271,45 @@ def _make_reaction(step: StepConfig) -> Reaction:
 async def _catch_errors(work: Callable[[], Awaitable[StepOutcome]]) -> StepOutcome:
     try:
         return await work()
-    except Exception as error:  # a reaction that breaks must not break the agent
-        LOG.exception("a reaction broke")
+    except Exception as error:  # an error in a reaction must not stop the agent
+        LOG.exception("a reaction failed with an unexpected error")
         return StepOutcome(ok=False, text=f"{type(error).__name__}: {error}")
 
 
 ANSWER_BY_EXIT_STATUS = {0: "yes", 1: "no"}
 
 
-async def run_approval_check(gate: ApprovalCheckConfig, case: StepContext) -> tuple[str, str]:
-    """The answer ("": silence) and what to say of it."""
-    return await (_check_by_command(gate, case) if gate.command else _check_by_webhook(gate, case))
+async def run_approval_check(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
+    """Runs the approval check; returns its answer ("yes", "no", "" if none) and a text for people."""
+    return await (_check_by_command(check, context) if check.command else _check_by_webhook(check, context))
 
 
-async def _check_by_command(gate: ApprovalCheckConfig, case: StepContext) -> tuple[str, str]:
+async def _check_by_command(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
     try:
-        status = await exit_status_of(gate.command, case, log="gate")
+        status = await exit_status_of(check.command, context, log="gate")
     except TimeoutError:
-        return "", f"{gate.command[0]!r} gave no answer within {gate.timeout_s:g} s"
+        return "", f"{check.command[0]!r} gave no answer within {check.timeout_s:g} s"
     except OSError as error:
-        return "", f"{gate.command[0]!r} cannot be run: {error.strerror}"
+        return "", f"{check.command[0]!r} cannot be run: {error.strerror}"
     return ANSWER_BY_EXIT_STATUS.get(status, ""), f"exit status {status}"
 
 
-async def _check_by_webhook(gate: ApprovalCheckConfig, case: StepContext) -> tuple[str, str]:
-    body = json.dumps(event_facts(case)).encode()
-    call = HttpCall(url=gate.url, method="POST", headers={"Content-Type": "application/json"}, body=body)
+async def _check_by_webhook(check: ApprovalCheckConfig, context: StepContext) -> tuple[str, str]:
+    body = json.dumps(event_facts(context)).encode()
+    call = HttpCall(url=check.url, method="POST", headers={"Content-Type": "application/json"}, body=body)
     try:
-        reply = await send_call(call, within_s=gate.timeout_s)
+        reply = await send_call(call, within_s=check.timeout_s)
     except HttpCallFailed as error:
         return "", str(error)
-    said = reply.json.get("approve") if reply.ok else None
-    return {True: "yes", False: "no"}.get(said, "") if isinstance(said, bool) else "", f"answer {reply.summary}"
+    approve = reply.json.get("approve") if reply.ok else None
+    return {True: "yes", False: "no"}.get(approve, "") if isinstance(approve, bool) else "", f"answer {reply.summary}"
 
 
 _MAX_FOLDER_NAME = 120
 
 
 def make_step_folder(root: Path, key: str, step: str) -> Path:
-    """Made if need be."""
+    """Creates the folder of a step of an event if needed, and returns it."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = root / _event_folder_name(key) / step
     folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -311,7 +318,7 @@ def make_step_folder(root: Path, key: str, step: str) -> Path:
 
 
 def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
-    """Remove the folders of events that the journal has forgotten."""
+    """Removes the folders of events that are not among these keys."""
     kept = {_event_folder_name(key) for key in keys}
     for folder in root.iterdir() if root.is_dir() else ():
         if folder.name not in kept:
@@ -319,6 +326,6 @@ def remove_stale_step_folders(root: Path, keys: Iterable[str]) -> None:
 
 
 def _event_folder_name(key: str) -> str:
-    """A server may send any text for an id."""
+    """A safe folder name for a key: a server may send any text as id."""
     name = quote(key, safe="#").replace(".", "%2E")
     return name if len(name) <= _MAX_FOLDER_NAME else sha256(key.encode("utf-8", "replace")).hexdigest()

@@ -18,12 +18,12 @@ from forewarn.agent.records import TRIED_STATES, ApprovalState, EventRecord, Ope
 from forewarn.agent.step_schedule import ScheduledStep
 from forewarn.client import lists
 
-READINESS_REACTION_NAME = "readiness"  # the reaction that turns /ready
+READINESS_REACTION_NAME = "readiness"  # the reaction that sets /ready to 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessHold:
-    """A step that keeps load balancers away."""
+    """A readiness step in effect, which makes /ready answer 503."""
 
     step: str
     event: str
@@ -33,70 +33,76 @@ class ReadinessHold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceStatus:
+    """The listed events, whether this VM is in maintenance, and what holds its readiness."""
+
     listed: tuple[Event, ...] = ()
     in_maintenance: bool = False
     holds: tuple[ReadinessHold, ...] = ()
 
 
-def maintenance_status(book: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
+def maintenance_status(open_records: OpenRecords, steps: Mapping[str, StepConfig], vm: str) -> MaintenanceStatus:
+    """Computes the status from the open records; `vm` is the name of this VM."""
     return MaintenanceStatus(
-        listed=tuple(record.event for record in book if record.gone_at is None),
-        in_maintenance=any(_is_in_maintenance(record, vm) for record in book),
-        holds=tuple(hold for record in book for hold in _readiness_holds(record, steps)),
+        listed=tuple(record.event for record in open_records if record.gone_at is None),
+        in_maintenance=any(_is_in_maintenance(record, vm) for record in open_records),
+        holds=tuple(hold for record in open_records for hold in _readiness_holds(record, steps)),
     )
 
 
 def _is_in_maintenance(record: EventRecord, vm: str) -> bool:
-    """From the first step or the start on, until nothing is left to undo."""
+    """Whether the event affects this VM, from the first step or the start until all is undone."""
     concerns_us = bool(record.rule) or lists(record.event, vm)
-    has_begun = record.started_at is not None or any(deed.state in TRIED_STATES for deed in record.step_runs)
+    has_begun = record.started_at is not None or any(run.state in TRIED_STATES for run in record.step_runs)
     return concerns_us and has_begun and not record.closed
 
 
 def _readiness_holds(record: EventRecord, steps: Mapping[str, StepConfig]) -> Iterator[ReadinessHold]:
-    for deed in record.step_runs:
-        step = steps.get(deed.step)
+    for run in record.step_runs:
+        step = steps.get(run.step)
         if (
             step is not None
             and step.use == READINESS_REACTION_NAME
-            and _holds_readiness(deed, record.step_run(deed.step, StepPhase.UNDO))
+            and _holds_readiness(run, record.step_run(run.step, StepPhase.UNDO))
         ):
-            yield ReadinessHold(step=deed.step, event=record.key, kind=record.event.kind, since=deed.begun_at)
+            yield ReadinessHold(step=run.step, event=record.key, kind=record.event.kind, since=run.begun_at)
 
 
-def _holds_readiness(deed: StepRun, undo: StepRun | None) -> bool:
+def _holds_readiness(run: StepRun, undo: StepRun | None) -> bool:
     return (
-        deed.phase is StepPhase.DO
-        and deed.state in TRIED_STATES
+        run.phase is StepPhase.DO
+        and run.state in TRIED_STATES
         and (undo is None or undo.state in (StepState.BEGUN, StepState.FAILED))
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    endpoint: str  # "": it is not known yet
+    """The state of a running agent, for tests and for /state."""
+
+    endpoint: str  # "": not known yet
     vm: str
     boot_id: str
     now: float  # the server's time
-    silent_s: float | None  # since the endpoint's last answer; None: there was none yet
+    silent_s: float | None  # seconds since the endpoint's last answer; None: no answer yet
     problems: tuple[str, ...]
-    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # with the slots of steps that are still to come
-    waits: tuple[tuple[str, str], ...] = ()  # by the key of an event: what it waits for
+    events: tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]  # with the remaining steps
+    waits: tuple[tuple[str, str], ...] = ()  # (key of an event, what it waits for)
 
 
-def events_with_schedule(now: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
-    return tuple((record, remaining_schedule(record, now)) for record in now.open_records)
+def events_with_schedule(snapshot: AgentSnapshot) -> tuple[tuple[EventRecord, tuple[ScheduledStep, ...]], ...]:
+    """Each open record with the schedule of its remaining steps."""
+    return tuple((record, remaining_schedule(record, snapshot)) for record in snapshot.open_records)
 
 
-def open_problems(book: OpenRecords) -> Iterator[str]:
-    """What went wrong for the events that are not closed."""
-    for record in book:
-        for deed in record.step_runs:
-            if deed.state is StepState.FAILED:
-                what = "could not be undone" if deed.phase is StepPhase.UNDO else "failed"
-                yield f"step {deed.step} {what} for event {record.key}: {deed.text}"
-            if deed.state is StepState.CUT:
-                yield f"step {deed.step} was cut for event {record.key}: {deed.text}"
+def open_problems(open_records: OpenRecords) -> Iterator[str]:
+    """Yields a sentence for each failed or cut step and each refused approval of the open records."""
+    for record in open_records:
+        for run in record.step_runs:
+            if run.state is StepState.FAILED:
+                verb = "could not be undone" if run.phase is StepPhase.UNDO else "failed"
+                yield f"step {run.step} {verb} for event {record.key}: {run.text}"
+            if run.state is StepState.CUT:
+                yield f"step {run.step} was cut for event {record.key}: {run.text}"
         if record.approval is not None and record.approval.state is ApprovalState.REFUSED:
             yield f"the approval of event {record.key} was refused: {record.approval.text}"
 
@@ -104,29 +110,31 @@ def open_problems(book: OpenRecords) -> Iterator[str]:
 JsonObject = dict[str, Any]
 
 
-def state_view(now: AgentSnapshot) -> JsonObject:
-    standing = maintenance_status(now.open_records, now.steps, now.vm)
-    waits = {move.key: move for move in next_actions(now) if isinstance(move, WaitUntil)}
+def state_view(snapshot: AgentSnapshot) -> JsonObject:
+    """The JSON of /state: status and open events."""
+    status = maintenance_status(snapshot.open_records, snapshot.steps, snapshot.vm)
+    waits = {action.key: action for action in next_actions(snapshot) if isinstance(action, WaitUntil)}
     return {
-        "vm": now.vm,
-        "now": now.now,
-        "in_maintenance": standing.in_maintenance,
-        "ready": not standing.holds,
-        "holds": [asdict(hold) for hold in standing.holds],
+        "vm": snapshot.vm,
+        "now": snapshot.now,
+        "in_maintenance": status.in_maintenance,
+        "ready": not status.holds,
+        "holds": [asdict(hold) for hold in status.holds],
         "events": [
-            event_view(record, remaining_schedule(record, now), now.steps, waits.get(record.key))
-            for record in now.open_records
+            event_view(record, remaining_schedule(record, snapshot), snapshot.steps, waits.get(record.key))
+            for record in snapshot.open_records
         ],
     }
 
 
 def event_view(
     record: EventRecord,
-    slots: tuple[ScheduledStep, ...],
+    schedule: tuple[ScheduledStep, ...],
     steps: Mapping[str, StepConfig],
     wait: WaitUntil | None = None,
 ) -> JsonObject:
-    event, coming = record.event, {slot.step.name: slot for slot in slots}
+    """The JSON of one event: facts, steps, approval, and what it waits for."""
+    event, coming = record.event, {scheduled.step.name: scheduled for scheduled in schedule}
     return {
         "key": record.key,
         "id": event.id,
@@ -152,20 +160,20 @@ def event_view(
     }
 
 
-def _step_view(name: str, record: EventRecord, step: StepConfig | None, slot: ScheduledStep | None) -> JsonObject:
+def _step_view(name: str, record: EventRecord, step: StepConfig | None, scheduled: ScheduledStep | None) -> JsonObject:
     return {
         "name": name,
         "use": step.use if step else "",
         "budget_s": step.budget_s if step else None,
-        "due_at": slot.due_at if slot else None,
-        "latest_at": slot.latest_at if slot else None,
+        "due_at": scheduled.due_at if scheduled else None,
+        "latest_at": scheduled.latest_at if scheduled else None,
         "do": _step_run_view(record.step_run(name)),
         "undo": _step_run_view(record.step_run(name, StepPhase.UNDO)),
     }
 
 
-def _step_run_view(deed: StepRun | None) -> JsonObject | None:
-    """Without the notes: they are between a step and its undoing, and may be secret."""
-    if deed is None:
+def _step_run_view(run: StepRun | None) -> JsonObject | None:
+    """A run as JSON, without its notes, which may be secret."""
+    if run is None:
         return None
-    return {"state": deed.state, "begun_at": deed.begun_at, "ended_at": deed.ended_at, "text": deed.text}
+    return {"state": run.state, "begun_at": run.begun_at, "ended_at": run.ended_at, "text": run.text}

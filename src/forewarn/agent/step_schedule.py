@@ -13,16 +13,18 @@ from typing import Literal
 from forewarn.agent.model import StepConfig
 
 StepTiming = Literal["at-once", "late"]
-LateStepPolicy = Literal["essential", "all", "nothing"]
+LateStepPolicy = Literal["essential", "all", "nothing"]  # which steps still run once the event has started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledStep:
+    """A step and its times, in the server's time."""
+
     step: StepConfig
-    due_at: float  # when it begins, if those before it are done
-    latest_at: float  # beginning later than this, it may not be done by NotBefore
+    due_at: float  # when it begins, if the steps before it are done
+    latest_at: float  # if it begins later, it may not end by NotBefore
     cut: bool = False
-    late: bool = False  # it cannot be done by NotBefore, but may not be cut
+    late: bool = False  # it may not end by NotBefore, and must not be cut
 
 
 def schedule_steps(
@@ -33,7 +35,10 @@ def schedule_steps(
     begin: StepTiming = "at-once",
     margin_s: float = 0.0,
 ) -> tuple[ScheduledStep, ...]:
-    """The slots of steps in their order, for a notice that ends at `not_before`; None: nobody knows when."""
+    """Schedules the steps in their order for a notice that ends at `not_before`; None: end unknown.
+
+    The last step ends `margin_s` before it. `begin` applies to steps without a setting of their own.
+    """
     if not_before is None:
         return tuple(ScheduledStep(step=step, due_at=now, latest_at=now) for step in steps)
     end_at = not_before - margin_s
@@ -42,17 +47,17 @@ def schedule_steps(
     is_late = needed_s > end_at - now
     at = now if is_late else end_at - needed_s
 
-    slots: list[ScheduledStep] = []
+    schedule: list[ScheduledStep] = []
     for step in steps:
         is_cut = step.name in cut
         due_at = now if (step.begin or begin) == "at-once" or is_cut else at
-        slots.append(ScheduledStep(step=step, due_at=due_at, latest_at=at, cut=is_cut, late=is_late and not is_cut))
+        schedule.append(ScheduledStep(step=step, due_at=due_at, latest_at=at, cut=is_cut, late=is_late and not is_cut))
         at += 0 if is_cut else step.budget_s
-    return tuple(slots)
+    return tuple(schedule)
 
 
 def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateStepPolicy) -> tuple[ScheduledStep, ...]:
-    """The slots when the event has started: whatever is still done is done at once."""
+    """Schedules the steps of an event that has started: the policy cuts some, the rest is due at once."""
 
     def is_cut(step: StepConfig) -> bool:
         return policy == "nothing" or (policy == "essential" and step.cut is not None)
@@ -60,14 +65,14 @@ def schedule_after_start(steps: Sequence[StepConfig], now: float, policy: LateSt
     return tuple(ScheduledStep(step=s, due_at=now, latest_at=now, cut=is_cut(s), late=not is_cut(s)) for s in steps)
 
 
-def _steps_to_cut(steps: Sequence[StepConfig], room_s: float) -> frozenset[str]:
-    """Names of the steps that go, lowest `cut` first and later ones before earlier, until the rest fits."""
+def _steps_to_cut(steps: Sequence[StepConfig], available_s: float) -> frozenset[str]:
+    """Names of the steps to cut, lowest `cut` first and later before earlier, until the rest fits."""
     needed_s = sum(step.budget_s for step in steps)
-    gone: set[str] = set()
-    may_go = [(step.cut, -place, step) for place, step in enumerate(steps) if step.cut is not None]
-    for _, _, step in sorted(may_go, key=lambda each: each[:2]):
-        if needed_s <= room_s:
+    cut: set[str] = set()
+    candidates = [(step.cut, -position, step) for position, step in enumerate(steps) if step.cut is not None]
+    for _, _, step in sorted(candidates, key=lambda each: each[:2]):
+        if needed_s <= available_s:
             break
-        gone.add(step.name)
+        cut.add(step.name)
         needed_s -= step.budget_s
-    return frozenset(gone)
+    return frozenset(cut)

@@ -21,39 +21,40 @@ from forewarn.agent.actions import (
 from forewarn.agent.model import StepConfig, StepPhase
 from forewarn.agent.records import TRIED_STATES, EventRecord, StepRun, StepState
 
-UNDO_RETRY_S = 10.0
+UNDO_RETRY_S = 10.0  # before the first retry; doubles with each
 MAX_UNDO_RETRY_S = 300.0
 
 
-def undo_actions(record: EventRecord, now: AgentSnapshot) -> Iterator[AgentAction]:
-    running = [name for key, name in now.running_tasks if key == record.key]
+def undo_actions(record: EventRecord, snapshot: AgentSnapshot) -> Iterator[AgentAction]:
+    """The next action for an event that is gone: stop, undo, wait or close."""
+    running = [name for key, name in snapshot.running_tasks if key == record.key]
     if running:
         yield from (StopStep(key=record.key, step=name) for name in running if _is_preparing(record, name))
         return
-    for deed in _tried_steps(record):
-        move = _undo_action(record, deed, now)
-        if move is not None:
-            yield move
+    for run in _tried_steps(record):
+        action = _undo_action(record, run, snapshot)
+        if action is not None:
+            yield action
             return
-    if _is_awaited_by_other_event(record, now):
-        yield WaitUntil(key=record.key, reason="another event shares a step and is not settled yet")
+    if _is_awaited_by_other_event(record, snapshot):
+        yield WaitUntil(key=record.key, reason="another event shares a step and is not finished yet")
     else:
         yield CloseEvent(key=record.key)
 
 
-def _is_awaited_by_other_event(record: EventRecord, now: AgentSnapshot) -> bool:
-    """Whether another event has still to read here that a step which they shared is undone."""
+def _is_awaited_by_other_event(record: EventRecord, snapshot: AgentSnapshot) -> bool:
+    """Whether another event that is gone must still read here that their shared step is undone."""
     shared = (
         other
-        for deed in _tried_steps(record)
-        for other in _events_sharing_step(record, deed, now)
-        if not _has_undo(other, deed)
+        for run in _tried_steps(record)
+        for other in _events_sharing_step(record, run, snapshot)
+        if not _has_undo(other, run)
     )
     return any(other.gone_at is not None for other in shared)
 
 
-def _has_undo(other: EventRecord, deed: StepRun) -> bool:
-    return other.step_run(deed.step, StepPhase.UNDO) is not None
+def _has_undo(other: EventRecord, run: StepRun) -> bool:
+    return other.step_run(run.step, StepPhase.UNDO) is not None
 
 
 def _is_preparing(record: EventRecord, name: str) -> bool:
@@ -61,97 +62,98 @@ def _is_preparing(record: EventRecord, name: str) -> bool:
 
 
 def _tried_steps(record: EventRecord) -> list[StepRun]:
-    """What was tried, in the opposite order of the plan."""
+    """The runs of the steps that were tried, last step first."""
     done = [record.step_run(name) for name in reversed(record.plan)]
-    return [deed for deed in done if deed is not None and deed.state in TRIED_STATES]
+    return [run for run in done if run is not None and run.state in TRIED_STATES]
 
 
-def _undo_action(record: EventRecord, deed: StepRun, now: AgentSnapshot) -> AgentAction | None:
-    """None: this step needs nothing more."""
-    if deed.state is StepState.BEGUN:
+def _undo_action(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> AgentAction | None:
+    """The next action for this step; None if it needs nothing more."""
+    if run.state is StepState.BEGUN:
         return RecordStepEnd(
-            key=record.key, step_run=ended_step_run(deed, StepState.FAILED, now, "cut off when the agent ended")
+            key=record.key, step_run=ended_step_run(run, StepState.FAILED, snapshot, "interrupted when the agent ended")
         )
-    undo, step = record.step_run(deed.step, StepPhase.UNDO), now.steps.get(deed.step)
+    undo, step = record.step_run(run.step, StepPhase.UNDO), snapshot.steps.get(run.step)
     if undo is None:
-        return _first_undo(record, deed, step, now)
+        return _first_undo(record, run, step, snapshot)
     if step is None or undo.state in (StepState.DONE, StepState.SKIPPED):
         return None
     if undo.state is StepState.BEGUN:
         return ResumeStep(key=record.key, step=step, phase=StepPhase.UNDO, check_first=not step.repeatable)
-    return _retry_undo(record, deed, undo, step, now)
+    return _retry_undo(record, run, undo, step, snapshot)
 
 
 def _retry_undo(
-    record: EventRecord, deed: StepRun, undo: StepRun, step: StepConfig, now: AgentSnapshot
+    record: EventRecord, run: StepRun, undo: StepRun, step: StepConfig, snapshot: AgentSnapshot
 ) -> AgentAction | None:
-    """After an undo that failed."""
+    """The next action after an undo that failed."""
     if undo.tries >= step.undo_tries:
         return None
-    if why_not := _reason_not_to_undo(record, deed, step, now):
-        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, why_not))
-    again_at = (undo.ended_at or now.now) + min(MAX_UNDO_RETRY_S, UNDO_RETRY_S * 2.0 ** (undo.tries - 1))
-    if now.now < again_at:
-        return WaitUntil(key=record.key, until=again_at, reason=f"the undo of {step.name} failed and is tried again")
+    if reason := _reason_not_to_undo(record, run, step, snapshot):
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.SKIPPED, snapshot, reason))
+    again_at = (undo.ended_at or snapshot.now) + min(MAX_UNDO_RETRY_S, UNDO_RETRY_S * 2.0 ** (undo.tries - 1))
+    if snapshot.now < again_at:
+        return WaitUntil(key=record.key, until=again_at, reason=f"the undo of {step.name} failed and will be retried")
     return StartStep(key=record.key, step=step, phase=StepPhase.UNDO, tries=undo.tries + 1)
 
 
-def _first_undo(record: EventRecord, deed: StepRun, step: StepConfig | None, now: AgentSnapshot) -> AgentAction:
+def _first_undo(record: EventRecord, run: StepRun, step: StepConfig | None, snapshot: AgentSnapshot) -> AgentAction:
     if step is None:
         text = "the step is no longer configured: undo it by hand"
-        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.FAILED, now, text))
-    if why_not := _reason_not_to_undo(record, deed, step, now):
-        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, why_not))
-    for other in _events_sharing_step(record, deed, now):
-        undo = other.step_run(deed.step, StepPhase.UNDO)
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.FAILED, snapshot, text))
+    if reason := _reason_not_to_undo(record, run, step, snapshot):
+        return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.SKIPPED, snapshot, reason))
+    for other in _events_sharing_step(record, run, snapshot):
+        undo = other.step_run(run.step, StepPhase.UNDO)
         if undo is not None and undo.state is not StepState.SKIPPED:
             if _is_undo_in_progress(undo, step):
                 return WaitUntil(key=record.key, reason=f"{step.name} is being undone for event {other.key}")
             text = f"undone with event {other.key}"
-            return RecordStepEnd(key=record.key, step_run=_ended_undo_run(deed, StepState.SKIPPED, now, text))
+            return RecordStepEnd(key=record.key, step_run=_ended_undo_run(run, StepState.SKIPPED, snapshot, text))
     return StartStep(key=record.key, step=step, phase=StepPhase.UNDO)
 
 
-def _reason_not_to_undo(record: EventRecord, deed: StepRun, step: StepConfig, now: AgentSnapshot) -> str:
-    rule = now.rules.get(record.rule)
+def _reason_not_to_undo(record: EventRecord, run: StepRun, step: StepConfig, snapshot: AgentSnapshot) -> str:
+    rule = snapshot.rules.get(record.rule)
     if step.undo == "never":
         return "this step is never undone"
     if rule is not None and record.outcome not in rule.undo_on:
-        return f"not to be undone when the event is {record.outcome}"
-    if not step.survives_reboot and deed.boot_id != now.boot_id:
-        return "the reboot has undone it"
-    needing = next((other for other in now.open_records if _needs_step(other, record, step)), None)
+        return f"the rule does not undo it when the event is {record.outcome}"
+    if not step.survives_reboot and run.boot_id != snapshot.boot_id:
+        return "the reboot undid it"
+    needing = next((other for other in snapshot.open_records if _needs_step(other, record, step)), None)
     return f"still needed by event {needing.key}" if needing is not None else ""
 
 
 def _needs_step(other: EventRecord, record: EventRecord, step: StepConfig) -> bool:
-    deed = other.step_run(step.name)
+    run = other.step_run(step.name)
     is_live = step.shared_by_events and other.key != record.key and other.gone_at is None
-    return is_live and deed is not None and deed.state in TRIED_STATES
+    return is_live and run is not None and run.state in TRIED_STATES
 
 
-def _events_sharing_step(record: EventRecord, deed: StepRun, now: AgentSnapshot) -> list[EventRecord]:
-    """Other events for which the same doing of this step counts."""
-    holder = record.holder_of(deed.step)
-    others = (other for other in now.open_records if other.key != record.key and other.step_run(deed.step))
-    return [other for other in others if other.holder_of(deed.step) == holder]
+def _events_sharing_step(record: EventRecord, run: StepRun, snapshot: AgentSnapshot) -> list[EventRecord]:
+    """The other events for which the same run of this step counts."""
+    holder = record.holder_of(run.step)
+    others = (other for other in snapshot.open_records if other.key != record.key and other.step_run(run.step))
+    return [other for other in others if other.holder_of(run.step) == holder]
 
 
 def _is_undo_in_progress(undo: StepRun, step: StepConfig) -> bool:
     return undo.state is StepState.BEGUN or (undo.state is StepState.FAILED and undo.tries < step.undo_tries)
 
 
-def ended_step_run(deed: StepRun, state: StepState, now: AgentSnapshot, text: str) -> StepRun:
-    return replace(deed, state=state, ended_at=now.now, text=text)
+def ended_step_run(run: StepRun, state: StepState, snapshot: AgentSnapshot, text: str) -> StepRun:
+    """A copy of the run with this end, at the snapshot's time."""
+    return replace(run, state=state, ended_at=snapshot.now, text=text)
 
 
-def _ended_undo_run(deed: StepRun, state: StepState, now: AgentSnapshot, text: str) -> StepRun:
+def _ended_undo_run(run: StepRun, state: StepState, snapshot: AgentSnapshot, text: str) -> StepRun:
     return StepRun(
-        step=deed.step,
+        step=run.step,
         phase=StepPhase.UNDO,
         state=state,
-        begun_at=now.now,
-        ended_at=now.now,
-        boot_id=now.boot_id,
+        begun_at=snapshot.now,
+        ended_at=snapshot.now,
+        boot_id=snapshot.boot_id,
         text=text,
     )

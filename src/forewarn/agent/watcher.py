@@ -19,12 +19,16 @@ from forewarn.client.watch import WatchOptions
 from forewarn.errors import ForewarnError, Unavailable
 
 LOG = logging.getLogger("forewarn.agent")
-MAX_FIRST_POLL_FAILURES = 5  # of whoever looks once
-RETRY_S = 5.0  # after a refusal, which somebody may mend
+MAX_FIRST_POLL_FAILURES = 5  # with `once`
+RETRY_S = 5.0  # after the endpoint refused
 
 
 class EventWatcher:
-    """`hear` takes a change; only when it returns does that count as heard. `polled` is called after each answer."""
+    """Polls the endpoint and passes on each change.
+
+    A change counts as handled once `on_change` has returned. `on_poll` is called after each answer. `problem` is why
+    the latest poll failed, "" if it succeeded.
+    """
 
     def __init__(
         self,
@@ -32,16 +36,17 @@ class EventWatcher:
         cursor: Path,
         observer: AgentObserver,
         *,
-        hear: Callable[[Change], None],
-        polled: Callable[[], None],
+        on_change: Callable[[Change], None],
+        on_poll: Callable[[], None],
         hold_s: float = LONG_POLL_S,
     ) -> None:
         self._client, self._cursor, self._observer = client, cursor, observer
-        self._on_change, self._on_poll, self._hold_s = hear, polled, hold_s
+        self._on_change, self._on_poll, self._hold_s = on_change, on_poll, hold_s
         self._answered_at: float | None = None
         self.problem = ""
 
     async def run(self) -> None:
+        """Watches for ever, and retries after refusals."""
         while True:
             try:
                 await self.watch()
@@ -50,29 +55,29 @@ class EventWatcher:
             await asyncio.sleep(RETRY_S)
 
     async def watch(self, *, once: bool = False) -> None:
-        """Until the endpoint refuses; with `once` until its first answer, and not for long."""
-        failures, latest = 0, _do_nothing
+        """Watches until the endpoint refuses; with `once` until its first answer (Unavailable if none)."""
+        failures, mark_handled = 0, _do_nothing
         within_s = 0.0 if once else self._hold_s
-        manner = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
-        told = self._client.watch_with(self._cursor, manner)
+        options = WatchOptions(explicit=True, in_order=True, max_poll_s=lambda: within_s)
+        changes = self._client.watch_with(self._cursor, options)
         try:
-            async for change in told:
+            async for change in changes:
                 if change is not None:
                     self._on_change(change)
-                    latest = change.done
+                    mark_handled = change.done
                     continue
-                latest()  # once for all of a poll: each time the cursor is written
-                latest = _do_nothing
+                mark_handled()  # once per poll, because each call writes the cursor
+                mark_handled = _do_nothing
                 failures = 0 if self._record_poll() else failures + 1
                 if once and failures == 0:
                     return
                 if once and failures == MAX_FIRST_POLL_FAILURES:
                     raise Unavailable(self.problem)
         finally:
-            await told.aclose()
+            await changes.aclose()
 
     def _record_poll(self) -> bool:
-        """Whether the poll that has just been made was answered."""
+        """Records the latest poll; returns whether it was answered."""
         before, self._answered_at = self._answered_at, self._client.answered_at
         if self._answered_at is None or self._answered_at == before:
             self._report_problem(self._client.last_error or "the endpoint gave no usable answer")
@@ -85,19 +90,19 @@ class EventWatcher:
         self._on_poll()
         return True
 
-    def _report_problem(self, why: str) -> None:
-        if why != self.problem:
-            LOG.warning("%s", why)
-        self.problem = why
-        self._observer.poll_failed(why)
+    def _report_problem(self, reason: str) -> None:
+        if reason != self.problem:
+            LOG.warning("%s", reason)
+        self.problem = reason
+        self._observer.poll_failed(reason)
 
 
 def _do_nothing() -> None:
-    """Is what a poll without a change asks for."""
+    """Used while no change waits to be marked as handled."""
 
 
 def repair_cursor(path: Path, journal: AgentJournal, boot_id: str) -> None:
-    """Make the cursor know exactly the events that the journal has open: what is missing in either is told anew."""
+    """Makes the cursor contain exactly the journal's open events, so that missing changes come again."""
     try:
         cursor = load_cursor(path)
     except BadCursor as error:

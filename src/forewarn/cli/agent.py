@@ -198,7 +198,7 @@ def _parse_address(where: str) -> tuple[str, int]:
     try:
         return parse_listen_address(where)
     except Rejected:
-        raise Rejected(f"{where!r} is no address: give it as {DEFAULT_LISTEN_ADDRESS}") from None
+        raise Rejected(f"{where!r} is not an address: give it as {DEFAULT_LISTEN_ADDRESS}") from None
 
 
 def _state_from_journal(config: AgentConfig) -> JsonObject:
