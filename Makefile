@@ -1,4 +1,4 @@
-# Two commands for users: `make run` and `make test`. Everything else is for people who change forewarn.
+# `make run` and `make test` are for users; everything else is for people who change forewarn.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
@@ -25,19 +25,19 @@ $(STAMP): pyproject.toml
 run: $(STAMP) ## start the service with a sample fleet
 	@exec $(BIN)/forewarn up
 
-test: $(STAMP) lint ## run every test that needs nothing but pip's packages
+test: $(STAMP) lint ## lint, then run every test that needs only pip's packages
 	$(PYTEST) -n 2 --dist worksteal -m 'not namespaces and not real and not azure and not az and not portal'
 	$(BIN)/python -m pytest -q examples/queue-worker
 
-test-namespaces: $(STAMP) ## run the tests on networks and VMs of namespaces (as root: what they need is installed)
+test-namespaces: $(STAMP) ## run the tests of networks and VMs made of namespaces (as root; installs what they need)
 	@tests/namespace_vm/install_programs.sh $(REAL) $(PYTHON)
 	$(PYTEST) -m 'namespaces and not az'
 
-test-real: $(STAMP) ## run reactions and alerts on real servers (as root: what they need is unpacked, not installed)
+test-real: $(STAMP) ## run reactions and alerts on real servers (as root; unpacks what they need, installs nothing)
 	@tests/agent/install_servers.sh $(PARTS) $(PYTHON)
 	PATH="$(CURDIR)/$(PARTS)/debian/usr/bin:$$PATH" $(PYTEST) -n 2 --dist loadfile -m real tests/agent tests/metrics
 
-test-azure: ## run the tests with Azure's own libraries, for Python and JavaScript
+test-azure: ## run the tests with Azure's own libraries for Python and JavaScript
 	@tests/azure/install_clients.sh sdk $(AZURE) $(PYTHON)
 	$(AZURE)/bin/python $(FLAGS) -n 2 --dist worksteal -m azure tests/azure
 
@@ -45,16 +45,16 @@ test-az: $(STAMP) ## run the tests with the az command line (fetches 730 MB)
 	@tests/azure/install_clients.sh az $(AZ) $(PYTHON)
 	$(PYTEST) -n 2 --dist worksteal -m az tests/azure
 
-test-portal: ## run the tests of the portal in a real browser (as root: chromium is installed)
+test-portal: ## run the tests of the portal in a real browser (as root; installs Chromium)
 	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	$(PORTAL)/bin/python $(FLAGS) -n 2 --dist worksteal -m portal tests/browser
 
-bench: $(STAMP) ## measure the service beside nginx, and the portal in a browser; say which figures are reached (fifteen minutes)
+bench: $(STAMP) ## measure the service beside nginx and the portal in a browser, and compare with the targets (15 minutes)
 	@bench/programs.sh
 	@tests/browser/install_browser.sh $(PORTAL) $(PYTHON)
 	@$(BIN)/python -m bench $(BENCH_FLAGS)
 
-lint: $(STAMP) ## ruff, mypy --strict (the bench too) and the import contracts
+lint: $(STAMP) ## run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -64,5 +64,5 @@ docs: $(STAMP) ## write the generated pages of docs/ again
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m bench.scale > docs/scale.md
 
-clean: ## remove what the other targets made
+clean: ## remove everything that the other targets created
 	rm -rf $(VENV) $(REAL) $(AZURE) $(AZ) $(PARTS) $(PORTAL) tests/browser/artefacts build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis bench/results/2*
