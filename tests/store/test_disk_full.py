@@ -77,7 +77,7 @@ def test_nothing_is_acknowledged_while_the_file_is_away(tmp_path: Path, taken: s
         await store.commit(small(1))
         moved = [found.rename(away / found.name) for found in sorted(tmp_path.glob(taken))]
         for _ in range(2):
-            with pytest.raises(Unavailable, match=r"store\.db(-wal)? is not where it was: put it back"):
+            with pytest.raises(Unavailable, match=r"store\.db(-wal)? was moved or replaced: put it back"):
                 await store.commit(small(2))
         for found in moved:
             found.rename(tmp_path / found.name)
@@ -94,7 +94,7 @@ def test_another_file_in_its_place_is_not_taken_for_the_store(tmp_path: Path) ->
         await store.commit(small(1))
         await store.back_up(tmp_path / "copy.db")
         (tmp_path / "copy.db").replace(tmp_path / "store.db")
-        with pytest.raises(Unavailable, match=r"store\.db is not where it was"):
+        with pytest.raises(Unavailable, match=r"store\.db was moved or replaced"):
             await store.commit(small(2))
         await store.close()
 

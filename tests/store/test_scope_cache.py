@@ -22,8 +22,8 @@ WEB = Scope(id=SAMPLE_SCOPE_ID, version=1, vms=(sample_vm("web-0"), sample_vm("w
 DB = sample_vm("db-0", availability_set="db")
 
 
-def kept(*scopes: Scope, most_vms: int = 100) -> ScopeCache:
-    recent = ScopeCache(most_vms)
+def kept(*scopes: Scope, max_vms: int = 100) -> ScopeCache:
+    recent = ScopeCache(max_vms)
     for scope in scopes:
         recent.put(scope)
     return recent
@@ -87,14 +87,14 @@ def test_a_poll_moves_the_last_request_and_never_back() -> None:
 
 def test_those_that_were_asked_for_longest_ago_go_first() -> None:
     scopes = [Scope(id=f"s{number}", vms=(sample_vm("x"),)) for number in range(3)]
-    recent = kept(*scopes[:2], most_vms=4)
+    recent = kept(*scopes[:2], max_vms=4)
     recent.scope("s0")
     recent.put(scopes[2])
     assert [recent.scope(scope.id) is not None for scope in scopes] == [True, False, True]
 
 
 def test_a_scope_larger_than_all_that_may_be_kept_is_not_kept() -> None:
-    assert kept(WEB, most_vms=2).scope(SAMPLE_SCOPE_ID) is None
+    assert kept(WEB, max_vms=2).scope(SAMPLE_SCOPE_ID) is None
 
 
 def test_of_a_scope_that_was_just_read_nothing_is_read_from_the_file(tmp_path: Path) -> None:

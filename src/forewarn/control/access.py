@@ -43,7 +43,7 @@ class AccessService:
         self._write_lock = asyncio.Lock()  # no other change between a check and its commit
 
     async def add_client(self, *, who: str, client_id: str = "", name: str = "") -> ClientCredentials:
-        """Add a client, with a GUID as its id unless one is given. It has no permission until a role is granted.
+        """Add a client without any role; its id is a new GUID unless `client_id` is given.
 
         Ids are case-insensitive and stored in lower case. Raises Rejected for a bad id or name, Refused for an id in
         use.
@@ -75,7 +75,7 @@ class AccessService:
         return ClientCredentials(client=known, secret=secret)
 
     async def remove_client(self, client_id: str, *, who: str) -> tuple[RegisteredClient, tuple[Grant, ...]]:
-        """Remove a client and its grants, so that a later client with this id does not inherit them; return both."""
+        """Remove a client and its grants, and return both; a later client of this id inherits nothing."""
         async with self._write_lock:
             client = self.client(client_id)
             grants = tuple(self._store.grants(to=client.principal_id))
@@ -89,7 +89,7 @@ class AccessService:
         return client, grants
 
     async def grant(self, role: Role, *, to: str, over: str, who: str, name: str = "") -> Grant:
-        """Grant a role to the principal `to` over the resource id `over`; return the existing grant if there is one.
+        """Grant a role over the resource id `over` to the principal `to`; return the new or existing grant.
 
         `name` is how the history calls the principal. Raises NotFound if `to` is a client that does not exist.
         """
@@ -104,7 +104,10 @@ class AccessService:
         return grant
 
     async def revoke(self, grant_id: str, *, who: str, name: str = "") -> Grant:
-        """Remove a grant, named by its id or a prefix of it, and return it. `name`: the principal, for the history."""
+        """Remove a grant, named by its id or a prefix of it, and return it.
+
+        `name` is how the history calls the principal.
+        """
         async with self._write_lock:
             grant = self.find_grant(grant_id)
             entry = self._history_entry(who, f"{_grant_title(grant)} revoked from {name or grant.to}")

@@ -24,7 +24,7 @@ _COPIED_FIELDS = ("name", "zone", "host", "computer_name", "size", "os_type", *_
 
 
 class NewVm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A VM to add, as requested. An empty field is filled in from its set, otherwise from most of the fleet."""
+    """A VM to add. An empty field is filled in from its set, otherwise from most of the fleet."""
 
     name: Annotated[str, Meta(min_length=1)]
     subscription_id: str = ""
@@ -112,7 +112,7 @@ def _set_table(new_vm: NewVm, key: str, siblings: list[Vm]) -> dict[str, object]
     """Describe the set by the settings of its first VM; the domain counts are at their maximum."""
     table: dict[str, object] = {"name": getattr(new_vm, key), "update_domains": 1000, "fault_domains": 1000}
     if siblings and key != "cloud_service":
-        table["auto_approve"] = _auto_approve_words(siblings[0].auto_approve)
+        table["auto_approve"] = _auto_approved_operations(siblings[0].auto_approve)
     if siblings and key == "scale_set":
         table["priority"] = siblings[0].priority.value
         table["terminate_notification"] = siblings[0].terminate_notice_min
@@ -128,7 +128,7 @@ def _vm_table(new_vm: NewVm, siblings: list[Vm]) -> dict[str, object]:
     table["priority"] = new_vm.priority.value if new_vm.priority else ""
     table["eviction_policy"] = new_vm.eviction_policy.value if new_vm.eviction_policy else ""
     table["terminate_notification"] = new_vm.terminate_notice_min
-    table["auto_approve"] = _auto_approve_words(new_vm.auto_approve)
+    table["auto_approve"] = _auto_approved_operations(new_vm.auto_approve)
     table["tags"] = new_vm.tags
     in_set = any(getattr(new_vm, key) for key in _SET_KEYS)
     for key in ("update_domain", "fault_domain"):
@@ -139,8 +139,8 @@ def _vm_table(new_vm: NewVm, siblings: list[Vm]) -> dict[str, object]:
     return table
 
 
-def _auto_approve_words(approval: AutoApproval) -> list[str]:
-    return [word for word in ("restart", "redeploy") if getattr(approval, word)]
+def _auto_approved_operations(approval: AutoApproval) -> list[str]:
+    return [operation for operation in ("restart", "redeploy") if getattr(approval, operation)]
 
 
 def _least_used_domain(taken: list[int]) -> int:

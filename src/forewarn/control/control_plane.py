@@ -41,7 +41,7 @@ class ControlInputs:
 
 
 class ControlPlane:
-    """All use cases on one store, with the reconciler and the webhook dispatcher that run in the background.
+    """All use cases on one store, with the reconciler and the webhook dispatcher.
 
     Use cases: `requests`, `guests`, `fleet`, `access`, `webhooks`, `faults`, `fault_storms`, `replays`, `rollouts` and
     `lab_clock`. The caller runs `reconciler.run()` and the dispatcher. Use it from one event loop.

@@ -98,7 +98,7 @@ class ActExecutor:
                 self._queue(act.id, self._clock.now())
 
     def next_due_at(self) -> float | None:
-        """Return when the next act is due in lab time; None if there is none or `max_concurrent` acts are running."""
+        """Return when the next act is due in lab time; None if there is none, or no free slot for it."""
         return self._due[0][0] if self._due and len(self._tasks) < self._max_concurrent else None
 
     def start_due_acts(self) -> bool:

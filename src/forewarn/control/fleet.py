@@ -67,7 +67,7 @@ class FleetService:
         raise Conflict("the fleet kept changing while this change was made: try again")
 
     async def update_settings(self, vms: Sequence[Vm], change: VmSettingsChange, *, called: str, who: str) -> None:
-        """Change settings of all these VMs, or of none; `called` is how history and messages name them together."""
+        """Change settings of all these VMs, or of none; `called` names them in history and messages."""
         if change.is_empty:
             return
         for _ in range(_MAX_ATTEMPTS):

@@ -13,7 +13,7 @@ from forewarn.errors import NotFound
 
 
 class GuestService:
-    """Handles requests that come from inside a VM. Both methods raise NotFound for an unknown or removed VM."""
+    """Handles requests that come from inside a VM; raises NotFound for an unknown or removed VM."""
 
     def __init__(self, transactions: ScopeTransactions, replays: ReplayService) -> None:
         self._transactions = transactions

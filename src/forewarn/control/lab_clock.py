@@ -1,4 +1,4 @@
-"""Use cases for the lab clock (spec §12): advance it and change its speed. Saved before it takes effect."""
+"""Use cases for the lab clock (spec §12): advance it, change its speed. Saved before it takes effect."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ class LabClockService:
         return speed
 
     async def save_position(self) -> None:
-        """Save the current lab time, so that it does not go back if the wall clock is set back before the restart."""
+        """Save the current lab time.
+
+        It then does not go back if the wall clock is set back before the next start.
+        """
         if isinstance(self._clock, LabClock):
             async with self._reconciler.pass_lock:
                 await self._save_and_set(self._clock, self._clock.setting_at_speed(self._clock.setting.speed))

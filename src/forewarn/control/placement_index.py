@@ -74,7 +74,7 @@ class PlacementIndex:
         return choose_destination(vm, self._hosts.values(), self)
 
     def claim_destination(self, vm: Vm) -> str | None:
-        """As `find_destination`, and count the VM there at once, so that concurrent moves spread over the hosts.
+        """As `find_destination`, and count the VM there at once, so that concurrent moves spread out.
 
         The next commit about the VM replaces the claim; `release_claims` undoes it after a decision that failed.
         """

@@ -1,4 +1,4 @@
-"""The reconciler: `reconcile()` does everything that the store says is due; `run()` repeats it when woken.
+"""The reconciler: `reconcile()` does all work that is due in the store, `run()` repeats it when woken.
 
 Events start only here. So a gate whose events are all ready can release and start them before any other step changes
 their scopes; this is the only reason why the order of the steps matters.
@@ -39,7 +39,7 @@ _GATE_BATCH_SIZE = 64  # gates decided without letting other tasks run
 
 
 class Reconciler:
-    """Does due work in passes: records outcomes, applies planned events, starts and ends events, performs acts.
+    """Does due work in passes: publishes, starts and ends events, and performs their acts.
 
     A pass is level-triggered: it reads what is due from the store, so a crash or a missed wake-up loses nothing.
     """
@@ -300,7 +300,7 @@ class Reconciler:
                 await self._save_gate_wakes(gates[half:])
 
     def _next_ready_at(self, waiting: list[Event], context: DecisionContext) -> float | None:
-        """Return _READY_NOW if every event behind a gate can start, else the time at which they might, or None."""
+        """Return _READY_NOW if all these events can start, else the time at which they might, or None."""
         instants: list[float | None] = []
         for event in waiting:
             scope = self._transactions.load(event.scope_id)
@@ -328,10 +328,10 @@ def _scopes_by_gate(gates: Iterable[str], behind: GatedEvents) -> dict[str, set[
 
 
 def independent_rounds(scopes: Mapping[str, Set[str]]) -> list[list[str]]:
-    """Divide gates into rounds, so that no two gates of a round share a scope; gates that share one keep their order.
+    """Divide gates into rounds, so that no two gates of a round share a scope.
 
-    Takes gate id → scope ids, returns gate ids. An event that one gate starts may block the start of another event in
-    the same scope, so such gates are decided one after the other.
+    Takes gate id → scope ids, returns gate ids; gates that share a scope keep their order. An event that one gate
+    starts may block another event in the same scope, so such gates are decided one after the other.
     """
     rounds: list[list[str]] = []
     busy_until: dict[str, int] = {}  # scope id → the first round in which it is free

@@ -59,7 +59,7 @@ class _TrackedReplay:
 
 
 class ReplayService:
-    """Starts, stops and finds replays, and shows their steps when they are due. `who` is the principal that asks."""
+    """Starts, stops and finds replays, and shows their due steps. `who` is the principal that asks."""
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -137,7 +137,7 @@ class ReplayService:
         return [request for request in self._recent_requests() if request.replay is not None]
 
     async def reconcile(self) -> bool:
-        """Show due steps and end interrupted replays; return whether anything was done. A step of the reconciler."""
+        """Show due steps and end interrupted replays; return whether anything was done. A reconciler step."""
         did = False
         for tracked in self._running():
             try:

@@ -165,7 +165,7 @@ class RequestService:
         return scope.event(event.id) or self.event(event.id)
 
     async def approve_all(self, events: Sequence[Event], *, who: str) -> None:
-        """Approve these events on behalf of their VMs in one transaction; events that are over stay as they are."""
+        """Approve these events on behalf of their VMs in one transaction, except those that are over."""
         grouped = group_by_scope(list(events), lambda event: event.scope_id)
         for _ in range(_MAX_ATTEMPTS):
             try:
@@ -288,7 +288,7 @@ class RequestService:
         return RequestReceipt(request=request, events=())
 
     def _check_applicable(self, planned: tuple[PlannedEvent, ...]) -> None:
-        """Raise now what applying these planned events later would raise, so that a request is accepted as a whole."""
+        """Raise now what applying these planned events later would raise; so a request is all or nothing."""
         for scope_id, items in group_by_scope(list(planned), lambda item: item.scope_id).items():
             _apply_all_decision(tuple(items))(
                 self._transactions.load(scope_id), self._transactions.decision_context(dry_run=True)
@@ -348,7 +348,7 @@ _STATE_CHANGE_ENTRIES = {
 
 
 def approve_decision(event_ids: tuple[str, ...], by: str) -> Callable[[Scope, DecisionContext], Scope]:
-    """Return a decision that approves these events of a scope; events that are over by then stay as they are."""
+    """Return a decision that approves these events of a scope, except those that are over by then."""
 
     def decision(scope: Scope, context: DecisionContext) -> Scope:
         for event_id in event_ids:

@@ -1,4 +1,4 @@
-"""Runs rollouts: publishes the next wave, stops after too many failures, withdraws remaining events, closes."""
+"""Runs rollouts: publishes waves, stops after too many failures, withdraws remaining events, closes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RolloutSnapshot:
 
 
 class RolloutService:
-    """Advances open rollouts and reports their progress. Only rollouts that commits have changed are checked."""
+    """Advances open rollouts that commits have changed, and reports their progress."""
 
     def __init__(self, *, transactions: ScopeTransactions, new_id: Callable[[], str]) -> None:
         self._transactions = transactions
@@ -64,7 +64,7 @@ class RolloutService:
         While `acts_are_due`, a rollout whose events ended waits for up to ten seconds, so that it is checked once for
         many events that end together.
         """
-        self._mark_unblocked_changed(acts_are_due)
+        self._check_unblocked(acts_are_due)
         did = False
         for request_id in sorted(self._changed):
             self._changed.discard(request_id)
@@ -81,7 +81,7 @@ class RolloutService:
                 raise
         return did
 
-    def _mark_unblocked_changed(self, acts_are_due: bool) -> None:
+    def _check_unblocked(self, acts_are_due: bool) -> None:
         latest = self._now() - _MAX_UNUSED_S if acts_are_due else math.inf
         for request_id in [request_id for request_id, since in self._unblocked.items() if since <= latest]:
             del self._unblocked[request_id]

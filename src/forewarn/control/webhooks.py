@@ -106,7 +106,7 @@ def webhook_title(webhook: WebhookSubscription) -> str:
 
 
 def parse_webhook_url(text: str) -> str:
-    """Return the URL without surrounding spaces; Rejected if it is not an http or https URL that can be called.
+    """Return the URL without surrounding spaces; Rejected if it is not a usable http or https URL.
 
     The message never repeats the URL, which may contain a password.
     """

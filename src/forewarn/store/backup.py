@@ -12,11 +12,14 @@ from pathlib import Path
 from forewarn.errors import ForewarnError, Refused, Rejected
 from forewarn.store import sqlite_file
 
-_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # a database, and what SQLite keeps beside it
+_DATABASE_SUFFIXES = ("-wal", "-shm", "-journal", "")  # the database last, after the files that SQLite keeps beside it
 
 
 def write_backup(source: Path, path: Path) -> None:
-    """Copy the store at `source`, in use or not, to the new file `path`."""
+    """Copy the store at `source`, which may be in use, to the new file `path`; durable on return.
+
+    Raises Refused if `path` exists, Unavailable if it cannot be written. Blocks; call it in a thread.
+    """
     if path.exists():
         raise Refused(f"the backup {str(path)!r} exists already and is not overwritten: give another name")
     with sqlite_file.file_errors_as_unavailable(path, "written"):
@@ -27,15 +30,17 @@ def write_backup(source: Path, path: Path) -> None:
 
 
 def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
-    """Put the backup `source` where the store `target` is; where what was there has been moved to, if anything.
+    """Restore the backup `source` as the store `target`; return where the old store was moved, or None.
 
-    Nobody may use either meanwhile. Every scope gets an epoch that none has had, so that no tag which a VM still
-    holds of the lost future ever matches (spec §4.3): later than all known here, and than the second `now`, because
-    a future that was lost with its disk, or by an earlier restore of the same backup, is not known here.
+    No process may use either file meanwhile. Raises Rejected if `source` is not a store, Unavailable for file errors.
+
+    Every scope gets a new epoch, so that an ETag from the lost history never matches again (spec §4.3). It is larger
+    than all epochs found here and than the time `now` in seconds, because the epochs of a store that was lost with its
+    disk, or by an earlier restore of this backup, are not known here.
     """
     with sqlite_file.file_errors_as_unavailable(target, "restored"):
         if sqlite_file.read_revision(source) is None:
-            raise Rejected(f"the backup {str(source)!r} holds no store: give the file that a backup wrote")
+            raise Rejected(f"the file {str(source)!r} is not a backup of a store: give a file that a backup wrote")
         partial = _new_file_beside(target)
         _copy(sqlite_file.connect_read_only(source), partial)
         _renew_epochs(partial, max(_last_epoch(partial), _last_epoch(target), int(now)) + 1)
@@ -46,14 +51,14 @@ def restore_backup(source: Path, target: Path, *, now: float) -> Path | None:
 
 
 def _new_file_beside(path: Path) -> Path:
-    """Of our own: two copies made at once do not meet in it, and nobody else's file is taken for it."""
+    """Create an empty file with a unique name, so that concurrent copies do not share it."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     os.close(handle)
     return Path(name)
 
 
 def _publish(partial: Path, path: Path) -> None:
-    """Under its name at last, unless another backup has got it meanwhile."""
+    """Give the finished file its name, unless another backup took the name meanwhile."""
     try:
         os.link(partial, path)
     except FileExistsError:
@@ -63,11 +68,11 @@ def _publish(partial: Path, path: Path) -> None:
 
 
 def _copy(original: sqlite3.Connection, partial: Path) -> None:
-    """All of it, on the disk, or nothing: a half copy would fill a disk that is full already."""
+    """Copy all of it and sync it to disk, or remove the partial copy, which would fill a full disk."""
     try:
         with closing(original), closing(sqlite_file.connect(partial, mode="rwc")) as copy:
             original.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
+            copy.execute("PRAGMA journal_mode = DELETE")  # so that the backup is one file
         sqlite_file.sync_to_disk(partial)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -82,7 +87,7 @@ def _renew_epochs(path: Path, epoch: int) -> None:
 
 
 def _last_epoch(path: Path) -> int:
-    """The latest epoch in a store; 0 where there is none, or it cannot be read any more."""
+    """Return the highest epoch in a store; 0 if there is no store or it is unreadable."""
     try:
         if sqlite_file.read_revision(path) is None:
             return 0
@@ -93,7 +98,7 @@ def _last_epoch(path: Path) -> int:
 
 
 def _move_aside(target: Path) -> Path | None:
-    """Also what lies beside it: a stray log would be played into whatever database takes the name."""
+    """Rename the store and its log; SQLite would apply a log left behind to the restored database."""
     suffixes = [suffix for suffix in _DATABASE_SUFFIXES if _with_suffix(target, suffix).exists()]
     names = (f"{target.name}.before-restore-{number}" for number in itertools.count(1))
     aside = next(path for path in map(target.with_name, names) if not path.exists())

@@ -19,53 +19,78 @@ from forewarn.core.webhook import WebhookSubscription
 
 
 class LastPoll(msgspec.Struct, frozen=True, kw_only=True):
-    """When a VM last asked, and how: gathered in memory, written in batches."""
+    """The latest poll of a VM. Collected in memory and written in batches."""
 
     vm: str  # its key
     scope_id: str
-    at: float
-    version: str
-    count: int = 0  # requests since the scope came to be
-    agent: str = ""  # the program that asked, as it calls itself
-    wait_s: int = 0  # for how long it is content to wait for an answer: until then it still asks
+    at: float  # lab time
+    version: str  # api-version
+    count: int = 0  # polls of this VM so far
+    agent: str = ""  # the client program, from its User-Agent
+    wait_s: int = 0  # how long the client lets the server hold this poll; until then it counts as polling
 
 
 class StoreCounts(NamedTuple):
-    """How much there is now."""
+    """The size of the fleet now."""
 
-    vms: int  # present ones
+    vms: int  # without removed ones
     scopes: int
     hosts: int
-    events: int  # that are not over
+    events: int  # live ones
 
 
 class GatedEvents(NamedTuple):
-    """What gates hold back."""
+    """Events that wait behind gates."""
 
     scheduled: list[Event]  # oldest first
-    gates_with_planned: set[str]  # gates that more is planned for
+    gates_with_planned: set[str]  # gates for which planned events are not yet published
 
 
 class AppliedCommit(NamedTuple):
-    """What subscribers hear, in the order of commits; entries carry their sequence numbers."""
+    """A commit as subscribers get it."""
 
-    commit: Commit
-    seq: int  # of the last history entry so far
+    commit: Commit  # its entries have their sequence numbers
+    seq: int  # of the last history entry after this commit
 
 
 class Store(Protocol):
-    """Reads show what is committed. Writes return when they are durable, or raise Conflict or Unavailable."""
+    """Durable state. Reads return committed values; writes return when they are durable.
 
-    def scope(self, scope_id: str) -> Scope | None: ...
-    def scopes(self) -> Iterator[Scope]: ...  # every one as it is now, in the order of their ids
-    def scope_ids(self, *, enabled: bool | None = None) -> list[str]: ...
-    def counts(self) -> StoreCounts: ...
-    def enabled_scope_count(self) -> int: ...  # how many scopes are
-    def failed_writes(self) -> int: ...  # that trouble with the store undid, since it was opened
-    def vm(self, key: str) -> Vm | None: ...  # removed ones too
-    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]: ...
-    def hosts(self) -> list[Host]: ...
-    def event(self, event_id: str) -> Event | None: ...
+    Use it from the thread of its event loop. Reads raise Unavailable if the store cannot be read. Writes raise
+    Unavailable if nothing was written, and Conflict if a scope, gate or request is no longer at the version it was
+    decided on.
+    """
+
+    def scope(self, scope_id: str) -> Scope | None:
+        """Return a scope with its present VMs and live events, or None."""
+
+    def scopes(self) -> Iterator[Scope]:
+        """Return a consistent snapshot of all scopes, in the order of their ids."""
+
+    def scope_ids(self, *, enabled: bool | None = None) -> list[str]:
+        """Return sorted scope ids: of all scopes, or only of enabled or of disabled ones."""
+
+    def counts(self) -> StoreCounts:
+        """Return how many present VMs, scopes, hosts and live events there are."""
+
+    def enabled_scope_count(self) -> int:
+        """Return how many scopes are enabled."""
+
+    def failed_writes(self) -> int:
+        """Return how many writes have failed since the store was opened; conflicts do not count."""
+
+    def vm(self, key: str) -> Vm | None:
+        """Return a VM by its key, also a removed one, or None."""
+
+    def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
+        """Return VMs in the order they were added; `removed` includes removed ones."""
+
+    def hosts(self) -> list[Host]:
+        """Return all hosts, sorted by name."""
+
+    def event(self, event_id: str) -> Event | None:
+        """Return an event by its id, live or over, or None."""
+
     def events(
         self,
         *,
@@ -74,19 +99,38 @@ class Store(Protocol):
         gate_id: str | None = None,
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
-    ) -> list[Event]: ...  # oldest first; with a limit, the newest ones
-    def events_ended_between(
-        self, since: float, until: float, *, limit: int, newest: bool = True
-    ) -> list[Event]: ...  # that came to be over then, in that order; the newest ones, or the oldest
-    def gate(self, gate_id: str) -> Gate | None: ...
-    def request(self, request_id: str) -> MaintenanceRequest | None: ...
-    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]: ...
-    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]: ...
-    def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents: ...
+    ) -> list[Event]:
+        """Return the events that match all conditions, oldest first; with a limit, only the newest ones."""
 
-    def due_scopes(self, now: float, limit: int = 1000) -> list[str]: ...
-    def due_gates(self, now: float, limit: int = 1000) -> list[Gate]: ...
-    def next_wake_at(self) -> float | None: ...
+    def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
+        """Return events that ended in this time, both ends included, in the order they ended.
+
+        Of more than `limit` events, return the newest ones, or else the oldest.
+        """
+
+    def gate(self, gate_id: str) -> Gate | None:
+        """Return a gate by its id, or None."""
+
+    def request(self, request_id: str) -> MaintenanceRequest | None:
+        """Return a request by its id, or None."""
+
+    def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
+        """Return requests, oldest first; with a limit, only the newest ones."""
+
+    def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
+        """Return planned events that are not yet applied, oldest first."""
+
+    def events_behind_gates(self, gate_ids: Sequence[str]) -> GatedEvents:
+        """Return the scheduled events behind these gates, and which gates have planned events."""
+
+    def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
+        """Return the ids of scopes whose `wakes_at` is `now` or earlier, the earliest first."""
+
+    def due_gates(self, now: float, limit: int = 1000) -> list[Gate]:
+        """Return gates whose `wakes_at` is `now` or earlier, the earliest first."""
+
+    def next_wake_at(self) -> float | None:
+        """Return the earliest `wakes_at` of all scopes and gates, or None."""
 
     def history(
         self,
@@ -99,21 +143,63 @@ class Store(Protocol):
         vm: str | None = None,
         limit: int | None = None,
         newest: bool = True,
-    ) -> list[HistoryEntry]: ...  # oldest first; with a limit, the newest ones, or else the oldest
-    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]: ...  # of the history, the oldest ones first
-    def last_seq(self) -> int: ...
-    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]: ...
-    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]: ...
-    def client(self, client_id: str) -> RegisteredClient | None: ...
-    def clients(self) -> list[RegisteredClient]: ...
-    def grants(self, *, to: str | None = None) -> list[Grant]: ...
-    def webhooks(self) -> list[WebhookSubscription]: ...
-    def load(self, name: str) -> bytes | None: ...
+    ) -> list[HistoryEntry]:
+        """Return the history entries that match all conditions, oldest first.
 
-    async def commit(self, commit: Commit) -> int: ...  # the last history entry's sequence number
-    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None: ...
-    async def save(self, name: str, value: bytes) -> None: ...
-    async def prune(self, before: float) -> int: ...  # how many entries went
-    async def back_up(self, path: Path) -> None: ...
-    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]: ...
-    async def close(self) -> None: ...
+        `after` and `before` are sequence numbers, both excluded. Of more than `limit` entries, return the newest ones,
+        or else the oldest.
+        """
+
+    def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
+        """Return the first `limit` history entries after a sequence number, oldest first."""
+
+    def last_seq(self) -> int:
+        """Return the sequence number of the last history entry ever written, 0 if there is none."""
+
+    def deliveries(self, *, event_id: str | None = None, vm: str | None = None) -> list[EventDelivery]:
+        """Return the first delivery of each event, VM and status, in the order they were recorded."""
+
+    def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
+        """Return the latest poll of each VM that has polled, sorted by VM key."""
+
+    def client(self, client_id: str) -> RegisteredClient | None:
+        """Return an API client by its id, or None."""
+
+    def clients(self) -> list[RegisteredClient]:
+        """Return all API clients, sorted by id."""
+
+    def grants(self, *, to: str | None = None) -> list[Grant]:
+        """Return grants in the order they were added; `to`: of this principal only."""
+
+    def webhooks(self) -> list[WebhookSubscription]:
+        """Return all webhooks in the order they were added."""
+
+    def load(self, name: str) -> bytes | None:
+        """Return the value that `save` wrote under this name, or None."""
+
+    async def commit(self, commit: Commit) -> int:
+        """Write a commit, all of it or nothing; return the sequence number of the last history entry.
+
+        Subscribers are called before it returns.
+        """
+
+    async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        """Write polls and deliveries. Older polls and repeated deliveries change nothing; no version changes."""
+
+    async def save(self, name: str, value: bytes) -> None:
+        """Write a value under a name, in place of an earlier one."""
+
+    async def prune(self, before: float) -> int:
+        """Delete history from before this time, and events that ended before it; return the entries deleted.
+
+        Events of open requests stay. Callers keep at least 24 hours (spec §5.2).
+        """
+
+    async def back_up(self, path: Path) -> None:
+        """Write a consistent copy to the new file `path` while the store is in use; Refused if it exists."""
+
+    def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
+        """Call the listener after every commit, in order, on the event loop; return a function that stops it."""
+
+    async def close(self) -> None:
+        """Finish the writes under way and close; later writes raise Unavailable. Closing twice is harmless."""

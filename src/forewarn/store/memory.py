@@ -1,4 +1,4 @@
-"""A store in dictionaries, for tests and dry runs: no thread, no file, and writes never suspend."""
+"""A store in dictionaries, for tests and dry runs: no thread, no file; writes take effect at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.core.request import MaintenanceRequest, PlannedEvent
 from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Refused, Unavailable
-from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, StoreCounts
+from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
 from forewarn.store.memory_tables import MemoryTables
 from forewarn.store.subscribers import CommitSubscribers
 
@@ -28,15 +28,15 @@ Row = TypeVar("Row")
 
 @dataclass(slots=True, kw_only=True)
 class _InjectedFailure:
-    """Something a test wants to go wrong."""
+    """A failure that a test has ordered for a later write."""
 
     error: BaseException
     writes_before: int
     applied: bool
 
 
-class MemoryStore:
-    """A `Store` (see `seam`). `fail_next` makes a write fail; `copy` is what a restart finds."""
+class MemoryStore(Store):
+    """A `Store` (see `interface`) in memory; tests can make writes fail, and copy it as a restart does."""
 
     def __init__(self) -> None:
         self._tables = MemoryTables()
@@ -46,16 +46,16 @@ class MemoryStore:
         self._failed = 0
 
     def copy(self) -> MemoryStore:
-        """An open store with the same content and no subscribers: what a restarted process finds."""
+        """Return an open store with the same content and no subscribers, as after a restart."""
         other = MemoryStore()
         other._tables = self._tables.copy()
         return other
 
     def fail_next(self, error: BaseException, *, after: int = 0, applied: bool = False) -> None:
-        """Let `after` more writes succeed, then raise `error` out of one.
+        """Let `after` more writes succeed, then make one raise `error`.
 
-        No subscriber hears of that write and it has no effect; with `applied` it takes effect all the same,
-        as when a process dies between the commit and the answer.
+        That write has no effect and notifies no subscriber. With `applied` it takes effect but still raises, as when a
+        process dies between the commit and the answer.
         """
         self._failures.append(_InjectedFailure(error=error, writes_before=after, applied=applied))
 
@@ -91,8 +91,8 @@ class MemoryStore:
         return self._tables.vms.get(key)
 
     def vms(self, *, scope_id: str | None = None, host: str | None = None, removed: bool = False) -> list[Vm]:
-        there = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
-        return _matching(there, scope_id=scope_id, host=host)
+        rows = (vm for vm in self._tables.vms.values() if removed or vm.removed_at is None)
+        return _matching(rows, scope_id=scope_id, host=host)
 
     def hosts(self) -> list[Host]:
         return [host for _, host in sorted(self._tables.hosts.items())]
@@ -109,13 +109,13 @@ class MemoryStore:
         statuses: Sequence[EventState] = tuple(EventState),
         limit: int | None = None,
     ) -> list[Event]:
-        there = (event for event in self._tables.events.values() if event.status in statuses)
-        return _newest(_matching(there, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
+        rows = (event for event in self._tables.events.values() if event.status in statuses)
+        return _newest(_matching(rows, scope_id=scope_id, request_id=request_id, gate_id=gate_id), limit)
 
     def events_ended_between(self, since: float, until: float, *, limit: int, newest: bool = True) -> list[Event]:
-        there = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
-        there.sort(key=lambda event: event.over_at or 0.0)
-        return _newest(there, limit) if newest else there[:limit]
+        rows = [event for event in self._tables.events.values() if _is_within(event.over_at, since, until)]
+        rows.sort(key=lambda event: event.over_at or 0.0)
+        return _newest(rows, limit) if newest else rows[:limit]
 
     def gate(self, gate_id: str) -> Gate | None:
         return self._tables.gates.get(gate_id)
@@ -124,8 +124,8 @@ class MemoryStore:
         return self._tables.requests.get(request_id)
 
     def requests(self, *, open_only: bool = False, limit: int | None = None) -> list[MaintenanceRequest]:
-        there = [request for request in self._tables.requests.values() if request.is_open or not open_only]
-        return _newest(there, limit)
+        rows = [request for request in self._tables.requests.values() if request.is_open or not open_only]
+        return _newest(rows, limit)
 
     def planned(self, *, request_id: str | None = None) -> list[PlannedEvent]:
         return _matching(self._tables.planned.values(), request_id=request_id)
@@ -157,8 +157,8 @@ class MemoryStore:
         limit: int | None = None,
         newest: bool = True,
     ) -> list[HistoryEntry]:
-        there = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
-        wanted = _matching(there, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
+        rows = (e for e in self._tables.history if e.seq > after and (before is None or e.seq < before))
+        wanted = _matching(rows, scope_id=scope_id, event_id=event_id, request_id=request_id, vm=vm)
         return _newest(wanted, limit) if newest else wanted[:limit]
 
     def entries_after(self, seq: int, limit: int) -> list[HistoryEntry]:
@@ -172,8 +172,8 @@ class MemoryStore:
         return _matching(self._tables.deliveries.values(), event_id=event_id, vm=vm)
 
     def last_polls(self, *, scope_id: str | None = None) -> list[LastPoll]:
-        there = (polled for _, polled in sorted(self._tables.last_polls.items()))
-        return _matching(there, scope_id=scope_id)
+        rows = (last_poll for _, last_poll in sorted(self._tables.last_polls.items()))
+        return _matching(rows, scope_id=scope_id)
 
     def client(self, client_id: str) -> RegisteredClient | None:
         return self._tables.clients.get(client_id)
@@ -195,12 +195,12 @@ class MemoryStore:
             self._tables.require_current(commit)
             return self._tables.apply(commit)
 
-        committed = self._write(apply)
-        self._subscribers.notify(committed)
-        return committed.seq
+        applied_commit = self._write(apply)
+        self._subscribers.notify(applied_commit)
+        return applied_commit.seq
 
-    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
-        self._write(lambda: self._tables.record_observations(polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        self._write(lambda: self._tables.record_observations(polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
         self._write(lambda: self._tables.saved.__setitem__(name, value))
@@ -211,15 +211,15 @@ class MemoryStore:
     async def back_up(self, path: Path) -> None:
         raise Refused(f"this store is in memory only and cannot be backed up to {str(path)!r}: use a store in a file")
 
-    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        return self._subscribers.add(hear)
+    def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
+        return self._subscribers.add(listener)
 
     async def close(self) -> None:
         self._is_open = False
 
     def _write(self, apply: Callable[[], Row]) -> Row:
         if not self._is_open:
-            raise Unavailable("the store is closed and takes no more writes: open it again")
+            raise Unavailable("the store is closed and accepts no writes: open it again")
         failure = self._next_failure()
         if failure is None:
             return apply()
@@ -237,9 +237,9 @@ class MemoryStore:
         return None
 
 
-def _matching(rows: Iterable[Row], **wanted: str | None) -> list[Row]:
-    asked = [(name, value) for name, value in wanted.items() if value is not None]
-    return [row for row in rows if all(getattr(row, name) == value for name, value in asked)]
+def _matching(rows: Iterable[Row], **conditions: str | None) -> list[Row]:
+    given = [(name, value) for name, value in conditions.items() if value is not None]
+    return [row for row in rows if all(getattr(row, name) == value for name, value in given)]
 
 
 def _newest(rows: list[Row], limit: int | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Tables of the in-memory store: dictionaries of frozen values, and how a commit changes them."""
+"""Tables of the in-memory store: dictionaries of frozen values, and how commits change them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True, kw_only=True)
 class MemoryTables:
-    """All rows, in the order they were added; every value in them is frozen."""
+    """All rows of a store, in the order they were added. The values are immutable."""
 
-    scopes: dict[str, Scope] = field(default_factory=dict)  # rows only, without VMs, events and news
+    scopes: dict[str, Scope] = field(default_factory=dict)  # without VMs, events and new entries
     vms: dict[str, Vm] = field(default_factory=dict)
     present_vms: dict[str, dict[str, Vm]] = field(default_factory=dict)  # by scope
     events: dict[str, Event] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class MemoryTables:
     saved: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> MemoryTables:
+        """Return tables with the same rows that change independently."""
         return MemoryTables(
             scopes=dict(self.scopes),
             vms=dict(self.vms),
@@ -67,13 +68,13 @@ class MemoryTables:
         )
 
     def require_current(self, commit: Commit) -> None:
-        """Raise Conflict unless every guarded row is still what the commit was decided on."""
+        """Raise Conflict unless every scope, gate and request is at the version the commit was decided on."""
         require_current_versions("scope", commit.scopes, lambda id_: _row_version(self.scopes.get(id_)))
         require_current_versions("gate", commit.gates, lambda id_: _row_version(self.gates.get(id_)))
         require_current_versions("request", commit.requests, lambda id_: _row_version(self.requests.get(id_)))
 
     def apply(self, commit: Commit) -> AppliedCommit:
-        """Write all of a commit, in the order of its fields; nothing here can fail."""
+        """Write all of a commit, in the order of its fields, and return it with numbered entries. Cannot fail."""
         for scope in commit.scopes:
             self._put_scope(scope)
         for vm in commit.vms:
@@ -101,29 +102,31 @@ class MemoryTables:
         entries = self._append(commit.entries)
         return AppliedCommit(commit=replace(commit, entries=entries), seq=self.last_seq)
 
-    def record_observations(self, polls: Iterable[LastPoll], sightings: Iterable[EventDelivery]) -> None:
-        for polled in polls:
-            old = self.last_polls.get(polled.vm)
-            if old is None or polled.at >= old.at:
-                self.last_polls[polled.vm] = polled
-            row = self.scopes.get(polled.scope_id)
+    def record_observations(self, polls: Iterable[LastPoll], deliveries: Iterable[EventDelivery]) -> None:
+        """Keep the latest poll of each VM, the latest poll time of each scope, the first of equal deliveries."""
+        for poll in polls:
+            old = self.last_polls.get(poll.vm)
+            if old is None or poll.at >= old.at:
+                self.last_polls[poll.vm] = poll
+            row = self.scopes.get(poll.scope_id)
             if row is not None:
-                at = _later(row.last_request_at, polled.at)
+                at = _later(row.last_request_at, poll.at)
                 self.scopes[row.id] = replace(row, last_request_at=at)
-        for sighting in sightings:
-            self.deliveries.setdefault((sighting.event_id, sighting.vm, sighting.status), sighting)
+        for delivery in deliveries:
+            self.deliveries.setdefault((delivery.event_id, delivery.vm, delivery.status), delivery)
 
     def prune(self, before: float) -> int:
+        """Delete old history entries and events that ended before this time; return the entries deleted."""
         kept = [entry for entry in self.history if entry.at >= before]
-        gone = len(self.history) - len(kept)
+        deleted = len(self.history) - len(kept)
         self.history = kept
-        # A rollout reads off its events which VMs it is done with, so they stay as long as it is under way.
-        under_way = {request.id for request in self.requests.values() if request.is_open}
-        ended = [e for e in self.events.values() if not e.is_live and e.request_id not in under_way]
+        # An open rollout learns from its events which VMs are done, so they stay.
+        open_requests = {request.id for request in self.requests.values() if request.is_open}
+        ended = [e for e in self.events.values() if not e.is_live and e.request_id not in open_requests]
         past = {e.id for e in ended if e.over_at is not None and e.over_at < before}
         _remove_keys(self.events, past)
         _remove_keys(self.deliveries, [key for key in self.deliveries if key[0] in past])
-        return gone
+        return deleted
 
     def _put_scope(self, scope: Scope) -> None:
         old = self.scopes.get(scope.id)
@@ -134,7 +137,7 @@ class MemoryTables:
     def _put_vm(self, vm: Vm) -> None:
         old = self.vms.get(vm.key)
         if old is not None and (_is_restored(old, vm) or old.scope_id != vm.scope_id):
-            del self.vms[vm.key]  # so that it is put at the end
+            del self.vms[vm.key]  # so that it is added at the end
         if old is not None and (vm.removed_at is not None or old.scope_id != vm.scope_id):
             self.present_vms.get(old.scope_id, {}).pop(vm.key, None)
         if vm.removed_at is None:
@@ -154,7 +157,7 @@ class MemoryTables:
             self.gates[gate_id] = replace(gate, wakes_at=0.0, version=gate.version + 1)
 
     def _move_cursor(self, cursor: WebhookCursor) -> None:
-        """Never back, and nothing where the webhook is gone."""
+        """Move the cursor forward, never back; do nothing if the webhook was removed."""
         webhook = self.webhooks.get(cursor.webhook_id)
         if webhook is not None and webhook.cursor < cursor.seq:
             self.webhooks[webhook.id] = replace(webhook, cursor=cursor.seq)

@@ -1,4 +1,8 @@
-"""SQL queries of the SQLite store, written with SQLAlchemy Core and compiled to text once per form."""
+"""SQL queries of the SQLite store, written with SQLAlchemy Core and compiled to SQL text once.
+
+Constants are queries without options; functions `*_by` return the query for a set of conditions. Parameters are named:
+`row_id` for a key, `limit`, `now`, and the names of the columns that must be equal.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ from forewarn.store.schema import (
     webhooks,
 )
 
-EqualColumns = tuple[str, ...]  # the columns that must equal the parameters of their name
+EqualColumns = tuple[str, ...]  # columns that must equal the parameters of the same name
 
 
 def _equal_conditions(table: Table, by: EqualColumns) -> list[ColumnElement[bool]]:
@@ -43,7 +47,7 @@ def _with_limit(query: Select[Any]) -> Select[Any]:
 
 
 def _select_ordered(query: Select[Any], order: Column[Any], newest: bool) -> str:
-    """In order; or, for the newest ones, backwards and limited."""
+    """Sort ascending; or, for the newest rows, descending and limited."""
     return compile_sql(_with_limit(query.order_by(order.desc())) if newest else query.order_by(order))
 
 
@@ -72,20 +76,20 @@ def _select_next_wake() -> str:
 
 
 def _in_json_list(column: Column[Any], name: str) -> ColumnElement[bool]:
-    """In a list of any length, which is one parameter."""
+    """Test membership in a list that is passed as one JSON parameter."""
     return column.in_(select(literal_column("value")).select_from(func.json_each(bindparam(name))))
 
 
 def _select_counts() -> str:
-    """Of `seam.Counts`, in the order of its fields."""
+    """Select the fields of `StoreCounts` in their order."""
     every = func.count()
-    there = (
+    queries = (
         select(every).select_from(vms).where(_IS_PRESENT),
         select(every).select_from(scopes),
         select(every).select_from(hosts),
         select(every).select_from(events).where(_IS_LIVE),
     )
-    return compile_sql(select(*(count.scalar_subquery() for count in there)))
+    return compile_sql(select(*(count.scalar_subquery() for count in queries)))
 
 
 _IS_PRESENT = vms.c.removed_at.is_(None)
@@ -94,13 +98,14 @@ _DIALECT = sqlite.dialect(paramstyle="named")
 
 
 def compile_sql(statement: ClauseElement) -> str:
-    """The statement as SQLite reads it. Its parameters are the named ones; constants are written out."""
+    """Return the SQL text of a statement for SQLite; it may have named parameters but no bound constants."""
     compiled = statement.compile(dialect=_DIALECT)
     constants = {name: value for name, value in compiled.params.items() if value is not None}
     assert not constants, f"write these with literal_column: {constants}"
     return str(compiled)
 
 
+# By key `row_id`, or all rows, unless a comment says otherwise.
 SCOPE = _select_by_key(scopes.c.id, *scopes.columns)
 PRESENT_VMS = compile_sql(
     select(vms.c.body).where(vms.c.scope_id == bindparam("row_id"), _IS_PRESENT).order_by(vms.c.position)
@@ -116,11 +121,13 @@ ENABLED_SCOPE_COUNT = compile_sql(select(func.count()).select_from(scopes).where
 VM = _select_by_key(vms.c.key, vms.c.body)
 HOSTS = compile_sql(select(hosts.c.body).order_by(hosts.c.name))
 EVENT = _select_by_key(events.c.id, events.c.body)
+# By whether the newest ones are wanted; parameters: since, until, limit.
 EVENTS_ENDED_BETWEEN = {newest: _select_events_ended(newest) for newest in (True, False)}
 GATE = _select_by_key(gates.c.id, gates.c.body, gates.c.version, gates.c.wakes_at)
+# Scheduled events, and gates with planned events, of the JSON list `gate_ids`.
 SCHEDULED_BEHIND = compile_sql(
     select(events.c.body)
-    # The plus keeps SQLite from going through all that are scheduled, however few are behind the gates.
+    # The plus keeps SQLite from using the status index, which would read all scheduled events.
     .where(_in_json_list(events.c.gate_id, "gate_ids"), literal_column(f"+events.status = '{EventState.SCHEDULED}'"))
     .order_by(events.c.position)
 )
@@ -133,6 +140,7 @@ ENTRIES_AFTER = compile_sql(
     _with_limit(select(history.c.body, history.c.seq).where(history.c.seq > bindparam("after")).order_by(history.c.seq))
 )
 SAVED_VALUE = _select_by_key(saved.c.name, saved.c.value)
+# By table name; parameter: row_id.
 ROW_VERSION = {table.name: _select_by_key(table.c.id, table.c.version) for table in (scopes, gates, requests)}
 DUE_SCOPES = _select_due(scopes, scopes.c.id)
 DUE_GATES = _select_due(gates, gates.c.body, gates.c.version, gates.c.wakes_at)
@@ -141,6 +149,7 @@ NEXT_WAKE = _select_next_wake()
 
 @cache
 def scope_ids_by(enabled: bool | None) -> str:
+    """Select scope ids in order: all, or only those of enabled or of disabled scopes."""
     query = select(scopes.c.id).order_by(scopes.c.id)
     if enabled is None:
         return compile_sql(query)
@@ -149,20 +158,23 @@ def scope_ids_by(enabled: bool | None) -> str:
 
 @cache
 def vms_by(by: EqualColumns, removed: bool) -> str:
+    """Select VMs in the order they were added; removed ones too if `removed`."""
     query = select(vms.c.body).where(*_equal_conditions(vms, by))
     return _select_ordered(query if removed else query.where(vms.c.removed_at.is_(None)), vms.c.position, False)
 
 
 @cache
 def events_by(by: EqualColumns, statuses: tuple[EventState, ...], newest: bool) -> str:
+    """Select events in these states, oldest first; with `newest`, newest first and limited."""
     query = select(events.c.body).where(*_equal_conditions(events, by))
-    if set(statuses) != set(EventState):  # else the newest ones are simply the last
+    if set(statuses) != set(EventState):  # without a condition SQLite reads the table from its end
         query = query.where(_status_in(statuses))
     return _select_ordered(query, events.c.position, newest)
 
 
 @cache
 def requests_by(open_only: bool, newest: bool) -> str:
+    """Select requests and their versions, oldest first; with `newest`, newest first and limited."""
     query = select(requests.c.body, requests.c.version)
     query = query.where(requests.c.is_open == literal_column("1")) if open_only else query
     return _select_ordered(query, requests.c.position, newest)
@@ -170,11 +182,13 @@ def requests_by(open_only: bool, newest: bool) -> str:
 
 @cache
 def planned_by(by: EqualColumns) -> str:
+    """Select planned events, oldest first."""
     return _select_ordered(select(planned.c.body).where(*_equal_conditions(planned, by)), planned.c.position, False)
 
 
 @cache
 def history_by(by: EqualColumns, backwards: bool) -> str:
+    """Select a limited number of history entries between two sequence numbers, in order or `backwards`."""
     seq = history.c.seq
     query = select(history.c.body, seq).where(
         seq > bindparam("after"), seq < bindparam("before"), *_equal_conditions(history, by)
@@ -184,6 +198,7 @@ def history_by(by: EqualColumns, backwards: bool) -> str:
 
 @cache
 def deliveries_by(by: EqualColumns) -> str:
+    """Select deliveries in the order they were recorded."""
     return _select_ordered(
         select(sightings.c.body).where(*_equal_conditions(sightings, by)), sightings.c.position, False
     )
@@ -191,11 +206,13 @@ def deliveries_by(by: EqualColumns) -> str:
 
 @cache
 def polls_by(by: EqualColumns) -> str:
+    """Select the latest polls, sorted by VM key."""
     return _select_ordered(select(polls.c.body).where(*_equal_conditions(polls, by)), polls.c.vm, False)
 
 
 @cache
 def grants_by(by: EqualColumns) -> str:
+    """Select grants in the order they were added."""
     return _select_ordered(select(grants.c.body).where(*_equal_conditions(grants, by)), grants.c.position, False)
 
 

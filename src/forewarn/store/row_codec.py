@@ -17,8 +17,9 @@ from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookCursor, WebhookSubscription
 from forewarn.store.interface import LastPoll
 
-SqlRow = dict[str, Any]
+SqlRow = dict[str, Any]  # parameters of a write statement: column → value
 
+# Columns that are stored outside the JSON body (version, wakes_at, seq, cursor) win over the body's fields.
 _encode = Encoder().encode
 read_vm = Decoder(Vm).decode
 read_host = Decoder(Host).decode
@@ -35,6 +36,7 @@ _read_webhook = Decoder(WebhookSubscription).decode
 
 
 def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, ...]) -> Scope:
+    """Return a scope from a row of table `scopes`, its present VMs and its live events."""
     id_, version, epoch, incarnation, enabled_at, last_request_at, next_seq, wakes_at = row
     return Scope(
         id=id_,
@@ -51,27 +53,32 @@ def read_scope(row: tuple[Any, ...], vms: tuple[Vm, ...], events: tuple[Event, .
 
 
 def read_gate(body: bytes, version: int, wakes_at: float | None) -> Gate:
+    """Return a gate from the columns of its row."""
     return replace(_read_gate(body), version=version, wakes_at=wakes_at)
 
 
 def read_request(body: bytes, version: int) -> MaintenanceRequest:
+    """Return a request from the columns of its row."""
     return replace(_read_request(body), version=version)
 
 
 def read_entry(body: bytes, seq: int) -> HistoryEntry:
+    """Return a history entry from the columns of its row."""
     return replace(_read_entry(body), seq=seq)
 
 
 def read_webhook(body: bytes, cursor: int) -> WebhookSubscription:
+    """Return a webhook from the columns of its row."""
     return replace(_read_webhook(body), cursor=cursor)
 
 
 def json_list(names: Sequence[str]) -> str:
-    """Any number of names as one parameter."""
+    """Return names as a JSON list, which a query takes as one parameter."""
     return _encode(names).decode()
 
 
 def scope_row(scope: Scope) -> SqlRow:
+    """Return the row of a scope without its id and version."""
     return {
         "epoch": scope.epoch,
         "incarnation": scope.incarnation,
@@ -83,14 +90,17 @@ def scope_row(scope: Scope) -> SqlRow:
 
 
 def gate_row(gate: Gate) -> SqlRow:
+    """Return the row of a gate without its id and version."""
     return {"wakes_at": gate.wakes_at, "body": _encode(gate)}
 
 
 def request_row(request: MaintenanceRequest) -> SqlRow:
+    """Return the row of a request without its id and version."""
     return {"is_open": request.is_open, "at": request.at, "body": _encode(request)}
 
 
 def vm_row(vm: Vm) -> SqlRow:
+    """Return the row of a VM."""
     return {
         "key": vm.key,
         "scope_id": vm.scope_id,
@@ -101,10 +111,12 @@ def vm_row(vm: Vm) -> SqlRow:
 
 
 def host_row(host: Host) -> SqlRow:
+    """Return the row of a host."""
     return {"name": host.name, "body": _encode(host)}
 
 
 def event_row(event: Event) -> SqlRow:
+    """Return the row of an event."""
     return {
         "id": event.id,
         "scope_id": event.scope_id,
@@ -118,6 +130,7 @@ def event_row(event: Event) -> SqlRow:
 
 
 def planned_row(planned: PlannedEvent) -> SqlRow:
+    """Return the row of a planned event."""
     return {
         "event_id": planned.event_id,
         "request_id": planned.request_id,
@@ -128,6 +141,7 @@ def planned_row(planned: PlannedEvent) -> SqlRow:
 
 
 def entry_row(entry: HistoryEntry) -> SqlRow:
+    """Return the row of a history entry; the database numbers it."""
     return {
         "at": entry.at,
         "what": entry.what.value,
@@ -139,30 +153,36 @@ def entry_row(entry: HistoryEntry) -> SqlRow:
     }
 
 
-def delivery_row(sighting: EventDelivery) -> SqlRow:
+def delivery_row(delivery: EventDelivery) -> SqlRow:
+    """Return the row of a delivery, in table `sightings`."""
     return {
-        "event_id": sighting.event_id,
-        "vm": sighting.vm,
-        "status": sighting.status,
-        "body": _encode(sighting),
+        "event_id": delivery.event_id,
+        "vm": delivery.vm,
+        "status": delivery.status,
+        "body": _encode(delivery),
     }
 
 
-def last_poll_row(polled: LastPoll) -> SqlRow:
-    return {"vm": polled.vm, "scope_id": polled.scope_id, "at": polled.at, "body": _encode(polled)}
+def last_poll_row(poll: LastPoll) -> SqlRow:
+    """Return the row of the latest poll of a VM."""
+    return {"vm": poll.vm, "scope_id": poll.scope_id, "at": poll.at, "body": _encode(poll)}
 
 
 def client_row(client: RegisteredClient) -> SqlRow:
+    """Return the row of an API client."""
     return {"id": client.id, "body": _encode(client)}
 
 
 def grant_row(grant: Grant) -> SqlRow:
+    """Return the row of a grant."""
     return {"id": grant.id, "to": grant.to, "body": _encode(grant)}
 
 
 def webhook_row(webhook: WebhookSubscription) -> SqlRow:
+    """Return the row of a webhook."""
     return {"id": webhook.id, "cursor": webhook.cursor, "body": _encode(webhook)}
 
 
 def cursor_row(cursor: WebhookCursor) -> SqlRow:
+    """Return the parameters that move a webhook's cursor."""
     return {"row_id": cursor.webhook_id, "seq": cursor.seq}

@@ -1,4 +1,4 @@
-"""The SQL tables: a column for everything queries search by; the rest of a value is JSON in `body`.
+"""The SQL tables: a column for each field that queries use; column `body` holds the value as JSON.
 
 A change here needs a migration in `migrations/versions` and its number in REVISIONS; a test compares the two.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from sqlalchemy import Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, UniqueConstraint
 
-APPLICATION_ID = 0x4657524E  # "FWRN", in the header of the file
-REVISIONS = ("0001", "0002")  # of the migrations, oldest first
-REVISION = REVISIONS[-1]  # its number is the file's user_version
+APPLICATION_ID = 0x4657524E  # "FWRN", in the header of every store file
+REVISIONS = ("0001", "0002")  # ids of the migrations, oldest first
+REVISION = REVISIONS[-1]  # of a store that is up to date; also the user_version of the file
 
 metadata = MetaData()
 
@@ -121,7 +121,7 @@ history = Table(
     Index("history_by_request", "request_id"),
     Index("history_by_vm", "vm"),
     Index("history_by_time", "at"),
-    sqlite_autoincrement=True,  # so that a number is never given twice, even after pruning
+    sqlite_autoincrement=True,  # so that a number is never used twice, even after pruning
 )
 
 sightings = Table(

@@ -1,4 +1,4 @@
-"""Cache of recently read scopes, updated by commits, so that a decision seldom reads its scope again.
+"""Cache of recently read scopes, updated by commits, so that most decisions do not read the database.
 
 A cached scope is never newer than the committed one. It may be older for the moment between a commit and its
 notification; a decision on it then raises Conflict and is made again.
@@ -19,28 +19,31 @@ from forewarn.core.scope import Scope
 from forewarn.store.interface import LastPoll
 
 T = TypeVar("T", Vm, Event)
-_MAX_CACHED_VMS = 20_000  # in all that is kept: some 50 MB
+_MAX_CACHED_VMS = 20_000  # VMs and scopes together: about 50 MB
 
 
 class ScopeCache:
-    def __init__(self, most_vms: int = _MAX_CACHED_VMS) -> None:
-        self._scopes: OrderedDict[str, Scope] = OrderedDict()  # whose turn to go comes first, first
-        self._vms: dict[str, Vm] = {}  # those of the scopes, by their keys
-        self._max_vms = most_vms
+    """Least-recently-used cache of scopes with their VMs and events; `max_vms` limits its size."""
+
+    def __init__(self, max_vms: int = _MAX_CACHED_VMS) -> None:
+        self._scopes: OrderedDict[str, Scope] = OrderedDict()  # least recently used first
+        self._vms: dict[str, Vm] = {}  # VMs of the cached scopes, by key
+        self._max_vms = max_vms
         self._cached_weight = 0
 
     def scope(self, scope_id: str) -> Scope | None:
-        """As it is committed; None: it has to be read."""
+        """Return a cached scope and mark it as used; None if it must be read from the database."""
         scope = self._scopes.get(scope_id)
         if scope is not None:
             self._scopes.move_to_end(scope_id)
         return scope
 
     def vm(self, key: str) -> Vm | None:
-        """As it is committed; None: it has to be read, and may have been removed."""
+        """Return a VM of a cached scope; None if it must be read from the database, or was removed."""
         return self._vms.get(key)
 
     def put(self, scope: Scope) -> None:
+        """Cache a scope that was just read, and evict the least recently used ones to stay within the limit."""
         self.evict((scope.id, *self._previous_scopes(scope)))
         self._scopes[scope.id] = scope
         self._vms.update((vm.key, vm) for vm in scope.vms)
@@ -49,46 +52,44 @@ class ScopeCache:
             self.evict((next(iter(self._scopes)),))
 
     def evict(self, scope_ids: Iterable[str]) -> None:
+        """Remove these scopes and their VMs from the cache."""
         for scope_id in scope_ids:
-            if (gone := self._scopes.pop(scope_id, None)) is not None:
-                self._cached_weight -= _scope_weight(gone)
-                for vm in gone.vms:
+            if (evicted := self._scopes.pop(scope_id, None)) is not None:
+                self._cached_weight -= _scope_weight(evicted)
+                for vm in evicted.vms:
                     self._vms.pop(vm.key, None)
 
     def on_commit(self, commit: Commit) -> None:
-        """Told of every commit, in their order."""
+        """Update cached scopes with a commit. Called for every commit, in order."""
         if any(not self._is_in_known_scope(vm) for vm in commit.vms):
-            self._clear()  # it may have been in any of them
-        vms, events = (
-            _group_by_scope(commit.vms),
-            _group_by_scope(commit.events),
-        )  # a fleet file may touch every scope at once
+            self._clear()  # a new or moved VM may have been in any scope
+        vms, events = _group_by_scope(commit.vms), _group_by_scope(commit.events)
         self.evict((vms.keys() | events.keys()) - {scope.id for scope in commit.scopes})
         for scope in commit.scopes:
             known = self._scopes.get(scope.id)
-            if known is not None and known.version == scope.version:  # else it was read after that
+            if known is not None and known.version == scope.version:  # else it was read after this commit
                 self._replace_scope(known, scope, vms.get(scope.id, ()), events.get(scope.id, ()))
 
     def record_polls(self, polls: Sequence[LastPoll]) -> None:
-        """VMs have asked: that moves no version on."""
-        for polled in polls:
-            scope = self._scopes.get(polled.scope_id)
+        """Update the last request time of cached scopes; polls change no version."""
+        for poll in polls:
+            scope = self._scopes.get(poll.scope_id)
             if scope is not None:
-                self._scopes[scope.id] = replace(scope, last_request_at=_later(scope.last_request_at, polled.at))
+                self._scopes[scope.id] = replace(scope, last_request_at=_later(scope.last_request_at, poll.at))
 
     def _previous_scopes(self, scope: Scope) -> set[str]:
-        """Scopes that are known with VMs of this one: those have moved, and nobody was told yet."""
+        """Return cached scopes that VMs of this scope were in; the commit that moved them comes later."""
         known = (self._vms.get(vm.key) for vm in scope.vms)
         return {vm.scope_id for vm in known if vm is not None and vm.scope_id != scope.id}
 
     def _is_in_known_scope(self, vm: Vm) -> bool:
-        """Whether the VM is in the scope where it was."""
+        """Return whether the VM is cached in the same scope."""
         known = self._vms.get(vm.key)
         return known is not None and known.scope_id == vm.scope_id
 
     def _replace_scope(self, known: Scope, row: Scope, vms: Sequence[Vm], events: Sequence[Event]) -> None:
-        """Put what became of a scope in place of what was decided on."""
-        moved = replace(
+        """Replace the scope that a commit was decided on by the committed one."""
+        updated = replace(
             row,
             version=row.version + 1,
             last_request_at=_later(known.last_request_at, row.last_request_at),
@@ -96,8 +97,8 @@ class ScopeCache:
             events=_live_events(known, events) if events else known.events,
             new_entries=(),
         )
-        self._cached_weight += len(moved.vms) - len(known.vms)
-        self._scopes[row.id] = moved
+        self._cached_weight += len(updated.vms) - len(known.vms)
+        self._scopes[row.id] = updated
         for vm in vms:
             if vm.removed_at is None:
                 self._vms[vm.key] = vm

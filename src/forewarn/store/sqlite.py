@@ -1,4 +1,4 @@
-"""The store in a SQLite file: reads on the calling thread with a connection of their own, one writer."""
+"""A store in a SQLite file: reads on the calling thread, writes on one writer thread."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from forewarn.core.scope import Scope
 from forewarn.core.webhook import WebhookSubscription
 from forewarn.errors import Conflict
 from forewarn.store import backup, queries, row_codec, sqlite_file, writes
-from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, StoreCounts
+from forewarn.store.interface import AppliedCommit, GatedEvents, LastPoll, Store, StoreCounts
 from forewarn.store.scope_cache import ScopeCache
 from forewarn.store.sqlite_file import StoreFileCheck
 from forewarn.store.subscribers import CommitSubscribers
 from forewarn.store.writer_thread import WriterThread
 
 SqlRows = list[tuple[Any, ...]]
-_MAX_INTEGER = 2**63 - 1  # that SQLite holds
+_MAX_INTEGER = 2**63 - 1  # the largest integer in SQLite
 
 
-class SqliteStore:
-    """A `Store` (see `seam`) that one process owns. Use it from one thread, that of its event loop."""
+class SqliteStore(Store):
+    """A `Store` (see `interface`) in a SQLite file that one process owns."""
 
     def __init__(self, path: Path, *, reader: sqlite3.Connection, writer: WriterThread) -> None:
         self._path = path
@@ -42,7 +42,10 @@ class SqliteStore:
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
-        """Create or migrate the file and open it; Rejected, and the file untouched, where it is no sound store."""
+        """Create or migrate the file and open it.
+
+        Raises Rejected, and leaves the file as it is, if it is not an intact store; Unavailable if it cannot be opened.
+        """
         sqlite_file.prepare_store_file(path)
         with sqlite_file.file_errors_as_unavailable(path, "opened"):
             writer = WriterThread(sqlite_file.connect_writer(path), str(path), check=StoreFileCheck(path).check)
@@ -203,39 +206,37 @@ class SqliteStore:
 
     async def commit(self, commit: Commit) -> int:
         try:
-            committed = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
+            applied = await self._writer.write(lambda db: writes.apply_commit(db, commit), self._on_commit)
         except Conflict:
-            self._scope_cache.evict(scope.id for scope in commit.scopes)  # should another process have written
+            self._scope_cache.evict(scope.id for scope in commit.scopes)  # another process may have written them
             raise
-        return committed.seq
+        return applied.seq
 
-    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+    async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
         await self._writer.write(
-            lambda db: writes.write_observations(db, polls, sightings), lambda _: self._scope_cache.record_polls(polls)
+            lambda db: writes.write_observations(db, polls, deliveries), lambda _: self._scope_cache.record_polls(polls)
         )
 
     async def save(self, name: str, value: bytes) -> None:
         await self._writer.write(lambda db: writes.save_value(db, name, value))
 
     async def prune(self, before: float) -> int:
-        """Forget entries from before then, and what was over before then; keep 24 hours at least (spec §5.2)."""
         return await self._writer.write(lambda db: writes.prune_before(db, before))
 
     async def back_up(self, path: Path) -> None:
-        """A consistent copy in one new file, taken while work goes on."""
         await asyncio.to_thread(backup.write_backup, self._path, path)
 
-    def subscribe(self, hear: Callable[[AppliedCommit], None]) -> Callable[[], None]:
-        return self._subscribers.add(hear)
+    def subscribe(self, listener: Callable[[AppliedCommit], None]) -> Callable[[], None]:
+        return self._subscribers.add(listener)
 
     async def close(self) -> None:
         await self._writer.finish()
         self._reader.close()
         await asyncio.to_thread(self._writer.close)
 
-    def _on_commit(self, committed: AppliedCommit) -> None:
-        self._scope_cache.on_commit(committed.commit)
-        self._subscribers.notify(committed)
+    def _on_commit(self, applied: AppliedCommit) -> None:
+        self._scope_cache.on_commit(applied.commit)
+        self._subscribers.notify(applied)
 
     def _read_scope(self, scope_id: str) -> Scope | None:
         wanted = {"row_id": scope_id}
@@ -250,7 +251,7 @@ class SqliteStore:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, lest the writer commits between a row and its events."""
+        """Read in one transaction, so that the writer cannot commit between a row and its events."""
         with sqlite_file.file_errors_as_unavailable(self._path, "read"):
             self._reader.execute("BEGIN")
             try:
@@ -269,7 +270,7 @@ class SqliteStore:
             raise sqlite_file.store_unavailable(self._path, "read", error) from error
 
     def _newest_rows(self, sql: str, limit: int | None, **parameters: Any) -> SqlRows:
-        """All rows in order, or the `limit` last of them, which `sql` then finds backwards."""
+        """Return all rows in order, or the last `limit` rows, which `sql` then returns in reverse order."""
         if limit is None:
             return self._rows(sql, **parameters)
         return self._rows(sql, limit=limit, **parameters)[::-1]

@@ -1,4 +1,4 @@
-"""The file of a SQLite store: recognize, create, migrate, connect, and notice when it is replaced.
+"""The file of a SQLite store: recognize, create, migrate, connect, and detect its replacement.
 
 SQLite keeps writing to a file that was moved or deleted; `StoreFileCheck` detects that before data is lost.
 """
@@ -17,39 +17,41 @@ from forewarn.errors import Rejected, Unavailable
 from forewarn.store.schema import APPLICATION_ID, REVISION, REVISIONS, metadata
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"
-_BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that looks into the file
+_BUSY_TIMEOUT_S = 5.0  # how long to wait for another program that has locked the file
 
 
 def connect(path: Path, *, mode: str) -> sqlite3.Connection:
-    """A connection that leaves transactions to its user. `mode` is SQLite's: ro, rw, rwc."""
+    """Open a connection without implicit transactions, for any thread. `mode` is SQLite's: ro, rw, rwc."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
+    """Open the connection of the writer thread: WAL, and every commit synced to disk."""
     db = connect(path, mode="rw")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA fullfsync = ON")  # macOS: really on the disk
-    db.execute("PRAGMA temp_store = MEMORY")  # a savepoint notes the pages it changes: not in a file, a third faster
+    db.execute("PRAGMA fullfsync = ON")  # on macOS, fsync alone does not reach the disk
+    db.execute("PRAGMA temp_store = MEMORY")  # keeps the pages of savepoints in memory: a third faster
     db.execute("PRAGMA wal_autocheckpoint = 4000")  # pages
     return db
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    db = connect(path, mode="rw")  # a reader of a WAL shares memory with its writer
+    """Open a connection for reads beside the writer; it cannot write."""
+    db = connect(path, mode="rw")  # a reader of a WAL database writes to the shared memory file
     db.execute("PRAGMA query_only = ON")
     return db
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """To look at a file that nobody uses: nothing is left beside it that was not there."""
+    """Open a file that no process uses, without creating a log or shared memory file beside it."""
     has_log = path.with_name(path.name + "-wal").exists()
     return connect(path, mode="ro" if has_log else "ro&immutable=1")
 
 
 def prepare_store_file(path: Path) -> None:
-    """Make `path` a store of the newest revision, or raise Rejected and leave it as it was."""
+    """Create the store or migrate it to the newest revision; on Rejected the file is left as it was."""
     with file_errors_as_unavailable(path, "opened"):
         found = read_revision(path)
         if found != REVISION:
@@ -58,9 +60,14 @@ def prepare_store_file(path: Path) -> None:
 
 
 def read_revision(path: Path) -> str | None:
-    """The revision of a sound store, None where there is none yet. Raises Rejected; changes no byte of the file."""
+    """Return the schema revision of an intact store, or None if there is none yet; change nothing.
+
+    Raises Rejected if the directory is missing, or the file is damaged, of another program, or of a newer forewarn.
+    """
     if not path.parent.is_dir():
-        raise Rejected(f"the store {str(path)!r} has no directory to be in: create {str(path.parent)!r} first")
+        raise Rejected(
+            f"the store {str(path)!r} cannot be created, its directory is missing: create {str(path.parent)!r} first"
+        )
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return None
     if not path.is_file() or not _starts_like_sqlite(path):
@@ -75,8 +82,8 @@ def read_revision(path: Path) -> str | None:
 
 
 def migrate_store_file(path: Path) -> None:
-    """Create the tables, or bring those of an older revision up to date: all of it or nothing."""
-    from forewarn.store import migrations  # Alembic takes a while to load, and is seldom needed
+    """Create the tables, or migrate those of an older revision, in one transaction."""
+    from forewarn.store import migrations  # here, because Alembic is slow to load and seldom needed
 
     with closing(connect(path, mode="rwc")) as db:
         try:
@@ -86,7 +93,7 @@ def migrate_store_file(path: Path) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Put a file or a directory on the disk."""
+    """Flush a file or a directory to disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,7 +103,7 @@ def sync_to_disk(path: Path) -> None:
 
 @contextmanager
 def file_errors_as_unavailable(path: Path, done: str) -> Iterator[None]:
-    """Trouble with a file, in our words."""
+    """Turn OSError and sqlite3.Error of the block into Unavailable; `done` says what failed ("opened")."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -104,7 +111,8 @@ def file_errors_as_unavailable(path: Path, done: str) -> Iterator[None]:
 
 
 def store_unavailable(path: Path, done: str, error: Exception) -> Unavailable:
-    return Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): see to it and try again")
+    """Return the error for a store that cannot be `done` ("read") because of `error`."""
+    return Unavailable(f"the store {str(path)!r} cannot be {done} now ({error}): check the file and try again")
 
 
 def _starts_like_sqlite(path: Path) -> bool:
@@ -151,27 +159,31 @@ def _foreign_file_error(path: Path, why: str) -> Rejected:
 def _damaged_file_error(path: Path, why: str) -> Rejected:
     return Rejected(
         f"the store {str(path)!r} is damaged ({why}) and was left as it is: "
-        "restore a backup in its place, or move the file away to begin anew"
+        "restore a backup in its place, or move the file away to start empty"
     )
 
 
-FileIdentity = tuple[int, int]  # device and number: a file keeps them under any name
+FileIdentity = tuple[int, int]  # device and inode: they stay the same when a file is renamed
 
 
 class StoreFileCheck:
+    """Detects that the files of an open store were moved, deleted or replaced."""
+
     def __init__(self, path: Path) -> None:
         self._files = (path, path.with_name(path.name + "-wal"))
         self._known: dict[Path, FileIdentity] = {}
 
     def check(self) -> None:
-        """OperationalError: a file was taken away, or another one is in its place."""
+        """Raise sqlite3.OperationalError if the database or its log is not the file it was."""
         for file in self._files:
             found = _file_identity(file)
             known = self._known.get(file)
             if known is None and found is not None:
-                self._known[file] = found  # the log comes with the first write
+                self._known[file] = found  # SQLite creates the log with the first write
             elif found != known:
-                raise sqlite3.OperationalError(f"{file.name} is not where it was: put it back, or start again")
+                raise sqlite3.OperationalError(
+                    f"{file.name} was moved or replaced: put it back, or restart the service"
+                )
 
 
 def _file_identity(file: Path) -> FileIdentity | None:

@@ -1,4 +1,4 @@
-"""Calls listeners after every commit, in commit order. Shared by both implementations of `Store`."""
+"""Notifies listeners of every commit, in commit order. Shared by both implementations of `Store`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from collections.abc import Callable
 
 from forewarn.store.interface import AppliedCommit
 
-CommitListener = Callable[[AppliedCommit], None]
+CommitListener = Callable[[AppliedCommit], None]  # must not block
 
 
 class CommitSubscribers:
-    """Told of every commit in turn. One that raises is reported to the loop and keeps nobody waiting."""
+    """The listeners of a store. An error of one is reported to the event loop; the others still run."""
 
     def __init__(self) -> None:
         self._listeners: list[CommitListener] = []
 
-    def add(self, hear: CommitListener) -> Callable[[], None]:
-        """Start telling `hear`; what is returned stops it, once or more often."""
-        self._listeners.append(hear)
+    def add(self, listener: CommitListener) -> Callable[[], None]:
+        """Add a listener; return a function that removes it and may be called again."""
+        self._listeners.append(listener)
 
         def stop() -> None:
-            self._listeners = [h for h in self._listeners if h is not hear]
+            self._listeners = [other for other in self._listeners if other is not listener]
 
         return stop
 
-    def notify(self, committed: AppliedCommit) -> None:
-        for hear in tuple(self._listeners):
+    def notify(self, applied: AppliedCommit) -> None:
+        """Call every listener, in the order they were added."""
+        for listener in tuple(self._listeners):
             try:
-                hear(committed)
+                listener(applied)
             except Exception as error:
                 asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a subscriber failed on commit {committed.seq}", "exception": error}
+                    {"message": f"a subscriber failed on commit {applied.seq}", "exception": error}
                 )

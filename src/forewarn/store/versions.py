@@ -12,6 +12,8 @@ from forewarn.errors import Conflict
 
 
 class VersionedRow(Protocol):
+    """A scope, gate or request: `version` is the one it was decided on, 0 for a new row."""
+
     @property
     def id(self) -> str: ...
     @property
@@ -19,14 +21,14 @@ class VersionedRow(Protocol):
 
 
 def version_conflict(thing: str, row_id: str, decided_on: int, stored: int) -> Conflict:
-    """What a caller is told whose row has moved on; version 0 is a row that does not exist."""
+    """Return the Conflict for a row that is stored at another version; 0 is a row that does not exist."""
     then = f"version {decided_on}" if decided_on else "it not existing"
     now = f"is at version {stored}" if stored else "does not exist"
     return Conflict(f"{thing} {row_id!r} {now}, but this was decided on {then}: read it again and decide again")
 
 
 def require_current_versions(thing: str, rows: Iterable[VersionedRow], stored_version: Callable[[str], int]) -> None:
-    """Raise Conflict for the first row that was decided on another version than the one stored."""
+    """Raise Conflict for the first row whose version is not the stored one; a row may occur several times."""
     seen: dict[str, int] = {}
     for row in rows:
         stored = seen.get(row.id, stored_version(row.id))

@@ -1,4 +1,8 @@
-"""SQL statements of the writer, written with SQLAlchemy Core and compiled once to text."""
+"""SQL statements of the writer, written with SQLAlchemy Core and compiled to SQL text once.
+
+ADD inserts unless the key exists, PUT inserts or replaces, UPDATE changes an existing row, REMOVE deletes by `row_id`,
+PRUNE deletes rows from before the time `before`. Other parameters are named like the columns (see `row_codec`).
+"""
 
 from __future__ import annotations
 
@@ -29,29 +33,29 @@ from forewarn.store.schema import (
 _ZERO: ColumnElement[Any] = literal_column("0")
 _ONE: ColumnElement[Any] = literal_column("1")
 _OVER_STATE: ColumnElement[Any] = literal_column(f"'{EventState.OVER}'")
-_UNINDEXED_COLUMNS = ("position", "body")  # of an event's row, and nothing it is found by
+_UNINDEXED_COLUMNS = ("position", "body")  # of table `events`
 
 
 def _insert_statement(table: Table, **special: ColumnElement[Any]) -> Insert:
-    """An insert of every column but a generated `position`; parameters are named like the columns."""
+    """Return an insert of all columns but a generated `position`; parameters are named like the columns."""
     plain: dict[str, ColumnElement[Any]] = {c.name: bindparam(c.name) for c in table.columns if c.name != "position"}
     return insert(table).values({**plain, **special})
 
 
 def _insert_if_absent(table: Table) -> str:
-    """Inserts a row, or changes nothing (and counts no row) where its key exists."""
+    """Return an insert that changes nothing, and counts no row, if the key exists."""
     return compile_sql(_insert_statement(table).on_conflict_do_nothing())
 
 
 def _upsert(table: Table, key: str) -> str:
-    """Inserts a row or puts it in place of the one with its key."""
+    """Return an insert that replaces the row with the same key."""
     statement = _insert_statement(table)
-    news = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in (key, "position")}
-    return compile_sql(statement.on_conflict_do_update(index_elements=[key], set_=news))
+    new = {c.name: statement.excluded[c.name] for c in table.columns if c.name not in (key, "position")}
+    return compile_sql(statement.on_conflict_do_update(index_elements=[key], set_=new))
 
 
 def _update_versioned(table: Table, **special: ColumnElement[Any]) -> str:
-    """Changes the row `row_id` from version `decided_on` to the next; counts no row where it has moved on."""
+    """Return an update of row `row_id` at version `decided_on`; it counts no row at another version."""
     fixed = ("position", "id", "version")
     plain: dict[str, ColumnElement[Any]] = {
         c.name: bindparam(f"new_{c.name}") for c in table.columns if c.name not in fixed
@@ -62,7 +66,7 @@ def _update_versioned(table: Table, **special: ColumnElement[Any]) -> str:
 
 
 def _update_event_body() -> str:
-    """Puts a new body in an event's row; counts no row where anything is new that it can be found by."""
+    """Return an update of an event's body; counts no row if an indexed column changes too."""
     same = (
         column.is_not_distinct_from(bindparam(column.name))
         for column in events.columns
@@ -80,12 +84,12 @@ def _later(one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[
 
 
 def _upsert_vm() -> str:
-    """A VM that is new in its scope, or comes back, is put behind all others."""
+    """Return an upsert that gives a VM the last position if it is new, restored or in another scope."""
     end = select(func.coalesce(func.max(vms.c.position), _ZERO) + _ONE).scalar_subquery()
     statement = _insert_statement(vms, position=end)
     new = statement.excluded
-    comes_back = and_(vms.c.removed_at.is_not(None), new.removed_at.is_(None))
-    position = case((or_(comes_back, vms.c.scope_id != new.scope_id), new.position), else_=vms.c.position)
+    is_restored = and_(vms.c.removed_at.is_not(None), new.removed_at.is_(None))
+    position = case((or_(is_restored, vms.c.scope_id != new.scope_id), new.position), else_=vms.c.position)
     values = {name: new[name] for name in ("scope_id", "host", "removed_at", "body")}
     return compile_sql(statement.on_conflict_do_update(index_elements=["key"], set_={**values, "position": position}))
 
@@ -108,13 +112,13 @@ def _update_last_request() -> str:
 
 
 def _update_gate_wake() -> str:
-    """A new version too: a decision made before the gate was woken must not put it back to sleep."""
+    """Return an update that makes a gate due; a new version too, so that an earlier decision conflicts."""
     woken = {"wakes_at": _ZERO, "version": gates.c.version + _ONE}
     return compile_sql(update(gates).where(gates.c.id == bindparam("row_id")).values(woken))
 
 
 def _update_cursor() -> str:
-    """Never back, and nothing where the webhook is gone."""
+    """Return an update that moves a webhook's cursor forward, never back."""
     ahead = and_(webhooks.c.id == bindparam("row_id"), webhooks.c.cursor < bindparam("seq"))
     return compile_sql(update(webhooks).where(ahead).values(cursor=bindparam("seq")))
 
@@ -148,7 +152,7 @@ REMOVE_WEBHOOK = _delete_by_key(webhooks, "id")
 UPDATE_CURSOR = _update_cursor()
 PUT_SAVED = _upsert(saved, "name")
 
-# A rollout reads off its events which VMs it is done with, so they stay as long as it is under way.
+# An open rollout learns from its events which VMs are done, so they stay.
 _OPEN_REQUESTS = select(requests.c.id).where(requests.c.is_open == _ONE)
 _PRUNABLE_EVENTS = and_(
     events.c.status == _OVER_STATE, events.c.over_at < bindparam("before"), events.c.request_id.not_in(_OPEN_REQUESTS)

@@ -1,8 +1,7 @@
-"""The writer thread of a SQLite store: commits all waiting writes in one transaction.
+"""The writer thread of a SQLite store: commits all waiting writes in one transaction (group commit).
 
-A write that fails by itself (a Conflict) is rolled back alone: after a failure the group is repeated with
-savepoints. An error of the file rolls back the whole group; each of its writes gets Unavailable, and the next group
-is tried anew.
+A write that fails for its own reasons (a Conflict) is rolled back alone: after a failure the group is repeated with
+savepoints. A file error rolls back the whole group; each of its writes gets Unavailable. The next group starts fresh.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from typing import Any, TypeVar
 
 from forewarn.errors import Unavailable
 
-MAX_GROUP_SIZE = 512  # writes in one group: bounds how long the first of them waits
+MAX_GROUP_SIZE = 512  # writes in one transaction: limits how long the first of them waits
 
 Result = TypeVar("Result")
-WriteOutcome = tuple[Any, BaseException | None]
+WriteOutcome = tuple[Any, BaseException | None]  # result, or error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,38 +35,43 @@ class _WriteJob:
 
 
 class WriterThread:
-    """Owns the connection `db` from now on (opened with check_same_thread=False and no isolation level)."""
+    """A thread that owns the connection `db`, opened with check_same_thread=False and no isolation level."""
 
     def __init__(self, db: sqlite3.Connection, name: str, *, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises what is wrong with the file though SQLite would not notice: before a group, and after it."""
+        """Start the thread. `check` runs before and after each group, and raises if the file was replaced."""
         self._db = db
         self._name = name
         self._check = check
         self._queue: SimpleQueue[_WriteJob | None] = SimpleQueue()
         self._is_open = True
-        self.failures = 0  # writes that trouble with the file undid
+        self.failures = 0  # writes that failed because of the file
         self._thread = Thread(target=self._run, name=f"writer of {name}", daemon=True)
         self._thread.start()
 
     async def write(
-        self, write: Callable[[sqlite3.Connection], Result], then: Callable[[Result], None] | None = None
+        self, write: Callable[[sqlite3.Connection], Result], on_commit: Callable[[Result], None] | None = None
     ) -> Result:
-        """What `write` returned, once it is durable. `then` hears it first, on the event loop, in commit order."""
+        """Run `write` on the thread, in a transaction; return its result once it is durable.
+
+        `on_commit` is called with the result before that, on the event loop and in commit order. Raises what `write`
+        raises, and Unavailable for file errors and after `finish`.
+        """
         if not self._is_open:
-            raise Unavailable(f"the store {self._name!r} is closed and takes no more writes: open it again")
+            raise Unavailable(f"the store {self._name!r} is closed and accepts no writes: open it again")
         future = asyncio.get_running_loop().create_future()
-        self._queue.put(_WriteJob(write=write, on_commit=then, future=future))
+        self._queue.put(_WriteJob(write=write, on_commit=on_commit, future=future))
         result: Result = await future
         return result
 
     async def finish(self) -> None:
-        """Do what was queued, then nothing more. The connection stays open until `close`."""
+        """Do the queued writes and end the thread; later writes raise Unavailable. The connection stays open."""
         if self._is_open:
             self._is_open = False
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def close(self) -> None:
+        """Close the connection; call `finish` first."""
         self._db.close()
 
     def _run(self) -> None:
@@ -77,7 +81,7 @@ class WriterThread:
             _answer_jobs(jobs, outcomes)
 
     def _take_jobs(self) -> list[_WriteJob]:
-        """What waits, at least one; nothing once the last has been taken."""
+        """Wait for a write and return all that are queued; return an empty list after `finish`."""
         jobs: list[_WriteJob] = []
         job = self._queue.get()
         while job is not None:
@@ -89,7 +93,7 @@ class WriterThread:
             except Empty:
                 return jobs
         if jobs:
-            self._queue.put(None)  # to be found again after these
+            self._queue.put(None)  # ends the thread after these jobs
         return jobs
 
     def _commit_group(self, jobs: list[_WriteJob]) -> list[WriteOutcome]:
@@ -130,31 +134,31 @@ class WriterThread:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # the next BEGIN fails and says so, until a rollback gets through
+            pass  # the next BEGIN fails too, until a rollback succeeds
 
     def _unavailable(self, error: Exception) -> Unavailable:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
-        told = Unavailable(
-            f"the store {self._name!r} cannot be written now ({name}: {error}); nothing of this was kept: "
-            "see to its disk and try again"
+        unavailable = Unavailable(
+            f"the store {self._name!r} cannot be written now ({name}: {error}), and nothing was saved: "
+            "check its disk and try again"
         )
-        told.__cause__ = error
-        return told
+        unavailable.__cause__ = error
+        return unavailable
 
 
 def _is_file_error(error: Exception) -> bool:
-    own_fault = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, own_fault)
+    caused_by_write = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError)
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, caused_by_write)
 
 
 def _answer_jobs(jobs: list[_WriteJob], outcomes: list[WriteOutcome]) -> None:
-    """Hand the outcomes over to the loop of those who wait."""
+    """Pass the outcomes to the event loops of the callers."""
     pairs = zip(jobs, outcomes, strict=True)
     for loop, answered in groupby(pairs, key=lambda pair: pair[0].loop):
         try:
             loop.call_soon_threadsafe(_resolve_futures, list(answered))
         except RuntimeError:
-            pass  # the loop is closed: nobody waits any more
+            pass  # the loop is closed: no caller waits any more
 
 
 def _resolve_futures(answered: list[tuple[_WriteJob, WriteOutcome]]) -> None:

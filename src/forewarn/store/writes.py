@@ -1,4 +1,4 @@
-"""What each write of a SQLite store executes, within the transaction of the writer thread."""
+"""The writes of a SQLite store, executed on the writer thread within its transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ SqliteConnection = sqlite3.Connection
 
 
 def apply_commit(db: SqliteConnection, commit: Commit) -> AppliedCommit:
-    """Write all of a commit, in the order of its fields; Conflict where a guarded row has moved on."""
+    """Write all of a commit, in the order of its fields, and return it with numbered entries.
+
+    Raises Conflict if a scope, gate or request is at another version than the one it was decided on.
+    """
     for scope in commit.scopes:
         _write_versioned(
             db, "scopes", scope, row_codec.scope_row(scope), write_statements.ADD_SCOPE, write_statements.UPDATE_SCOPE
@@ -50,17 +53,20 @@ def apply_commit(db: SqliteConnection, commit: Commit) -> AppliedCommit:
     return AppliedCommit(commit=replace(commit, entries=entries), seq=entries[-1].seq if entries else read_last_seq(db))
 
 
-def write_observations(db: SqliteConnection, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
+def write_observations(db: SqliteConnection, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+    """Write polls, the last request time of their scopes, and deliveries."""
     _execute_each(db, write_statements.PUT_POLL, polls, row_codec.last_poll_row)
     _execute_each(db, write_statements.UPDATE_LAST_REQUEST, polls, lambda p: {"row_id": p.scope_id, "polled_at": p.at})
-    _execute_each(db, write_statements.ADD_DELIVERY, sightings, row_codec.delivery_row)
+    _execute_each(db, write_statements.ADD_DELIVERY, deliveries, row_codec.delivery_row)
 
 
 def save_value(db: SqliteConnection, name: str, value: bytes) -> None:
+    """Write a value under a name, in place of an earlier one."""
     db.execute(write_statements.PUT_SAVED, {"name": name, "value": value})
 
 
 def prune_before(db: SqliteConnection, before: float) -> int:
+    """Delete old events with their deliveries, and old history entries; return the entries deleted."""
     row = {"before": before}
     db.execute(write_statements.PRUNE_DELIVERIES, row)
     db.execute(write_statements.PRUNE_EVENTS, row)
@@ -68,18 +74,19 @@ def prune_before(db: SqliteConnection, before: float) -> int:
 
 
 def read_last_seq(db: SqliteConnection) -> int:
+    """Return the sequence number of the last history entry ever written, 0 if there is none."""
     found = db.execute(queries.LAST_SEQ).fetchone()
     return int(found[0]) if found else 0
 
 
 def _write_versioned(
-    db: SqliteConnection, table: str, value: VersionedRow, row: row_codec.SqlRow, add: str, move: str
+    db: SqliteConnection, table: str, value: VersionedRow, row: row_codec.SqlRow, add: str, update: str
 ) -> None:
     if value.version == 0:
         done = db.execute(add, {**row, "id": value.id, "version": 1})
     else:
-        moved = {f"new_{name}": field for name, field in row.items()}
-        done = db.execute(move, {**moved, "row_id": value.id, "decided_on": value.version})
+        changed = {f"new_{name}": field for name, field in row.items()}
+        done = db.execute(update, {**changed, "row_id": value.id, "decided_on": value.version})
     if done.rowcount != 1:
         raise version_conflict(table.removesuffix("s"), value.id, value.version, _stored_version(db, table, value.id))
 
@@ -99,7 +106,7 @@ def _execute_each(
 
 
 def _write_event(db: SqliteConnection, event: Event) -> None:
-    """Most changes leave alone what the event is found by: then its indexes, six of them, are not written again."""
+    """Update only the body if no indexed column changes, as in most cases; that leaves six indexes alone."""
     row = row_codec.event_row(event)
     if db.execute(write_statements.UPDATE_EVENT_BODY, row).rowcount != 1:
         db.execute(write_statements.PUT_EVENT, row)

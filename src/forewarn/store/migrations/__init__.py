@@ -16,11 +16,11 @@ from sqlalchemy.pool import StaticPool
 
 from forewarn.store.schema import APPLICATION_ID, REVISION
 
-MIGRATIONS_DIRECTORY = Path(__file__).parent
+MIGRATIONS_DIRECTORY = Path(__file__).parent  # where Alembic finds `env.py` and `versions`
 
 
 def migrate_to_newest(db: sqlite3.Connection) -> None:
-    """All steps that are missing, in one transaction: all of them or none. `db` has no isolation level."""
+    """Apply all missing migrations in one transaction. `db` must be opened with isolation_level=None."""
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
     event.listen(engine, "begin", _begin_immediate)
     with engine.begin() as connection:
@@ -33,5 +33,5 @@ def migrate_to_newest(db: sqlite3.Connection) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    # The driver begins by itself before data changes only; tables are to be created all or none.
+    # The driver begins a transaction only before data changes, not before CREATE TABLE.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
