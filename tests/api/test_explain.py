@@ -32,15 +32,15 @@ def test_a_pending_restart_says_what_it_waits_for_and_who_knows(api: Any) -> Non
     story = api.get(f"/explain/{event['id'][:36].lower()}")
     assert story["title"] == "Reboot of web-0: user restart"
     assert [line["text"] for line in story["lines"]] == [
-        "local user ann asked for it: user restart; scheduled with 15 min of notice",
-        "web-1 was given it as Scheduled",
+        "local user ann requested it: user restart; scheduled with 15 min of notice",
+        "delivered to web-1 as Scheduled",
     ]
     assert story["lines"][1]["detail"] == "api-version 2020-07-01, incarnation 2"
     assert story["now"] == [
-        "It is scheduled and waits for an approval, or the end of its notice: 15 min at the longest.",
-        "web-0 has not been given it yet.",
+        "It is scheduled and waits for an approval, or the end of its notice, at most 15 min.",
+        "It was not delivered to web-0 yet.",
         "Scheduled events are enabled for availability set web.",
-        "web-1 asks for events, 2 others do not (the last less than a second ago, api-version 2020-07-01).",
+        "web-1 polls, 2 other VMs do not (the last poll was less than a second ago, api-version 2020-07-01).",
     ]
 
 
@@ -53,10 +53,10 @@ def test_a_vm_that_rebooted_is_told_why(api: Any) -> None:
     story = api.get("/explain/lab%2Fweb-0")
     assert story["title"] == "web-0, of availability set web"
     (line,) = story["lines"]
-    assert line["text"] == "Reboot, asked for by local user ann (user restart): finished"
+    assert line["text"] == "Reboot, requested by local user ann (user restart): finished"
     assert line["detail"] == (
         "15 min of notice promised, 1 min given; "
-        "web-0 was given it after less than a second (api-version 2020-07-01); "
+        "delivered to web-0 after less than a second (api-version 2020-07-01); "
         "approved by web-0; reboot of web-0 was performed, 30 s after the start; "
         f"event {event['id']}"
     )
@@ -69,7 +69,7 @@ def test_a_crash_in_between_is_told_with_what_it_may_have_lost(api: Any) -> None
     entry = HistoryEntry(at=api.world.now, what=EntryKind.SERVICE, text="service started, version 0.1.0, process 7")
     api.world.do(api.world.store.commit(Commit(entries=(entry,))))
     lines = api.get(f"/explain/{event['id']}")["lines"]
-    assert lines[-1]["text"] == "the service was back after a crash"
+    assert lines[-1]["text"] == "the service started again after a crash"
     assert "two seconds before the crash" in lines[-1]["detail"]
 
 
@@ -92,7 +92,7 @@ def test_a_removed_vm_can_still_be_explained(api: Any) -> None:
     story = api.get("/explain/db")
     assert story["now"][0] == "db was removed less than a second ago."
     assert api.refused("GET", "/vms/db")[2] == "VM 'db' was removed: GET /forewarn/v1/explain/db says when and why"
-    assert story["lines"][0]["text"].startswith("Reboot, asked for by local user ann (user restart): withdrawn")
+    assert story["lines"][0]["text"].startswith("Reboot, requested by local user ann (user restart): withdrawn")
 
 
 def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
@@ -100,10 +100,10 @@ def test_a_scope_that_nobody_watches_is_told(asleep: Any) -> None:
     story = asleep.get("/explain/db")
     assert story["now"] == [
         "db is running on h1.",
-        "No maintenance of it is on record.",
-        "Scheduled events are disabled for VM db: none of its VMs has asked within 24 h. "
-        "What users ask for is carried out at once.",
-        "Nobody there has ever asked for events.",
+        "No maintenance of it is recorded.",
+        "Scheduled events are disabled for VM db: none of its VMs has polled within 24 h. "
+        "User operations are performed at once.",
+        "No client there has polled yet.",
     ]
 
 
@@ -114,13 +114,13 @@ def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> 
     story = api.get("/explain/h3")
     assert story["title"] == "host h3, in westeurope"
     assert story["lines"][0]["text"] == (
-        "Redeploy of web-2, asked for by local user ann (predicted failure): scheduled"
+        "Redeploy of web-2, requested by local user ann (predicted failure): scheduled"
     )
     assert story["now"] == [
-        "h3 is predicted to fail: its VMs are to leave it.",
+        "h3 is predicted to fail: its VMs will be moved to other hosts.",
         "web-2 is on it.",
         f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
-        "2 h at the longest. web-2 has not been given it yet.",
+        "at most 2 h. It was not delivered to web-2 yet.",
     ]
 
 
@@ -131,10 +131,10 @@ def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: A
     assert story["title"] == "availability set web (set:sub/lab/web)"
     assert story["now"] == [
         "Scheduled events are enabled for availability set web.",
-        "web-1 asks for events, 2 others do not (the last less than a second ago, api-version 2020-07-01).",
+        "web-1 polls, 2 other VMs do not (the last poll was less than a second ago, api-version 2020-07-01).",
         "web-0, web-1 and web-2 are in it.",
         f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
-        "15 min at the longest. web-0 has not been given it yet.",
+        "at most 15 min. It was not delivered to web-0 yet.",
     ]
     assert api.get("/explain/set:sub%2Flab%2Fweb") == story
 
@@ -143,16 +143,16 @@ def test_a_rollout_tells_where_it_is_and_what_it_waits_for(api: Any) -> None:
     """Spec §6.2."""
     rollout = api.post("/rollouts", {"impact": "update", "scope": "web"})["id"]
     story = api.get(f"/explain/{rollout}")
-    assert story["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, asked for by local user ann"
+    assert story["title"] == f"Rollout {rollout}, update over scope set:sub/lab/web, requested by local user ann"
     assert story["now"][:3] == [
         "It is running: 0 of 3 VMs done, 1 scheduled, 2 waiting.",
-        "It is at update domain 0 of availability set web.",
+        "It works on update domain 0 of availability set web.",
         "Next is update domain 1 of its scopes.",
     ]
     assert "waits for an approval" in story["now"][3]
     api.post(f"/rollouts/{rollout}/abort")
     assert api.get(f"/explain/{rollout}")["now"] == [
-        "It was aborted: 0 of 3 VMs done, 1 withdrawn, 2 never begun. Why: local user ann ended it."
+        "It was aborted: 0 of 3 VMs done, 1 withdrawn, 2 never started. Reason: local user ann ended it."
     ]
     (event,) = api.get("/events?all=true")["events"]
     assert "ambiguous, event " in api.refused("GET", f"/explain/{rollout[:30]}")[2]
@@ -164,14 +164,14 @@ def test_a_rollout_is_explained_by_the_beginning_of_its_id(api: Any) -> None:
     api.post("/fleet/hosts", {"name": "h9", "location": "westeurope"})
     rollout = api.post("/rollouts", {"impact": "update", "hosts": ["h9"]})["id"]
     story = api.get(f"/explain/{rollout[:8]}")
-    assert story["title"] == f"Rollout {rollout}, update over host h9, asked for by local user ann"
+    assert story["title"] == f"Rollout {rollout}, update over host h9, requested by local user ann"
     assert story["now"] == ["It completed: 0 of 0 VMs done."]
 
 
 def test_a_request_tells_what_of_it_is_pending(api: Any) -> None:
     events = api.restart_of("web-0", "db")
     story = api.get(f"/explain/{events[0]['request_id']}")
-    assert story["title"] == "Restart of web-0 and db, asked for by local user ann"
+    assert story["title"] == "Restart of web-0 and db, requested by local user ann"
     assert len([text for text in story["now"] if "waits for an approval" in text]) == 2
     api.world.advance(3600)
     assert api.get(f"/explain/{events[0]['request_id']}")["now"] == ["Nothing of it is pending."]
@@ -199,4 +199,4 @@ def test_maintenance_that_was_performed_is_explained_by_the_events_it_approved(a
     api.post("/vms/db/perform-maintenance")
     (request,) = [r for r in api.world.store.requests() if r.approves]
     story = api.get(f"/explain/{request.id}")
-    assert "the reboot of db is under way" in str(story)
+    assert "the reboot of db is in progress" in str(story)

@@ -235,7 +235,7 @@ def test_another_secret_ends_the_old_one(desk: Desk) -> None:
 def test_another_secret_ends_the_tokens_of_the_old_one(desk: Desk) -> None:
     stolen = desk.token()
     desk.commit(clients=(RegisteredClient(id="ci", secret_hash=hash_secret("another"), name="the pipeline"),))
-    assert desk.get(stolen).error[::2] == (401, "client 'ci' was given another secret: sign in with that one")
+    assert desk.get(stolen).error[::2] == (401, "client 'ci' has a new secret: sign in with that one")
     fresh = desk.ask(client_secret="another").json["access_token"]
     assert desk.get(fresh).status == 200
 
@@ -314,7 +314,7 @@ def test_the_token_of_a_vm_that_is_gone_is_worth_nothing_even_when_another_comes
     assert desk.get(token).status == 200
     desk.world.ask(RequestedOperation.DELETE, "db")
     desk.world.advance(60)
-    assert desk.get(token).error[2].startswith("VM 'db', which the token was given to, is gone")
+    assert desk.get(token).error[2].startswith("VM 'db', the owner of this token, was removed")
     desk.world.do(desk.world.control.fleet.apply_change(FleetChange(vms=(a_vm("db", host="h1"),)), who="ann"))
     assert desk.world.vm("db").vm_id != vm.vm_id
     assert desk.get(token).status == 401

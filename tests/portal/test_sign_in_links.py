@@ -133,7 +133,7 @@ def test_a_link_ends_with_the_secret_of_its_client(administered: Doors) -> None:
     administered.api.post("/access/clients/admin/secret")
     page = browser.get(link)
     assert (page.status, browser.jar) == (401, {})
-    assert "client 'admin' was given another secret" in page.text
+    assert "client 'admin' has a new secret" in page.text
 
 
 def bearer(doors: Doors, client_id: str, secret: str) -> dict[str, str]:

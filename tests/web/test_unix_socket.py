@@ -115,7 +115,7 @@ def test_a_file_in_the_way_is_left_alone(run: Any, api: Any, tmp_path: Path) -> 
         async with serve_unix(api.app, path):
             pass
 
-    with pytest.raises(Refused, match="is no socket"):
+    with pytest.raises(Refused, match="is not a socket"):
         run(scenario())
     assert path.read_text() == "precious"
 

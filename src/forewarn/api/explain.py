@@ -32,7 +32,7 @@ async def explain(context: RequestContext, call: HandlerCall) -> Explanation:
     rollout = _find_or_none(context.find_rollout, thing) if event is None or not _is_full_id(thing, event) else None
     if event is not None and rollout is not None:
         raise Refused(
-            f"{thing!r} is ambiguous, event {event.id} and rollout {rollout.id} begin so: give more of the id"
+            f"{thing!r} is ambiguous, event {event.id} and rollout {rollout.id} begin with it: give more of the id"
         )
     if event is not None:
         return explain_event(context, event)

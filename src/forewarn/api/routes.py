@@ -1,4 +1,4 @@
-"""The API's route table, and the pipeline of a call: authenticate, parse, authorize, handle."""
+"""The API's route table, and how a request is answered by its route."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 
@@ -26,14 +26,15 @@ from forewarn.api import (
     service,
     webhooks,
 )
-from forewarn.api.errors import error_response, make_error_response
+from forewarn.api.errors import error_response
 from forewarn.api.openapi import openapi_document
 from forewarn.api.requests import vms_asked_for
 from forewarn.core.access import Right
 from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.pipeline import authorize, read_body, run_request
 from forewarn.web.remedies import SURFACE_HEADER, surface_of
-from forewarn.web.request_parsing import MAX_BODY_BYTES, HandlerCall, read_limited_body, unique_query_params
-from forewarn.web.routing import API_PREFIX, ApiRoute, HandlerSignature, listing, named_event, named_vm, signed_in
+from forewarn.web.request_parsing import HandlerCall, unique_query_params
+from forewarn.web.routing import API_PREFIX, ApiRoute, handler_signature, listing, named_event, named_vm, signed_in
 
 READ, OPERATE, APPROVE, PLATFORM = Right.READ, Right.OPERATE, Right.APPROVE, Right.PLATFORM
 ADMINISTER = Right.ADMINISTER
@@ -49,7 +50,7 @@ def _cached_openapi() -> dict[str, Any]:
     return openapi_document(ROUTES)
 
 
-# A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
+# A VM's name may contain a slash (group/name), so it is a `:path`. Of two matching paths the first wins.
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/openapi.json", show_openapi, READ, resources=signed_in),
     ApiRoute("GET", "/service", service.show_service, READ, resources=listing),
@@ -115,38 +116,38 @@ ROUTES: tuple[ApiRoute, ...] = (
 
 
 def api_routes(make_context: ContextFactory) -> list[BaseRoute]:
-    """Everything under `/forewarn/v1`."""
+    """The starlette routes of everything under `/forewarn/v1`; `make_context` authenticates the caller."""
     by_path: dict[str, list[ApiRoute]] = defaultdict(list)
     for route in ROUTES:
         by_path[route.path].append(route)
-    routes = [_starlette_route(make_context, path, lines) for path, lines in by_path.items()]
+    routes = [_starlette_route(make_context, path, same_path) for path, same_path in by_path.items()]
     return [Mount(API_PREFIX, app=Router(routes, redirect_slashes=False))]
 
 
-def _starlette_route(make_context: ContextFactory, path: str, lines: Iterable[ApiRoute]) -> Route:
-    by_method = {route.method: (route, route.signature) for route in lines}
+def _starlette_route(make_context: ContextFactory, path: str, routes: Iterable[ApiRoute]) -> Route:
+    by_method = {route.method: route for route in routes}
+    for route in by_method.values():
+        handler_signature(route.handler)  # a wrong signature is an error at start, not at the first request
 
     async def endpoint(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await _handle_call(make_context, *by_method[method], request)
+        route = by_method["GET" if request.method == "HEAD" else request.method]
+
+        def render_error(error: Exception, _: RequestContext | None) -> Response:
+            return error_response(error, surface_of(request.headers.get(SURFACE_HEADER)))
+
+        return await run_request(
+            request,
+            authenticate=make_context,
+            handle=lambda context: _answer(route, context, request),
+            render_error=render_error,
+        )
 
     return Route(path, endpoint, methods=list(by_method))
 
 
-async def _handle_call(
-    make_context: ContextFactory, route: ApiRoute, signature: HandlerSignature, request: Request
-) -> Response:
-    try:
-        context = await make_context(request)
-        body = await read_limited_body(request)
-        if body is None:
-            return make_error_response(413, "Rejected", f"the body is longer than {MAX_BODY_BYTES} bytes: send less")
-        call = HandlerCall(path_params=request.path_params, query=unique_query_params(request), body=body)
-        for resource in route.resources(context, call):
-            context.require(route.right, resource)
-        answer = msgspec.json.encode(await route.handler(context, call, **signature.parse(call)))
-    except ClientDisconnect:
-        return Response(status_code=400)  # nobody is left to read it
-    except Exception as error:
-        return error_response(error, surface_of(request.headers.get(SURFACE_HEADER)))
+async def _answer(route: ApiRoute, context: RequestContext, request: Request) -> Response:
+    body = await read_body(request)
+    call = HandlerCall(path_params=request.path_params, query=unique_query_params(request), body=body)
+    arguments = authorize(route, context, call)
+    answer = msgspec.json.encode(await route.handler(context, call, **arguments))
     return Response(answer, status_code=route.status, media_type="application/json")

@@ -10,6 +10,7 @@ from forewarn.arm.routing import ArmResponse
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.authentication import AuthenticationRequired
 from forewarn.web.remedies import Surface, message_for
+from forewarn.web.request_parsing import BodyTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ _CODE_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (Refused, 409, "OperationNotAllowed"),
     (Unauthenticated, 401, "AuthenticationFailed"),
     (Forbidden, 403, "AuthorizationFailed"),
+    (BodyTooLarge, 413, "RequestEntityTooLarge"),
     (Rejected, 400, "InvalidParameter"),
     (Conflict, 409, "Conflict"),
     (Unavailable, 503, "ServiceUnavailable"),

@@ -7,7 +7,7 @@ from typing import cast
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -15,8 +15,9 @@ from forewarn.arm import actions, approvals, discovery, operations, resources, t
 from forewarn.arm.api_versions import require_known_version
 from forewarn.arm.errors import arm_error_response, make_arm_error
 from forewarn.arm.routing import AnonymousArmHandler, ArmCall, ArmHandler, ArmResponse, ArmRoute
-from forewarn.web.context import ContextFactory
-from forewarn.web.request_parsing import MAX_BODY_BYTES, MAX_FORM_BYTES, read_limited_body, unique_query_params
+from forewarn.web.context import ContextFactory, RequestContext
+from forewarn.web.pipeline import read_body, run_request
+from forewarn.web.request_parsing import MAX_BODY_BYTES, MAX_FORM_BYTES, unique_query_params
 
 ROUTES: tuple[ArmRoute, ...] = (
     *discovery.ROUTES,
@@ -33,60 +34,62 @@ _FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 def arm_routes(make_context: ContextFactory) -> list[Route]:
+    """One starlette route for every path: the facade matches paths itself, without case."""
+
     async def endpoint(request: Request) -> Response:
-        answer = await _dispatch(make_context, request)
-        body = b"" if answer.body is None else msgspec.json.encode(answer.body)
-        media = None if answer.body is None else "application/json"
-        return Response(body, status_code=answer.status, media_type=media, headers=dict(answer.headers))
+        path = _normalize_path(request.scope["path"])  # not request.url.path, which quotes some characters again
+        matching = [(route, params) for route in ROUTES if (params := route.match_path(path)) is not None]
+        method = "GET" if request.method == "HEAD" else request.method
+        found = next(((route, params) for route, params in matching if route.method == method), None)
+        if found is None:
+            return _starlette_response(_route_not_found(request.method, path, [route.method for route, _ in matching]))
+        route, params = found
+        return await run_request(
+            request,
+            authenticate=make_context if route.right is not None else _anonymous,
+            handle=lambda context: _answer(context, request, path, route, params),
+            render_error=lambda error, _: _starlette_response(arm_error_response(error)),
+        )
 
     return [Route("/{path:path}", endpoint, methods=_ALL_METHODS)]
 
 
-async def _dispatch(make_context: ContextFactory, request: Request) -> ArmResponse:
-    path = _normalize_path(request.scope["path"])  # not from its URL, where some signs are quoted again
-    fitting = [(route, names) for route in ROUTES if (names := route.match_path(path)) is not None]
-    method = "GET" if request.method == "HEAD" else request.method
-    found = next(((route, names) for route, names in fitting if route.method == method), None)
-    if found is None:
-        return _route_not_found(request.method, path, [route.method for route, _ in fitting])
-    try:
-        return await _invoke(make_context, request, path, *found)
-    except ClientDisconnect:
-        return ArmResponse(status=400)  # nobody is left to read it
-    except Exception as error:
-        return arm_error_response(error)
+async def _anonymous(request: Request) -> None:
+    """Authenticates nobody: discovery and sign-in need no token."""
 
 
-async def _invoke(
-    make_context: ContextFactory, request: Request, path: str, route: ArmRoute, names: dict[str, str]
-) -> ArmResponse:
-    # Who asks is settled first: a stranger learns nothing, not even that the body is too long.
-    context = await make_context(request) if route.right is not None else None
-    longest = MAX_BODY_BYTES if context is not None else MAX_FORM_BYTES
-    body = await read_limited_body(request, longest)
-    if body is None:
-        return make_arm_error(413, "RequestEntityTooLarge", f"the body is longer than {longest} bytes: send less")
+async def _answer(
+    context: RequestContext | None, request: Request, path: str, route: ArmRoute, params: dict[str, str]
+) -> Response:
+    body = await read_body(request, MAX_BODY_BYTES if context is not None else MAX_FORM_BYTES)
     call = ArmCall(
         method=route.method,
         path=path,
-        path_params=names,
+        path_params=params,
         query=unique_query_params(request),
         body=body,
         base_url=f"{request.url.scheme}://{request.url.netloc}",
-        resource=route.resource_id(names),
+        resource=route.resource_id(params),
         form_fields=_parse_form(request, body),
         authorization=request.headers.get("authorization", ""),
     )
     if context is None or route.right is None:
-        return await cast(AnonymousArmHandler, route.handler)(request.app.state.dependencies, call)
+        handle_anonymous = cast(AnonymousArmHandler, route.handler)
+        return _starlette_response(await handle_anonymous(request.app.state.dependencies, call))
     if context.dependencies.strict_api_versions:
         require_known_version(call.api_version, path)
     route.authorize(context, call, route.right)
-    return await cast(ArmHandler, route.handler)(context, call)
+    return _starlette_response(await cast(ArmHandler, route.handler)(context, call))
+
+
+def _starlette_response(response: ArmResponse) -> Response:
+    body = b"" if response.body is None else msgspec.json.encode(response.body)
+    media_type = None if response.body is None else "application/json"
+    return Response(body, status_code=response.status, media_type=media_type, headers=dict(response.headers))
 
 
 def _normalize_path(path: str) -> str:
-    """As clients mean it: some double a slash, some end with one."""
+    """The path without doubled slashes and without a slash at its end, which some clients send."""
     single = re.sub(r"/{2,}", "/", path)
     return single if single == "/" else single.rstrip("/")
 

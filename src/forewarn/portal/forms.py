@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -25,20 +25,23 @@ from forewarn.portal.confirmation import IdempotencyKeys, confirmation_page
 from forewarn.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
 from forewarn.portal.form_catalog import FORMS
 from forewarn.portal.form_definition import FREE_TEXT_SUFFIX, FieldKind, Form, FormField, FormValues
-from forewarn.portal.rendering import error_page_response, page_response, sign_in_redirect
+from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.web.directory import IndexedVm
 from forewarn.web.errors import status_and_message
+from forewarn.web.pipeline import authorize
 from forewarn.web.remedies import Surface
 from forewarn.web.request_parsing import HandlerCall, read_limited_body
 from forewarn.web.routing import everything
 from forewarn.web.view_builder import scope_title
 
-MAX_CHOICES = 300  # VMs, hosts or scopes to choose from; others are typed
-_MAX_FAILED_LOOKUPS = 20  # names that are looked up in vain, each at the price of what was meant by it; then none is
-_MAX_VMS_CHECKED = 5_000  # VMs of which it is looked whether they suit
+MAX_CHOICES = 300  # VMs, hosts or scopes that a field offers; the user types others
+_MAX_FAILED_LOOKUPS = 20  # unknown names per field; each one searches for similar names, so no more are looked up
+_MAX_VMS_CHECKED = 5_000  # in a larger fleet a form offers VMs without checking their state
 
 
 class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One option that a field offers."""
+
     value: str
     text: str
     note: str = ""
@@ -46,7 +49,7 @@ class FieldChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
-    """A field, as it is shown."""
+    """A form field as the template shows it, with its current value and its choices."""
 
     name: str
     kind: str
@@ -54,35 +57,38 @@ class FormFieldView(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
     is_required: bool
     fault_kind: str
-    value: str  # as it was typed, but for what is among the choices
+    value: str  # the entered text, without what is among the choices
     choices: tuple[FieldChoice, ...] = ()
-    is_truncated: bool = False  # there are more to choose from
+    is_truncated: bool = False  # there are more choices than are offered
 
 
 class FormPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The page of a form to fill in."""
+
     name: str
     title: str
     description: str
     button: str
     fields: tuple[FormFieldView, ...]
-    error: str = ""  # why what was sent was refused
+    error: str = ""  # why the submitted values were rejected
 
 
-def form_page(context: PortalContext, form: Form, typed: FormValues, sentence: str = "") -> FormPage:
-    fields = tuple(_field_view(context, form, field, typed) for field in form.fields)
+def form_page(context: PortalContext, form: Form, values: FormValues, error: str = "") -> FormPage:
+    """The page of a form, filled in with `values`; choices are those that the user may see."""
+    fields = tuple(_field_view(context, form, field, values) for field in form.fields)
     return FormPage(
         name=form.name,
         title=form.title,
         description=form.description,
         button=form.button,
         fields=fields,
-        error=sentence,
+        error=error,
     )
 
 
-def _field_view(context: PortalContext, form: Form, field: FormField, typed: FormValues) -> FormFieldView:
-    is_new = field.name not in typed and f"{field.name}{FREE_TEXT_SUFFIX}" not in typed
-    texts = [field.default] if is_new and field.default else field.entered_texts(typed)
+def _field_view(context: PortalContext, form: Form, field: FormField, values: FormValues) -> FormFieldView:
+    is_new = field.name not in values and f"{field.name}{FREE_TEXT_SUFFIX}" not in values
+    texts = [field.default] if is_new and field.default else field.entered_texts(values)
     choices, rest, is_cut = _field_choices(context, form, field, texts)
     return FormFieldView(
         name=field.name,
@@ -118,14 +124,16 @@ def _field_choices(
 def _mark_chosen(
     offered: Sequence[FieldChoice], texts: list[str]
 ) -> tuple[tuple[FieldChoice, ...], Sequence[str], bool]:
-    """Those that were typed first, so that none of them is cut off."""
+    """The choices, texts that are none of them, and whether choices are left out. Chosen ones are never left out."""
     wanted = {text.casefold() for text in texts}
-    chosen = [msgspec.structs.replace(c, is_chosen=True) for c in offered if c.value.casefold() in wanted]
+    chosen = [
+        msgspec.structs.replace(choice, is_chosen=True) for choice in offered if choice.value.casefold() in wanted
+    ]
     known = {choice.value.casefold() for choice in chosen}
     rest = [text for text in texts if text.casefold() not in known]
     if len(offered) <= MAX_CHOICES:
-        at = {choice.value: choice for choice in chosen}
-        return tuple(at.get(choice.value, choice) for choice in offered), rest, False
+        chosen_by_value = {choice.value: choice for choice in chosen}
+        return tuple(chosen_by_value.get(choice.value, choice) for choice in offered), rest, False
     others = [choice for choice in offered if choice.value.casefold() not in known]
     return (*chosen, *others[: MAX_CHOICES - len(chosen)]), rest, True
 
@@ -141,9 +149,9 @@ def _vm_choices(
             rest.append(text)
         else:
             named[vm.key] = _vm_choice(vm, is_chosen=True)
-    fitting = (choice for choice in _eligible_vm_choices(context, form) if choice.value not in named)
+    eligible = (choice for choice in _eligible_vm_choices(context, form) if choice.value not in named)
     left = max(0, MAX_CHOICES - len(named))
-    others = list(islice(fitting, left + 1))
+    others = list(islice(eligible, left + 1))
     return (*named.values(), *others[:left]), rest, len(others) > left
 
 
@@ -155,15 +163,17 @@ def _find_vm(context: PortalContext, text: str) -> Vm | None:
 
 
 def _eligible_vm_choices(context: PortalContext, form: Form) -> Iterator[FieldChoice]:
-    """The VMs for which whoever is looking may ask for this; in a large fleet, whether it suits them or not."""
-    ask, right = form.fixed_body.get("ask"), form.api_route(context.api_routes).right
-    looks = context.store.counts().vms <= _MAX_VMS_CHECKED
-    for listed in _visible_vms(context):
-        if not context.principal.may(right, listed.resource):
+    """The VMs for which the user may submit this form. In a large fleet their state is not checked."""
+    operation, right = form.fixed_body.get("ask"), form.api_route(context.api_routes).right
+    checks_eligibility = context.store.counts().vms <= _MAX_VMS_CHECKED
+    for indexed in _visible_vms(context):
+        if not context.principal.may(right, indexed.resource):
             continue
-        vm = context.store.vm(listed.key)
+        vm = context.store.vm(indexed.key)
         if vm is not None and (
-            ask is None or not looks or is_applicable(vm, OPERATION_CAUSES[RequestedOperation(ask)])
+            operation is None
+            or not checks_eligibility
+            or is_applicable(vm, OPERATION_CAUSES[RequestedOperation(operation)])
         ):
             yield _vm_choice(vm)
 
@@ -179,7 +189,7 @@ def _vm_choice(vm: Vm, *, is_chosen: bool = False) -> FieldChoice:
 
 
 def _scope_choices(context: PortalContext) -> Iterator[FieldChoice]:
-    """Sets and services; a standalone VM is a scope of its own, and named as a VM."""
+    """Scopes of several VMs. A standalone VM is a scope of its own, which the user names like a VM."""
     for scope_id in context.store.scope_ids():
         if (
             not scope_id.startswith("vm:")
@@ -189,31 +199,26 @@ def _scope_choices(context: PortalContext) -> Iterator[FieldChoice]:
             yield FieldChoice(value=scope_id, text=scope_title(scope), note=f"{len(scope.present_vms)} VMs")
 
 
-_MAX_FORM_BYTES = 2 * 1024 * 1024  # ten thousand VMs by their keys
+_MAX_FORM_BYTES = 2 * 1024 * 1024  # enough for the keys of ten thousand VMs
 _MAX_FIELDS = 20_000
 _FORM_MEDIA_TYPE = "application/x-www-form-urlencoded"
-_RESERVED_FIELDS = ("token", "confirmed", "slip", "again")  # fields of every form
-_UNKNOWN_KEY_MESSAGE = (
-    "This confirmation is not known any more, and nothing was done: look again what will happen, and confirm."
-)
-_PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/lab")  # pages that say what was just done
+# Fields of every form: CSRF token, "yes" on the confirmation page, idempotency key, and the button Back.
+_RESERVED_FIELDS = ("token", "confirmed", "slip", "again")
+_UNKNOWN_KEY_MESSAGE = "This confirmation has expired, and nothing was done. Check the preview, and confirm again."
+_PAGES_WITH_DONE_MESSAGE = ("/requests/", "/rollouts/", "/lab")
 
 
-def form_routes(enter: PageAuthenticator) -> list[BaseRoute]:
-    slips = IdempotencyKeys()
+def form_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
+    """The route of all forms, `/portal/forms/NAME`; idempotency keys live as long as it does."""
+    idempotency_keys = IdempotencyKeys()
 
     async def endpoint(request: Request) -> Response:
-        try:
-            context, visit = await enter(request)
-        except Exception as error:
-            return sign_in_redirect(error, request)
-        try:
-            sending = _FormRequest(context, visit, request, _find_form(request.path_params["name"]), slips)
-            return await (sending.submit() if request.method == "POST" else sending.show())
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
-        except Exception as error:
-            return error_page_response(error, context, visit, request)
+        async def answer(context: PortalContext, session: CurrentSession) -> Response:
+            form = _find_form(request.path_params["name"])
+            form_request = _FormRequest(context, session, request, form, idempotency_keys)
+            return await (form_request.submit() if request.method == "POST" else form_request.show())
+
+        return await run_page_request(request, authenticate, answer)
 
     return [Route(f"{PORTAL_PREFIX}/forms/{{name}}", endpoint, methods=["GET", "POST"])]
 
@@ -221,12 +226,12 @@ def form_routes(enter: PageAuthenticator) -> list[BaseRoute]:
 def _find_form(name: str) -> Form:
     form = FORMS.get(name)
     if form is None:
-        raise NotFound(f"there is no form {name!r}: start at the fleet")
+        raise NotFound(f"form {name!r} does not exist: start at the fleet")
     return form
 
 
 def _require_right_somewhere(context: PortalContext, form: Form) -> None:
-    """Whoever may do this nowhere is told so before they fill in anything."""
+    """Raises Forbidden if the user may submit this form for no resource at all, before they fill it in."""
     route = form.api_route(context.api_routes)
     if route.resources is everything:
         context.require(route.right, ROOT_RESOURCE)
@@ -235,92 +240,96 @@ def _require_right_somewhere(context: PortalContext, form: Form) -> None:
 
 
 def _query_values(request: Request) -> FormValues:
-    typed: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
-        typed.setdefault(name, []).append(value)
-    return typed
+        values.setdefault(name, []).append(value)
+    return values
 
 
 def _form_response(
     context: PortalContext,
-    visit: CurrentSession,
+    session: CurrentSession,
     request: Request,
     form: Form,
-    typed: FormValues,
+    values: FormValues,
     error: Exception | None = None,
 ) -> Response:
-    """The form, with what was typed, and why that was refused."""
-    status, sentence = (200, "") if error is None else status_and_message(error, Surface.PORTAL)
+    """The form filled in with `values`, with the message of `error`."""
+    status, message = (200, "") if error is None else status_and_message(error, Surface.PORTAL)
     return page_response(
-        "form.html", context, visit, request, status=status, page=form_page(context, form, typed, sentence)
+        "form.html", context, session, request, status=status, page=form_page(context, form, values, message)
     )
 
 
 class _FormRequest:
-    """One form, opened or sent: to see what would happen, or to have it happen."""
+    """One request for a form: opened, submitted for a preview, or confirmed."""
 
     def __init__(
-        self, context: PortalContext, visit: CurrentSession, request: Request, form: Form, slips: IdempotencyKeys
+        self,
+        context: PortalContext,
+        session: CurrentSession,
+        request: Request,
+        form: Form,
+        idempotency_keys: IdempotencyKeys,
     ) -> None:
         self._context = context
-        self._session = visit
+        self._session = session
         self._request = request
         self._form = form
-        self._idempotency_keys = slips
+        self._idempotency_keys = idempotency_keys
 
     async def show(self) -> Response:
-        """The form; where a link says all that it asks for, what will happen."""
-        form, typed = self._form, _query_values(self._request)
+        """The form; or its confirmation, if the link fills it in and the form confirms directly."""
+        form, values = self._form, _query_values(self._request)
         _require_right_somewhere(self._context, form)
-        if not form.confirms_directly or not any(field.name in typed for field in form.fields):
-            return _form_response(self._context, self._session, self._request, form, typed)
+        if not form.confirms_directly or not any(field.name in values for field in form.fields):
+            return _form_response(self._context, self._session, self._request, form, values)
         try:
-            return await self._ask_confirmation(typed)
+            return await self._ask_confirmation(values)
         except (Rejected, Conflict, Unavailable) as error:
-            return _form_response(self._context, self._session, self._request, form, typed, error)
+            return _form_response(self._context, self._session, self._request, form, values, error)
 
     async def submit(self) -> Response:
+        """The confirmation; once confirmed, makes the API call and redirects to its result."""
         fields = await _read_form(self._request)
         require_csrf_token(self._session, self._request.headers, fields)
         _require_right_somewhere(self._context, self._form)
-        typed = {name: values for name, values in fields.items() if name not in _RESERVED_FIELDS}
+        values = {name: values for name, values in fields.items() if name not in _RESERVED_FIELDS}
         if "again" in fields:
-            return _form_response(self._context, self._session, self._request, self._form, typed)
+            return _form_response(self._context, self._session, self._request, self._form, values)
         try:
             if "yes" not in fields.get("confirmed", ()):
-                return await self._ask_confirmation(typed)
-            return await self._perform(typed, (fields.get("slip") or [""])[0])
+                return await self._ask_confirmation(values)
+            return await self._perform(values, (fields.get("slip") or [""])[0])
         except (Rejected, Conflict, Unavailable) as error:
-            return _form_response(self._context, self._session, self._request, self._form, typed, error)
+            return _form_response(self._context, self._session, self._request, self._form, values, error)
 
-    async def _ask_confirmation(self, typed: FormValues, note: str = "") -> Response:
-        call = self._api_call(typed)
-        slip = self._idempotency_keys.issue(self._principal_id)
-        page = await confirmation_page(self._context, self._form, call, typed, slip, note)
+    async def _ask_confirmation(self, values: FormValues, note: str = "") -> Response:
+        call = self._api_call(values)
+        key = self._idempotency_keys.issue(self._principal_id)
+        page = await confirmation_page(self._context, self._form, call, values, key, note)
         return page_response("confirmation.html", self._context, self._session, self._request, page=page)
 
-    async def _perform(self, typed: FormValues, slip: str) -> Response:
-        if slip and not self._idempotency_keys.is_known(self._principal_id, slip):
-            return await self._ask_confirmation(typed, _UNKNOWN_KEY_MESSAGE)
+    async def _perform(self, values: FormValues, key: str) -> Response:
+        if key and not self._idempotency_keys.is_known(self._principal_id, key):
+            return await self._ask_confirmation(values, _UNKNOWN_KEY_MESSAGE)
 
-        async def deed() -> str:
-            call, route = self._api_call(typed), self._form.api_route(self._context.api_routes)
+        async def call_api() -> str:
+            call, route = self._api_call(values), self._form.api_route(self._context.api_routes)
             return _redirect_url(self._form, await route.handler(self._context, call, **route.signature.parse(call)))
 
-        where = await self._idempotency_keys.run_once(
-            self._principal_id, slip or self._idempotency_keys.issue(self._principal_id), deed
+        result_url = await self._idempotency_keys.run_once(
+            self._principal_id, key or self._idempotency_keys.issue(self._principal_id), call_api
         )
-        return RedirectResponse(where, status_code=303)
+        return RedirectResponse(result_url, status_code=303)
 
-    def _api_call(self, typed: FormValues) -> HandlerCall:
-        """The call of the API that this form is, by somebody who may make it."""
+    def _api_call(self, values: FormValues) -> HandlerCall:
+        """The API call that the form makes. Raises Forbidden or Rejected as the API would, before it is made."""
         form, route = self._form, self._form.api_route(self._context.api_routes)
-        names = {f.path_parameter: _require_value(f.label, f.parse(typed)) for f in form.fields if f.path_parameter}
-        body = {**form.fixed_body, **_body_members(form, typed), **form.extra_body(self._context, typed)}
+        names = {f.path_parameter: _require_value(f.label, f.parse(values)) for f in form.fields if f.path_parameter}
+        body = {**form.fixed_body, **_body_members(form, values), **form.extra_body(self._context, values)}
         call = HandlerCall(path_params=names, body=msgspec.json.encode(body))
-        for resource in route.resources(self._context, call):
-            self._context.require(route.right, resource)
-        route.signature.parse(call)
+        authorize(route, self._context, call)
         return call
 
     @property
@@ -330,14 +339,14 @@ class _FormRequest:
 
 def _require_value(label: str, value: Any) -> str:
     if value is None:
-        raise Rejected(f"{label} is missing: name one")
+        raise Rejected(f"{label} is missing: fill it in")
     return str(value)
 
 
-def _body_members(form: Form, typed: FormValues) -> dict[str, Any]:
+def _body_members(form: Form, values: FormValues) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for field in form.fields:
-        if field.body_member and (value := field.parse(typed)) is not None:
+        if field.body_member and (value := field.parse(values)) is not None:
             outer, _, inner = field.body_member.partition(".")
             if inner:
                 members.setdefault(outer, {})[inner] = value
@@ -346,19 +355,19 @@ def _body_members(form: Form, typed: FormValues) -> dict[str, Any]:
     return members
 
 
-def _redirect_url(form: Form, answer: Any) -> str:
-    where = form.result_url(answer)
-    tells = any(where.startswith(f"{PORTAL_PREFIX}{page}") for page in _PAGES_WITH_DONE_MESSAGE)
-    return f"{where}?done={form.name}" if tells else where
+def _redirect_url(form: Form, response: Any) -> str:
+    result_url = form.result_url(response)
+    shows_message = any(result_url.startswith(f"{PORTAL_PREFIX}{page}") for page in _PAGES_WITH_DONE_MESSAGE)
+    return f"{result_url}?done={form.name}" if shows_message else result_url
 
 
 async def _read_form(request: Request) -> dict[str, list[str]]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_MEDIA_TYPE:
-        raise Rejected(f"a form is sent as {_FORM_MEDIA_TYPE}: send it so")
+        raise Rejected(f"the request is not a form: send {_FORM_MEDIA_TYPE}")
     body = await read_limited_body(request, _MAX_FORM_BYTES)
     if body is None:
-        raise Rejected(f"the form is longer than {_MAX_FORM_BYTES} bytes: send less")
+        raise Rejected(f"the form is larger than {_MAX_FORM_BYTES} bytes: name fewer VMs")
     try:
         return parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError as error:
-        raise Rejected(f"the form cannot be read ({error}): send it again") from None
+        raise Rejected(f"the form cannot be read ({error}): submit it again") from None

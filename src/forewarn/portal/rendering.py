@@ -5,7 +5,7 @@ Autoescape is on and undefined variables raise. The template filters for times, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -20,42 +20,46 @@ from forewarn.core.access import Right
 from forewarn.core.resource_ids import ROOT_RESOURCE
 from forewarn.errors import Unauthenticated
 from forewarn.explain.phrases import duration_text
-from forewarn.portal.context import PORTAL_PREFIX, CurrentSession
+from forewarn.portal.context import PORTAL_PREFIX, CurrentSession, PageAuthenticator, PortalContext
 from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
+from forewarn.web.pipeline import run_request
 from forewarn.web.remedies import Surface
 from forewarn.web.view_builder import scope_title_from_id
 
 
 @cache
 def template_environment() -> Environment:
-    made = Environment(
+    """The Jinja environment of the portal, with its filters; built once."""
+    environment = Environment(
         loader=PackageLoader("forewarn.portal", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    environment.filters.update(
         instant=time_element,
         day=format_utc,
         span=duration_text,
         segment=quote_path,
-        but=query_string_with,
+        query_with=query_string_with,
         percent=format_percent,
         shorten=truncate_text,
     )
-    made.filters.update(title_of_scope=scope_title_from_id)
-    return made
+    environment.filters.update(title_of_scope=scope_title_from_id, state_label=vm_state_label)
+    return environment
 
 
-def render_template(template: str, **given: Any) -> str:
-    return template_environment().get_template(template).render(**given)
+def render_template(template: str, **values: Any) -> str:
+    """The text of a template, which sees `values` as its variables."""
+    return template_environment().get_template(template).render(**values)
 
 
 def time_element(at: float | None, near: float | None = None) -> Markup:
-    """A time of day that scripts can turn into the reader's own; a dash where there is none. With the day, where that
-    is another than the day of `near`.
+    """A `<time>` element with the time of day in UTC; "—" for None.
+
+    It shows the date too if that differs from the date of `near`.
     """
     if at is None:
         return Markup("—")
@@ -68,40 +72,55 @@ def time_element(at: float | None, near: float | None = None) -> Markup:
 
 
 def format_utc(at: float) -> str:
+    """Date and time to the second, such as `2026-01-05 12:00:00 UTC`."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def query_string_with(query: Mapping[str, str], **changes: object) -> str:
-    """This page's query with some of it changed; what is None or empty is left out."""
-    wanted = {**query, **changes}
-    return urlencode({name: value for name, value in wanted.items() if value not in (None, "")})
+    """The query string of a link: `query` with `changes`, without values that are None or empty."""
+    merged = {**query, **changes}
+    return urlencode({name: value for name, value in merged.items() if value not in (None, "")})
 
 
 def format_percent(share: float) -> Markup:
-    """Where something stands in a drawing of any width."""
+    """A position or length of an SVG element, such as `41.67%`."""
     return Markup(f"{share:.2f}%")
 
 
-def truncate_text(text: str, most: int = 40) -> str:
-    """For drawings, which cannot break lines."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def truncate_text(text: str, max_length: int = 40) -> str:
+    """The text, or its beginning and an ellipsis: SVG text does not wrap."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def quote_path(text: str) -> str:
-    """A name within a path: its slashes stay, since a VM may be called group/name."""
+    """A name for use in a URL path. Keeps slashes, because a VM may be named group/name."""
     return quote(text, safe="/:")
+
+
+def vm_state_label(state: str) -> str:
+    """What pages call a state of a VM. It differs from the state's value in JSON for `noticed` only."""
+    return _STATE_LABELS.get(state, state)
+
+
+_STATE_LABELS = {"noticed": "event scheduled"}  # fleet.js has the same
 
 
 SIGN_IN_PATH = f"{PORTAL_PREFIX}/sign-in"
 _HTML_MEDIA_TYPE = "text/html; charset=utf-8"
-_ERROR_TITLES = {403: "Not allowed", 404: "Not found"}  # the titles of those that are no deed undone
+_ERROR_TITLES = {403: "Not allowed", 404: "Not found"}  # by status; any other error is "Not done"
 
 
 def page_response(
-    template: str, context: RequestContext, visit: CurrentSession, request: Request, *, status: int = 200, **given: Any
+    template: str,
+    context: RequestContext,
+    session: CurrentSession,
+    request: Request,
+    *,
+    status: int = 200,
+    **values: Any,
 ) -> Response:
-    """A page for somebody who is signed in."""
-    now, speed, lab = context.control.lab_clock.status()
+    """A page for a signed-in user, with the header, the lab clock and the CSRF token; `values` go to the template."""
+    now, speed, is_lab = context.control.lab_clock.status()
 
     def may(right: str, over: str = ROOT_RESOURCE) -> bool:
         return context.principal.may(Right(right), over)
@@ -109,34 +128,53 @@ def page_response(
     text = render_template(
         template,
         who=context.caller_name,
-        token=visit.csrf_token,
+        token=session.csrf_token,
         path=request.url.path,
         query=dict(request.query_params),
         now=now,
         speed=speed,
-        lab=lab,
-        seq=visit.history_seq,
+        lab=is_lab,
+        seq=session.history_seq,
         may=may,
-        **given,
+        **values,
     )
     return Response(text, status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 
-def public_page_response(template: str, *, status: int = 200, **given: Any) -> Response:
-    """A page for somebody who is not signed in."""
-    return Response(render_template(template, **given), status_code=status, media_type=_HTML_MEDIA_TYPE)
+def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
+    """A page for users who are not signed in, such as the sign-in form; `values` go to the template."""
+    return Response(render_template(template, **values), status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 
-def error_page_response(error: Exception, context: RequestContext, visit: CurrentSession, request: Request) -> Response:
+async def run_page_request(
+    request: Request,
+    authenticate: PageAuthenticator,
+    answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
+) -> Response:
+    """Answers a request of a signed-in user; other users are sent to the sign-in page, errors become a page."""
+
+    async def handle(caller: tuple[PortalContext, CurrentSession]) -> Response:
+        return await answer(*caller)
+
+    def render_error(error: Exception, caller: tuple[PortalContext, CurrentSession] | None) -> Response:
+        return sign_in_redirect(error, request) if caller is None else error_page_response(error, *caller, request)
+
+    return await run_request(request, authenticate=authenticate, handle=handle, render_error=render_error)
+
+
+def error_page_response(
+    error: Exception, context: RequestContext, session: CurrentSession, request: Request
+) -> Response:
+    """A page that says what went wrong and what to do instead, with the status of the error."""
     status, sentence = status_and_message(error, Surface.PORTAL)
     title = _ERROR_TITLES.get(status, "Not done")
-    return page_response("error.html", context, visit, request, status=status, title=title, sentence=sentence)
+    return page_response("error.html", context, session, request, status=status, title=title, sentence=sentence)
 
 
 def sign_in_redirect(error: Exception, request: Request) -> Response:
-    """To the page where one signs in, and from there back; where that would not help, why."""
+    """Redirects to the sign-in page, which leads back here; for other errors than Unauthenticated, an error page."""
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)
     status, sentence = status_and_message(error, Surface.PORTAL)
-    return public_page_response("public.html", status=status, title="Not now", sentence=sentence)
+    return public_page_response("public.html", status=status, title="Not available", sentence=sentence)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import replace
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -43,29 +43,34 @@ from forewarn.portal.export import CsvExportable, SvgExportable, encode_csv
 from forewarn.portal.fleet_overview import FleetOverview
 from forewarn.portal.forms import form_routes
 from forewarn.portal.live_stream import live_routes
-from forewarn.portal.rendering import error_page_response, page_response, sign_in_redirect
+from forewarn.portal.rendering import page_response, run_page_request
 from forewarn.web.dependencies import Dependencies
 from forewarn.web.directory import FleetDirectory
+from forewarn.web.pipeline import authorize
 from forewarn.web.request_parsing import HandlerCall, unique_query_params
 from forewarn.web.routing import ApiRouteTable, Handler, HandlerSignature, ResourceSelector, handler_signature, listing
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """A handler shows a msgspec Struct, which the template is given as `page`; `?as=json` sends it as it is."""
+    """One page: its path below /portal, its handler and template, and the right that it needs.
+
+    The handler returns a msgspec struct. The template receives it as `page`; `?as=json` exports it unchanged.
+    """
 
     path: str
     handler: Handler
     template: str
     right: Right = Right.READ
-    over: ResourceSelector = listing
+    resources: ResourceSelector = listing  # the resources on which the user needs `right`
 
     @property
     def signature(self) -> HandlerSignature:
+        """How the query of a request becomes the arguments of the handler."""
         return handler_signature(self.handler)
 
 
-# A VM's name may hold a slash (group/name), so it is a `:path`; of two paths that fit, the first counts.
+# A VM may be named group/name, so its parameter is a `:path`. The first path that matches wins.
 PAGES: tuple[PageRoute, ...] = (
     PageRoute("/", fleet_page.show_fleet_page, "fleet.html"),
     PageRoute("/scopes/{id:path}", scope_page.show_scope_page, "scope.html"),
@@ -82,41 +87,45 @@ PAGES: tuple[PageRoute, ...] = (
     PageRoute("/history", history_page.show_history_page, "history.html"),
 )
 
-_FORMAT_PARAM = "as"  # the query's word for another form than HTML
-_PAGING_PARAMS = frozenset({"page", "before", "after", "limit"})  # its words for a part: who names one wants no more
-_MAX_CONCURRENT_EXPORTS = 2  # made at a time: each may hold the whole fleet
+_FORMAT_PARAM = "as"  # query parameter that asks for a file instead of HTML
+_PAGING_PARAMS = frozenset({"page", "before", "after", "limit"})  # an export with one of these holds that page only
+_MAX_CONCURRENT_EXPORTS = 2  # each may hold the whole fleet in memory
 
 
 def portal_routes(
-    dependencies: Dependencies, directory: FleetDirectory, welcome: SessionAuthenticator, api_routes: ApiRouteTable
+    dependencies: Dependencies,
+    directory: FleetDirectory,
+    authenticate_session: SessionAuthenticator,
+    api_routes: ApiRouteTable,
 ) -> list[BaseRoute]:
-    """Everything under /portal that needs somebody signed in, and the way there from /."""
+    """The routes under /portal that need a signed-in user, and the redirect from / to them.
 
-    files = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
+    Builds the fleet overview that all of them share. Sign-in routes are in `sign_in`.
+    """
+    export_slots = asyncio.Semaphore(_MAX_CONCURRENT_EXPORTS)
     overview = FleetOverview(dependencies.control.store, dependencies.control.placement, directory)
 
-    async def enter(request: Request) -> tuple[PortalContext, CurrentSession]:
-        async def again() -> Principal:
-            return (await welcome(request)).principal
+    async def authenticate(request: Request) -> tuple[PortalContext, CurrentSession]:
+        async def reauthenticate() -> Principal:
+            return (await authenticate_session(request)).principal
 
-        visit = await welcome(request)
+        session = await authenticate_session(request)
         await overview.ensure_built()
-        visit = replace(
-            visit, history_seq=overview.seq
-        )  # what the store has beyond that may not have been heard of yet
+        # Not the store's last number: the overview may not have taken in its last commits yet.
+        session = replace(session, history_seq=overview.seq)
         context = PortalContext(
-            dependencies, directory, visit.principal, again, overview=overview, api_routes=api_routes
+            dependencies, directory, session.principal, reauthenticate, overview=overview, api_routes=api_routes
         )
-        return context, visit
+        return context, session
 
     return [
         Route("/", _redirect_to_portal),
         Route(PORTAL_PREFIX, _redirect_to_portal),
         Mount(f"{PORTAL_PREFIX}/static", app=StaticFiles(packages=[("forewarn.portal", "static")])),
-        *live_routes(enter),
-        *form_routes(enter),
-        *(_page_route(enter, line, files) for line in PAGES),
-        Route(f"{PORTAL_PREFIX}/{{path:path}}", _not_found_endpoint(enter)),
+        *live_routes(authenticate),
+        *form_routes(authenticate),
+        *(_page_route(authenticate, route, export_slots) for route in PAGES),
+        Route(f"{PORTAL_PREFIX}/{{path:path}}", _not_found_endpoint(authenticate)),
     ]
 
 
@@ -124,54 +133,45 @@ async def _redirect_to_portal(request: Request) -> Response:
     return RedirectResponse(f"{PORTAL_PREFIX}/")
 
 
-def _page_route(enter: PageAuthenticator, line: PageRoute, files: asyncio.Semaphore) -> Route:
+def _page_route(authenticate: PageAuthenticator, route: PageRoute, export_slots: asyncio.Semaphore) -> Route:
     async def endpoint(request: Request) -> Response:
-        try:
-            context, visit = await enter(request)
-        except Exception as error:
-            return sign_in_redirect(error, request)
-        try:
-            return await _page_response(line, context, visit, request, files)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is left to read it
-        except Exception as error:
-            return error_page_response(error, context, visit, request)
+        async def show(context: PortalContext, session: CurrentSession) -> Response:
+            return await _page_response(route, context, session, request, export_slots)
 
-    return Route(f"{PORTAL_PREFIX}{line.path}", endpoint, methods=["GET"])
+        return await run_page_request(request, authenticate, show)
+
+    return Route(f"{PORTAL_PREFIX}{route.path}", endpoint, methods=["GET"])
 
 
 async def _page_response(
-    line: PageRoute, context: PortalContext, visit: CurrentSession, request: Request, files: asyncio.Semaphore
+    route: PageRoute, context: PortalContext, session: CurrentSession, request: Request, export_slots: asyncio.Semaphore
 ) -> Response:
     query = unique_query_params(request)
-    wanted = query.pop(_FORMAT_PARAM, "html")
-    is_whole = wanted != "html" and _PAGING_PARAMS.isdisjoint(query)
-    call = HandlerCall(path_params=request.path_params, query=query, for_export=is_whole)
-    for resource in line.over(context, call):
-        context.require(line.right, resource)
-    given = line.signature.parse(call)
-    if wanted == "html":
-        return page_response(line.template, context, visit, request, page=await line.handler(context, call, **given))
-    async with files:
-        return await _export_response(await line.handler(context, call, **given), line, wanted)
-
-
-def _not_found_endpoint(enter: PageAuthenticator) -> Any:
-    async def endpoint(request: Request) -> Response:
-        try:
-            context, visit = await enter(request)
-        except Exception as error:
-            return sign_in_redirect(error, request)
-        return error_page_response(
-            NotFound(f"{request.url.path} is no page here: start at the fleet"), context, visit, request
+    export_format = query.pop(_FORMAT_PARAM, "html")
+    for_export = export_format != "html" and _PAGING_PARAMS.isdisjoint(query)
+    call = HandlerCall(path_params=request.path_params, query=query, for_export=for_export)
+    arguments = authorize(route, context, call)
+    if export_format == "html":
+        return page_response(
+            route.template, context, session, request, page=await route.handler(context, call, **arguments)
         )
+    async with export_slots:
+        return await _export_response(await route.handler(context, call, **arguments), route, export_format)
+
+
+def _not_found_endpoint(authenticate: PageAuthenticator) -> Any:
+    async def endpoint(request: Request) -> Response:
+        async def refuse(context: PortalContext, session: CurrentSession) -> Response:
+            raise NotFound(f"{request.url.path} is not a page of the portal: start at the fleet")
+
+        return await run_page_request(request, authenticate, refuse)
 
     return endpoint
 
 
-async def _export_response(view: Any, line: PageRoute, wanted: str) -> Response:
-    """The view for programs and spreadsheets, as a file."""
-    match wanted:
+async def _export_response(view: Any, route: PageRoute, export_format: str) -> Response:
+    """The page's struct as a file to download."""
+    match export_format:
         case "json":
             body, media = msgspec.json.encode(view), "application/json"
         case "csv" if isinstance(view, CsvExportable):
@@ -179,8 +179,10 @@ async def _export_response(view: Any, line: PageRoute, wanted: str) -> Response:
         case "svg" if isinstance(view, SvgExportable):
             body, media = view.svg().encode(), "image/svg+xml"
         case _:
-            raise Rejected(f"this page cannot be taken away as {wanted!r}: say json, or another that it offers")
-    name = line.path.strip("/").partition("/")[0] or "fleet"
+            raise Rejected(f"this page cannot be exported as {export_format!r}: use one of the formats that it offers")
+    name = route.path.strip("/").partition("/")[0] or "fleet"
     return Response(
-        body, media_type=media, headers={"Content-Disposition": f'attachment; filename="forewarn-{name}.{wanted}"'}
+        body,
+        media_type=media,
+        headers={"Content-Disposition": f'attachment; filename="forewarn-{name}.{export_format}"'},
     )

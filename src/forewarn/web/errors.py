@@ -7,6 +7,7 @@ import logging
 from forewarn.core.fleetfile.problems import InvalidFleetFile
 from forewarn.errors import Conflict, Forbidden, NotFound, Refused, Rejected, Unauthenticated, Unavailable
 from forewarn.web.remedies import Surface, message_for
+from forewarn.web.request_parsing import BodyTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -16,6 +17,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[Exception], int, str], ...] = (
     (Refused, 409, "Refused"),
     (Unauthenticated, 401, "Unauthenticated"),
     (Forbidden, 403, "Forbidden"),
+    (BodyTooLarge, 413, "Rejected"),
     (Rejected, 400, "Rejected"),
     (Conflict, 409, "Conflict"),
     (Unavailable, 503, "Unavailable"),

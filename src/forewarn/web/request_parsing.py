@@ -77,6 +77,13 @@ class ClockSpeedBody(StrictBody, frozen=True, kw_only=True):
     speed: float
 
 
+class BodyTooLarge(Rejected):
+    """The body of a request is longer than allowed."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(f"the body is longer than {max_bytes} bytes: send less")
+
+
 async def read_limited_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes | None:
     """The body; None if it is longer than `max_bytes`. Raises ClientDisconnect."""
     parts: list[bytes] = []

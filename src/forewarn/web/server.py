@@ -274,7 +274,7 @@ class _UvicornServer(uvicorn.Server):
 async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
     """Serves the app on a unix socket for the time of the block.
 
-    Then it finishes open requests and removes the socket. Raises Refused or Rejected if it cannot bind (see `bind_unix_socket`).
+    Then it finishes open requests and removes the socket. Raises Refused or Rejected as `bind_unix_socket` does.
     """
     sock = bind_unix_socket(path)  # before the try: a file of another process must stay
     try:
@@ -288,8 +288,8 @@ async def serve_unix(app: Starlette, path: Path) -> AsyncIterator[None]:
 async def serve_tls(app: Starlette, sock: socket.socket, certificate: Path, key: Path) -> AsyncIterator[ssl.SSLContext]:
     """Serves the app over TLS on a bound socket for the time of the block.
 
-    Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to new
-    connections.
+    Clients on this machine may use plain HTTP. Yields the TLS context: a certificate that is loaded into it applies to
+    new connections.
     """
     config = _uvicorn_config(app, ssl_certfile=certificate, ssl_keyfile=key)
     config.load()

@@ -18,8 +18,8 @@ _CLIENT_ID_PREFIX = client_principal("")
 def sign_in_link_identity(caller: Principal, sign_in: TokenService, store: Store) -> SignInIdentity:
     """The identity that a link of this caller signs in: a client gets its own.
 
-    The owner of the service gets the administrator's, if there is one. Raises Refused for other callers, and Unauthenticated for a client
-    that was removed.
+    The owner of the service gets the administrator's, if there is one. Raises Refused for other callers, and
+    Unauthenticated for a client that was removed.
     """
     if caller.id == _OWNER_ID:
         return _administrator_identity(sign_in, store) or _owner_identity(caller)

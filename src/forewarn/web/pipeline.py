@@ -1,0 +1,76 @@
+"""The request pipeline of api, arm and portal: authenticate, read the body, authorize, handle, render errors.
+
+Each surface passes its own parts to `run_request`: how it authenticates, how it answers and how it renders an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from forewarn.core.access import Right
+from forewarn.web.context import RequestContext
+from forewarn.web.request_parsing import MAX_BODY_BYTES, BodyTooLarge, HandlerCall, read_limited_body
+from forewarn.web.routing import HandlerSignature, ResourceSelector
+
+Caller = TypeVar("Caller")  # the result of authentication: a request context, with the session in the portal
+
+
+class GuardedRoute(Protocol):
+    """A route of the API or the portal: the caller needs `right` over each of `resources`."""
+
+    @property
+    def right(self) -> Right:
+        """The right that the caller needs."""
+
+    @property
+    def resources(self) -> ResourceSelector:
+        """Selects the resources over which the caller needs it."""
+
+    @property
+    def signature(self) -> HandlerSignature:
+        """The body and query that the handler takes."""
+
+
+async def run_request(
+    request: Request,
+    *,
+    authenticate: Callable[[Request], Awaitable[Caller]],
+    handle: Callable[[Caller], Awaitable[Response]],
+    render_error: Callable[[Exception, Caller | None], Response],
+) -> Response:
+    """Authenticates the caller of a request, then returns the response of `handle`.
+
+    Every error of both becomes a response of `render_error`; its caller is None if authentication failed.
+    Authentication comes before everything else: an unknown caller learns nothing, not even that a body is too long.
+    """
+    caller: Caller | None = None
+    try:
+        caller = await authenticate(request)
+        return await handle(caller)
+    except ClientDisconnect:
+        return Response(status_code=400)  # the client is gone: nobody reads it
+    except Exception as error:
+        return render_error(error, caller)
+
+
+async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """The body of a request. Raises BodyTooLarge, and ClientDisconnect, which `run_request` handles."""
+    body = await read_limited_body(request, max_bytes)
+    if body is None:
+        raise BodyTooLarge(max_bytes)
+    return body
+
+
+def authorize(route: GuardedRoute, context: RequestContext, call: HandlerCall) -> dict[str, msgspec.Struct]:
+    """Authorizes a call over the resources it names, then decodes it: the keyword arguments of its handler.
+
+    Raises Forbidden or NotFound, and Rejected for a body or query that the handler does not take.
+    """
+    for resource in route.resources(context, call):
+        context.require(route.right, resource)
+    return route.signature.parse(call)
