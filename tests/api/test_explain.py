@@ -119,7 +119,7 @@ def test_a_host_tells_its_health_its_vms_and_what_is_pending_on_it(api: Any) -> 
     assert story["now"] == [
         "h3 is predicted to fail: its VMs will be moved to other hosts.",
         "web-2 is on it.",
-        f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
+        f"Redeploy of web-2 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice, "
         "at most 2 h. It was not delivered to web-2 yet.",
     ]
 
@@ -133,7 +133,7 @@ def test_a_scope_tells_whether_it_is_enabled_who_asks_and_what_is_pending(api: A
         "Scheduled events are enabled for availability set web.",
         "web-1 polls, 2 other VMs do not (the last poll was less than a second ago, api-version 2020-07-01).",
         "web-0, web-1 and web-2 are in it.",
-        f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice: "
+        f"Reboot of web-0 ({event['id']}): It is scheduled and waits for an approval, or the end of its notice, "
         "at most 15 min. It was not delivered to web-0 yet.",
     ]
     assert api.get("/explain/set:sub%2Flab%2Fweb") == story

@@ -36,7 +36,8 @@ def test_a_preview_of_a_rollout_tells_one_update_domain_after_the_other(api: Any
     ]
     assert told["sentences"] == [
         "3 events over 3 VMs, in 3 waves, one update domain of a scope at a time.",
-        "Without approvals, and if every act takes its usual time, everything is done in 46 min 30 s; approvals make it faster.",
+        "Without approvals, and if every act takes its usual time, everything is done in 46 min 30 s; "
+        "approvals make it faster.",
     ]
 
 

@@ -33,9 +33,9 @@ def test_that_a_vm_was_given_an_event_is_seen_without_a_reload(
 ) -> None:
     asked = console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]}).json
     page = admin(console, to=f"/portal/events/{asked['events'][0]['id']}").page
-    expect(page.get_by_text("db-0 has not been given it yet")).to_be_visible()
+    expect(page.get_by_text("It was not delivered to db-0 yet")).to_be_visible()
     console.service.poll("db-0")
-    expect(page.get_by_text("db-0 has not been given it yet")).to_have_count(0)
+    expect(page.get_by_text("It was not delivered to db-0 yet")).to_have_count(0)
 
 
 def test_that_somebody_begins_to_ask_is_seen_without_a_reload(

@@ -69,7 +69,7 @@ def test_a_rollout_is_paused_and_resumed(lab: Any) -> None:
 
 def test_what_an_ended_rollout_left_out_no_longer_waits(lab: Any) -> None:
     rollout = lab.json("rollout", "start", "--scope", "db", "--no-wait")["id"]
-    assert "0 of 2 done · 1 withdrawn · 1 never begun" in lab.good("rollout", "abort", rollout)
+    assert "0 of 2 done · 1 withdrawn · 1 never started" in lab.good("rollout", "abort", rollout)
     assert "has ended and cannot be resumed; start another" in lab.refused("rollout", "resume", rollout)
 
 

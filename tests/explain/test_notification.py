@@ -1,4 +1,4 @@
-"""What is told outside of an event: which entries say something, of which resource, and the bytes of both forms."""
+"""Webhook notifications: which history entries lead to one, its resource, and the bytes of both schemas."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.support.world import NOON, a_vm
 EVENT_ID = "00000000-0000-4000-8000-0000000000AB"
 GROUP = "/subscriptions/sub/resourceGroups/lab"
 COMPUTE = f"{GROUP}/providers/Microsoft.Compute"
-TOLD = [
+NOTIFYING_ENTRIES = [
     (EntryKind.PUBLISHED, EventGridStatus.SCHEDULED),
     (EntryKind.STARTED, EventGridStatus.STARTED),
     (EntryKind.FINISHED, EventGridStatus.COMPLETED),
     (EntryKind.WITHDRAWN, EventGridStatus.CANCELED),
 ]
-ONE_OF_EACH = [
+RESOURCES = [
     (a_vm("Web-0"), f"{COMPUTE}/virtualMachines/Web-0"),
     (a_vm("Web-0", availability_set="Web"), f"{COMPUTE}/availabilitySets/Web"),
     (a_vm("pool_0", scale_set="pool", placement_group="pg"), f"{COMPUTE}/virtualMachineScaleSets/pool"),
@@ -57,7 +57,9 @@ def an_entry(what: EntryKind = EntryKind.PUBLISHED, at: float = NOON) -> History
     return HistoryEntry(at=at, what=what, text="x", event_id=EVENT_ID)
 
 
-def told(*vms: Vm, what: EntryKind = EntryKind.PUBLISHED, at: float = NOON, **facts: Any) -> EventNotification:
+def notification_of(
+    *vms: Vm, what: EntryKind = EntryKind.PUBLISHED, at: float = NOON, **facts: Any
+) -> EventNotification:
     notification = notification_for(an_entry(what, at), an_event(*vms, **facts), vms)
     assert notification is not None
     return notification
@@ -67,42 +69,45 @@ def a_webhook(**facts: Any) -> WebhookSubscription:
     return WebhookSubscription(**{"id": "w", "url": "https://x", "secret": "s", **facts})
 
 
-@pytest.mark.parametrize(("what", "happening"), TOLD)
-def test_four_kinds_of_entries_are_told_whatever_the_event_is_by_now(
-    what: EntryKind, happening: EventGridStatus
+@pytest.mark.parametrize(("what", "expected"), NOTIFYING_ENTRIES)
+def test_four_kinds_of_entries_lead_to_notifications_in_every_later_state_of_the_event(
+    what: EntryKind, expected: EventGridStatus
 ) -> None:
     for status in EventState:
-        assert told(a_vm("web"), what=what, status=status).status is happening
+        assert notification_of(a_vm("web"), what=what, status=status).status is expected
 
 
-@pytest.mark.parametrize("what", sorted(set(EntryKind) - {what for what, _ in TOLD}))
-def test_no_other_entry_is_told(what: EntryKind) -> None:
+@pytest.mark.parametrize("what", sorted(set(EntryKind) - {what for what, _ in NOTIFYING_ENTRIES}))
+def test_no_other_entry_leads_to_a_notification(what: EntryKind) -> None:
     assert notification_for(an_entry(what), an_event(a_vm("web")), [a_vm("web")]) is None
 
 
-@pytest.mark.parametrize("what", [what for what, _ in TOLD])
-def test_what_no_document_lists_is_told_nowhere(what: EntryKind) -> None:
+@pytest.mark.parametrize("what", [what for what, _ in NOTIFYING_ENTRIES])
+def test_an_unlisted_event_leads_to_no_notification(what: EntryKind) -> None:
     assert notification_for(an_entry(what), an_event(a_vm("web"), listed=False), [a_vm("web")]) is None
 
 
-@pytest.mark.parametrize(("vm", "resource"), ONE_OF_EACH, ids=["vm", "set", "scale set", "service"])
-def test_the_resource_is_what_the_scope_is_in_azure(vm: Vm, resource: str) -> None:
-    assert told(vm).resource == resource
+@pytest.mark.parametrize(("vm", "resource"), RESOURCES, ids=["vm", "set", "scale set", "service"])
+def test_a_notification_names_the_resource_of_the_scope_in_azure(vm: Vm, resource: str) -> None:
+    assert notification_of(vm).resource == resource
     assert event_vm_keys(an_event(vm)) == (vm.key,)
 
 
-def test_a_vm_made_anew_elsewhere_does_not_change_what_is_told_of_the_others() -> None:
-    stays, gone = a_vm("web-1", availability_set="web"), a_vm("web-0", availability_set="web")
-    event = an_event(gone, stays)
-    before, after = ([gone, stays], [a_vm("web-0"), stays])
+def test_a_vm_added_again_to_another_scope_does_not_change_the_notification() -> None:
+    present, moved = a_vm("web-1", availability_set="web"), a_vm("web-0", availability_set="web")
+    event = an_event(moved, present)
+    before, after = ([moved, present], [a_vm("web-0"), present])
     first, second = (notification_for(an_entry(), event, vms) for vms in (before, after))
     assert first == second
 
 
-def test_an_id_is_the_same_whenever_it_is_told_and_another_for_every_happening() -> None:
+def test_a_message_id_depends_only_on_event_status_and_resource() -> None:
     web = a_vm("web")
-    assert told(web).id == told(web, status=EventState.OVER, what=EntryKind.PUBLISHED, at=NOON + 9).id
-    ids = {told(web, what=what).id for what, _ in TOLD} | {told(a_vm("db")).id}
+    assert (
+        notification_of(web).id
+        == notification_of(web, status=EventState.OVER, what=EntryKind.PUBLISHED, at=NOON + 9).id
+    )
+    ids = {notification_of(web, what=what).id for what, _ in NOTIFYING_ENTRIES} | {notification_of(a_vm("db")).id}
     assert len(ids) == 5
 
 
@@ -137,9 +142,9 @@ CLOUD_EVENTS = (
 @pytest.mark.parametrize(
     ("schema", "expected"), [(WebhookSchema.EVENT_GRID, EVENT_GRID), (WebhookSchema.CLOUD_EVENTS, CLOUD_EVENTS)]
 )
-def test_both_forms_to_the_byte(schema: WebhookSchema, expected: bytes) -> None:
+def test_messages_of_both_schemas_have_exactly_these_bytes(schema: WebhookSchema, expected: bytes) -> None:
     pool = [a_vm(f"pool_{n}", scale_set="pool", placement_group="pg") for n in (0, 1)]
-    assert render_message(notification_message(told(*pool, at=NOON + 0.25)), schema) == expected
+    assert render_message(notification_message(notification_of(*pool, at=NOON + 0.25)), schema) == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +156,8 @@ def test_both_forms_to_the_byte(schema: WebhookSchema, expected: bytes) -> None:
         (EntryKind.WITHDRAWN, "Mon, 05 Jan 2026 12:15:00 GMT"),
     ],
 )
-def test_not_before_is_empty_once_it_has_begun(what: EntryKind, not_before: str) -> None:
-    properties = notification_message(told(a_vm("web"), what=what)).data["resourceInfo"]["properties"]
+def test_not_before_is_empty_after_the_start(what: EntryKind, not_before: str) -> None:
+    properties = notification_message(notification_of(a_vm("web"), what=what)).data["resourceInfo"]["properties"]
     assert properties["NotBefore"] == not_before
 
 
@@ -170,19 +175,21 @@ OVER = [
 
 
 @pytest.mark.parametrize(("over", "wanted"), OVER)
-def test_a_webhook_is_told_what_happens_within_its_resource(over: str, wanted: bool) -> None:
+def test_a_webhook_receives_events_within_its_resource(over: str, wanted: bool) -> None:
     vms = [a_vm(f"web-{n}", availability_set="web") for n in (0, 1)]
-    assert is_subscribed(a_webhook(over=over), told(*vms), vms) is wanted
+    assert is_subscribed(a_webhook(over=over), notification_of(*vms), vms) is wanted
 
 
-def test_a_webhook_is_told_only_the_happenings_it_asked_for() -> None:
+def test_a_webhook_receives_only_the_statuses_it_subscribed_to() -> None:
     web = a_vm("web")
     webhook = a_webhook(happenings=(EventGridStatus.STARTED,))
-    assert [what for what, _ in TOLD if is_subscribed(webhook, told(web, what=what), [web])] == [EntryKind.STARTED]
+    assert [
+        what for what, _ in NOTIFYING_ENTRIES if is_subscribed(webhook, notification_of(web, what=what), [web])
+    ] == [EntryKind.STARTED]
 
 
-def test_a_webhook_for_those_who_opted_in_is_told_of_no_others() -> None:
+def test_a_webhook_for_opted_in_vms_receives_no_events_of_other_vms() -> None:
     webhook = a_webhook(opted_in_only=True)
     web = a_vm("web")
-    assert not is_subscribed(webhook, told(web), [web])
-    assert is_subscribed(webhook, told(web), [replace(web, publish_outside=True)])
+    assert not is_subscribed(webhook, notification_of(web), [web])
+    assert is_subscribed(webhook, notification_of(web), [replace(web, publish_outside=True)])

@@ -1,4 +1,4 @@
-"""Who pays attention: every rule by which a VM counts as prepared or not."""
+"""Polling states, and every rule by which a VM knows of a scheduled event or not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forewarn.explain.polling import (
 )
 
 PUBLISHED = 1000.0
-LIVELY, SILENT = PollingPace(1.0, 1.0), PollingPace(SILENCE_LIMIT_S + 1, 1.0)
+ACTIVE, SILENT = PollingPace(1.0, 1.0), PollingPace(SILENCE_LIMIT_S + 1, 1.0)
 
 
 def an_event(**facts: Any) -> Event:
@@ -39,27 +39,29 @@ def an_event(**facts: Any) -> Event:
     return Event(**{**given, **facts})
 
 
-def one(pace: PollingPace | None = LIVELY, *, at: float = PUBLISHED - 5, version: str = "2020-07-01") -> ScopePoller:
+def poller(pace: PollingPace | None = ACTIVE, *, at: float = PUBLISHED - 5, version: str = "2020-07-01") -> ScopePoller:
     return ScopePoller(pace=pace, at=at, version=version)
 
 
 @pytest.mark.parametrize(
-    ("pace", "is_off", "word"),
+    ("pace", "is_off", "expected"),
     [
         (None, False, PollingState.NEVER),
-        (LIVELY, False, PollingState.ACTIVE),
+        (ACTIVE, False, PollingState.ACTIVE),
         (PollingPace(SILENCE_LIMIT_S), False, PollingState.ACTIVE),
         (SILENT, False, PollingState.STOPPED),
         (None, True, PollingState.OFF),
-        (LIVELY, True, PollingState.OFF),
+        (ACTIVE, True, PollingState.OFF),
     ],
 )
-def test_whether_a_vm_asks(pace: PollingPace | None, is_off: bool, word: PollingState) -> None:
-    assert polling_state(pace, is_off=is_off) is word
+def test_the_polling_state_follows_from_the_time_since_the_last_poll(
+    pace: PollingPace | None, is_off: bool, expected: PollingState
+) -> None:
+    assert polling_state(pace, is_off=is_off) is expected
 
 
 @pytest.mark.parametrize(
-    ("facts", "is_awaited"),
+    ("facts", "can_prepare"),
     [
         ({}, True),
         ({"status": EventState.STARTED}, False),
@@ -69,62 +71,61 @@ def test_whether_a_vm_asks(pace: PollingPace | None, is_off: bool, word: Polling
     ],
     ids=["scheduled", "started", "over", "unlisted", "without a kind"],
 )
-def test_vms_can_prepare_for_what_is_scheduled_and_listed(facts: dict[str, Any], is_awaited: bool) -> None:
-    assert can_still_prepare(an_event(**facts)) is is_awaited
+def test_vms_can_prepare_for_scheduled_and_listed_events(facts: dict[str, Any], can_prepare: bool) -> None:
+    assert can_still_prepare(an_event(**facts)) is can_prepare
 
 
-def test_only_what_was_given_before_the_start_counts() -> None:
-    def sighting(vm: str, status: str) -> EventDelivery:
+def test_only_deliveries_before_the_start_count() -> None:
+    def delivery(vm: str, status: str) -> EventDelivery:
         return EventDelivery(
             event_id="E", scope_id="s", vm=vm, status=status, version="2020-07-01", incarnation=2, at=PUBLISHED
         )
 
-    assert vms_given_before_start([sighting("a", "scheduled"), sighting("a", "started"), sighting("b", "started")]) == {
-        "a"
-    }
+    deliveries = [delivery("a", "scheduled"), delivery("a", "started"), delivery("b", "started")]
+    assert vms_given_before_start(deliveries) == {"a"}
 
 
-def test_a_vm_that_was_given_its_event_is_prepared() -> None:
+def test_a_vm_knows_of_an_event_that_was_delivered_to_it() -> None:
     assert event_awareness(an_event(), "a", given={"a"}, scope={}) is EventAwareness.GIVEN
 
 
-def test_a_neighbour_who_was_given_it_may_prepare_for_the_vm() -> None:
-    assert event_awareness(an_event(), "a", given={"b"}, scope={"a": one(SILENT)}) is EventAwareness.NEIGHBOUR
+def test_a_neighbour_that_knows_of_the_event_may_prepare_for_the_vm() -> None:
+    assert event_awareness(an_event(), "a", given={"b"}, scope={"a": poller(SILENT)}) is EventAwareness.NEIGHBOUR
 
 
-def test_where_nobody_ever_asked_nobody_is_told() -> None:
+def test_no_vm_learns_of_an_event_in_a_scope_that_has_never_polled() -> None:
     assert event_awareness(an_event(), "a", given=set(), scope={}) is EventAwareness.NOBODY
 
 
 @pytest.mark.parametrize(
-    ("neighbour", "cause", "word"),
+    ("neighbour", "cause", "expected"),
     [
-        (one(), Cause.USER_RESTART, EventAwareness.SOON),
-        (one(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.SOON),
-        (one(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NOBODY),
-        (one(SILENT), Cause.USER_RESTART, EventAwareness.NOBODY),
-        (one(None), Cause.USER_RESTART, EventAwareness.NOBODY),
-        (one(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.SOON),
-        (one(version="2017-08-01"), Cause.EVICTION, EventAwareness.NOBODY),
-        (one(version="2017-11-01"), Cause.EVICTION, EventAwareness.SOON),
-        (one(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NOBODY),
-        (one(version="from another time"), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(), Cause.USER_RESTART, EventAwareness.SOON),
+        (poller(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.SOON),
+        (poller(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(SILENT), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(None), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.SOON),
+        (poller(version="2017-08-01"), Cause.EVICTION, EventAwareness.NOBODY),
+        (poller(version="2017-11-01"), Cause.EVICTION, EventAwareness.SOON),
+        (poller(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NOBODY),
+        (poller(version="2099-01-01"), Cause.USER_RESTART, EventAwareness.NOBODY),
     ],
     ids=[
-        "it asks, and has not since",
-        "it asked at that very moment",
-        "it asked since, and was not given it",
-        "it stopped asking",
-        "it asked before a restart that nobody remembers",
+        "it polls, but has not since the publication",
+        "it polled in the moment of the publication",
+        "it polled since, without a delivery",
+        "it stopped polling",
+        "it polled before a restart, and its pace is unknown",
         "an old version that shows a Reboot",
         "an old version that hides a Preempt",
         "the version that brought Preempt",
         "a version that hides a Terminate",
-        "a version that is not known",
+        "an unknown version",
     ],
 )
-def test_whoever_still_asks_will_be_told_if_their_version_shows_it(
-    neighbour: ScopePoller, cause: Cause, word: EventAwareness
+def test_a_polling_vm_will_learn_of_the_event_if_its_version_lists_the_kind(
+    neighbour: ScopePoller, cause: Cause, expected: EventAwareness
 ) -> None:
-    """Spec §3: a version shows only the kinds it knows."""
-    assert event_awareness(an_event(cause=cause), "a", given=set(), scope={"b": neighbour}) is word
+    """Spec §3: a version lists only the kinds it knows."""
+    assert event_awareness(an_event(cause=cause), "a", given=set(), scope={"b": neighbour}) is expected

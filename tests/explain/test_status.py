@@ -1,4 +1,4 @@
-"""How rollouts and hosts stand, in words."""
+"""The status of rollouts and hosts in sentences."""
 
 from __future__ import annotations
 
@@ -37,45 +37,47 @@ def a_request(rollout: Rollout) -> MaintenanceRequest:
     )
 
 
-ENDS: list[tuple[dict[str, Any], dict[str, int], str]] = [
+PROGRESS: list[tuple[dict[str, Any], dict[str, int], str]] = [
     ({}, {"total": 3, "done": 1, "started": 1, "waiting": 1}, "It is running: 1 of 3 VMs done, 1 started, 1 waiting."),
     (
         {"progress": RolloutState.PAUSED},
         {"total": 2, "scheduled": 2},
-        "It is paused, and publishes nothing until it is resumed: 0 of 2 VMs done, 2 scheduled.",
+        "It is paused and publishes no events until it is resumed: 0 of 2 VMs done, 2 scheduled.",
     ),
     (
         {"progress": RolloutState.STOPPED, "closed": True, "why": "1 VM failed, and it stops after 1 (a: no power)"},
         {"total": 2, "failed": 1, "waiting": 1},
-        "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never begun. "
-        "Why: 1 VM failed, and it stops after 1 (a: no power).",
+        "It stopped by itself: 0 of 2 VMs done, 1 failed, 1 never started. "
+        "Reason: 1 VM failed, and it stops after 1 (a: no power).",
     ),
     (
         {"progress": RolloutState.COMPLETED, "closed": True, "why": "a: no power"},
         {"total": 4, "done": 1, "failed": 3},
-        "It completed with 3 failed VMs: 1 of 4 VMs done, 3 failed. Why: a: no power.",
+        "It completed with 3 failed VMs: 1 of 4 VMs done, 3 failed. Reason: a: no power.",
     ),
     ({"progress": RolloutState.COMPLETED, "closed": True}, {"total": 1, "done": 1}, "It completed: 1 of 1 VMs done."),
 ]
 
 
-@pytest.mark.parametrize(("facts", "counts", "sentence"), ENDS)
-def test_a_rollout_says_how_far_it_is_and_why_it_ended(facts: Any, counts: dict[str, int], sentence: str) -> None:
+@pytest.mark.parametrize(("facts", "counts", "sentence"), PROGRESS)
+def test_a_rollout_says_its_progress_and_why_it_ended(facts: Any, counts: dict[str, int], sentence: str) -> None:
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1",), **facts)
-    course = RolloutProgress(tally=RolloutTally(**{**NONE, **counts}))
-    assert rollout_explanation(a_request(rollout), rollout, course, [], []).now == (sentence,)
+    progress = RolloutProgress(tally=RolloutTally(**{**NONE, **counts}))
+    assert rollout_explanation(a_request(rollout), rollout, progress, [], []).now == (sentence,)
 
 
-def test_a_rollout_tells_what_was_asked_of_it_as_a_whole() -> None:
+def test_a_rollout_lists_the_history_entries_about_the_whole_rollout() -> None:
     rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1", "h2"))
     entries = [
-        HistoryEntry(at=1.0, what=EntryKind.REQUESTED, text="Ops asked for it"),
+        HistoryEntry(at=1.0, what=EntryKind.REQUESTED, text="Ops requested it"),
         HistoryEntry(at=2.0, what=EntryKind.PUBLISHED, text="an event's own", event_id="E1"),
         HistoryEntry(at=3.0, what=EntryKind.PAUSED, text="paused by Ops"),
     ]
-    story = rollout_explanation(a_request(rollout), rollout, RolloutProgress(tally=RolloutTally(**NONE)), [], entries)
-    assert story.title == "Rollout r1, reboot over hosts h1 and h2, asked for by Ops"
-    assert [line.text for line in story.lines] == ["Ops asked for it", "paused by Ops"]
+    explanation = rollout_explanation(
+        a_request(rollout), rollout, RolloutProgress(tally=RolloutTally(**NONE)), [], entries
+    )
+    assert explanation.title == "Rollout r1, reboot over hosts h1 and h2, requested by Ops"
+    assert [line.text for line in explanation.lines] == ["Ops requested it", "paused by Ops"]
 
 
 @pytest.mark.parametrize(
@@ -95,23 +97,23 @@ def test_a_rollout_is_named_by_what_it_does_and_where(facts: Any, words: str) ->
     ("health", "sentence"),
     [
         (HostHealth.HEALTHY, "h1 is healthy."),
-        (HostHealth.DEGRADED, "h1 is predicted to fail: its VMs are to leave it."),
-        (HostHealth.FAILED, "h1 has failed: its VMs are redeployed elsewhere."),
+        (HostHealth.DEGRADED, "h1 is predicted to fail: its VMs will be moved to other hosts."),
+        (HostHealth.FAILED, "h1 has failed: its VMs are redeployed to other hosts."),
     ],
 )
-def test_a_host_says_how_it_is(health: HostHealth, sentence: str) -> None:
-    story = host_explanation(Host(name="h1", location="here", zone="2", health=health), [], [])
-    assert story.title == "host h1, in here, zone 2"
-    assert story.now == (sentence, "No VM is on it.", "Nothing is pending on it.")
+def test_a_host_says_its_health(health: HostHealth, sentence: str) -> None:
+    explanation = host_explanation(Host(name="h1", location="here", zone="2", health=health), [], [])
+    assert explanation.title == "host h1, in here, zone 2"
+    assert explanation.now == (sentence, "No VM is on it.", "Nothing is pending on it.")
 
 
-def test_of_many_pending_events_the_first_are_told_and_the_rest_counted() -> None:
-    record = ScopeFacts(now=0.0, scope=Scope(id="s"), title="VM a")
+def test_many_pending_events_are_listed_for_the_first_and_counted_for_the_rest() -> None:
+    facts_of_scope = ScopeFacts(now=0.0, scope=Scope(id="s"), title="VM a")
     given: dict[str, Any] = {"scope_id": "s", "request_id": "r1", "cause": Cause.HOST_UPDATE, "who": "Ops"}
     events = [Event(id=f"E{n}", vms=("a",), published_at=0.0, not_before=900.0, **given) for n in range(10)]
-    story = host_explanation(
-        Host(name="h1", location="here"), [], [EventWithFacts(event=e, facts=record) for e in events]
+    explanation = host_explanation(
+        Host(name="h1", location="here"), [], [EventWithFacts(event=e, facts=facts_of_scope) for e in events]
     )
-    assert len(story.lines) == 8
-    assert story.now[2] == "Freeze of a (E0): It is scheduled and starts now. a has not been given it yet."
-    assert story.now[-1] == "2 more are pending."
+    assert len(explanation.lines) == 8
+    assert explanation.now[2] == "Freeze of a (E0): It is scheduled and starts now. It was not delivered to a yet."
+    assert explanation.now[-1] == "2 more are pending."

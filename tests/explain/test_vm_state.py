@@ -1,4 +1,4 @@
-"""How a VM is, in one word."""
+"""The state of a VM in one word."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def event_of(vm: Vm, status: EventState, *verbs: Verb, outcome: ActOutcome | Non
     [{}, {"availability_set": "A"}, {"scale_set": "S", "placement_group": "P"}, {"cloud_service": "C:1"}],
     ids=["standalone", "set", "placement", "service"],
 )
-def test_a_name_in_any_sort_of_scope_leads_to_the_key(where: dict[str, Any]) -> None:
+def test_a_scope_id_and_a_name_give_the_key_in_every_kind_of_scope(where: dict[str, Any]) -> None:
     vm = a_vm("Straße:1", resource_group="Gr:oup", **where)
     assert vm_key_in_scope(vm.scope_id, "STRASSE:1") == vm.key
     assert vm_state(vm, [event_of(vm, EventState.SCHEDULED)]) is VmState.EVENT_SCHEDULED
@@ -43,15 +43,15 @@ def test_a_vm_without_events_is_running() -> None:
     assert vm_state(WEB, []) is VmState.RUNNING
 
 
-def test_a_vm_is_noticed_while_an_event_of_it_is_scheduled() -> None:
+def test_a_vm_with_a_scheduled_event_has_the_state_event_scheduled() -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED)]) is VmState.EVENT_SCHEDULED
 
 
-def test_names_are_compared_without_case() -> None:
+def test_names_of_vms_in_events_are_compared_without_case() -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED, vms=("WEB-0",))]) is VmState.EVENT_SCHEDULED
 
 
-def test_an_event_of_another_vm_of_the_scope_is_not_its_own() -> None:
+def test_an_event_of_another_vm_of_the_scope_does_not_change_the_state() -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.SCHEDULED, vms=("web-1",))]) is VmState.RUNNING
 
 
@@ -71,25 +71,25 @@ def test_an_event_of_another_vm_of_the_scope_is_not_its_own() -> None:
         (Verb.REAPPLY, VmState.STARTED),
     ],
 )
-def test_the_act_that_is_owed_says_how_a_vm_is(verb: Verb, state: VmState) -> None:
+def test_an_unfinished_act_decides_the_state(verb: Verb, state: VmState) -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.STARTED, verb)]) is state
 
 
-def test_an_act_whose_outcome_is_known_is_done_with() -> None:
+def test_an_act_with_an_outcome_does_not_change_the_state() -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.STARTED, Verb.REBOOT, outcome=DONE)]) is VmState.RUNNING
 
 
-def test_an_event_that_is_over_means_nothing() -> None:
+def test_an_event_that_is_over_does_not_change_the_state() -> None:
     assert vm_state(WEB, [event_of(WEB, EventState.OVER, Verb.REBOOT)]) is VmState.RUNNING
 
 
-def test_what_is_being_done_counts_before_what_is_to_come() -> None:
+def test_a_started_event_counts_before_a_scheduled_one() -> None:
     events = [event_of(WEB, EventState.SCHEDULED), event_of(WEB, EventState.STARTED, Verb.FREEZE, id="F")]
     assert vm_state(WEB, events) is VmState.FROZEN
 
 
 @pytest.mark.parametrize("power", [PowerState.STOPPED, PowerState.DEALLOCATED])
-def test_a_vm_that_is_off_is_so_whatever_is_to_come(power: PowerState) -> None:
+def test_the_power_state_counts_before_a_scheduled_event(power: PowerState) -> None:
     off = a_vm("Web-0", power=power)
     assert vm_state(off, [event_of(off, EventState.SCHEDULED)]) == power.value
     assert vm_state(off, [event_of(off, EventState.STARTED, Verb.START)]) is VmState.STARTED
@@ -99,25 +99,25 @@ def test_a_vm_that_was_removed_is_gone() -> None:
     assert vm_state(a_vm("Web-0", removed_at=1.0), [event_of(WEB, EventState.STARTED, Verb.DELETE)]) is VmState.GONE
 
 
-def in_a_world(ask: RequestedOperation, **facts: Any) -> list[str]:
-    """How a VM is one after the other, from asking until nothing is left to be done."""
+def states_after(operation: RequestedOperation, **facts: Any) -> list[str]:
+    """The states of a VM one after the other, from the request until nothing is left to do."""
     world = World(vms=[a_vm("db", **facts)], hosts=[a_host("h1"), a_host("h2")])
     try:
-        key, seen = world.vm("db").key, []
-        world.ask(ask, "db")
+        key, states_seen = world.vm("db").key, []
+        world.ask(operation, "db")
         for _ in range(1200):
             vm = world.store.vm(key)
             assert vm is not None
             scope = world.store.scope(vm.scope_id)
-            seen.append(vm_state(vm, scope.live_events() if scope else ()))
+            states_seen.append(vm_state(vm, scope.live_events() if scope else ()))
             world.advance(1)
-        return [state for number, state in enumerate(seen) if state != seen[number - 1] or not number]
+        return [state for number, state in enumerate(states_seen) if state != states_seen[number - 1] or not number]
     finally:
         world.close()
 
 
 @pytest.mark.parametrize(
-    ("ask", "facts", "states"),
+    ("operation", "facts", "states"),
     [
         (RequestedOperation.RESTART, {}, "noticed rebooting running"),
         (RequestedOperation.REDEPLOY, {}, "noticed moving running"),
@@ -135,7 +135,7 @@ def in_a_world(ask: RequestedOperation, **facts: Any) -> list[str]:
         (RequestedOperation.REIMAGE, {}, "rebooting running"),
     ],
 )
-def test_states_follow_each_other_as_the_hypervisor_acts(
-    ask: RequestedOperation, facts: dict[str, Any], states: str
+def test_the_states_of_a_vm_follow_the_acts_of_the_hypervisor(
+    operation: RequestedOperation, facts: dict[str, Any], states: str
 ) -> None:
-    assert " ".join(in_a_world(ask, **facts)) == states
+    assert " ".join(states_after(operation, **facts)) == states

@@ -33,11 +33,11 @@ def test_an_event_explains_itself(guest: Any) -> None:
         assert lab.explain(event) == str(event)
         assert str(event).splitlines()[:6] == [
             "Reboot of web-0: user restart",
-            "  +0:00:00  the test asked for it: user restart; scheduled with 15 min of notice",
-            "  +0:00:00  web-0 was given it as Scheduled (api-version 2020-07-01, incarnation 2)",
+            "  +0:00:00  the test requested it: user restart; scheduled with 15 min of notice",
+            "  +0:00:00  delivered to web-0 as Scheduled (api-version 2020-07-01, incarnation 2)",
             "  +0:01:00  web-0 approved it, 14 min before its notice ended",
-            "  +0:01:00  it started: web-0 had approved, 1 min into the 15 min of notice",
-            "  now  It started less than a second ago; the reboot of web-0 is under way.",
+            "  +0:01:00  it started: approved by web-0, 1 min into the 15 min of notice",
+            "  now  It started less than a second ago; the reboot of web-0 is in progress.",
         ]
 
 
@@ -46,8 +46,8 @@ def test_the_repr_of_an_event_is_its_story_in_a_line() -> None:
         event = lab.reboot("web-0")
         assert repr(event) == (
             "<Reboot of web-0: user restart"
-            " · +0:00:00 the test asked for it: user restart; scheduled with 15 min of notice"
-            " · It is scheduled and waits for an approval, or the end of its notice: 15 min at the longest.>"
+            " · +0:00:00 the test requested it: user restart; scheduled with 15 min of notice"
+            " · It is scheduled and waits for an approval, or the end of its notice, at most 15 min.>"
         )
         assert len(repr(event)) < 240  # what pytest shows of a value without being asked for more
 
@@ -58,8 +58,8 @@ def test_a_vm_explains_what_became_of_it() -> None:
         lab.run_until(lambda: event.finished)
         told = lab.explain("web-0")
         assert told == str(lab.vm("web-0")) == lab.explain(lab.vm("web-0"))
-        assert "Freeze, asked for by the test (host update): finished" in told
-        assert "no VM was given it; approved by nobody" in told
+        assert "Freeze, requested by the test (host update): finished" in told
+        assert "delivered to no VM; not approved" in told
 
 
 def test_who_keeps_a_gate_closed_is_named() -> None:

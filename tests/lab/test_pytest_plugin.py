@@ -78,7 +78,7 @@ def test_fine(scheduled_events):
     _, title, report = done.stdout.partition("what happened in the lab")
     assert title
     assert "+0:15:00  started    Reboot of vm-0 started: its notice ended" in report
-    assert "+0:15:00  it started: its notice of 15 min had ended" in report
+    assert "+0:15:00  it started: its notice of 15 min ended" in report
     assert "Freeze" not in done.stdout
 
 

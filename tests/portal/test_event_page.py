@@ -66,14 +66,14 @@ def test_a_pending_event_is_told_whole(portal: Visitor) -> None:
     page = portal.get(f"/portal/events/{event_id}")
     for sentence in (
         "Reboot of web-0: user restart",
-        "It is scheduled and waits for an approval, or the end of its notice: 15 min at the longest.",
+        "It is scheduled and waits for an approval, or the end of its notice, at most 15 min.",
         "Asked for by local user ann",
         "Notice 15 min of notice promised",
         "Approved by nobody",
         "Waits for an approval, or the end of its notice, until 12:15:00 at the longest",
         "Update domain 0",
         "Source User",
-        "local user ann asked for it: user restart; scheduled with 15 min of notice",
+        "local user ann requested it: user restart; scheduled with 15 min of notice",
     ):
         assert sentence in page.text
     request_id = portal.world.store.event(event_id).request_id

@@ -196,7 +196,7 @@ def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> N
     assert "12 Jan 12:00:00" in page.text
     assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/").text
     page = confirm(portal, "fail", {"host": "h1"})
-    assert "4 events of them start at once, without notice." in page.text
+    assert "4 of them start at once, without notice." in page.text
     do(portal, "fail", {"host": "h1"})
     portal.world.advance(600)
     do(portal, "repair", {"host": "h1"})
@@ -543,7 +543,7 @@ def test_what_happens_at_once_is_said_with_its_reason(portal_of: Callable[..., V
 def test_whose_place_is_taken_is_said(portal: Visitor) -> None:
     event_id = a_restart(portal)
     page = confirm(portal, "redeploy", {"vm": "db"})
-    assert f"It takes the place of 1 pending event, which would be withdrawn: {event_id}." in page.text
+    assert f"It replaces 1 pending event, which would be withdrawn: {event_id}." in page.text
 
 
 def test_who_else_is_on_the_host_is_said(portal: Visitor) -> None:

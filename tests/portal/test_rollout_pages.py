@@ -85,7 +85,7 @@ def test_a_rollout_can_be_steered_from_its_page_while_it_goes_on(portal: Visitor
     page = portal.get(f"/portal/rollouts/{rollout}")
     assert "/portal/forms/rollout-" not in page.html
     assert "aborted : bob ended it" in page.text
-    assert "1 withdrawn, 2 never begun" in page.text
+    assert "1 withdrawn, 2 never started" in page.text
 
 
 def test_a_rollout_is_found_by_the_beginning_of_its_id_and_can_be_taken_away(portal: Visitor) -> None:

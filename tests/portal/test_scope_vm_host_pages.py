@@ -104,7 +104,7 @@ def test_a_vm_shows_its_events_and_its_story(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "web-1")
     page = portal.get("/portal/vms/web-1")
     assert '<span class="state noticed"' in page.html
-    assert "Reboot, asked for by ann (user restart): scheduled" in page.text
+    assert "Reboot, requested by ann (user restart): scheduled" in page.text
     assert [row["id"] for row in rows(portal.get("/portal/vms/web-1?as=csv"))] == [event.id]
     told = portal.get("/portal/vms/web-1?as=json").json
     assert told["story"] == portal.api.get("/explain/web-1")

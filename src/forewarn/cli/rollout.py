@@ -155,7 +155,7 @@ def progress_line(view: JsonObject) -> Text:
     line = join_text(bold(f"{tally['done']} of {tally['total']} done"))
     for name, style in _BAR_PARTS[1:]:
         if tally[name]:
-            said = "never begun" if name == "waiting" and view["closed"] else name
+            said = "never started" if name == "waiting" and view["closed"] else name
             line.append_text(join_text(dim(" · "), Text(f"{tally[name]} {said}", style=style.replace("grey23", ""))))
     return line
 

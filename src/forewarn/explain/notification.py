@@ -1,9 +1,8 @@
 """Notifications of event changes for webhooks, rendered as Event Grid or CloudEvents messages.
 
-They are computed from the history.
-
-The EventStatus is that of the history entry, not of the event when the message is sent. The resource is the one that
-corresponds to the event's scope in Azure: a VM, an availability set, a scale set or a cloud service.
+They are computed from history entries. The EventStatus is that of the entry, not of the event when the message is
+sent. The resource is the one that corresponds to the event's scope in Azure: a VM, an availability set, a scale set
+or a cloud service.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from forewarn.core.webhook import EventGridStatus, WebhookSchema, WebhookSubscri
 from forewarn.protocol.dates import http_date
 from forewarn.protocol.versions import NEWEST_VERSION
 
-EVENT_TYPE = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"
+EVENT_TYPE = "Microsoft.ResourceNotifications.MaintenanceResources.ScheduledEventEmitted"  # of Event Grid
 
 _NAMESPACE = UUID("5f1de9a4-6d0f-4a53-9a55-0c1f3b8f7a10")
 _DATA_API_VERSION = "2024-07-01"
 _STATUS_BY_ENTRY_KIND = {
     EntryKind.PUBLISHED: EventGridStatus.SCHEDULED,
     EntryKind.STARTED: EventGridStatus.STARTED,
-    EntryKind.FINISHED: EventGridStatus.COMPLETED,  # an act that failed too: the maintenance is over
+    EntryKind.FINISHED: EventGridStatus.COMPLETED,  # also if acts failed: the maintenance is over
     EntryKind.WITHDRAWN: EventGridStatus.CANCELED,
 }
 
 
 class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to one event."""
+    """A change of the status of one event, about which webhooks are notified."""
 
     status: EventGridStatus
     at: float
@@ -47,34 +46,38 @@ class EventNotification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The same whenever and to whomever this is told: a receiver knows by it what it was told before."""
+        """The message id: the same for every receiver and every retry, so that receivers find duplicates."""
         return str(uuid5(_NAMESPACE, f"{self.event.id}/{self.status}{self.resource}".casefold()))
 
     @property
     def subject(self) -> str:
+        """The resource id of the event in Azure."""
         return f"{self.resource}/providers/microsoft.maintenance/scheduledevents/{self.event.id.lower()}"
 
 
 def event_vm_keys(event: Event) -> tuple[str, ...]:
-    """Of the VMs it names: a scope's id begins with the subscription and the group that all its VMs are in."""
+    """Return the keys of the VMs that the event lists. Its scope id has their subscription and group."""
     subscription, group = event.scope_id.partition(":")[2].split("/")[:2]
     return tuple(vm_key(subscription, group, name) for name in event.vms)
 
 
 def may_notify(entry: HistoryEntry) -> bool:
-    """Whether it is of the sort that may be told outside."""
+    """Return whether entries of this kind can lead to a notification."""
     return entry.what in _STATUS_BY_ENTRY_KIND
 
 
 def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> EventNotification | None:
-    """What this entry says of its event; None where it says nothing that is told outside."""
-    happening = _STATUS_BY_ENTRY_KIND.get(entry.what)
-    if happening is None or not event.listed or not vms:
+    """Return the notification of a history entry about its event; None if webhooks do not get it.
+
+    `vms` are the VMs that the event lists.
+    """
+    status = _STATUS_BY_ENTRY_KIND.get(entry.what)
+    if status is None or not event.listed or not vms:
         return None
-    # A VM may have been deleted and made anew elsewhere since: one that is still of the scope knows best.
+    # A VM may have been deleted and added to another scope since; prefer one that is still in the event's scope.
     vm = next((vm for vm in vms if vm.scope_id == event.scope_id), vms[0])
     return EventNotification(
-        status=happening,
+        status=status,
         at=entry.at,
         event=event,
         resource=scope_resource_id(vm),
@@ -84,16 +87,17 @@ def notification_for(entry: HistoryEntry, event: Event, vms: Sequence[Vm]) -> Ev
 
 
 def is_subscribed(webhook: WebhookSubscription, notification: EventNotification, vms: Sequence[Vm]) -> bool:
+    """Return whether the webhook receives the notification: its status, its resource and the VMs' policy."""
     if notification.status not in webhook.happenings:
         return False
     if webhook.opted_in_only and not any(vm.publish_outside for vm in vms):
         return False
-    told = (notification.resource, *map(vm_resource_id, vms))
-    return any(is_within_resource(webhook.over, resource) for resource in told)
+    resources = (notification.resource, *map(vm_resource_id, vms))
+    return any(is_within_resource(webhook.over, resource) for resource in resources)
 
 
 class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent, before it has one of the two forms."""
+    """A message to a webhook, before it is rendered in one of the two schemas."""
 
     id: str
     type: str
@@ -106,6 +110,7 @@ class NotificationMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def notification_message(notification: EventNotification) -> NotificationMessage:
+    """Return the message for a notification."""
     return NotificationMessage(
         id=notification.id,
         type=EVENT_TYPE,
@@ -118,8 +123,9 @@ def notification_message(notification: EventNotification) -> NotificationMessage
 
 
 def render_message(message: NotificationMessage, schema: WebhookSchema) -> bytes:
-    form = _cloud_event(message) if schema is WebhookSchema.CLOUD_EVENTS else [_event_grid_event(message)]
-    return msgspec.json.encode(form)
+    """Return the JSON body of a message: a CloudEvents object, or an Event Grid array with one event."""
+    content = _cloud_event(message) if schema is WebhookSchema.CLOUD_EVENTS else [_event_grid_event(message)]
+    return msgspec.json.encode(content)
 
 
 def _event_grid_event(message: NotificationMessage) -> dict[str, Any]:
@@ -161,15 +167,15 @@ def _message_data(notification: EventNotification) -> dict[str, Any]:
 
 
 def _event_properties(notification: EventNotification) -> dict[str, Any]:
-    event, row = notification.event, notification.event.rules
+    event, rules = notification.event, notification.event.rules
     has_begun = notification.status in (EventGridStatus.STARTED, EventGridStatus.COMPLETED)
     return {
-        "DurationInSeconds": row.duration_s,
-        "Description": row.description,
+        "DurationInSeconds": rules.duration_s,
+        "Description": rules.description,
         "EventId": event.id.lower(),
-        "EventSource": row.source,
+        "EventSource": rules.source,
         "EventStatus": notification.status,
-        "EventType": row.kind,
+        "EventType": rules.kind,
         "NotBefore": "" if has_begun else http_date(event.not_before),
         "Resources": event.vms,
         "ResourceType": "VirtualMachine",

@@ -10,23 +10,27 @@ from forewarn.core.event import Ending, Event
 
 
 def started_without_notice(event: Event) -> bool:
-    """Whether it began as it was published. Where lab time stands still, one that a VM approved did not."""
+    """Return whether the event started when it was published.
+
+    An event that a VM approved had notice, even if both times are equal because lab time is paused.
+    """
     return event.started_at == event.published_at and (event.approved_at is None or event.approved_by == "policy")
 
 
 def promised_notice(event: Event) -> str:
-    """NotBefore was rounded up to a whole second: the rest was not asked for."""
+    """Return the notice between publication and NotBefore in words, without the rounding of NotBefore."""
     return duration_text(math.floor(event.not_before - event.published_at))
 
 
 def ending_text(event: Event) -> str:
+    """Return how an event that is over ended, with the reason: `withdrawn, replaced by user redeploy`."""
     if event.ending is Ending.FINISHED:
         return "finished"
     return f"{event.ending}, {event.reason}" if event.reason else str(event.ending)
 
 
 def notice_phrases(event: Event) -> Iterator[str]:
-    """What was promised, and what was given."""
+    """Yield a phrase with the notice that was promised and the notice that VMs really had."""
     if not event.listed or started_without_notice(event):
         yield f"no notice{': ' + event.note if event.note else ''}"
         return
@@ -38,17 +42,19 @@ def notice_phrases(event: Event) -> Iterator[str]:
 
 
 def event_kind_text(event: Event) -> str:
+    """Return the kind of a listed event (`Reboot`), else its verb as a capitalized noun (`Eviction`)."""
     return str(event.rules.kind if event.listed and event.rules.kind else verb_noun(event.rules.verb).capitalize())
 
 
 def join_names(names: Sequence[str]) -> str:
+    """Return names as `a, b and c`; of more than four, the first three and `and N more`."""
     if len(names) > 4:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def duration_text(seconds: float) -> str:
-    """A length of time as people say it, in its two largest units."""
+    """Return a duration in words, in its two largest units: `14 min 59 s`."""
     whole = max(0, round(seconds))
     if whole == 0:
         return "less than a second"

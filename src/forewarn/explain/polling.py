@@ -1,7 +1,7 @@
-"""Whether a VM polls for events, and whether anybody in its scope knows of an event that is scheduled.
+"""Whether a VM polls for events, and whether it or a neighbour knows of a scheduled event.
 
-A VM knows of an event if it was given it while it was scheduled. Another VM of the scope that was given it may
-prepare on its behalf. Where no VM was given it and none is about to poll, no handler can prepare.
+A VM knows of an event that was delivered to it while it was scheduled. Another VM of the scope that knows of it may
+prepare on its behalf. If it was delivered to no VM and none is about to poll, no handler can prepare.
 """
 
 from __future__ import annotations
@@ -14,37 +14,41 @@ from forewarn.core.event import Event, EventState
 from forewarn.core.history import EventDelivery
 from forewarn.protocol.versions import VERSIONS, version_lists_kind
 
-SILENCE_LIMIT_S = 60.0  # whoever has asked within this time still asks
+SILENCE_LIMIT_S = 60.0  # a VM without a poll for longer has stopped polling
 
 
 class PollingPace(NamedTuple):
-    silent_s: float  # since it last asked, and a long poll it sent was to be answered; at least, after a restart
-    gap_s: float | None = None  # between two requests, of late
+    """How often a VM polls, in real time."""
+
+    silent_s: float  # since its last poll, or since the end of its long poll; after a restart, a lower bound
+    gap_s: float | None = None  # between its recent polls
 
     @property
     def is_silent(self) -> bool:
+        """Whether it has stopped polling."""
         return self.silent_s > SILENCE_LIMIT_S
 
 
 class PollingState(StrEnum):
-    """Whether a VM asks for events."""
+    """Whether a VM polls for events."""
 
-    STOPPED = "stopped"  # it did once
+    STOPPED = "stopped"  # it has polled, but not recently
     NEVER = "never"
     ACTIVE = "now"
-    OFF = "off"  # it does not run, so nothing in it can ask
+    OFF = "off"  # the VM is not running
 
 
 class EventAwareness(StrEnum):
-    """Whether a VM knows of an event that awaits it, the worst first."""
+    """Whether a VM knows of a scheduled event that affects it, the worst first."""
 
-    NOBODY = "nobody"  # was given it: unprepared
-    SOON = "soon"  # it asks, and has not since the event was published
-    NEIGHBOUR = "neighbour"  # only others of its scope were given it
-    GIVEN = "given"
+    NOBODY = "nobody"  # no VM of the scope knows of it, and none is about to poll
+    SOON = "soon"  # a VM of the scope polls, but has not since the event was published
+    NEIGHBOUR = "neighbour"  # only other VMs of the scope know of it
+    GIVEN = "given"  # it was delivered to the VM
 
 
 def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingState:
+    """Return whether a VM polls; `pace` is None if it never did, `is_off` says that it does not run."""
     if is_off:
         return PollingState.OFF
     if pace is None:
@@ -53,17 +57,17 @@ def polling_state(pace: PollingPace | None, *, is_off: bool = False) -> PollingS
 
 
 def can_still_prepare(event: Event) -> bool:
-    """Whether VMs could still prepare for it, if they knew."""
+    """Return whether VMs that know of the event could still prepare: it is listed and has not started."""
     return event.status is EventState.SCHEDULED and event.listed and event.rules.kind is not None
 
 
-def vms_given_before_start(sightings: Iterable[EventDelivery]) -> set[str]:
-    """The keys of the VMs that were given an event before it started."""
-    return {sighting.vm for sighting in sightings if sighting.status == EventState.SCHEDULED}
+def vms_given_before_start(deliveries: Iterable[EventDelivery]) -> set[str]:
+    """Return the keys of the VMs to which an event was delivered before it started."""
+    return {delivery.vm for delivery in deliveries if delivery.status == EventState.SCHEDULED}
 
 
 class ScopePoller:
-    """One VM of a scope that has ever asked: how it does now, when it last did in lab time, and in which version."""
+    """A VM of a scope that has polled: its pace now, the lab time of its last poll, and the api-version."""
 
     __slots__ = ("at", "pace", "version")
 
@@ -71,7 +75,7 @@ class ScopePoller:
         self.pace, self.at, self.version = pace, at, version
 
     def will_poll_for(self, event: Event) -> bool:
-        """It has not had the chance yet, and what it asks with shows events of this kind (spec §3)."""
+        """Return whether its next poll will deliver the event: its api-version must list the kind (spec §3)."""
         kind = event.rules.kind
         shows = kind is not None and self.version in VERSIONS and version_lists_kind(self.version, kind)
         return shows and polling_state(self.pace) is PollingState.ACTIVE and self.at <= event.published_at
@@ -80,9 +84,14 @@ class ScopePoller:
 def event_awareness(
     event: Event, vm: str, *, given: Collection[str], scope: Mapping[str, ScopePoller]
 ) -> EventAwareness:
-    """Of the VM with this key; `scope` are those in its scope that have ever asked, by their keys."""
+    """Return whether the VM with this key knows of the event.
+
+    `given` are the keys of the VMs that know of it; `scope` are the VMs of the scope that have polled, by key.
+    """
     if vm in given:
         return EventAwareness.GIVEN
     if given:
         return EventAwareness.NEIGHBOUR
-    return EventAwareness.SOON if any(one.will_poll_for(event) for one in scope.values()) else EventAwareness.NOBODY
+    return (
+        EventAwareness.SOON if any(poller.will_poll_for(event) for poller in scope.values()) else EventAwareness.NOBODY
+    )

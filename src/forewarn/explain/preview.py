@@ -1,6 +1,6 @@
 """Preview of a request before it is made: the events it would publish, in which order and when.
 
-Assumes that nobody approves, that every act takes its usual time, and that no other request comes in between.
+Assumes that no event is approved, that every act takes its usual time, and that no other request comes in between.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from forewarn.core.event import Event
 from forewarn.core.request import PlannedEvent
 from forewarn.explain.phrases import duration_text
 
-_MAX_LISTED_REASONS = 4  # why something happens at once: told one by one; the others are counted
+_MAX_LISTED_REASONS = 4  # more reasons, or replaced events, are not listed
 
 
 class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that would be."""
+    """An event that the request would lead to."""
 
-    wave: int  # from 1: those of one wave are published together
+    wave: int  # from 1; events of one wave are published together
     scope: str
     cause: str
     kind: str | None  # None: unlisted
@@ -33,43 +33,49 @@ class PreviewedEvent(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     published_at: float
     not_before: float
-    starts_at: float | None = None  # None: never, or later than was looked ahead
+    starts_at: float | None = None  # None: never, or after the end of the preview
     over_at: float | None = None
     ending: str | None = None
     reason: str = ""
-    replaces: tuple[str, ...] = ()  # ids of pending events whose place it would take
+    replaces: tuple[str, ...] = ()  # ids of pending events that it would replace
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request would lead to: its events, when they would be over, and a summary in sentences."""
+
     now: float
     events: tuple[PreviewedEvent, ...]
-    vms: int  # that it is about, each once
-    over_at: float | None  # None: its end was not looked ahead to
-    is_cut: bool  # there is more to come than is told here
+    vms: int  # how many VMs the request is about, each counted once
+    over_at: float | None  # None: after the end of the preview
+    is_cut: bool  # more events would follow than are listed here
     sentences: tuple[str, ...]
 
 
 def preview_from_events(
     events: Sequence[Event], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
 ) -> Preview:
-    """Of the events that a rehearsal came to, in the order of their publication."""
+    """Return the preview of a request from the events of its dry run, in the order of their publication.
+
+    `vms` counts the VMs of the request. `is_over` says that the dry run reached the end. `skipped` are sentences about
+    VMs that would be skipped.
+    """
     waves = {at: number for number, at in enumerate(sorted({event.published_at for event in events}), 1)}
-    foreseen = tuple(_from_event(event, waves[event.published_at]) for event in events)
-    return _preview(foreseen, now=now, vms=vms, is_over=is_over, skipped=skipped)
+    previewed = tuple(_from_event(event, waves[event.published_at]) for event in events)
+    return _preview(previewed, now=now, vms=vms, is_over=is_over, skipped=skipped)
 
 
 def preview_from_first_wave(planned: Iterable[PlannedEvent], *, now: float, vms: int) -> Preview:
-    """Of what would be published first, where the rest is too much to rehearse."""
+    """Return the preview of a request that is too large for a dry run: only its first wave."""
     return _preview(tuple(_from_planned(item, now) for item in planned), now=now, vms=vms, is_over=False)
 
 
 def _preview(
-    foreseen: tuple[PreviewedEvent, ...], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
+    events: tuple[PreviewedEvent, ...], *, now: float, vms: int, is_over: bool, skipped: Sequence[str] = ()
 ) -> Preview:
-    ends = [event.over_at for event in foreseen if event.over_at is not None]
+    ends = [event.over_at for event in events if event.over_at is not None]
     over_at = max(ends, default=now) if is_over else None
-    sentences = (*_sentences(foreseen, now=now, vms=vms, over_at=over_at), *skipped)
-    return Preview(now=now, events=foreseen, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences)
+    sentences = (*_sentences(events, now=now, vms=vms, over_at=over_at), *skipped)
+    return Preview(now=now, events=events, vms=vms, over_at=over_at, is_cut=not is_over, sentences=sentences)
 
 
 def _from_event(event: Event, wave: int) -> PreviewedEvent:
@@ -95,13 +101,13 @@ def _from_event(event: Event, wave: int) -> PreviewedEvent:
 
 
 def _from_planned(item: PlannedEvent, now: float) -> PreviewedEvent:
-    row = CAUSE_RULES[item.cause]
+    rules = CAUSE_RULES[item.cause]
     return PreviewedEvent(
         wave=1,
         scope=item.scope_id,
         cause=item.cause,
-        kind=row.kind,
-        verb=row.verb,
+        kind=rules.kind,
+        verb=rules.verb,
         vms=item.vms,
         host=item.host,
         update_domain=item.update_domain,
@@ -120,45 +126,41 @@ def _sentences(events: Sequence[PreviewedEvent], *, now: float, vms: int, over_a
         named = ", ".join(replaced[:_MAX_LISTED_REASONS]) + (
             " and others" if len(replaced) > _MAX_LISTED_REASONS else ""
         )
-        yield f"It takes the place of {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}."
+        yield f"It replaces {_counted(len(replaced), 'pending event')}, which would be withdrawn: {named}."
     if over_at is not None and listed:
         yield (
-            f"If nobody approves and every act takes its usual time, all is over in {duration_text(over_at - now)}; "
-            "approvals make it faster."
+            "Without approvals, and if every act takes its usual time, everything is done in "
+            f"{duration_text(over_at - now)}; approvals make it faster."
         )
 
 
 def _immediate_sentences(events: Sequence[PreviewedEvent]) -> Iterator[str]:
-    """One sentence per reason."""
+    """One sentence per verb and reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for event in events:
         reasons.setdefault((event.verb, event.note), []).extend(event.vms)
     for (verb, why), names in list(reasons.items())[:_MAX_LISTED_REASONS]:
         yield f"{verb_noun(verb)} of {_first_names(names)} at once, without an event: {why}."
     if len(reasons) > _MAX_LISTED_REASONS:
-        yield f"So it goes for {len(reasons) - _MAX_LISTED_REASONS} more."
+        yield f"Other VMs are affected at once for {len(reasons) - _MAX_LISTED_REASONS} more reasons."
 
 
 def _published_sentences(events: Sequence[PreviewedEvent], vms: int, *, is_over: bool) -> Iterator[str]:
     if not events:
         return
-    hit = len({(event.scope, name) for event in events for name in event.vms})
+    affected = len({(event.scope, name) for event in events for name in event.vms})
     waves = max(event.wave for event in events)
-    struck = sum(event.starts_at == event.published_at for event in events)
+    immediate = sum(event.starts_at == event.published_at for event in events)
     if waves > 1:
         how = f"in {'' if is_over else 'the first '}{waves} waves, one update domain of a scope at a time"
     else:
         how = "published at once" if is_over else "published first"
-    yield f"{_counted(len(events), 'event')} over {_counted(hit, 'VM')}, {how}."
-    if struck:
-        yield f"{_counted(struck, 'event')} of them start{'s' if struck == 1 else ''} at once, without notice."
-    if not is_over and hit < vms:
-        rest = (
-            f"{_counted(vms, 'VM')} are too many to rehearse to the end"
-            if waves == 1
-            else "the rehearsal was cut there"
-        )
-        yield f"{_counted(vms - hit, 'VM')} more follow in later waves, which are not told here: {rest}."
+    yield f"{_counted(len(events), 'event')} over {_counted(affected, 'VM')}, {how}."
+    if immediate:
+        yield f"{immediate} of them start{'s' if immediate == 1 else ''} at once, without notice."
+    if not is_over and affected < vms:
+        why = f"{_counted(vms, 'VM')} are too many to simulate" if waves == 1 else "the simulation stopped there"
+        yield f"{_counted(vms - affected, 'more VM')} follow in later waves, which the preview leaves out: {why}."
 
 
 def _first_names(names: Sequence[str]) -> str:

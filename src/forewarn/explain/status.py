@@ -21,8 +21,8 @@ from forewarn.explain.phrases import ending_text, event_kind_text, join_names
 
 _HEALTH_TEXT = {
     HostHealth.HEALTHY: "is healthy",
-    HostHealth.DEGRADED: "is predicted to fail: its VMs are to leave it",
-    HostHealth.FAILED: "has failed: its VMs are redeployed elsewhere",
+    HostHealth.DEGRADED: "is predicted to fail: its VMs will be moved to other hosts",
+    HostHealth.FAILED: "has failed: its VMs are redeployed to other hosts",
 }
 _REQUEST_ENTRY_KINDS = frozenset(
     {
@@ -34,13 +34,13 @@ _REQUEST_ENTRY_KINDS = frozenset(
         EntryKind.COMPLETED,
     }
 )
-_MAX_LISTED_EVENTS = 8  # pending events told one by one; the others are counted
-_MAX_NAMED_HOSTS = 3  # that are named; more are counted
+_MAX_LISTED_EVENTS = 8  # more pending events are counted instead of listed
+_MAX_NAMED_HOSTS = 3  # more hosts are counted instead of named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventWithFacts:
-    """An event, with what is known around it."""
+    """An event with the facts of its scope."""
 
     event: Event
     facts: ScopeFacts
@@ -48,68 +48,72 @@ class EventWithFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutProgress:
-    """How far a rollout has come."""
+    """The progress of a rollout: its VMs counted, and the update domains that come next."""
 
     tally: RolloutTally
     next_update_domains: tuple[int, ...] = ()
 
 
-def host_explanation(host: Host, vms: Sequence[Vm], told: Sequence[EventWithFacts]) -> Explanation:
+def host_explanation(host: Host, vms: Sequence[Vm], events: Sequence[EventWithFacts]) -> Explanation:
+    """Explain a host: its health, the VMs on it, and the events about it."""
     names = [vm.name for vm in vms]
     where = f"{host.location}, zone {host.zone}" if host.zone else host.location
     return Explanation(
         title=f"host {host.name}, in {where}",
-        lines=_event_lines(told),
+        lines=_event_lines(events),
         now=(
             f"{host.name} {_HEALTH_TEXT[host.health]}.",
             f"{join_names(names)} {'is' if len(names) == 1 else 'are'} on it." if names else "No VM is on it.",
-            *_pending_sentences(told, "Nothing is pending on it."),
+            *_pending_sentences(events, "Nothing is pending on it."),
         ),
     )
 
 
-def scope_explanation(record: ScopeFacts, told: Sequence[EventWithFacts]) -> Explanation:
-    names = [vm.name for vm in record.scope.present_vms]
+def scope_explanation(facts: ScopeFacts, events: Sequence[EventWithFacts]) -> Explanation:
+    """Explain a scope: its VMs, whether they poll, and its events."""
+    names = [vm.name for vm in facts.scope.present_vms]
     members = f"{join_names(names)} {'is' if len(names) == 1 else 'are'} in it." if names else "No VM is in it."
     return Explanation(
-        title=f"{record.title} ({record.scope.id})",
-        lines=_event_lines(told),
-        now=(*describe_polling(record), members, *_pending_sentences(told, "Nothing is pending there.")),
+        title=f"{facts.title} ({facts.scope.id})",
+        lines=_event_lines(events),
+        now=(*describe_polling(facts), members, *_pending_sentences(events, "Nothing is pending there.")),
     )
 
 
 def rollout_explanation(
     request: MaintenanceRequest,
     rollout: Rollout,
-    course: RolloutProgress,
-    told: Sequence[EventWithFacts],
+    progress: RolloutProgress,
+    events: Sequence[EventWithFacts],
     entries: Iterable[HistoryEntry],
 ) -> Explanation:
-    lines = (*_request_lines(entries), *_event_lines(told))
+    """Explain a rollout: its progress, the update domains it works on, and its events."""
+    lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
-        title=f"R{rollout_title(request, rollout)[1:]}, asked for by {request.who}",
+        title=f"R{rollout_title(request, rollout)[1:]}, requested by {request.who}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
         now=(
-            _progress_sentence(rollout, course.tally),
-            *_update_domain_sentences(told, course),
-            *_pending_sentences(told),
+            _progress_sentence(rollout, progress.tally),
+            *_update_domain_sentences(events, progress),
+            *_pending_sentences(events),
         ),
     )
 
 
 def request_explanation(
-    request: MaintenanceRequest, told: Sequence[EventWithFacts], entries: Iterable[HistoryEntry]
+    request: MaintenanceRequest, events: Sequence[EventWithFacts], entries: Iterable[HistoryEntry]
 ) -> Explanation:
-    lines = (*_request_lines(entries), *_event_lines(told))
+    """Explain a request other than a rollout: its events, and which of them are pending."""
+    lines = (*_request_lines(entries), *_event_lines(events))
     return Explanation(
-        title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, asked for by {request.who}",
+        title=f"{verb_noun(request.ask).capitalize()} of {join_names(request.targets)}, requested by {request.who}",
         lines=tuple(sorted(lines, key=lambda line: line.at)),
-        now=tuple(_pending_sentences(told, "Nothing of it is pending.")),
+        now=tuple(_pending_sentences(events, "Nothing of it is pending.")),
     )
 
 
 def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
-    """A rollout as a sentence names it: `rollout ID, update over 6 hosts`."""
+    """Return a rollout in words: `rollout ID, update over 6 hosts`."""
     if rollout.scope_id:
         over = f"scope {rollout.scope_id}"
     elif len(rollout.hosts) <= _MAX_NAMED_HOSTS:
@@ -119,22 +123,22 @@ def rollout_title(request: MaintenanceRequest, rollout: Rollout) -> str:
     return f"rollout {request.id}, {rollout.impact} over {over}"
 
 
-def _event_lines(told: Sequence[EventWithFacts]) -> tuple[ExplanationLine, ...]:
-    """One per event, in the order in which they began; of those that are pending the first ones."""
-    live = [item for item in told if item.event.is_live]
-    over = [item for item in told if not item.event.is_live]
+def _event_lines(events: Sequence[EventWithFacts]) -> tuple[ExplanationLine, ...]:
+    """One line per event in the order of publication; of pending events only the first ones."""
+    live = [item for item in events if item.event.is_live]
+    over = [item for item in events if not item.event.is_live]
     lines = [_event_line(item.event) for item in (*over, *live[:_MAX_LISTED_EVENTS])]
     return tuple(sorted(lines, key=lambda line: line.at))
 
 
 def _event_line(event: Event) -> ExplanationLine:
     state = ending_text(event) if event.ending is not None else f"{event.status}"
-    text = f"{event_kind_text(event)} of {join_names(event.vms)}, asked for by {event.who} ({event.cause}): {state}"
+    text = f"{event_kind_text(event)} of {join_names(event.vms)}, requested by {event.who} ({event.cause}): {state}"
     return ExplanationLine(at=event.published_at, text=text, detail=f"event {event.id}")
 
 
 def _request_lines(entries: Iterable[HistoryEntry]) -> Iterator[ExplanationLine]:
-    """What was asked of it as a whole; its events tell the rest."""
+    """Lines about the request as a whole; other lines tell about its events."""
     return (
         ExplanationLine(at=entry.at, text=entry.text)
         for entry in entries
@@ -142,8 +146,8 @@ def _request_lines(entries: Iterable[HistoryEntry]) -> Iterator[ExplanationLine]
     )
 
 
-def _pending_sentences(told: Sequence[EventWithFacts], nothing: str = "") -> Iterator[str]:
-    live = [item for item in told if item.event.is_live]
+def _pending_sentences(events: Sequence[EventWithFacts], nothing: str = "") -> Iterator[str]:
+    live = [item for item in events if item.event.is_live]
     for item in live[:_MAX_LISTED_EVENTS]:
         title = f"{event_kind_text(item.event)} of {join_names(item.event.vms)} ({item.event.id})"
         yield f"{title}: {' '.join(describe_event_status(item.event, item.facts))}"
@@ -159,10 +163,11 @@ def _progress_sentence(rollout: Rollout, tally: RolloutTally) -> str:
         "withdrawn": tally.withdrawn,
         "started": tally.started,
         "scheduled": tally.scheduled,
-        "never begun" if rollout.closed else "waiting": tally.waiting,
+        "never started" if rollout.closed else "waiting": tally.waiting,
     }
-    told = ", ".join([f"{tally.done} of {tally.total} VMs done", *(f"{n} {word}" for word, n in counts.items() if n)])
-    return f"{_state_text(rollout, tally)}: {told}." + (f" Why: {rollout.why}." if rollout.why else "")
+    done = f"{tally.done} of {tally.total} VMs done"
+    progress = ", ".join([done, *(f"{count} {state}" for state, count in counts.items() if count)])
+    return f"{_state_text(rollout, tally)}: {progress}." + (f" Reason: {rollout.why}." if rollout.why else "")
 
 
 def _state_text(rollout: Rollout, tally: RolloutTally) -> str:
@@ -170,19 +175,19 @@ def _state_text(rollout: Rollout, tally: RolloutTally) -> str:
         return f"It completed with {tally.failed} failed {'VM' if tally.failed == 1 else 'VMs'}"
     return {
         RolloutState.RUNNING: "It is running",
-        RolloutState.PAUSED: "It is paused, and publishes nothing until it is resumed",
+        RolloutState.PAUSED: "It is paused and publishes no events until it is resumed",
         RolloutState.STOPPED: "It stopped by itself",
         RolloutState.ABORTED: "It was aborted",
         RolloutState.COMPLETED: "It completed",
     }[rollout.progress]
 
 
-def _update_domain_sentences(told: Sequence[EventWithFacts], course: RolloutProgress) -> Iterator[str]:
-    """Which update domains it is at, and which come next."""
-    live = [item for item in told if item.event.is_live]
+def _update_domain_sentences(events: Sequence[EventWithFacts], progress: RolloutProgress) -> Iterator[str]:
+    """Which update domains it works on, and which come next."""
+    live = [item for item in events if item.event.is_live]
     at = dict.fromkeys(f"update domain {item.event.update_domain} of {item.facts.title}" for item in live)
     if at:
-        yield f"It is at {join_names(list(at))}."
-    if following := course.next_update_domains:
+        yield f"It works on {join_names(list(at))}."
+    if following := progress.next_update_domains:
         numbers = join_names([str(number) for number in following])
         yield f"Next {'is update domain' if len(following) == 1 else 'are update domains'} {numbers} of its scopes."

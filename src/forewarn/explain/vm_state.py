@@ -11,9 +11,11 @@ from forewarn.core.fleet import PowerState, Vm, vm_key_in_scope
 
 
 class VmState(StrEnum):
+    """The state of a VM, with what maintenance does to it. The API shows the values."""
+
     RUNNING = "running"
-    EVENT_SCHEDULED = "noticed"  # an event of it is scheduled
-    STARTED = "started"  # an event of it has started, and is none of the following
+    EVENT_SCHEDULED = "noticed"  # an event that lists it is scheduled
+    STARTED = "started"  # an event that lists it has started, with an effect other than the following
     FROZEN = "frozen"
     REBOOTING = "rebooting"
     MOVING = "moving"  # to another host
@@ -31,19 +33,19 @@ _STATE_BY_VERB = {
 }
 _STATE_BY_POWER = {PowerState.STOPPED: VmState.STOPPED, PowerState.DEALLOCATED: VmState.DEALLOCATED}
 
-# In which something is being done to it.
+# The states of a VM during maintenance.
 MAINTENANCE_STATES = frozenset({VmState.STARTED, VmState.FROZEN, VmState.REBOOTING, VmState.MOVING})
 
 
 def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
-    """Of a VM and the events of its scope, in the order they were published."""
+    """Return the state of a VM; `events` are the live events of its scope in order of publication."""
     if vm.removed_at is not None:
         return VmState.GONE
     return combine_vm_states((vm_states_during(event).get(vm.key) for event in events), vm.power)
 
 
 def vm_states_during(event: Event) -> Mapping[str, VmState]:
-    """What an event makes of which VM, by their keys. One whose act has an outcome is done with, and not among them."""
+    """Return the states that an event puts its VMs into, by VM key; VMs whose act has an outcome are left out."""
     match event.status:
         case EventState.SCHEDULED:
             return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
@@ -53,11 +55,11 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
             return {}
 
 
-def combine_vm_states(meanings: Iterable[VmState | None], power: PowerState) -> VmState:
-    """What is being done to a VM counts before how it was left, and that before what is to come."""
-    noticed = False
-    for meaning in meanings:
-        if meaning in MAINTENANCE_STATES:
-            return meaning
-        noticed = noticed or meaning is VmState.EVENT_SCHEDULED
-    return _STATE_BY_POWER.get(power) or (VmState.EVENT_SCHEDULED if noticed else VmState.RUNNING)
+def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
+    """Combine the states from several events: maintenance first, then the power state, then scheduled events."""
+    is_scheduled = False
+    for state in states:
+        if state in MAINTENANCE_STATES:
+            return state
+        is_scheduled = is_scheduled or state is VmState.EVENT_SCHEDULED
+    return _STATE_BY_POWER.get(power) or (VmState.EVENT_SCHEDULED if is_scheduled else VmState.RUNNING)

@@ -132,7 +132,7 @@ def _progress_parts(tally: RolloutTally) -> Iterator[ProgressPart]:
 
 
 def _part_text(part: str, view: RolloutView) -> str:
-    return "never begun" if part == "waiting" and view.closed else part
+    return "never started" if part == "waiting" and view.closed else part
 
 
 def _domains_by_scope(
