@@ -191,4 +191,4 @@ def test_real_time_does_not_take_over_from_a_lab_whose_clock_is_ahead(tmp_path: 
         assert service.stop() == 0
     answer = run_forewarn(tmp_path, "serve", "--listen", f"127.0.0.1:{free_port()}")
     assert answer.returncode == 2
-    assert "is a lab's, whose clock was moved ahead" in answer.stderr
+    assert "belongs to a lab whose clock was moved ahead" in answer.stderr

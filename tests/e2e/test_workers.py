@@ -216,7 +216,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nobody_is_refused_meanwhile(ser
     assert first not in workers(service)
     assert second in workers(service)
     close(connect_to_each(service, "solo"))
-    assert f"(process {first}) ended though nobody told it to: another is started now" in service.log.read_text()
+    assert f"(process {first}) ended unexpectedly: another one starts now" in service.log.read_text()
 
 
 def test_a_worker_that_is_told_to_end_answers_whom_it_holds_and_another_takes_its_place(
@@ -245,7 +245,7 @@ def test_a_service_that_hangs_is_not_spoken_for(service: ServiceProcess, ask: Ca
     connections = connect_to_each(service, "db-0")
     connection = next(iter(connections.values()))
     event_id = ask(service, "restart", "db-0")
-    told = "has said nothing for 1 s: accepting nobody until it does"
+    told = "has been silent for 1 s: accepting no connections until it answers"
     os.kill(service.pid, signal.SIGSTOP)
     try:
         eventually(lambda: service.log.read_text().count(told) == 2)

@@ -1,4 +1,4 @@
-"""What an owner tells its workers arrives as it was said: whole, in order, whatever the line makes of the bytes."""
+"""Messages between the owner and its workers arrive complete and in order, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -68,28 +68,28 @@ _VIEWS = st.builds(
 )
 
 
-def framed(*messages: ChannelMessage, first: int = 1) -> bytes:
+def encode_frames(*messages: ChannelMessage, first: int = 1) -> bytes:
     return b"".join(encode_frame(number, encode_message(message)) for number, message in enumerate(messages, first))
 
 
 @given(st.lists(_VIEWS, max_size=4), st.data())
-def test_what_is_shown_arrives_as_it_was_said_however_the_bytes_are_cut(
+def test_published_scopes_arrive_unchanged_however_the_bytes_are_split(
     views: list[PublishedScope], data: st.DataObject
 ) -> None:
-    raw = framed(*map(scope_message, views))
+    raw = encode_frames(*map(scope_message, views))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     frames = FrameDecoder(for_worker=True)
-    heard = [
+    received = [
         message.to_scope_view()
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)
         for message in frames.feed(raw[begin:end])
     ]
-    assert heard == views
+    assert received == views
 
 
-def test_equal_documents_are_kept_once() -> None:
+def test_equal_documents_share_one_object() -> None:
     view = PublishedScope(scope_id="a", enabled=True, epoch=1, document=Document(incarnation=7), vms={})
-    raw = framed(scope_message(view), scope_message(view))
+    raw = encode_frames(scope_message(view), scope_message(view))
     one, other = (message.to_scope_view() for message in FrameDecoder(for_worker=True).feed(raw))
     assert one.document is other.document
 
@@ -97,15 +97,15 @@ def test_equal_documents_are_kept_once() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        framed(EchoRequest(1), first=2),
-        framed(EchoRequest(1)) + framed(EchoRequest(2), first=3),
-        framed(EchoRequest(1)) + framed(EchoRequest(1)),
-        framed(WorkerReady()),
+        encode_frames(EchoRequest(1), first=2),
+        encode_frames(EchoRequest(1)) + encode_frames(EchoRequest(2), first=3),
+        encode_frames(EchoRequest(1)) + encode_frames(EchoRequest(1)),
+        encode_frames(WorkerReady()),
         encode_frame(1, b"nonsense"),
     ],
-    ids=["the first is missing", "one is missing", "one comes twice", "it is for others", "it is no message"],
+    ids=["the first is missing", "one is missing", "one comes twice", "it is for the owner", "it is no message"],
 )
-def test_what_is_no_continuation_is_not_listened_to(raw: bytes) -> None:
+def test_a_frame_out_of_order_or_unreadable_breaks_the_channel(raw: bytes) -> None:
     with pytest.raises(ChannelBroken):
         list(FrameDecoder(for_worker=True).feed(raw))
 
@@ -115,13 +115,13 @@ def test_what_is_no_continuation_is_not_listened_to(raw: bytes) -> None:
     [CalledAddress(), PerPort(), SourceAddress("blue"), Fixed("web-0"), BoundDevice("inner"), Mark("br0", "inner")],
     ids=lambda strategy: type(strategy).__name__,
 )
-def test_every_way_to_tell_a_vm_can_be_told(strategy: IdentityStrategy) -> None:
-    (message,) = FrameDecoder(for_worker=True).feed(framed(open_message(1, strategy, is_loopback=False)))
+def test_every_identity_strategy_can_be_sent(strategy: IdentityStrategy) -> None:
+    (message,) = FrameDecoder(for_worker=True).feed(encode_frames(open_message(1, strategy, is_loopback=False)))
     assert message.identity_strategy() == strategy
 
 
-def test_a_token_is_said_and_shown_to_nobody() -> None:
-    given = reply_message(1, ManagedIdentityToken(text="secret", not_before=1.0, expires_at=2.0))
-    assert "secret" not in repr(given)
-    assert list(FrameDecoder(for_worker=True).feed(framed(given))) == [given]
+def test_a_token_is_sent_but_not_in_the_repr_of_its_message() -> None:
+    granted = reply_message(1, ManagedIdentityToken(text="secret", not_before=1.0, expires_at=2.0))
+    assert "secret" not in repr(granted)
+    assert list(FrameDecoder(for_worker=True).feed(encode_frames(granted))) == [granted]
     assert reply_message(2, WrongResource(accepted=("a",))) == TokenDenied(2, ("a",))

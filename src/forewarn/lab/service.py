@@ -21,9 +21,8 @@ from forewarn.core.fleetfile.reader import DeclaredFleet
 from forewarn.hypervisor.ledger import EffectLedger
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
 from forewarn.service.maintenance_jobs import write_observation_batches
-from forewarn.service.publisher import GuestBackend, MetadataPublisher
-from forewarn.service.settings import Settings
 from forewarn.store.memory import MemoryStore
+from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 _DRAIN_S = 1.0  # real time, for whoever is being answered when the lab closes
 TEST_ACTOR = "the test"
@@ -75,11 +74,11 @@ async def open_lab_service(
         await control.fleet.apply_change(change, who=TEST_ACTOR)
 
         # One port per VM works on every system; loopback addresses beside 127.0.0.1 are Linux's alone.
-        mouth = MetadataPublisher.open(Settings(lab=True, port=0, one_port_per_vm=True), control)
-        service = LabService(control=control, store=store, publisher=mouth, started_at=at)
-        await mouth.start(_backend_that_settles(service))
+        publisher = MetadataPublisher.open(PublisherConfig(is_lab=True, port=0, one_port_per_vm=True), control)
+        service = LabService(control=control, store=store, publisher=publisher, started_at=at)
+        await publisher.start(_backend_that_settles(service))
         stack.push_async_callback(service.settle)
-        stack.push_async_callback(mouth.drain, _DRAIN_S)
+        stack.push_async_callback(publisher.drain, _DRAIN_S)
         yield service
 
 

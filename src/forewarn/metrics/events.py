@@ -21,10 +21,10 @@ from forewarn.store.interface import AppliedCommit, Store
 EVENT_TYPES = tuple(kind.value for kind in Kind)
 LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 START_REASONS = ("approved", "due", "without_notice", "early")
-# A second more than what is usually promised, since NotBefore is a whole second and never a sooner one.
+# A second more than the usual notices, because NotBefore is rounded up to a whole second.
 _NOTICE_BUCKETS_S = (6, 16, 31, 61, 301, 601, 901, 1_801, 3_601, 86_401, 604_801)
 _STARTED_BUCKETS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600)
-_TOLERANCE_S = 1.0  # VMs are shown whole seconds
+_TOLERANCE_S = 1.0  # documents show whole seconds
 
 MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
@@ -32,12 +32,17 @@ _NOTICE_PROMISED_HELP = "Time from an event's publication to its NotBefore."
 _NOTICE_GOT_HELP = "Time from an event's publication to its start; shorter than promised if it was approved."
 _APPROVAL_HELP = "Time from an event's publication to its approval."
 _STARTED_SECONDS_HELP = "Time from an event's start until it was over."
-_EVENTS_STARTED_HELP = "Events that started, by why: early is before NotBefore with no approval, which never should be."
-_OLDEST_STARTED_HELP = "For how long the event that started first of all that are not over has been started."
+_EVENTS_STARTED_HELP = (
+    "Events that started, by reason; early means before NotBefore without an approval, which must not happen."
+)
+_OLDEST_STARTED_HELP = "Time since the start of the event that has been started the longest."
 
 
 class EventMetrics:
+    """Counts what happens to events, from each commit."""
+
     def __init__(self, registry: CollectorRegistry, store: Store) -> None:
+        """Register the metrics in `registry`, load the live events from the store, and follow its commits."""
         self._registry = registry
         kinds = {"kind": EVENT_TYPES}
         self._notice_promised = self._histogram(
@@ -50,8 +55,8 @@ class EventMetrics:
         endings = {**kinds, "ending": tuple(Ending)}
         self._events_over = self._counter("events_over", "Events that are over, by how they ended.", endings)
         outcomes = {"verb": tuple(Verb), "outcome": ("performed", "failed")}
-        self._acts = self._counter("acts", "What was done to VMs, and what failed.", outcomes)
-        retries = "Acts that could not be performed at once and were tried again."
+        self._acts = self._counter("acts", "Acts on VMs, by verb and outcome.", outcomes)
+        retries = "Acts that were retried because the hypervisor was unavailable."
         self._retries = self._counter("act_retries", retries, {"verb": tuple(Verb)})
         states = {**kinds, "state": LIVE_STATUSES}
         self._live_gauge = _with_all_labels(
@@ -62,6 +67,7 @@ class EventMetrics:
         self.close = store.subscribe(self.on_commit)
 
     def on_commit(self, committed: AppliedCommit) -> None:
+        """Count the changes of events, the outcomes of acts, and retries in one commit."""
         for event in committed.commit.events:
             self._track_event(event)
         for entry in committed.commit.entries:
@@ -74,7 +80,7 @@ class EventMetrics:
         return list(self._events.values())
 
     def refresh(self, now: float) -> None:
-        """How things stand at this moment."""
+        """Set the gauges to the state at `now`, in lab time."""
         counts = Counts((event.rules.kind, event.status) for event in self._events.values() if event.listed)
         for kind, status in product(Kind, LIVE_STATUSES):
             self._live_gauge.labels(kind.value, status.value).set(counts[kind, status])
@@ -113,14 +119,14 @@ class EventMetrics:
         if event is not None:
             self._retries.labels(event.rules.verb.value).inc()
 
-    def _counter(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]]) -> Counter:
-        return _with_all_labels(Counter(f"forewarn_{name}", text, tuple(labels), registry=self._registry), labels)
+    def _counter(self, name: str, help_text: str, labels: Mapping[str, tuple[str, ...]]) -> Counter:
+        return _with_all_labels(Counter(f"forewarn_{name}", help_text, tuple(labels), registry=self._registry), labels)
 
     def _histogram(
-        self, name: str, text: str, buckets: Sequence[float], labels: Mapping[str, tuple[str, ...]]
+        self, name: str, help_text: str, buckets: Sequence[float], labels: Mapping[str, tuple[str, ...]]
     ) -> Histogram:
-        made = Histogram(f"forewarn_{name}", text, tuple(labels), buckets=buckets, registry=self._registry)
-        return _with_all_labels(made, labels)
+        histogram = Histogram(f"forewarn_{name}", help_text, tuple(labels), buckets=buckets, registry=self._registry)
+        return _with_all_labels(histogram, labels)
 
 
 def _start_reason(event: Event, at: float) -> str:
@@ -132,7 +138,7 @@ def _start_reason(event: Event, at: float) -> str:
 
 
 def _with_all_labels(metric: MetricT, labels: Mapping[str, tuple[str, ...]]) -> MetricT:
-    """With every combination of its labels: rates and alerts need them before the first time."""
+    """Create every combination of the labels: rates and alerts need the series before the first count."""
     for values in product(*labels.values()):
         metric.labels(*map(str, values))
     return metric

@@ -16,16 +16,16 @@ from forewarn.errors import Rejected
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _REQUEST_TIMEOUT_S = 10.0
-_MAX_REQUEST_BYTES = 8192  # of a request
+_MAX_REQUEST_BYTES = 8192
 _MAX_CONCURRENT_RENDERS = 16
-_MAX_CONNECTIONS = 64  # connections: files that strangers hold open are missing where VMs call
+_MAX_CONNECTIONS = 64  # each takes a file descriptor, which connections of VMs need
 _BACKLOG = 64
 
-RenderMetrics = Callable[[], Awaitable[bytes]]
+RenderMetrics = Callable[[], Awaitable[bytes]]  # Prometheus text
 
 
 def bind_metrics_sockets(host: str, port: int, *, workers: int) -> tuple[socket.socket, ...]:
-    """For the owner, and at the ports after it for each worker; bound before anything is served."""
+    """Bind `port` for the owner and the ports after it, one per worker. Rejected if one is in use."""
     sockets: list[socket.socket] = []
     try:
         for number in range(1 + workers):
@@ -46,40 +46,43 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         sock.setblocking(False)
     except (OSError, OverflowError) as error:
         sock.close()
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        why = "another program does" if taken else getattr(error, "strerror", None) or str(error)
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "the port is in use" if is_taken else getattr(error, "strerror", None) or str(error)
         raise Rejected(
-            f"metrics cannot be shown on {host}:{port}: {why}; set another 'metrics' (workers have the ports after it)"
+            f"metrics cannot be served on {host}:{port}: {why}; change the setting 'metrics' "
+            "(each worker uses one of the ports after it)"
         ) from error
     return sock
 
 
 class MetricsServer:
-    """Shows one process's metrics on a listening socket, from `open` to `close`."""
+    """Serves the metrics of one process on a listening socket, from `start` to `close`."""
 
-    def __init__(self, show: RenderMetrics) -> None:
-        self._render = show
+    def __init__(self, render: RenderMetrics) -> None:
+        self._render = render
         self._server: asyncio.Server | None = None
         self._render_slots = asyncio.Semaphore(_MAX_CONCURRENT_RENDERS)
         self._connection_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, sock: socket.socket) -> None:
+        """Serve on this listening socket, which the server then owns."""
         self._server = await asyncio.start_server(self._on_connection, sock=sock, limit=_MAX_REQUEST_BYTES)
 
     async def close(self) -> None:
+        """Stop to listen and end all connections."""
         if self._server is not None:
             self._server.close()
-        for visit in self._connection_tasks:
-            visit.cancel()
+        for task in self._connection_tasks:
+            task.cancel()
         await asyncio.gather(*self._connection_tasks, return_exceptions=True)
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connection_tasks) >= _MAX_CONNECTIONS:
             writer.transport.abort()
             return
-        visit = asyncio.get_running_loop().create_task(self._serve_connection(reader, writer))
-        self._connection_tasks.add(visit)
-        visit.add_done_callback(self._connection_tasks.discard)
+        task = asyncio.get_running_loop().create_task(self._serve_connection(reader, writer))
+        self._connection_tasks.add(task)
+        task.add_done_callback(self._connection_tasks.discard)
 
     async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -89,11 +92,11 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()  # all was sent
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the caller's doing
+            pass  # the caller's fault
         except Exception:
-            log.exception("metrics could not be shown")
+            log.exception("metrics could not be served")
         finally:
-            writer.transport.abort()  # also on whoever does not read
+            writer.transport.abort()  # also if the caller does not read
 
     async def _response_to(self, reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -18,33 +18,39 @@ from forewarn.metrics.requests import RequestMetrics
 
 
 def new_registry() -> CollectorRegistry:
-    """With what every process tells of itself."""
+    """A registry with the metrics every process has: CPU, memory and open files, and the program's version."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = {"version": __version__, "python": platform.python_version()}
-    Info("forewarn_build", "The program itself.", registry=registry).info(info)
+    Info("forewarn_build", "The version of the program and of Python.", registry=registry).info(info)
     return registry
 
 
 def render_text(registry: Collector) -> bytes:
+    """The metrics in the Prometheus text format, without `_created` series."""
     return generate_latest(_WithoutCreatedSeries(registry))
 
 
 class WorkerMetrics:
-    """Of one worker: what it answers, and whether it still hears of what changes."""
+    """The Prometheus metrics of a worker: the requests it answered, and how long its owner has been silent."""
 
-    def __init__(self, *, counted: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
+    def __init__(self, *, request_totals: Callable[[], RequestTotals], silent_s: Callable[[], float]) -> None:
         self._registry = new_registry()
-        self._registry.register(RequestMetrics(counted))
-        heard = Gauge("forewarn_worker_heard_seconds", "Since the owner last said anything.", registry=self._registry)
-        heard.set_function(silent_s)
+        self._registry.register(RequestMetrics(request_totals))
+        silence = Gauge(
+            "forewarn_worker_heard_seconds",
+            "Time since the worker last received a message from the owner.",
+            registry=self._registry,
+        )
+        silence.set_function(silent_s)
 
     async def render(self) -> bytes:
+        """The metrics of this worker as Prometheus text."""
         return render_text(self._registry)
 
 
 class _WithoutCreatedSeries(Collector):
-    """Without the `_created` series: twice the size, and nobody asks for them."""
+    """Leaves out the `_created` series, which double the size and have no reader."""
 
     def __init__(self, registry: Collector) -> None:
         self._registry = registry

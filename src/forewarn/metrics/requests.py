@@ -37,27 +37,32 @@ REQUEST_LABELS = {
     OTHER: "other",
 }
 
-_POLLS_HELP = "Polls for scheduled events, by the api-version they named and what they got."
-_REQUESTS_HELP = "Other requests of VMs; those of callers that are none of the fleet's VMs are unknown_caller."
-_WAITING_HELP = "Requests that are held: long polls, and first answers that take their time."
-_CONNECTIONS_HELP = "Connections of VMs that are open."
-_OPENED_HELP = "Connections of VMs that were accepted or, beyond a VM's limit, refused."
-_LOST_HELP = "Deliveries of events that could not be written down because too many waited for the store."
+_POLLS_HELP = "Polls for scheduled events, by api-version and outcome."
+_REQUESTS_HELP = (
+    "Other requests, by what they were for; unknown_caller are those of callers that are no VM of the fleet."
+)
+_WAITING_HELP = "Requests that wait for their response: long polls, and delayed first answers."
+_CONNECTIONS_HELP = "Open connections of VMs."
+_OPENED_HELP = "Connections of VMs that were accepted, or refused because the VM had too many."
+_LOST_HELP = "Deliveries of events that were not recorded because too many waited for the store."
 
 
 class RequestMetrics(Collector):
-    def __init__(self, counted: Callable[[], RequestTotals]) -> None:
-        self._request_totals = counted
+    """Collects the requests and connections of VMs from the totals that `totals` returns."""
+
+    def __init__(self, totals: Callable[[], RequestTotals]) -> None:
+        self._request_totals = totals
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before the first scrape."""
+        """Nothing, so that registering this collector reads no counters."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        counted = self._request_totals()
+        """The metric families of one scrape."""
+        totals = self._request_totals()
         polls: Counter[tuple[str, ...]] = Counter()
         others: Counter[tuple[str, ...]] = Counter()
-        for of, version, status, times in counted.answered:
+        for of, version, status, times in totals.answered:
             if of == POLL:
                 polls[version, _outcome_label(status)] += times
             else:
@@ -67,13 +72,13 @@ class RequestMetrics(Collector):
         yield _counter_family(
             "requests", _REQUESTS_HELP, {"of": (*REQUEST_LABELS.values(),), "outcome": OUTCOME_LABELS}, others
         )
-        accepted = {("accepted",): counted.accepted, ("refused",): counted.refused}
+        accepted = {("accepted",): totals.accepted, ("refused",): totals.refused}
         yield _counter_family(
             "connections_opened", _OPENED_HELP, {"outcome": ("accepted", "refused")}, Counter(accepted)
         )
-        yield _counter_family("sightings_lost", _LOST_HELP, {}, Counter({(): counted.lost}))
-        yield GaugeMetricFamily("forewarn_long_polls_waiting", _WAITING_HELP, value=counted.held)
-        yield GaugeMetricFamily("forewarn_connections", _CONNECTIONS_HELP, value=counted.connections)
+        yield _counter_family("sightings_lost", _LOST_HELP, {}, Counter({(): totals.lost}))
+        yield GaugeMetricFamily("forewarn_long_polls_waiting", _WAITING_HELP, value=totals.held)
+        yield GaugeMetricFamily("forewarn_connections", _CONNECTIONS_HELP, value=totals.connections)
 
 
 def _counter_family(

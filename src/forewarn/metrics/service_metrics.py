@@ -24,51 +24,58 @@ from forewarn.metrics.registry import new_registry, render_text
 from forewarn.metrics.requests import RequestMetrics
 from forewarn.web.polling_report import PollingReport
 
-FLEET_COUNT_MAX_AGE_S = 5.0  # for so long a count over the whole fleet is good enough
+FLEET_COUNT_MAX_AGE_S = 5.0  # a count over the whole fleet is reused for this long
 
-_VMS_HELP = "Present VMs by whether they ask for events: now is within the last minute, off those that do not run."
-_VMS_UNPREPARED_HELP = "VMs with a scheduled event that nobody in their scope was given, and nobody is about to be."
-_SCOPES_ASKING_HELP = "Enabled scopes of which any VM asks now; nobody is told of what is announced to the others."
-_SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM asks now."
-_RECONCILER_LAG_HELP = "How late the oldest thing is that is due, in lab time; 0 while nothing is."
-_WORKER_SILENT_HELP = (
-    "For how long what the owner said to a worker has not been answered; infinite while there is none."
+_VMS_HELP = (
+    "Present VMs by whether they poll for events: now means within the last minute, off means the VM does not run."
 )
-_WORKER_LAG_HELP = "How long what the owner said last took to be done in a worker."
+_VMS_UNPREPARED_HELP = (
+    "VMs with a scheduled event that was delivered to no VM of their scope, while none of them polls."
+)
+_SCOPES_ASKING_HELP = "Enabled scopes of which at least one VM polls now; events of the others reach no handler."
+_SCOPES_UNWATCHED_HELP = "Scopes with a scheduled event of which no VM polls now."
+_RECONCILER_LAG_HELP = "How late the oldest pending work of the reconciler is, in lab time; 0 if none is late."
+_WORKER_SILENT_HELP = "How long a worker has not answered the owner; infinite if the worker is missing."
+_WORKER_LAG_HELP = "How long a worker took to apply the last message of the owner."
 
-WorkerLags = Callable[[], list[tuple[float, float]]]  # of each worker: how far behind it is, for how long it is silent
+WorkerLags = Callable[[], list[tuple[float, float]]]  # per worker: its lag and its silence, in seconds
 
 
 class ServiceMetrics:
-    """`show` tells everything, with what all workers have counted; `show_own` leaves that to them, if there are any.
-
-    `attend` counts over the whole fleet, given the events that are not over.
-    """
+    """The Prometheus metrics of the owner process."""
 
     def __init__(
         self,
         control: ControlPlane,
         *,
-        counted: Callable[[], RequestTotals],
-        behind: WorkerLags,
-        attend: Callable[[Sequence[Event]], Awaitable[PollingReport]],
+        request_totals: Callable[[], RequestTotals],
+        worker_lags: WorkerLags,
+        count_polling: Callable[[Sequence[Event]], Awaitable[PollingReport]],
     ) -> None:
-        self._control, self._worker_lags, self._count_polling = control, behind, attend
+        """Follow the commits of the store.
+
+        `request_totals`: the requests of VMs in all processes. `worker_lags`: empty without workers. `count_polling`:
+        counts over the whole fleet, given the events that are not over.
+        """
+        self._control, self._worker_lags, self._count_polling = control, worker_lags, count_polling
         self._registry = new_registry()
-        self._request_metrics = RequestMetrics(counted)
+        self._request_metrics = RequestMetrics(request_totals)
         self._event_metrics = EventMetrics(self._registry, control.store)
-        self._collector = _ServiceCollector(control, behind)
+        self._collector = _ServiceCollector(control, worker_lags)
         self._registry.register(self._collector)
         self._fleet_count_lock = asyncio.Lock()
         self._fleet_counted_at = -math.inf
 
     def close(self) -> None:
+        """Stop to follow the commits of the store."""
         self._event_metrics.close()
 
     async def render_all(self) -> bytes:
+        """All metrics as Prometheus text, with the requests that all processes answered."""
         return await self._render() + render_text(self._request_metrics)
 
     async def render_own(self) -> bytes:
+        """The metrics of this process as Prometheus text: with workers, without the requests of VMs."""
         return await (self._render() if self._worker_lags() else self.render_all())
 
     async def _render(self) -> bytes:
@@ -81,10 +88,10 @@ class ServiceMetrics:
 
 
 class _ServiceCollector(Collector):
-    """What is read off the house when somebody looks."""
+    """Reads the current values of fleet, control, workers and webhooks at each scrape."""
 
-    def __init__(self, control: ControlPlane, behind: WorkerLags) -> None:
-        self._control, self._worker_lags = control, behind
+    def __init__(self, control: ControlPlane, worker_lags: WorkerLags) -> None:
+        self._control, self._worker_lags = control, worker_lags
         self.polling_report: PollingReport | None = None
 
     def describe(self) -> Iterator[Metric]:
@@ -97,45 +104,47 @@ class _ServiceCollector(Collector):
         yield from self._webhook_metrics()
 
     def _fleet_metrics(self) -> Iterator[Metric]:
-        seen = self.polling_report
-        if seen is None:
+        report = self.polling_report
+        if report is None:
             return
         vms = GaugeMetricFamily("forewarn_vms", _VMS_HELP, labels=["asks"])
-        for word in PollingState:
-            vms.add_metric([word.value], seen.vms_by_polling[word])
+        for state in PollingState:
+            vms.add_metric([state.value], report.vms_by_polling[state])
         yield vms
-        yield GaugeMetricFamily("forewarn_vms_unprepared", _VMS_UNPREPARED_HELP, value=seen.unprepared_vms)
-        yield GaugeMetricFamily("forewarn_scopes_enabled", "Scopes that are enabled.", value=seen.enabled_scopes)
-        yield GaugeMetricFamily("forewarn_scopes_asking", _SCOPES_ASKING_HELP, value=seen.polling_scopes)
-        yield GaugeMetricFamily("forewarn_scopes_unwatched", _SCOPES_UNWATCHED_HELP, value=seen.unwatched_scopes)
+        yield GaugeMetricFamily("forewarn_vms_unprepared", _VMS_UNPREPARED_HELP, value=report.unprepared_vms)
+        yield GaugeMetricFamily("forewarn_scopes_enabled", "Scopes that are enabled.", value=report.enabled_scopes)
+        yield GaugeMetricFamily("forewarn_scopes_asking", _SCOPES_ASKING_HELP, value=report.polling_scopes)
+        yield GaugeMetricFamily("forewarn_scopes_unwatched", _SCOPES_UNWATCHED_HELP, value=report.unwatched_scopes)
 
     def _control_metrics(self) -> Iterator[Metric]:
         control = self._control
         next_wake, now = control.reconciler.next_wake_at(), control.clock.now()
         lag_s = max(0.0, now - next_wake) if next_wake is not None else 0.0
         yield GaugeMetricFamily("forewarn_reconciler_lag_seconds", _RECONCILER_LAG_HELP, value=lag_s)
-        failed = "Writes that trouble with the store undid."
+        failed = "Writes that failed because of the store and were undone."
         yield CounterMetricFamily("forewarn_store_write_failures", failed, value=control.store.failed_writes())
         yield GaugeMetricFamily("forewarn_acts_at_work", "Acts being performed.", value=control.executor.running_acts)
         faults = len(control.faults.active.faults)
-        yield GaugeMetricFamily("forewarn_faults", "Faults that are set.", value=faults)
+        yield GaugeMetricFamily("forewarn_faults", "Faults that are active.", value=faults)
         now_text = "Lab time, in seconds since 1970."
         yield GaugeMetricFamily("forewarn_lab_time_seconds", now_text, value=now)
 
     def _worker_metrics(self) -> Iterator[Metric]:
-        stale = GaugeMetricFamily("forewarn_worker_silent_seconds", _WORKER_SILENT_HELP, labels=["worker"])
-        behind = GaugeMetricFamily("forewarn_worker_lag_seconds", _WORKER_LAG_HELP, labels=["worker"])
-        for number, (behind_s, silent_s) in enumerate(self._worker_lags(), start=1):
-            stale.add_metric([str(number)], silent_s)
-            behind.add_metric([str(number)], behind_s)
-        yield from (stale, behind)
+        silence = GaugeMetricFamily("forewarn_worker_silent_seconds", _WORKER_SILENT_HELP, labels=["worker"])
+        lag = GaugeMetricFamily("forewarn_worker_lag_seconds", _WORKER_LAG_HELP, labels=["worker"])
+        for number, (lag_s, silent_s) in enumerate(self._worker_lags(), start=1):
+            silence.add_metric([str(number)], silent_s)
+            lag.add_metric([str(number)], lag_s)
+        yield from (silence, lag)
 
     def _webhook_metrics(self) -> Iterator[Metric]:
         reports = [
             self._control.webhook_delivery.delivery_report(webhook) for webhook in self._control.store.webhooks()
         ]
         waiting, failing = sum(r.pending for r in reports), sum(r.failures > 0 for r in reports)
-        yield GaugeMetricFamily("forewarn_webhooks", "Webhooks that are told what happens.", value=len(reports))
-        told = "Messages that wait to be told to webhooks; of each webhook a thousand entries are looked at."
-        yield GaugeMetricFamily("forewarn_webhook_messages_waiting", told, value=waiting)
-        yield GaugeMetricFamily("forewarn_webhooks_failing", "Webhooks whose last telling failed.", value=failing)
+        yield GaugeMetricFamily("forewarn_webhooks", "Webhooks that are registered.", value=len(reports))
+        waiting_help = (
+            "Messages that wait for delivery to webhooks, counted up to a thousand history entries per webhook."
+        )
+        yield GaugeMetricFamily("forewarn_webhook_messages_waiting", waiting_help, value=waiting)
+        yield GaugeMetricFamily("forewarn_webhooks_failing", "Webhooks whose last delivery failed.", value=failing)

@@ -14,7 +14,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import islice
 from typing import Any
@@ -40,8 +40,11 @@ from forewarn.hypervisor.process.registry import SupervisorRecords, SupervisorRe
 from forewarn.hypervisor.process.server import StopListening, SupervisorServer
 from forewarn.hypervisor.process.starter import ProgramStarter
 from forewarn.hypervisor.simulated import SimulatedBehaviour, SimulatedHypervisor
+from forewarn.metadata.socket_passing import SOCKETS_FILE
 from forewarn.metrics.http_server import MetricsServer, bind_metrics_sockets
 from forewarn.metrics.service_metrics import ServiceMetrics
+from forewarn.protocol.exchange import EndpointRules
+from forewarn.protocol.versions import VERSIONS
 from forewarn.service.data_directory import DataDirectory
 from forewarn.service.doctor import run_checks, worker_checks
 from forewarn.service.first_start import apply_initial_fleet
@@ -55,8 +58,7 @@ from forewarn.service.maintenance_jobs import (
     write_observation_batches,
     write_observations_forever,
 )
-from forewarn.service.publisher import GuestBackend, MetadataPublisher
-from forewarn.service.settings import HypervisorKind, Settings, parse_metrics_address
+from forewarn.service.settings import HypervisorKind, Settings, SocketOwner, parse_metrics_address
 from forewarn.service.web_app import build_web_app
 from forewarn.service.web_server import OperatorServer, open_operator_server
 from forewarn.store.interface import Store
@@ -67,25 +69,50 @@ from forewarn.web.polling_report import PollingReport, polling_report
 from forewarn.web.remedies import Surface, message_for
 from forewarn.web.server import bind_unix_socket, serve_unix
 from forewarn.web.sign_in_links import sign_in_link_identity
+from forewarn.workers.publisher import GuestBackend, MetadataPublisher, PublisherConfig
 
 
-def open_hypervisor(settings: Settings, directory: DataDirectory, keepers: SupervisorRegistry) -> Hypervisor:
+def open_hypervisor(settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry) -> Hypervisor:
+    """The hypervisor that the settings choose, on the files of the data directory."""
     if settings.hypervisor is HypervisorKind.COMMAND:
         return CommandHypervisor(settings.commands, directory.commands)
     simulated = SimulatedHypervisor(
         EffectLedger.open(directory.ledger), SimulatedBehaviour.from_rules(list(settings.simulate))
     )
-    return ProcessHypervisor(keepers, simulated) if settings.hypervisor is HypervisorKind.PROCESS else simulated
+    return ProcessHypervisor(supervisors, simulated) if settings.hypervisor is HypervisorKind.PROCESS else simulated
+
+
+def publisher_config(settings: Settings) -> PublisherConfig:
+    """The part of the settings that the metadata publisher needs."""
+    rules = EndpointRules(
+        versions=VERSIONS,
+        header_always=settings.require_header,
+        unknown_version=settings.unknown_version,
+        iso_dates=settings.iso_dates,
+        gives_tokens=settings.identity_on_loopback,
+    )
+    return PublisherConfig(
+        is_lab=settings.lab,
+        port=settings.port,
+        one_port_per_vm=settings.one_port_per_vm,
+        workers=settings.workers,
+        first_answer_delay_s=settings.first_answer_delay_s,
+        requests_per_s=settings.requests_per_s or None,
+        rules=rules,
+        rules_by_location={name: replace(rules, versions=versions) for name, versions in settings.versions.items()},
+        listeners=settings.metadata_listeners,
+        helper_socket=settings.directory / SOCKETS_FILE if settings.sockets is SocketOwner.HELPER else None,
+    )
 
 
 log = logging.getLogger(__name__)
-DRAIN_TIMEOUT_S = 5.0
-_SCOPES_PER_BATCH = 256  # scopes decided side by side, so that the store can commit them together
+DRAIN_TIMEOUT_S = 5.0  # for requests in progress when the service stops
+_SCOPES_PER_BATCH = 256  # concurrent transactions, which the store commits together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service that runs, for whoever wants to tell people about it."""
+    """A running service, for the code that reports on it."""
 
     settings: Settings
     control: ControlPlane
@@ -96,6 +123,7 @@ class Service:
     started_at: float
 
     def info(self) -> dict[str, Any]:
+        """The answer to `GET /service`: version, process, clock, listeners, workers, console and counts."""
         now, speed, lab = self.control.lab_clock.status()
         return {
             "version": __version__,
@@ -114,69 +142,74 @@ class Service:
         }
 
     def pending_events(self) -> int:
-        """How many events are not over."""
+        """The number of events that are not over."""
         return self.control.store.counts().events
 
-    def lab_endpoints(self, most: int) -> list[tuple[str, str]]:
-        """The first VMs of a lab, each with the base URL under which it is served."""
-        seated = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
-        return list(islice(((name, url) for name, url in seated if url), most))
+    def lab_endpoints(self, limit: int) -> list[tuple[str, str]]:
+        """The first VMs of a lab as pairs of name and base URL, at most `limit` of them."""
+        endpoints = ((vm.name, self.publisher.lab_endpoint(vm)) for vm in self.control.store.vms())
+        return list(islice(((name, url) for name, url in endpoints if url), limit))
 
     def sign_in_link(self) -> str:
-        """To the portal, for whoever started this: good once, and soon. "" where there is no portal."""
+        """A one-time link that signs the local user in to the portal; "" if the service has no portal."""
         if self.operator_server is None:
             return ""
-        whom = sign_in_link_identity(owner_principal(owner_name()), self.operator_server.sign_in, self.control.store)
-        return self.operator_server.links.create(whom).url
+        identity = sign_in_link_identity(
+            owner_principal(owner_name()), self.operator_server.sign_in, self.control.store
+        )
+        return self.operator_server.links.create(identity).url
 
 
 @asynccontextmanager
 async def running_service(settings: Settings) -> AsyncIterator[Service]:
-    """The service, from the moment it answers until the block is left."""
+    """Starts the service, yields it once it answers, and stops it when the block is left.
+
+    Raises Rejected if the settings, the data directory or a port cannot be used.
+    """
     async with AsyncExitStack() as stack:
         directory = DataDirectory.acquire(settings.directory)
         stack.callback(directory.close)
-        keepers = SupervisorRegistry(SupervisorRecords(directory.vms))
-        control = await _open_control(stack, settings, directory, keepers)
-        names = FleetDirectory(control.store)  # one for all, since it holds the name of every VM
-        front = await open_operator_server(settings, directory, control.store, control.clock.now())
-        if front is not None:
-            stack.callback(front.sock.close)
-        windows = _bind_metrics(stack, settings)
-        mouth = MetadataPublisher.open(settings, control)
+        supervisors = SupervisorRegistry(SupervisorRecords(directory.vms))
+        control = await _open_control(stack, settings, directory, supervisors)
+        names = FleetDirectory(control.store)  # shared, because it holds the name of every VM
+        operator_server = await open_operator_server(settings, directory, control.store, control.clock.now())
+        if operator_server is not None:
+            stack.callback(operator_server.sock.close)
+        metrics_sockets = _bind_metrics(stack, settings)
+        publisher = MetadataPublisher.open(publisher_config(settings), control)
         service = Service(
             settings=settings,
             control=control,
-            publisher=mouth,
-            supervisors=keepers,
-            operator_server=front,
+            publisher=publisher,
+            supervisors=supervisors,
+            operator_server=operator_server,
             metrics=ServiceMetrics(
                 control,
-                counted=mouth.request_totals,
-                behind=mouth.worker_lags,
-                attend=lambda live: _polling_report(mouth, names, live),
+                request_totals=publisher.request_totals,
+                worker_lags=publisher.worker_lags,
+                count_polling=lambda live: _polling_report(publisher, names, live),
             ),
             started_at=control.clock.now(),
         )
         stack.callback(service.metrics.close)
-        await _start_background_work(stack, service, windows[1:])
+        await _start_background_work(stack, service, metrics_sockets[1:])
         await _serve_supervisors(stack, service, directory)
         await _serve_operators(stack, service, directory, names)
-        if windows:
-            window = MetricsServer(service.metrics.render_own)
-            await window.start(windows[0])
-            stack.push_async_callback(window.close)
+        if metrics_sockets:
+            metrics_server = MetricsServer(service.metrics.render_own)
+            await metrics_server.start(metrics_sockets[0])
+            stack.push_async_callback(metrics_server.close)
         yield service
         await _write_service_entry(control, "service stopped")
 
 
 async def _open_control(
-    stack: AsyncExitStack, settings: Settings, directory: DataDirectory, keepers: SupervisorRegistry
+    stack: AsyncExitStack, settings: Settings, directory: DataDirectory, supervisors: SupervisorRegistry
 ) -> ControlPlane:
-    """What is stored, and whoever decides about it: where the last service left off, or at the first fleet."""
+    """Open the store, the clock, the hypervisor and the control plane; on an empty store, apply the initial fleet."""
     store = SqliteStore.open(directory.database)
     stack.push_async_callback(store.close)
-    hypervisor = open_hypervisor(settings, directory, keepers)
+    hypervisor = open_hypervisor(settings, directory, supervisors)
     stack.push_async_callback(hypervisor.close)
     control = ControlPlane(
         store=store,
@@ -192,17 +225,22 @@ async def _open_control(
     return control
 
 
-async def _start_background_work(stack: AsyncExitStack, service: Service, windows: tuple[socket.socket, ...]) -> None:
-    """VMs are answered, and what goes on by itself does."""
-    control, mouth, front = service.control, service.publisher, service.operator_server
+async def _start_background_work(
+    stack: AsyncExitStack, service: Service, metrics_sockets: tuple[socket.socket, ...]
+) -> None:
+    """Start the reconciler, webhook delivery and the metadata server, and the maintenance jobs."""
+    control, publisher, operator_server = service.control, service.publisher, service.operator_server
     await _run_in_background(stack, control.reconciler.run())
     await _run_in_background(stack, control.webhook_delivery.run())
-    await mouth.start(GuestBackend(control, VmTokens(front.sign_in, front.url) if front else None), windows)
-    stack.push_async_callback(write_all_observations, mouth.observations, control.store)
-    stack.push_async_callback(record_fault_effects, mouth.faults, control.faults)
-    stack.push_async_callback(mouth.drain, DRAIN_TIMEOUT_S)
-    await _run_in_background(stack, record_fault_effects_forever(mouth.faults, control.faults))
-    await _run_in_background(stack, write_observations_forever(mouth.observations, control.store))
+    await publisher.start(
+        GuestBackend(control, VmTokens(operator_server.sign_in, operator_server.url) if operator_server else None),
+        metrics_sockets,
+    )
+    stack.push_async_callback(write_all_observations, publisher.observations, control.store)
+    stack.push_async_callback(record_fault_effects, publisher.faults, control.faults)
+    stack.push_async_callback(publisher.drain, DRAIN_TIMEOUT_S)
+    await _run_in_background(stack, record_fault_effects_forever(publisher.faults, control.faults))
+    await _run_in_background(stack, write_observations_forever(publisher.observations, control.store))
     stack.push_async_callback(save_clock, control.lab_clock)
     await _run_in_background(stack, save_clock_forever(control.lab_clock))
     await _run_in_background(
@@ -213,14 +251,15 @@ async def _start_background_work(stack: AsyncExitStack, service: Service, window
 async def _serve_operators(
     stack: AsyncExitStack, service: Service, directory: DataDirectory, names: FleetDirectory
 ) -> None:
-    """Operators are answered, on the socket and, where the settings want it, on a port."""
-    house = _web_dependencies(service, directory)
-    await stack.enter_async_context(serve_unix(build_web_app(house, directory=names), directory.socket))
+    """Serve operators on the unix socket and, if the settings say so, on the HTTPS port."""
+    dependencies = _web_dependencies(service, directory)
+    await stack.enter_async_context(serve_unix(build_web_app(dependencies, directory=names), directory.socket))
     if service.operator_server is not None:
-        await stack.enter_async_context(service.operator_server.serve(house, names))
+        await stack.enter_async_context(service.operator_server.serve(dependencies, names))
 
 
 def new_guid() -> str:
+    """A random GUID in upper case, as Azure writes event ids."""
     return str(uuid.uuid4()).upper()
 
 
@@ -231,8 +270,8 @@ def _open_clock(settings: Settings, store: Store) -> Clock:
     clock = SystemClock()
     if stored is not None and stored.lab_time_at(clock.now()) > clock.now() + 1:
         raise Rejected(
-            f"the data directory {settings.data!r} is a lab's, whose clock was moved ahead, and time never moves back "
-            "(spec §12): serve another directory, or go on with this one by `forewarn up`"
+            f"data directory {settings.data!r} belongs to a lab whose clock was moved ahead, and time never moves back "
+            "(spec §12): name another directory with --data, or continue the lab with `forewarn up`"
         )
     return clock
 
@@ -304,12 +343,12 @@ def _web_dependencies(service: Service, directory: DataDirectory) -> Dependencie
 
 
 def owner_name() -> str:
-    """How the history calls whoever the service belongs to."""
+    """The name of the local user, as the history shows it."""
     return f"local user {getpass.getuser()}"
 
 
 def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.socket, ...]:
-    """Where metrics are shown: by the owner, then by each worker."""
+    """Bind the sockets for metrics: the first for this process, then one per worker."""
     if not settings.metrics:
         return ()
     sockets = bind_metrics_sockets(*parse_metrics_address(settings.metrics), workers=settings.workers)
@@ -318,12 +357,12 @@ def _bind_metrics(stack: AsyncExitStack, settings: Settings) -> tuple[socket.soc
     return sockets
 
 
-async def _polling_report(mouth: MetadataPublisher, names: FleetDirectory, live: Sequence[Event]) -> PollingReport:
-    return await polling_report(names, mouth.observations.pace, mouth.observations.paces, live)
+async def _polling_report(publisher: MetadataPublisher, names: FleetDirectory, live: Sequence[Event]) -> PollingReport:
+    return await polling_report(names, publisher.observations.pace, publisher.observations.paces, live)
 
 
 async def _run_in_background(stack: AsyncExitStack, work: Any) -> None:
-    """Run this beside everything else until the stack unwinds."""
+    """Run this beside everything else until the stack unwinds, then cancel it."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
@@ -341,16 +380,16 @@ async def _write_entry(control: ControlPlane, entry: HistoryEntry) -> None:
     try:
         await control.store.commit(Commit(entries=(entry,)))
     except Exception as error:
-        log.warning("the history could not be written: %s", error)
+        log.warning("a history entry could not be written: %s", error)
 
 
 async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
-    """A lab on data that knew another setting: every scope is enabled from now on (spec §8.3)."""
+    """Enable every scope if the setting 'enablement' is 'always': stored scopes may be older (spec §8.3)."""
     if settings.enablement is not EnablementMode.ALWAYS:
         return
 
-    def decision(scope: Scope, around: DecisionContext) -> Scope:
-        return enable_scope(scope, by="the service", now=around.now)
+    def decision(scope: Scope, context: DecisionContext) -> Scope:
+        return enable_scope(scope, by="the service", now=context.now)
 
     missing = control.store.scope_ids(enabled=False)
     for at in range(0, len(missing), _SCOPES_PER_BATCH):
@@ -360,4 +399,5 @@ async def _enable_all_scopes(control: ControlPlane, settings: Settings) -> None:
 
 
 def program_entry(vm: Vm, what: EntryKind, text: str, at: float) -> HistoryEntry:
+    """A history entry about the program of a namespace VM."""
     return HistoryEntry(at=at, what=what, who="forewarn", text=text, scope_id=vm.scope_id, vm=vm.name)

@@ -15,52 +15,64 @@ from typing import Any, TypeAlias
 
 from forewarn.workers.messages import FrameDecoder, encode_frame
 
-MessageKey: TypeAlias = "str | tuple[str, str | int]"
-PEER_GONE = "the other side is gone"
+MessageKey: TypeAlias = "str | tuple[str, str | int]"  # of two unsent messages with one key, the newer is sent
+PEER_GONE = "the other process closed the channel"
 _MAX_BATCH_BYTES = 256 * 1024
 _MAX_BATCH_FDS = 64
 
 
 class WorkerChannel:
+    """One end of the channel: sends messages in batches, and calls back for each message received."""
+
     def __init__(
-        self, sock: socket.socket, *, for_worker: bool, hear: Callable[[Any], None], lost: Callable[[str], None]
+        self,
+        sock: socket.socket,
+        *,
+        for_worker: bool,
+        on_message: Callable[[Any], None],
+        on_lost: Callable[[str], None],
     ) -> None:
-        """`for_worker`: what comes in is what workers are told. `lost` is called once, with why it is over."""
-        self._sock, self._message_callback, self._lost_callback = sock, hear, lost
+        """Start to read from `sock`, inside a running event loop.
+
+        `for_worker`: this is the worker's end. `on_message` is called for each message; `on_lost` once, with the
+        reason, when the channel fails, but not after `close`.
+        """
+        self._sock, self._message_callback, self._lost_callback = sock, on_message, on_lost
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder(for_worker=for_worker)
         self._queue: OrderedDict[MessageKey, tuple[bytes, socket.socket | None]] = OrderedDict()
         self._frame_number = 0
         self._unsent = b""
-        self._outgoing_fds: list[int] = []  # descriptors that go with what is not sent yet; copies of our own
-        self._received_fds: deque[int] = deque()  # that came, and whose message has not been read
+        self._outgoing_fds: list[int] = []  # duplicates, sent with the next batch
+        self._received_fds: deque[int] = deque()  # received, but their messages are not handled yet
         self._is_closed = self._is_writing = False
-        self.sent_count = 0  # messages that were ever put
+        self.sent_count = 0  # messages given to `send`
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._read)
 
     @property
     def is_flushed(self) -> bool:
-        """Whether all that was put is with the kernel."""
+        """Whether everything that was sent is in the kernel's buffer."""
         return not self._queue and not self._unsent
 
     def send_latest(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
-        """Send this, with the socket, after what waits already; or in the place of what waits under the same key."""
+        """Send this payload, with a socket, after those that wait; it replaces an unsent one with the same key."""
         if self._is_closed:
             return
         self._queue[key] = (payload, sock)
         self._start_writing()
 
     def send(self, payload: bytes) -> None:
-        """As `put`, for what nothing newer makes needless."""
+        """Send this payload after those that wait; it replaces none and is never replaced."""
         self.sent_count += 1
         self.send_latest(("say", self.sent_count), payload)
 
     def take_received_fd(self) -> int:
-        """The descriptor that came with the message which is heard now."""
+        """The file descriptor that came with the message being handled; the caller owns it."""
         return self._received_fds.popleft()
 
     def close(self) -> None:
+        """Close the socket and the file descriptors that were not sent or taken."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -76,13 +88,13 @@ class WorkerChannel:
 
     def _read(self) -> None:
         try:
-            data, files, _, _ = socket.recv_fds(self._sock, _MAX_BATCH_BYTES, _MAX_BATCH_FDS)
+            data, fds, _, _ = socket.recv_fds(self._sock, _MAX_BATCH_BYTES, _MAX_BATCH_FDS)
         except BlockingIOError:
             return
         except OSError as error:
             self._fail(str(error))
             return
-        self._received_fds.extend(files)
+        self._received_fds.extend(fds)
         if not data:
             self._fail(PEER_GONE)
             return
@@ -100,7 +112,7 @@ class WorkerChannel:
             self._loop.add_writer(self._sock.fileno(), self._write)
 
     def _write(self) -> None:
-        """One batch, if there is room for it; whoever else has something to do is next."""
+        """Send one batch; other work on the event loop runs before the next one."""
         if not self._unsent:
             self._unsent = self._next_batch()
         if not self._unsent:
@@ -124,7 +136,7 @@ class WorkerChannel:
             _, (payload, sock) = self._queue.popitem(last=False)
             if sock is not None:
                 if sock.fileno() < 0:
-                    continue  # closed before anybody was handed it
+                    continue  # closed before it was sent
                 self._outgoing_fds.append(os.dup(sock.fileno()))
             self._frame_number += 1
             frames.append(encode_frame(self._frame_number, payload))
@@ -132,6 +144,6 @@ class WorkerChannel:
         return b"".join(frames)
 
 
-def _close_fds(files: Iterable[int]) -> None:
-    for file in files:
-        os.close(file)
+def _close_fds(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

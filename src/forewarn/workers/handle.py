@@ -17,84 +17,102 @@ from forewarn.workers import messages
 from forewarn.workers.channel import MessageKey, WorkerChannel
 
 _WORKER_MODULE = "forewarn.workers.worker"
-SIGNALS_BLOCKED_AT_START = (signal.SIGTERM, signal.SIGHUP)  # that a worker hears of once it can do something about them
-_FACTS_PER_ECHO = 250  # so that one who is told a whole fleet can be seen to come on
+SIGNALS_BLOCKED_AT_START = (signal.SIGTERM, signal.SIGHUP)  # a worker unblocks them once it can handle them
+_FACTS_PER_ECHO = 250  # shows progress of a worker that receives a whole fleet
 
 
 class WorkerHandle:
+    """The owner's handle of one worker process."""
+
     def __init__(
-        self, slot: int, *, shared: int, hear: Callable[[WorkerHandle, Any], None], lost: Callable[[WorkerHandle], None]
+        self,
+        slot: int,
+        *,
+        fault_quota_fd: int,
+        on_message: Callable[[WorkerHandle, Any], None],
+        on_lost: Callable[[WorkerHandle], None],
     ) -> None:
-        """Starts the process, which is given the file `shared`; OSError if there can be none now."""
+        """Start the process; OSError if that fails.
+
+        `slot`: its position in the pool. `fault_quota_fd`: the shared counters of faults. `on_lost` is called once,
+        when the channel is gone.
+        """
         self.slot = slot
         self.is_ready = self.is_draining = False
-        self.has_ever_answered = False  # ever
-        self.missed_heartbeats = 0  # beats in a row since it last answered
-        self.socket_ids: set[int] = set()  # sockets that it accepts on
-        self.lag_s = 0.0  # how long what was said last took to be done there
-        self.request_counts = RequestTotals()  # by this process, as far as it told
-        self.stopped_accepting = asyncio.Event()  # it accepts nobody any more: another is to take its place
+        self.has_ever_answered = False
+        self.missed_heartbeats = 0  # in a row since its last answer
+        self.socket_ids: set[int] = set()  # the sockets that it accepts on
+        self.lag_s = 0.0  # how long it took to answer the last echo or report request
+        self.request_counts = RequestTotals()  # from its last report
+        self.stopped_accepting = asyncio.Event()  # its slot needs another worker
         self.disconnected = asyncio.Event()
-        self.start_settled = asyncio.Event()  # it is ready, or will never be
-        self._message_callback, self._lost_callback = hear, lost
+        self.start_settled = asyncio.Event()  # it is ready, or has failed
+        self._message_callback, self._lost_callback = on_message, on_lost
         self._loop = asyncio.get_running_loop()
         self._request_ids = count(1)
-        self._facts_sent = 0  # that it was told
+        self._facts_sent = 0
         self._pending: dict[int, tuple[asyncio.Future[None], float]] = {}
-        self._process, sock = _launch_process(shared)
-        self._channel = WorkerChannel(sock, for_worker=False, hear=self._on_message, lost=self._on_disconnect)
+        self._process, sock = _launch_process(fault_quota_fd)
+        self._channel = WorkerChannel(sock, for_worker=False, on_message=self._on_message, on_lost=self._on_disconnect)
 
     @property
     def pid(self) -> int:
+        """The process id of the worker."""
         return self._process.pid
 
     @property
     def is_serving(self) -> bool:
+        """Whether the worker is ready, connected and not draining."""
         return self.is_ready and not self.is_draining and not self.disconnected.is_set()
 
-    def send_fact(self, key: MessageKey, raw: bytes, sock: socket.socket | None = None) -> None:
-        self._channel.send_latest(key, raw, sock)
+    def send_fact(self, key: MessageKey, payload: bytes, sock: socket.socket | None = None) -> None:
+        """Send a payload that replaces an unsent one with the same key; `sock` is sent along."""
+        self._channel.send_latest(key, payload, sock)
         self._facts_sent += 1
         if self._facts_sent % _FACTS_PER_ECHO == 0:
             self.request_echo()
 
     def send(self, message: messages.ToWorker) -> None:
+        """Send a message that must not be replaced by a newer one."""
         self._channel.send(messages.encode_message(message))
 
     def send_heartbeat(self) -> asyncio.Future[None]:
-        """As `echo`, and counted as missed until it answers anything."""
+        """As `request_echo`, but counted in `missed_heartbeats` until the worker answers anything."""
         self.missed_heartbeats += 1
         return self.request_echo()
 
     def request_echo(self) -> asyncio.Future[None]:
-        """Done once all that was told until now is done there, or the worker is gone."""
+        """A future that is done once the worker has applied everything sent so far, or is gone."""
         return self._request(messages.EchoRequest)
 
     def request_report(self) -> asyncio.Future[None]:
-        """Done once what was seen there until now is told here, or the worker is gone."""
+        """A future that is done once the worker's observations have arrived here, or it is gone."""
         return self._request(messages.ReportRequest)
 
     def silent_s(self) -> float:
-        """For how long something it should have said is missing."""
+        """How long the oldest unanswered request has waited, in seconds; 0 if there is none."""
         asked_at = next((at for _, at in self._pending.values()), None)
         return 0.0 if asked_at is None else self._loop.time() - asked_at
 
     def kill(self) -> None:
+        """Send SIGKILL to the process, if it still runs."""
         if self._process.poll() is None:
             self._process.kill()
 
     async def wait_for_exit(self) -> None:
-        """Wait until nothing is left of the process."""
+        """Wait until the process has exited, and reap it."""
         await asyncio.to_thread(self._process.wait)
 
-    def _request(self, asking: Callable[[int], messages.EchoRequest | messages.ReportRequest]) -> asyncio.Future[None]:
+    def _request(
+        self, make_request: Callable[[int], messages.EchoRequest | messages.ReportRequest]
+    ) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()
         if self.disconnected.is_set():
             future.set_result(None)
             return future
         number = next(self._request_ids)
         self._pending[number] = (future, self._loop.time())
-        self.send(asking(number))
+        self.send(make_request(number))
         return future
 
     def _on_message(self, message: Any) -> None:
@@ -120,19 +138,19 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _launch_process(shared: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def _launch_process(fault_quota_fd: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     ours, theirs = socket.socketpair()
-    surroundings = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
-    # Until it can do something about them: what ends the whole group is the owner's to answer, and ends it with us.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("FOREWARN_")}
+    # A signal to the whole process group is the owner's to handle until the worker can handle it itself.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_BLOCKED_AT_START)
     with theirs:
         try:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", _WORKER_MODULE, str(theirs.fileno()), str(shared)],
+                [sys.executable, "-P", "-m", _WORKER_MODULE, str(theirs.fileno()), str(fault_quota_fd)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=surroundings,
-                pass_fds=[theirs.fileno(), shared],
+                env=environment,
+                pass_fds=[theirs.fileno(), fault_quota_fd],
             )
         except BaseException:
             ours.close()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from forewarn.metadata import VmListener
-from forewarn.metadata.listeners import LISTEN_BACKLOG, bound_device
+from forewarn.metadata.identity import bound_device
+from forewarn.metadata.listeners import LISTEN_BACKLOG
 from forewarn.workers import messages
 from forewarn.workers.handle import WorkerHandle
 
@@ -20,41 +21,41 @@ _SO_NETNS_COOKIE, _COOKIE_BYTES = 71, 8  # Linux 5.14; the socket module does no
 
 
 def open_reuseport_sockets(sock: socket.socket, count: int) -> list[socket.socket]:
-    """So many beside it; none where that cannot be, and all have to share the one."""
-    twins: list[socket.socket] = []
+    """Opens `count` more sockets on the address of `sock`; empty if impossible: then workers share `sock`."""
+    siblings: list[socket.socket] = []
     with suppress(OSError):
         if not count or _is_in_other_namespace(sock):
             return []
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         for _ in range(count):
-            twins.append(_open_reuseport_socket(sock))
-        return twins
-    for twin in twins:
-        twin.close()
+            siblings.append(_open_reuseport_socket(sock))
+        return siblings
+    for sibling in siblings:
+        sibling.close()
     return []
 
 
 def _open_reuseport_socket(sock: socket.socket) -> socket.socket:
-    twin = socket.socket(sock.family, socket.SOCK_STREAM)
+    sibling = socket.socket(sock.family, socket.SOCK_STREAM)
     try:
-        twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sibling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sibling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         device = bound_device(sock)
         if device:
-            twin.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
-        twin.bind(sock.getsockname()[:2])
-        twin.listen(LISTEN_BACKLOG)
-        twin.setblocking(False)
+            sibling.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + b"\0")
+        sibling.bind(sock.getsockname()[:2])
+        sibling.listen(LISTEN_BACKLOG)
+        sibling.setblocking(False)
     except BaseException:
-        twin.close()
+        sibling.close()
         raise
-    return twin
+    return sibling
 
 
 def _is_in_other_namespace(sock: socket.socket) -> bool:
-    """Whether it belongs to another network namespace than what we open ourselves; OSError where nobody can tell."""
-    with socket.socket() as ours:
-        return _namespace_cookie(sock) != _namespace_cookie(ours)
+    """Whether `sock` is in another network namespace than this process; OSError on kernels that cannot say."""
+    with socket.socket() as own:
+        return _namespace_cookie(sock) != _namespace_cookie(own)
 
 
 def _namespace_cookie(sock: socket.socket) -> bytes:
@@ -63,13 +64,18 @@ def _namespace_cookie(sock: socket.socket) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSocket:
+    """A listening socket of the owner, and the slot of the worker that accepts on it."""
+
     sock: socket.socket
-    slot: int | None  # whose it is; None: all share it
-    open_message: bytes  # how a worker is told to open it
+    slot: int | None  # None: all workers accept on it
+    open_message: bytes  # encoded `OpenListenerRequest`
 
 
 class SharedListeners:
+    """The open listeners, and which worker accepts on which of their sockets."""
+
     def __init__(self, slots: int) -> None:
+        """`slots`: the number of workers."""
         self._slots = slots
         self._socket_ids = count(1)
         self._sockets: dict[int, SharedSocket] = {}
@@ -77,43 +83,51 @@ class SharedListeners:
 
     @property
     def listeners(self) -> tuple[VmListener, ...]:
+        """The open listeners."""
         return tuple(self._ids_by_listener)
 
     def add(self, listener: VmListener) -> None:
+        """Open one socket per worker for this listener, where that is possible; `assign` hands them out."""
         for sock in listener.sockets:
-            twins = open_reuseport_sockets(sock, self._slots - 1)
-            if len(twins) < self._slots - 1:
+            siblings = open_reuseport_sockets(sock, self._slots - 1)
+            if len(siblings) < self._slots - 1:
                 self._add_socket(listener, sock, None)
                 continue
-            for slot, each in enumerate((sock, *twins)):
-                self._add_socket(listener, each, slot)
+            for slot, shared_sock in enumerate((sock, *siblings)):
+                self._add_socket(listener, shared_sock, slot)
 
     def remove(self, listener: VmListener) -> None:
-        """Nobody is to accept there; whoever still does must be told by `share_out`."""
+        """Close the sockets of this listener; `assign` then tells the workers."""
         for number in self._ids_by_listener.pop(listener, ()):
             self._sockets.pop(number).sock.close()
 
     def assign(self, serving: Sequence[WorkerHandle]) -> None:
-        """Every stand is somebody's: that of a worker which is not there, another one's for the time."""
-        there = {member.slot for member in serving}
-        for member in serving:
-            mine = {number for number, stand in self._sockets.items() if _is_assigned(stand, member, serving, there)}
-            for number in mine - member.socket_ids:
-                member.send_fact(("stand", number), self._sockets[number].open_message, self._sockets[number].sock)
-            for number in member.socket_ids - mine:
-                member.send_fact(("stand", number), messages.encode_message(messages.CloseListener(number)))
-            member.socket_ids = mine
+        """Send each serving worker its sockets. Sockets of a missing worker go to another one meanwhile."""
+        present_slots = {worker.slot for worker in serving}
+        for worker in serving:
+            mine = {
+                number
+                for number, shared in self._sockets.items()
+                if _is_assigned(shared, worker, serving, present_slots)
+            }
+            for number in mine - worker.socket_ids:
+                worker.send_fact(("stand", number), self._sockets[number].open_message, self._sockets[number].sock)
+            for number in worker.socket_ids - mine:
+                worker.send_fact(("stand", number), messages.encode_message(messages.CloseListener(number)))
+            worker.socket_ids = mine
 
     def _add_socket(self, listener: VmListener, sock: socket.socket, slot: int | None) -> None:
         number = next(self._socket_ids)
-        raw = messages.encode_message(
+        payload = messages.encode_message(
             messages.open_message(number, listener.strategy, is_loopback=listener.is_loopback)
         )
-        self._sockets[number] = SharedSocket(sock=sock, slot=slot, open_message=raw)
+        self._sockets[number] = SharedSocket(sock=sock, slot=slot, open_message=payload)
         self._ids_by_listener.setdefault(listener, []).append(number)
 
 
-def _is_assigned(stand: SharedSocket, member: WorkerHandle, serving: Sequence[WorkerHandle], there: set[int]) -> bool:
-    if stand.slot is None or stand.slot == member.slot:
+def _is_assigned(
+    shared: SharedSocket, worker: WorkerHandle, serving: Sequence[WorkerHandle], present_slots: set[int]
+) -> bool:
+    if shared.slot is None or shared.slot == worker.slot:
         return True
-    return stand.slot not in there and serving[stand.slot % len(serving)] is member
+    return shared.slot not in present_slots and serving[shared.slot % len(serving)] is worker

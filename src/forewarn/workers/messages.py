@@ -1,8 +1,8 @@
 """Messages between the owner process and its workers, as values and as bytes. No I/O.
 
-A worker gets the complete state, then `Complete`, then every change. A newer fact replaces an unsent older one with
-the same key. Frames are numbered: a missing number breaks the channel, and a new worker gets the complete state
-again.
+A worker gets the complete state, then `StateComplete`, then every change. A newer message replaces an unsent older
+one with the same key. Frames are numbered: a missing number breaks the channel, and a new worker gets the complete
+state again.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from forewarn.protocol.instance import InstanceFacts
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 from forewarn.store.interface import LastPoll
 
-_FRAME_HEADER = struct.Struct(">IQ")  # how long, which number
+_FRAME_HEADER = struct.Struct(">IQ")  # payload size, frame number
 _MAX_FRAME_BYTES = 1 << 30
 _MAX_INTERNED_DOCUMENTS = 1024
 
 
 class ChannelBroken(Exception):
-    """What came is no continuation of what came before: begin anew."""
+    """A frame is missing, out of order or unreadable: the channel must be closed."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Written as a list: its kind, then its fields in order."""
+    """Encoded as a list: the name of its class, then its fields in order."""
 
 
 class BeginServing(_Message, frozen=True):
-    """How to serve: said once, and first."""
+    """To a worker: how to serve. The first message, sent once."""
 
     rules: EndpointRules
     rules_by_location: dict[str, EndpointRules]
@@ -52,35 +52,38 @@ class BeginServing(_Message, frozen=True):
 
 
 class ClockUpdate(_Message, frozen=True):
-    """Where the lab's clock stands; a worker that is never told keeps the machine's own time."""
+    """To a worker: the setting of the lab's clock. Without one the worker uses the machine's clock."""
 
     setting: ClockSetting
 
 
 class FaultsUpdate(_Message, frozen=True):
+    """To a worker: the transport faults that are active now."""
+
     faults: tuple[Fault, ...]
-    places: dict[str, int] = {}  # of their allowances, in the file that all share
+    places: dict[str, int] = {}  # fault id → offset of its counter in the shared file
 
 
 class VmPlacement(_Message, frozen=True):
-    """Which VM calls come from at a place; None: nobody's."""
+    """To a worker: the VM whose calls come from this place; None: no VM's."""
 
     place: str
     vm: str | None
 
 
 class ScopeUpdate(_Message, frozen=True):
-    """What the VMs of a scope may be told."""
+    """To a worker: what the VMs of a scope see from now on."""
 
     scope_id: str
     enabled: bool
     epoch: int
     document: Document
     vms: dict[str, InstanceFacts]
-    instead: HttpResponse | None = None
-    resets: bool = False  # instead of answering
+    instead: HttpResponse | None = None  # polls get this response
+    resets: bool = False  # polls get a connection reset
 
     def to_scope_view(self) -> PublishedScope:
+        """The scope to publish; equal documents share one object."""
         return PublishedScope(
             scope_id=self.scope_id,
             enabled=self.enabled,
@@ -92,121 +95,137 @@ class ScopeUpdate(_Message, frozen=True):
 
 
 class StateComplete(_Message, frozen=True):
-    """All that is known has been told: serve."""
+    """To a worker: the state is complete, start to serve."""
 
 
 class OpenListenerRequest(_Message, frozen=True):
-    """Serve on the socket that comes along."""
+    """To a worker: accept on the socket that is sent along."""
 
     id: int
     strategy: str
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the arguments of the strategy
     is_loopback: bool
 
     def identity_strategy(self) -> IdentityStrategy:
+        """The strategy that identifies the VMs that call on this listener."""
         strategy: IdentityStrategy = _STRATEGIES[self.strategy](*self.words)
         return strategy
 
 
 class ServeMetrics(_Message, frozen=True):
-    """Show your metrics on the socket that comes along."""
+    """To a worker: serve your metrics on the socket that is sent along."""
 
 
 class CloseListener(_Message, frozen=True):
-    """Accept nobody on that socket any more."""
+    """To a worker: stop to accept on this socket."""
 
     id: int
 
 
 class EchoRequest(_Message, frozen=True):
-    """Say this number back when all that came before it is done; it shows that we are here, too."""
+    """To a worker: send `EchoReply` once every earlier message is applied. Also the owner's heartbeat."""
 
     id: int
 
 
 class ReportRequest(_Message, frozen=True):
-    """Tell what was seen of the VMs until now."""
+    """To a worker: send what you have observed until now, then this id."""
 
     id: int
 
 
 class ResumeAccepting(_Message, frozen=True):
-    """All that was said during a silence came before this: accept callers again."""
+    """To a worker: you have everything that was sent while the owner was silent; accept again."""
 
 
 class DrainWorker(_Message, frozen=True):
-    """Answer whoever is held or in work, tell what was seen, and end."""
+    """To a worker: stop to accept, answer the requests in progress, send the last report, and end."""
 
     timeout_s: float
 
 
 class RequestDone(_Message, frozen=True):
-    """An ask took effect, durably; or all of it was refused for an event that never was."""
+    """To a worker: the request took effect, durably; or nothing did, because event `unknown` never existed."""
 
     id: int
     unknown: str | None = None
 
 
 class TokenGranted(_Message, frozen=True):
+    """To a worker: the token that was requested."""
+
     id: int
     token: ManagedIdentityToken
 
 
 class TokenDenied(_Message, frozen=True):
+    """To a worker: no token for this resource; `accepted` lists the resources that have one."""
+
     id: int
     accepted: tuple[str, ...]
 
 
 class RequestFailed(_Message, frozen=True):
+    """To a worker: the request failed with an error of class `kind`."""
+
     id: int
     text: str
-    kind: str = Unavailable.__name__  # which may be asked again
+    kind: str = Unavailable.__name__
 
     def to_error(self) -> ForewarnError:
+        """The error to raise where the request was made."""
         return _ERRORS[self.kind](self.text)
 
 
 class WorkerReady(_Message, frozen=True):
-    """All that is known is known here."""
+    """To the owner: the state is complete here; give me listeners."""
 
 
 class EchoReply(_Message, frozen=True):
+    """To the owner: every message before the echo request is applied."""
+
     id: int
 
 
 class ObservationReport(_Message, frozen=True):
-    """What was seen since this was last told; counts are those of the meantime."""
+    """To the owner: polls, deliveries and fault hits since the last report."""
 
     polls: list[LastPoll] = []
-    sightings: list[EventDelivery] = []
-    touches: list[FaultHits] = []
-    id: int = 0  # of the report that was asked for
-    counted: RequestTotals | None = None  # since the worker began; None: as told last
+    deliveries: list[EventDelivery] = []
+    hits: list[FaultHits] = []
+    id: int = 0  # of the report request that this completes; 0: none
+    counted: RequestTotals | None = None  # since the worker started; None: unchanged
 
 
 class EnableRequest(_Message, frozen=True):
+    """To the owner: enable the scope of this VM (its key)."""
+
     id: int
     vm: str
 
 
 class ApproveRequest(_Message, frozen=True):
+    """To the owner: this VM approves these events."""
+
     id: int
     vm: str
     event_ids: tuple[str, ...]
 
 
 class WorkerTokenRequest(_Message, frozen=True):
+    """To the owner: issue a token of this identity for this resource."""
+
     id: int
     identity: ManagedIdentity
     resource: str
 
 
 class OwnerSilent(_Message, frozen=True):
-    """Nothing was heard here for too long, and nobody is accepted until the owner says to resume."""
+    """To the owner: I heard nothing for too long, and accept no connections until `ResumeAccepting`."""
 
 
 class WorkerLeaving(_Message, frozen=True):
-    """Somebody told this worker to end: it accepts nobody, and will be gone when all are answered."""
+    """To the owner: I was told to stop; I accept no connections and end when all requests are answered."""
 
 
 WorkerRequest: TypeAlias = EnableRequest | ApproveRequest | WorkerTokenRequest
@@ -241,12 +260,13 @@ _FACT_DEFAULTS = {field.name: field.default for field in fields(InstanceFacts)}
 
 
 def encode_message(message: ChannelMessage) -> bytes:
+    """The payload of a frame."""
     return _encode(message)
 
 
 def scope_message(scope: PublishedScope) -> ScopeUpdate:
-    """Without what a VM's facts leave out: a fleet is told whole."""
-    facts: Any = {vm: _non_default_facts(given) for vm, given in scope.vms.items()}
+    """The message that publishes this scope. Facts with default values are left out, to keep it small."""
+    facts: Any = {vm: _non_default_facts(result) for vm, result in scope.vms.items()}
     return ScopeUpdate(
         scope.scope_id,
         scope.enabled,
@@ -259,31 +279,35 @@ def scope_message(scope: PublishedScope) -> ScopeUpdate:
 
 
 def open_message(number: int, strategy: IdentityStrategy, *, is_loopback: bool) -> OpenListenerRequest:
+    """The message that opens a listener; the socket itself is sent along."""
     names = getattr(strategy, "__slots__", ())
     return OpenListenerRequest(
         number, type(strategy).__name__, tuple(getattr(strategy, name) for name in names), is_loopback
     )
 
 
-def reply_message(number: int, given: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
-    if isinstance(given, ManagedIdentityToken):
-        return TokenGranted(number, given)
-    if isinstance(given, WrongResource):
-        return TokenDenied(number, given.accepted)
-    return RequestDone(number, given)
+def reply_message(number: int, result: str | ManagedIdentityToken | WrongResource | None) -> OwnerReply:
+    """The reply to request `number`: an unknown event's id or None, a token, or a wrong resource."""
+    if isinstance(result, ManagedIdentityToken):
+        return TokenGranted(number, result)
+    if isinstance(result, WrongResource):
+        return TokenDenied(number, result.accepted)
+    return RequestDone(number, result)
 
 
 def failure_message(number: int, error: ForewarnError) -> RequestFailed:
+    """The reply that makes request `number` fail with this error."""
     kind = next((kind for kind in (NotFound, Rejected) if isinstance(error, kind)), Unavailable)
     return RequestFailed(number, str(error), kind.__name__)
 
 
 def encode_frame(number: int, payload: bytes) -> bytes:
+    """A frame: header with the payload's size and the frame's number, then the payload."""
     return _FRAME_HEADER.pack(len(payload), number) + payload
 
 
 class FrameDecoder:
-    """Bytes in, messages out, in the order of their numbers."""
+    """Decodes bytes to messages, and checks that their numbers follow each other."""
 
     def __init__(self, *, for_worker: bool) -> None:
         self._decode_bytes = _DECODERS[for_worker].decode
@@ -291,21 +315,21 @@ class FrameDecoder:
         self._number = 0  # of the last frame
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that are whole by now. Broken: what came is out of order, or is none."""
+        """Yields the messages that are complete. ChannelBroken if a frame is out of order or unreadable."""
         self._buffer += data
-        at = 0
+        position = 0
         try:
-            while len(self._buffer) - at >= _FRAME_HEADER.size:
-                size, number = _FRAME_HEADER.unpack_from(self._buffer, at)
+            while len(self._buffer) - position >= _FRAME_HEADER.size:
+                size, number = _FRAME_HEADER.unpack_from(self._buffer, position)
                 if number != self._number + 1 or size > _MAX_FRAME_BYTES:
                     raise ChannelBroken(f"frame {number} came after frame {self._number}")
-                if len(self._buffer) - at < _FRAME_HEADER.size + size:
+                if len(self._buffer) - position < _FRAME_HEADER.size + size:
                     break
-                begin = at + _FRAME_HEADER.size
-                at, self._number = begin + size, number
-                yield self._decode_payload(bytes(self._buffer[begin:at]))
+                begin = position + _FRAME_HEADER.size
+                position, self._number = begin + size, number
+                yield self._decode_payload(bytes(self._buffer[begin:position]))
         finally:
-            del self._buffer[:at]
+            del self._buffer[:position]
 
     def _decode_payload(self, payload: bytes) -> Any:
         try:
@@ -316,9 +340,9 @@ class FrameDecoder:
 
 @lru_cache(maxsize=_MAX_INTERNED_DOCUMENTS)
 def _intern_document(document: Document) -> Document:
-    """Equal ones are kept once."""
+    """The same object for equal documents, to save memory."""
     return document
 
 
 def _non_default_facts(facts: InstanceFacts) -> dict[str, Any]:
-    return {name: value for name, usual in _FACT_DEFAULTS.items() if (value := getattr(facts, name)) != usual}
+    return {name: value for name, default in _FACT_DEFAULTS.items() if (value := getattr(facts, name)) != default}

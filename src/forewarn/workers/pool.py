@@ -1,7 +1,7 @@
 """The owner's side of the workers: starts, feeds, monitors, reloads and replaces them.
 
-`WorkerPool` has the interface of a `MetadataServer` and of the scope board. It keeps the state as encoded messages
-under one key each: a new worker gets all of them, then every change.
+`WorkerPool` has the interface of a `MetadataServer` and of `PublishedDocuments`. It keeps the state as encoded
+messages under one key each: a new worker gets all of them, then every change.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ from forewarn.workers.listener_sharing import SharedListeners
 
 log = logging.getLogger(__name__)
 _HEARTBEAT_S = 0.25
-_HUNG_TIMEOUT_S = 10.0  # a worker that has answered nothing for so long is replaced
-_START_TIMEOUT_S = 30.0  # the same until its first answer: on a busy machine a process takes long to begin
-_STABLE_AFTER_S = 10.0  # one that lived so long did not fail to start
+_HUNG_TIMEOUT_S = 10.0  # a worker without an answer for this long is replaced
+_START_TIMEOUT_S = 30.0  # the same before its first answer: a process starts slowly on a busy machine
+_STABLE_AFTER_S = 10.0  # a worker that ran for this long did not fail to start
 _MAX_BACKOFF_S = 30.0
-_WORKER_TIMEOUT_S = 1.0  # for workers to do what they were told; those that are stuck are not waited for
+_WORKER_TIMEOUT_S = 1.0  # how long to wait for workers; one that is stuck must not block the owner
 _LAGS_KEPT = 1000
 
 
 class WorkerPool:
+    """A fixed number of worker processes, used in place of a `MetadataServer` in this process.
+
+    Call `start_workers`, then publish the state, then `complete_start`, then `start` with listeners; `drain` ends it.
+    """
+
     def __init__(
         self,
         size: int,
@@ -49,47 +54,47 @@ class WorkerPool:
         backend: MetadataBackend,
         callers: CallerDirectory,
         clock: Clock,
-        windows: Sequence[socket.socket] = (),
-        hung_s: float = _HUNG_TIMEOUT_S,
-        birth_s: float = _START_TIMEOUT_S,
+        metrics_sockets: Sequence[socket.socket] = (),
+        hung_timeout_s: float = _HUNG_TIMEOUT_S,
+        start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
-        """`windows`: where each worker shows its metrics, if any are to be shown."""
+        """Prepare `size` slots, inside a running event loop. `metrics_sockets`: one per worker, or none."""
         self.size = size
         self.observations = GuestObservations()
-        self.faults = FaultTable(StaleDocuments(), now=backend.now)  # gathers what they touch in workers
-        self.echo_delays_s: deque[float] = deque(maxlen=_LAGS_KEPT)  # seconds from saying something to its being done
+        self.faults = FaultTable(StaleDocuments(), now=backend.now)  # collects the hits that workers report
+        self.echo_delays_s: deque[float] = deque(maxlen=_LAGS_KEPT)  # from a heartbeat to its answer
         self._backend = backend
         self._state: dict[MessageKey, bytes] = {"begin": messages.encode_message(begin)}
         self._fault_quota = SharedFaultQuota.create()
         self._workers: list[WorkerHandle | None] = [None] * size
         self._draining: set[WorkerHandle] = set()
-        self._successors: dict[int, WorkerHandle] = {}  # that are not ready yet, by slot
+        self._successors: dict[int, WorkerHandle] = {}  # by slot, during a reload, until they are ready
         self._reload_lock = asyncio.Lock()
-        self._metrics_sockets = windows
-        self._hung_timeout_s, self._start_timeout_s = hung_s, birth_s
-        self._counts_of_gone_workers = RequestTotals()  # by workers that are gone
+        self._metrics_sockets = metrics_sockets
+        self._hung_timeout_s, self._start_timeout_s = hung_timeout_s, start_timeout_s
+        self._counts_of_gone_workers = RequestTotals()
         self._shared_listeners = SharedListeners(size)
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._slots_never_ready = set(range(size))  # slots in which nobody was ever ready
+        self._slots_never_ready = set(range(size))
         self._is_stopping = self._is_state_complete = False
         if isinstance(clock, LabClock):
             clock.subscribe(self._broadcast_clock)
         callers.subscribe_assignments(self._broadcast_placement)
 
     async def start_workers(self) -> None:
-        """Start the workers, which know nothing yet and serve nobody."""
+        """Start the worker processes. They do not serve before `complete_start`."""
         self._spawn(self._heartbeat_forever())
         for slot in range(self.size):
             self._spawn(self._keep_slot_filled(slot))
-        await asyncio.sleep(0)  # their processes are there
+        await asyncio.sleep(0)  # the tasks above start the processes
 
     async def complete_start(self) -> None:
-        """All there is to know was told, and is known on return. Unavailable: one of the workers did not start."""
+        """Declare the state complete, and wait until all workers have it. Unavailable if one failed to start."""
         self._is_state_complete = True
-        for member in self._live_workers:
-            member.send_fact("complete", messages.encode_message(messages.StateComplete()))
+        for worker in self._live_workers:
+            worker.send_fact("complete", messages.encode_message(messages.StateComplete()))
         try:
             await self._started
         except BaseException:
@@ -97,40 +102,42 @@ class WorkerPool:
             raise
 
     def publish(self, scope: PublishedScope) -> None:
-        """Show this from now on, everywhere."""
-        raw = messages.encode_message(messages.scope_message(scope))
+        """Show this scope to its VMs in every worker from now on."""
+        payload = messages.encode_message(messages.scope_message(scope))
         key = ("scope", scope.scope_id)
-        if self._state.get(key) != raw:
-            self._broadcast(key, raw)
+        if self._state.get(key) != payload:
+            self._broadcast(key, payload)
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        armed = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
-        places = self._fault_quota.assign_offsets(armed)
-        self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(armed, dict(places))))
+        """Make these faults active in every worker; only transport faults concern them."""
+        transport_faults = tuple(fault for fault in faults if fault.category is FaultCategory.TRANSPORT)
+        places = self._fault_quota.assign_offsets(transport_faults)
+        self._broadcast("faults", messages.encode_message(messages.FaultsUpdate(transport_faults, dict(places))))
 
     async def start(self, listeners: Sequence[VmListener]) -> None:
-        """Serve these too; may be called again while workers run."""
+        """Accept on these listeners too. May be called while the workers run."""
         for listener in listeners:
             self._shared_listeners.add(listener)
         self._assign_listeners()
 
     async def stop(self, listener: VmListener) -> None:
-        """Accept nobody there any more; whoever is connected stays."""
+        """Stop to accept on this listener and close its sockets; open connections stay."""
         self._shared_listeners.remove(listener)
         self._assign_listeners()
 
     async def wait_until_published(self) -> None:
-        """All that was published until now is shown by every worker that is well."""
-        await self._wait_for_all(member.request_echo() for member in self._serving_workers)
+        """Wait until every serving worker shows what was published so far, for at most a second."""
+        await self._wait_for_all(worker.request_echo() for worker in self._serving_workers)
 
     async def collect_reports(self) -> None:
-        """What VMs asked until now, of whichever worker, is in `observations` and `faults`."""
-        await self._wait_for_all(member.request_report() for member in self._serving_workers)
+        """Fetch what workers observed so far into `observations` and `faults`, within at most a second."""
+        await self._wait_for_all(worker.request_report() for worker in self._serving_workers)
 
     async def reload(self, timeout_s: float) -> None:
-        """Another process in the place of every worker, one after the other: nobody is refused meanwhile.
+        """Replace every worker process, one after the other, without refusing a connection.
 
-        Each goes on accepting until its successor does, answers whoever is held or in work, and ends.
+        A worker accepts until its successor does. Then it answers the requests in progress, within `timeout_s`, and
+        ends.
         """
         async with self._reload_lock:
             for slot in range(self.size):
@@ -138,57 +145,54 @@ class WorkerPool:
                     await self._replace_worker(slot, timeout_s)
 
     async def drain(self, timeout_s: float) -> None:
-        """Workers answer whoever is held or in work, tell what they have seen, and end."""
+        """Stop to accept, let workers answer the requests in progress within `timeout_s`, and end them."""
         self._is_stopping = True
         for listener in self._shared_listeners.listeners:
             await self.stop(listener)
-        for member in self._live_workers:
-            member.send_fact("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
+        for worker in self._live_workers:
+            worker.send_fact("drain", messages.encode_message(messages.DrainWorker(timeout_s)))
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s + _WORKER_TIMEOUT_S):
-                await asyncio.gather(*(member.disconnected.wait() for member in self._live_workers))
+                await asyncio.gather(*(worker.disconnected.wait() for worker in self._live_workers))
         await self._terminate()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The workers, for people."""
+        """Process id, readiness and lag of each worker, as in `GET /service`."""
         return [
             {
-                "pid": member.pid if member else None,
-                "ready": bool(member and member.is_serving),
-                "behind_ms": round(member.lag_s * 1000, 1) if member else None,
+                "pid": worker.pid if worker else None,
+                "ready": bool(worker and worker.is_serving),
+                "behind_ms": round(worker.lag_s * 1000, 1) if worker else None,
             }
-            for member in self._workers
+            for worker in self._workers
         ]
 
     def request_totals(self) -> RequestTotals:
-        """By all workers there were, as far as they told."""
-        return sum_totals(self._counts_of_gone_workers, *(member.request_counts for member in self._live_workers))
+        """The counts of requests of all workers, including those that are gone, from their last reports."""
+        return sum_totals(self._counts_of_gone_workers, *(worker.request_counts for worker in self._live_workers))
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """Of each slot's worker: how long what was said last took to be done there, and for how long it owes an
-
-        answer. Of an empty slot: for ever.
-        """
+        """Per slot, in seconds: the lag of its worker, and how long it owes an answer. Infinite for an empty slot."""
         return [(m.lag_s, m.silent_s()) if m else (math.inf, math.inf) for m in self._workers]
 
     @property
     def _live_workers(self) -> list[WorkerHandle]:
-        there = (member for member in self._workers if member is not None)
-        return [*there, *self._successors.values(), *self._draining]
+        filled = (worker for worker in self._workers if worker is not None)
+        return [*filled, *self._successors.values(), *self._draining]
 
     @property
     def _serving_workers(self) -> list[WorkerHandle]:
-        return [member for member in self._workers if member is not None and member.is_serving]
+        return [worker for worker in self._workers if worker is not None and worker.is_serving]
 
     async def _wait_for_all(self, awaited: Iterable[asyncio.Future[None]]) -> None:
         futures = list(awaited)
         if futures:
             await asyncio.wait(futures, timeout=_WORKER_TIMEOUT_S)
 
-    def _broadcast(self, key: MessageKey, raw: bytes) -> None:
-        self._state[key] = raw
-        for member in self._live_workers:
-            member.send_fact(key, raw)
+    def _broadcast(self, key: MessageKey, payload: bytes) -> None:
+        self._state[key] = payload
+        for worker in self._live_workers:
+            worker.send_fact(key, payload)
 
     def _broadcast_clock(self, setting: ClockSetting) -> None:
         self._broadcast("clock", messages.encode_message(messages.ClockUpdate(setting)))
@@ -203,27 +207,27 @@ class WorkerPool:
         self._shared_listeners.assign(self._serving_workers)
 
     async def _keep_slot_filled(self, slot: int) -> None:
-        """Somebody is in this slot, always; after failures in a row, after a while."""
+        """Start a worker in this slot whenever it is empty; after repeated failures, wait before the next start."""
         failures = 0
         while not self._is_stopping:
-            began_at = asyncio.get_running_loop().time()
-            member = self._workers[slot] or self._fill_slot(slot)
-            if member is not None:
-                await member.stopped_accepting.wait()
+            started_at = asyncio.get_running_loop().time()
+            worker = self._workers[slot] or self._fill_slot(slot)
+            if worker is not None:
+                await worker.stopped_accepting.wait()
             if self._is_stopping:
                 return
-            if member is not None and member.is_draining:
+            if worker is not None and worker.is_draining:
                 continue
-            is_sound = asyncio.get_running_loop().time() - began_at > _STABLE_AFTER_S
-            failures = 1 if is_sound else failures + 1
+            was_stable = asyncio.get_running_loop().time() - started_at > _STABLE_AFTER_S
+            failures = 1 if was_stable else failures + 1
             wait_s = 0.0 if failures == 1 else min(_MAX_BACKOFF_S, 2.0 ** (failures - 3))
-            self._log_unexpected_exit(slot, member, wait_s)
+            self._log_unexpected_exit(slot, worker, wait_s)
             await asyncio.sleep(wait_s)
 
     async def _replace_worker(self, slot: int, timeout_s: float) -> None:
         old = self._workers[slot]
         if old is None or not old.is_serving:
-            return  # another is on its way already
+            return  # a new worker is being started already
         successor = self._launch_worker(slot)
         if successor is None:
             return
@@ -231,7 +235,7 @@ class WorkerPool:
         await successor.start_settled.wait()
         del self._successors[slot]
         if self._workers[slot] is not old or not successor.is_serving:
-            log.warning("worker %d (process %d) is not replaced", slot, old.pid)
+            log.warning("worker %d (process %d) was not replaced: its successor failed to start", slot, old.pid)
             self._draining.add(successor)
             successor.kill()
             return
@@ -245,91 +249,95 @@ class WorkerPool:
                 await old.disconnected.wait()
 
     def _fill_slot(self, slot: int) -> WorkerHandle | None:
-        member = self._workers[slot] = self._launch_worker(slot)
-        return member
+        worker = self._workers[slot] = self._launch_worker(slot)
+        return worker
 
     def _launch_worker(self, slot: int) -> WorkerHandle | None:
-        """A process that is told all there is to know, and serves nobody yet."""
+        """Start a process and send it the state; None if the process cannot be started."""
         try:
-            member = WorkerHandle(slot, shared=self._fault_quota.file, hear=self._on_message, lost=self._on_lost)
+            worker = WorkerHandle(
+                slot, fault_quota_fd=self._fault_quota.file, on_message=self._on_message, on_lost=self._on_lost
+            )
         except OSError as error:
             log.warning("worker %d cannot be started: %s", slot, error)
             return None
-        for key, raw in self._state.items():
-            member.send_fact(key, raw)
+        for key, payload in self._state.items():
+            worker.send_fact(key, payload)
         if self._metrics_sockets:
-            member.send_fact("expose", messages.encode_message(messages.ServeMetrics()), self._metrics_sockets[slot])
+            worker.send_fact("expose", messages.encode_message(messages.ServeMetrics()), self._metrics_sockets[slot])
         if self._is_state_complete:
-            member.send_fact("complete", messages.encode_message(messages.StateComplete()))
-        return member
+            worker.send_fact("complete", messages.encode_message(messages.StateComplete()))
+        return worker
 
-    def _log_unexpected_exit(self, slot: int, member: WorkerHandle | None, wait_s: float) -> None:
-        what = f"worker {slot}" + (f" (process {member.pid})" if member else "")
+    def _log_unexpected_exit(self, slot: int, worker: WorkerHandle | None, wait_s: float) -> None:
+        what = f"worker {slot}" + (f" (process {worker.pid})" if worker else "")
         when = f"in {wait_s:g} s" if wait_s else "now"
-        log.warning("%s ended though nobody told it to: another is started %s", what, when)
+        log.warning("%s ended unexpectedly: another one starts %s", what, when)
         if slot in self._slots_never_ready and not self._started.done():
-            self._started.set_exception(Unavailable(f"{what} ended before it was ready: the log says why"))
+            self._started.set_exception(Unavailable(f"{what} ended before it was ready: see the service's log"))
 
-    def _on_message(self, member: WorkerHandle, message: Any) -> None:
+    def _on_message(self, worker: WorkerHandle, message: Any) -> None:
         match message:
             case messages.EnableRequest() | messages.ApproveRequest() | messages.WorkerTokenRequest():
-                self._spawn(self._answer_request(member, message))
+                self._spawn(self._answer_request(worker, message))
             case messages.ObservationReport():
-                self._merge_report(member, message)
+                self._merge_report(worker, message)
             case messages.WorkerReady():
-                member.is_ready = True
-                member.start_settled.set()
-                self._slots_never_ready.discard(member.slot)
+                worker.is_ready = True
+                worker.start_settled.set()
+                self._slots_never_ready.discard(worker.slot)
                 if not self._slots_never_ready and not self._started.done():
                     self._started.set_result(None)
                 self._assign_listeners()
             case messages.OwnerSilent():
-                member.send(messages.ResumeAccepting())  # after all that waits to be sent
+                worker.send(messages.ResumeAccepting())  # arrives after everything that waits to be sent
             case messages.WorkerLeaving():
-                self._on_leaving(member)
+                self._on_leaving(worker)
 
-    def _on_leaving(self, member: WorkerHandle) -> None:
-        member.is_draining = True
+    def _on_leaving(self, worker: WorkerHandle) -> None:
+        worker.is_draining = True
         if not self._is_stopping:
-            self._draining.add(member)
-            if self._workers[member.slot] is member:
-                self._workers[member.slot] = None
+            self._draining.add(worker)
+            if self._workers[worker.slot] is worker:
+                self._workers[worker.slot] = None
                 self._assign_listeners()
-        member.stopped_accepting.set()
+        worker.stopped_accepting.set()
 
-    def _on_lost(self, member: WorkerHandle) -> None:
-        self._draining.discard(member)
-        self._counts_of_gone_workers, member.request_counts = (
-            sum_totals(self._counts_of_gone_workers, member.request_counts.without_gauges()),
+    def _on_lost(self, worker: WorkerHandle) -> None:
+        self._draining.discard(worker)
+        self._counts_of_gone_workers, worker.request_counts = (
+            sum_totals(self._counts_of_gone_workers, worker.request_counts.without_gauges()),
             RequestTotals(),
         )
-        if self._workers[member.slot] is member:
-            self._workers[member.slot] = None
+        if self._workers[worker.slot] is worker:
+            self._workers[worker.slot] = None
             self._assign_listeners()
-        member.kill()
-        burial = asyncio.get_running_loop().create_task(member.wait_for_exit())
-        self._exit_tasks.add(burial)
-        burial.add_done_callback(self._exit_tasks.discard)
+        worker.kill()
+        task = asyncio.get_running_loop().create_task(worker.wait_for_exit())
+        self._exit_tasks.add(task)
+        task.add_done_callback(self._exit_tasks.discard)
 
-    def _merge_report(self, member: WorkerHandle, seen: messages.ObservationReport) -> None:
-        self.observations.merge_increments(seen.polls, seen.sightings)
-        member.request_counts = seen.counted or member.request_counts
-        self.faults.add_hits(seen.touches)
+    def _merge_report(self, worker: WorkerHandle, report: messages.ObservationReport) -> None:
+        self.observations.merge_increments(report.polls, report.deliveries)
+        worker.request_counts = report.counted or worker.request_counts
+        self.faults.add_hits(report.hits)
 
-    async def _answer_request(self, member: WorkerHandle, ask: messages.WorkerRequest) -> None:
-        """Durable before it is answered; and whoever asked is told what follows from it first."""
+    async def _answer_request(self, worker: WorkerHandle, request: messages.WorkerRequest) -> None:
+        """Carry out a worker's request and reply. The effect is durable, and sent to the worker, before the reply."""
         reply: messages.OwnerReply
         try:
-            reply = messages.reply_message(ask.id, await self._perform_request(ask))
+            reply = messages.reply_message(request.id, await self._perform_request(request))
         except ForewarnError as error:
-            reply = messages.failure_message(ask.id, error)
+            reply = messages.failure_message(request.id, error)
         except Exception:
-            log.exception("what a worker asked for met a mistake of ours")
-            reply = messages.failure_message(ask.id, Rejected("a mistake of the service"))
-        member.send(reply)
+            log.exception("a request of a worker failed with an internal error")
+            reply = messages.failure_message(request.id, Rejected("the service failed with an internal error"))
+        worker.send(reply)
 
-    async def _perform_request(self, ask: messages.WorkerRequest) -> str | ManagedIdentityToken | WrongResource | None:
-        match ask:
+    async def _perform_request(
+        self, request: messages.WorkerRequest
+    ) -> str | ManagedIdentityToken | WrongResource | None:
+        match request:
             case messages.EnableRequest(vm=vm):
                 await self._backend.enable(vm)
                 return None
@@ -341,30 +349,30 @@ class WorkerPool:
     async def _heartbeat_forever(self) -> None:
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            for member in self._live_workers:
-                if self._is_hung(member):
-                    log.warning("worker %d (process %d) hangs: ending it", member.slot, member.pid)
-                    member.kill()
+            for worker in self._live_workers:
+                if self._is_hung(worker):
+                    log.warning("worker %d (process %d) hangs: killing it", worker.slot, worker.pid)
+                    worker.kill()
                     continue
-                echoed = member.send_heartbeat()
-                if member.is_ready:
-                    echoed.add_done_callback(partial(self._record_lag, member))
+                echoed = worker.send_heartbeat()
+                if worker.is_ready:
+                    echoed.add_done_callback(partial(self._record_lag, worker))
 
-    def _is_hung(self, member: WorkerHandle) -> bool:
-        """Counted in beats: while we were stopped ourselves there were none, and nobody missed any."""
-        return member.missed_heartbeats * _HEARTBEAT_S >= (
-            self._hung_timeout_s if member.has_ever_answered else self._start_timeout_s
+    def _is_hung(self, worker: WorkerHandle) -> bool:
+        """Counts heartbeats, not time: while this process was suspended it sent none, so the worker missed none."""
+        return worker.missed_heartbeats * _HEARTBEAT_S >= (
+            self._hung_timeout_s if worker.has_ever_answered else self._start_timeout_s
         )
 
-    def _record_lag(self, member: WorkerHandle, echoed: asyncio.Future[None]) -> None:
-        self.echo_delays_s.append(member.lag_s)
+    def _record_lag(self, worker: WorkerHandle, echoed: asyncio.Future[None]) -> None:
+        self.echo_delays_s.append(worker.lag_s)
 
     async def _terminate(self) -> None:
         self._is_stopping = True
         alive = self._live_workers
-        for member in alive:
-            member.kill()
-        await asyncio.gather(*(member.disconnected.wait() for member in alive))
+        for worker in alive:
+            worker.kill()
+        await asyncio.gather(*(worker.disconnected.wait() for worker in alive))
         await asyncio.gather(*self._exit_tasks)
         for task in tuple(self._tasks):
             task.cancel()

@@ -33,6 +33,7 @@ from forewarn.workers.handle import SIGNALS_BLOCKED_AT_START
 
 
 def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The factory of uvloop event loops; None, for asyncio's own, where uvloop is not installed."""
     try:
         import uvloop
     except ImportError:  # not on every platform
@@ -41,8 +42,8 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 log = logging.getLogger(__name__)
-BackendResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"
-DRAINED = "drained"
+BackendResult: TypeAlias = "str | ManagedIdentityToken | WrongResource | None"  # str: the id of an unknown event
+DRAINED = "drained"  # why `Worker.run` returned, if it stopped in order
 _SILENCE_TIMEOUT_S = 1.0
 _SILENCE_CHECK_S = 0.1
 _REPORT_INTERVAL_S = 1.0
@@ -50,83 +51,89 @@ _DRAIN_TIMEOUT_S = 5.0
 
 
 class OwnerBackend:
-    """The `Backend` of a worker: the owner, over the line."""
+    """The `MetadataBackend` of a worker: sends each request to the owner and waits for its reply."""
 
-    def __init__(self, say: Callable[[bytes], None]) -> None:
-        self._send = say
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        self._send = send
         self._request_ids = count(1)
         self._pending: dict[int, asyncio.Future[BackendResult]] = {}
-        self.is_owner_responsive = True  # whether the owner says anything these days
+        self.is_owner_responsive = True  # False while the owner is silent
         self.clock: SystemClock | LabClock = SystemClock()
 
     def now(self) -> float:
+        """The current time on the lab's clock, or the machine's if there is no lab."""
         return self.clock.now()
 
     async def enable(self, vm: str) -> None:
+        """Have the owner enable the scope of this VM (its key). Unavailable while the owner is silent."""
         await self._request(lambda number: messages.EnableRequest(number, vm))
 
     async def approve(self, vm: str, event_ids: tuple[str, ...]) -> str | None:
+        """Have the owner approve these events for this VM; the id of an unknown event, or None."""
         unknown = await self._request(lambda number: messages.ApproveRequest(number, vm, event_ids))
         assert unknown is None or isinstance(unknown, str)
         return unknown
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
-        given = await self._request(lambda number: messages.WorkerTokenRequest(number, identity, resource))
-        assert isinstance(given, (ManagedIdentityToken, WrongResource))
-        return given
+        """Have the owner issue a token of this identity for this resource."""
+        result = await self._request(lambda number: messages.WorkerTokenRequest(number, identity, resource))
+        assert isinstance(result, (ManagedIdentityToken, WrongResource))
+        return result
 
     def on_reply(self, reply: messages.OwnerReply) -> None:
-        asked = self._pending.pop(reply.id, None)
-        if asked is None or asked.done():
+        """Complete the request that this reply answers."""
+        future = self._pending.pop(reply.id, None)
+        if future is None or future.done():
             return
         if isinstance(reply, messages.RequestFailed):
-            asked.set_exception(reply.to_error())
+            future.set_exception(reply.to_error())
         elif isinstance(reply, messages.TokenGranted):
-            asked.set_result(reply.token)
+            future.set_result(reply.token)
         elif isinstance(reply, messages.TokenDenied):
-            asked.set_result(WrongResource(accepted=reply.accepted))
+            future.set_result(WrongResource(accepted=reply.accepted))
         else:
-            asked.set_result(reply.unknown)
+            future.set_result(reply.unknown)
 
-    async def _request(self, asking: Callable[[int], messages.WorkerRequest]) -> BackendResult:
-        # What was asked before is waited for: it may be done, and a refusal says that nothing was.
+    async def _request(self, make_request: Callable[[int], messages.WorkerRequest]) -> BackendResult:
+        # Only new requests fail. Earlier ones wait: the owner may have carried them out already.
         if not self.is_owner_responsive:
             raise Unavailable("the service does not answer: try again later")
         number = next(self._request_ids)
-        asked: asyncio.Future[BackendResult] = asyncio.get_running_loop().create_future()
-        self._pending[number] = asked
-        self._send(messages.encode_message(asking(number)))
+        future: asyncio.Future[BackendResult] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        self._send(messages.encode_message(make_request(number)))
         try:
-            return await asked
+            return await future
         finally:
             self._pending.pop(number, None)
 
 
 class PausableSocket(socket.socket):
-    """A listening socket; unless `is_open`, whoever calls waits in its backlog."""
+    """A listening socket that accepts only while `may_accept` says so; meanwhile callers wait in its backlog."""
 
     may_accept: Callable[[], bool]
 
     def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; BlockingIOError while accepting is paused."""
         if not self.may_accept():
             raise BlockingIOError
         return super().accept()
 
 
 class Worker:
-    """Serves from the moment it is told to begin until `run` returns."""
+    """The worker process: serves from the first message of the owner until `run` returns."""
 
     def __init__(
-        self, sock: socket.socket, allowance: SharedFaultQuota, *, silence_s: float = _SILENCE_TIMEOUT_S
+        self, sock: socket.socket, fault_quota: SharedFaultQuota, *, silence_timeout_s: float = _SILENCE_TIMEOUT_S
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._silence_timeout_s = silence_s
-        self._fault_quota = allowance
+        self._silence_timeout_s = silence_timeout_s
+        self._fault_quota = fault_quota
         self._finished: asyncio.Future[str] = self._loop.create_future()
-        self._channel = WorkerChannel(sock, for_worker=True, hear=self._on_message, lost=self._finish)
+        self._channel = WorkerChannel(sock, for_worker=True, on_message=self._on_message, on_lost=self._finish)
         self._backend = OwnerBackend(self._channel.send)
         self._callers = CallerDirectory()
-        self._board: PublishedDocuments
+        self._documents: PublishedDocuments
         self._server: MetadataServer | None = None
         self._sockets: dict[int, tuple[messages.OpenListenerRequest, socket.socket]] = {}
         self._listeners: dict[int, VmListener] = {}
@@ -140,47 +147,49 @@ class Worker:
             messages.ClockUpdate: self._set_clock,
             messages.FaultsUpdate: self._set_faults,
             messages.VmPlacement: self._set_placement,
-            messages.ScopeUpdate: lambda told: self._board.publish(told.to_scope_view()),
+            messages.ScopeUpdate: lambda message: self._documents.publish(message.to_scope_view()),
             messages.StateComplete: self._on_complete,
             messages.OpenListenerRequest: self._open_socket,
             messages.ServeMetrics: self._serve_metrics,
             messages.CloseListener: self._close_socket,
-            messages.EchoRequest: lambda told: self._channel.send(messages.encode_message(messages.EchoReply(told.id))),
+            messages.EchoRequest: lambda message: self._channel.send(
+                messages.encode_message(messages.EchoReply(message.id))
+            ),
             messages.ReportRequest: self._on_report_request,
             messages.ResumeAccepting: self._resume,
-            messages.DrainWorker: lambda told: self.stop(told.timeout_s),
+            messages.DrainWorker: lambda message: self.stop(message.timeout_s),
         }
 
     async def run(self) -> str:
-        """Until the line ends, or the owner or a signal says to; why."""
-        watching = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
+        """Serve until the channel ends, the owner drains this worker or a signal stops it; returns why."""
+        background = [self._loop.create_task(self._watch_owner()), self._loop.create_task(self._report_forever())]
         try:
             return await self._finished
         finally:
-            for task in (*watching, *self._tasks):
+            for task in (*background, *self._tasks):
                 task.cancel()
-            await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*background, *self._tasks, return_exceptions=True)
             self._channel.close()
-            for window in self._metrics_servers:
-                await window.close()
+            for server in self._metrics_servers:
+                await server.close()
             if self._server is not None:
                 await self._server.drain(0.0)
             for _, sock in self._sockets.values():
                 sock.close()
 
     def stop(self, timeout_s: float = _DRAIN_TIMEOUT_S) -> None:
-        """Accept nobody, answer whoever is here, tell what was seen, and end."""
+        """Stop to accept, answer the requests in progress, send the last report, and end."""
         if self._server is None:
-            self._finish("told to end before it began")
+            self._finish("stopped before it began to serve")
         elif not self._is_stopping:
             self._is_stopping = True
-            for window in self._metrics_servers:
-                self._spawn(window.close())  # another takes its place
+            for server in self._metrics_servers:
+                self._spawn(server.close())  # its successor serves on the same port
             self._channel.send(messages.encode_message(messages.WorkerLeaving()))
             self._spawn(self._drain(timeout_s))
 
     def stop_when_complete(self) -> None:
-        """A signal says to. While all is told to us the owner waits for us, unless it was told to end as well."""
+        """Stop after a signal, once the state is complete: until then the owner waits for this worker."""
         if self._is_complete:
             self.stop()
         self._stops_when_complete = True
@@ -188,35 +197,35 @@ class Worker:
     @property
     def _running_server(self) -> MetadataServer:
         if self._server is None:
-            raise messages.ChannelBroken("the first thing to be told is how to begin")
+            raise messages.ChannelBroken("the first message must be BeginServing")
         return self._server
 
     def _on_message(self, message: Any) -> None:
         self._check_owner()
         self._last_heard_at = self._loop.time()
-        do = self._handlers.get(type(message))
-        if do is None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
             self._backend.on_reply(message)
         else:
-            do(message)
+            handler(message)
 
-    def _on_begin(self, told: messages.BeginServing) -> None:
+    def _on_begin(self, message: messages.BeginServing) -> None:
         def rules_for(location: str) -> EndpointRules:
-            return told.rules_by_location.get(location, told.rules)
+            return message.rules_by_location.get(location, message.rules)
 
-        self._board = PublishedDocuments(first_answer_delay_s=told.first_answer_delay_s)
+        self._documents = PublishedDocuments(first_answer_delay_s=message.first_answer_delay_s)
         self._server = MetadataServer(
-            board=self._board,
+            board=self._documents,
             backend=self._backend,
             callers=self._callers,
             rules_for=rules_for,
-            limits=Limits(requests_per_s=told.requests_per_s),
+            limits=Limits(requests_per_s=message.requests_per_s),
             allowance=self._fault_quota,
         )
         self._server.faults.subscribe_hits(self._schedule_fault_report)
 
-    def _on_complete(self, told: messages.StateComplete) -> None:
-        # What is known of a fleet stays for good, and going through it for garbage takes longer than VMs should wait.
+    def _on_complete(self, message: messages.StateComplete) -> None:
+        # The state of the fleet is never garbage, and searching it would delay VMs.
         gc.freeze()
         gc.enable()
         self._channel.send(messages.encode_message(messages.WorkerReady()))
@@ -224,60 +233,64 @@ class Worker:
         if self._stops_when_complete:
             self.stop()
 
-    def _set_clock(self, told: messages.ClockUpdate) -> None:
+    def _set_clock(self, message: messages.ClockUpdate) -> None:
         clock = self._backend.clock
         if isinstance(clock, LabClock):
-            clock.apply_setting(told.setting)
+            clock.apply_setting(message.setting)
         else:
-            self._backend.clock = LabClock(told.setting)
+            self._backend.clock = LabClock(message.setting)
 
-    def _set_faults(self, told: messages.FaultsUpdate) -> None:
-        self._fault_quota.offsets = told.places
-        self._running_server.faults.set_faults(told.faults)
+    def _set_faults(self, message: messages.FaultsUpdate) -> None:
+        self._fault_quota.offsets = message.places
+        self._running_server.faults.set_faults(message.faults)
 
-    def _set_placement(self, told: messages.VmPlacement) -> None:
-        if told.vm is None:
-            self._callers.release(told.place)
+    def _set_placement(self, message: messages.VmPlacement) -> None:
+        if message.vm is None:
+            self._callers.release(message.place)
         else:
-            self._callers.assign(told.place, told.vm)
+            self._callers.assign(message.place, message.vm)
 
-    def _open_socket(self, told: messages.OpenListenerRequest) -> None:
-        self._sockets[told.id] = (told, socket.socket(fileno=self._channel.take_received_fd()))
-        self._accept_on(told.id)
+    def _open_socket(self, message: messages.OpenListenerRequest) -> None:
+        self._sockets[message.id] = (message, socket.socket(fileno=self._channel.take_received_fd()))
+        self._accept_on(message.id)
 
-    def _serve_metrics(self, told: messages.ServeMetrics) -> None:
-        from forewarn.metrics.registry import WorkerMetrics  # takes its time, and most show none
+    def _serve_metrics(self, message: messages.ServeMetrics) -> None:
+        from forewarn.metrics.registry import WorkerMetrics  # slow to import, and most workers serve no metrics
 
-        metrics = WorkerMetrics(counted=self._request_counts, silent_s=lambda: self._loop.time() - self._last_heard_at)
-        window = MetricsServer(metrics.render)
-        self._metrics_servers.append(window)
-        self._spawn(window.start(socket.socket(fileno=self._channel.take_received_fd())))
+        metrics = WorkerMetrics(
+            request_totals=self._request_counts, silent_s=lambda: self._loop.time() - self._last_heard_at
+        )
+        server = MetricsServer(metrics.render)
+        self._metrics_servers.append(server)
+        self._spawn(server.start(socket.socket(fileno=self._channel.take_received_fd())))
 
     def _request_counts(self) -> RequestTotals:
         return self._server.request_totals() if self._server is not None else RequestTotals()
 
-    def _close_socket(self, told: messages.CloseListener) -> None:
-        self._stop_accepting(told.id)
-        _, sock = self._sockets.pop(told.id, (None, None))
+    def _close_socket(self, message: messages.CloseListener) -> None:
+        self._stop_accepting(message.id)
+        _, sock = self._sockets.pop(message.id, (None, None))
         if sock is not None:
             sock.close()
 
     def _accept_on(self, number: int) -> None:
-        """On a copy of the socket, so that it may be left and taken up again."""
+        """Accept on a copy of the socket, so that accepting can stop and start again."""
         if self._is_stopping or number in self._listeners:
             return
-        told, sock = self._sockets[number]
-        door = PausableSocket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
-        door.may_accept = self._may_accept
-        listener = VmListener(sockets=(door,), strategy=told.identity_strategy(), is_loopback=told.is_loopback)
+        message, sock = self._sockets[number]
+        pausable = PausableSocket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        pausable.may_accept = self._may_accept
+        listener = VmListener(
+            sockets=(pausable,), strategy=message.identity_strategy(), is_loopback=message.is_loopback
+        )
         self._listeners[number] = listener
         self._spawn(self._start_listener(listener))
 
     async def _start_listener(self, listener: VmListener) -> None:
         try:
             await self._running_server.start([listener])
-        except OSError as error:  # its device went in the same moment; the owner will hear of it
-            log.warning("cannot serve a socket: %s", error)
+        except OSError as error:  # its network device disappeared in the same moment; the owner notices too
+            log.warning("a listener cannot be served: %s", error)
 
     def _stop_accepting(self, number: int) -> None:
         listener = self._listeners.pop(number, None)
@@ -285,7 +298,7 @@ class Worker:
             self._spawn(self._running_server.stop(listener))
 
     def _may_accept(self) -> bool:
-        """Asked for each caller: when we were stopped, one who waits may come before anything else that would tell."""
+        """Checked for each connection: after this process was suspended, a caller may come before the timer."""
         self._check_owner()
         return self._backend.is_owner_responsive
 
@@ -300,14 +313,17 @@ class Worker:
             self._pause()
 
     def _pause(self) -> None:
-        """Callers wait in the backlogs, which are the owner's too, until we know what to tell them."""
-        log.warning("the service has said nothing for %g s: accepting nobody until it does", self._silence_timeout_s)
+        """Stop to accept while the owner is silent: callers wait in the backlog, which the owner shares."""
+        log.warning(
+            "the owner process has been silent for %g s: accepting no connections until it answers",
+            self._silence_timeout_s,
+        )
         self._channel.send(messages.encode_message(messages.OwnerSilent()))
         self._backend.is_owner_responsive = False
         for number in tuple(self._listeners):
             self._stop_accepting(number)
 
-    def _resume(self, told: messages.ResumeAccepting) -> None:
+    def _resume(self, message: messages.ResumeAccepting) -> None:
         self._backend.is_owner_responsive = True
         for number in self._sockets:
             self._accept_on(number)
@@ -322,41 +338,41 @@ class Worker:
             ):
                 await asyncio.sleep(_REPORT_INTERVAL_S / BATCHES_PER_SECOND)
 
-    def _on_report_request(self, told: messages.ReportRequest) -> None:
+    def _on_report_request(self, message: messages.ReportRequest) -> None:
         for _ in range(BATCHES_PER_SECOND):
-            if not self._send_report(told.id):
+            if not self._send_report(message.id):
                 return
-        self._channel.send(messages.encode_message(messages.ObservationReport(id=told.id)))
+        self._channel.send(messages.encode_message(messages.ObservationReport(id=message.id)))
 
     def _send_report(self, number: int = 0, *, rest_s: float = 0.0) -> bool:
-        """What was seen since the last time, of many VMs of a part of them; whether there may be more.
+        """Send what was observed since the last report, at most one batch; returns whether there may be more.
 
-        `number`: of the report that was asked for, said with the last part.
+        `number`: the id of the report request; it is sent with the last batch.
         """
-        polls, sightings = self._running_server.observations.take_increments(rest_s)
-        touches = self._running_server.faults.take_hits()
-        told, self._reported_counts = self._reported_counts, self._running_server.request_totals()
+        polls, deliveries = self._running_server.observations.take_increments(rest_s)
+        hits = self._running_server.faults.take_hits()
+        previous, self._reported_counts = self._reported_counts, self._running_server.request_totals()
         has_more = len(polls) == BATCH_SIZE
         number = 0 if has_more else number
-        if number or polls or sightings or touches or told != self._reported_counts:
+        if number or polls or deliveries or hits or previous != self._reported_counts:
             self._channel.send(
                 messages.encode_message(
-                    messages.ObservationReport(polls, sightings, touches, number, self._reported_counts)
+                    messages.ObservationReport(polls, deliveries, hits, number, self._reported_counts)
                 )
             )
         return has_more
 
     def _schedule_fault_report(self) -> None:
-        """At once: whoever looks at a fault wants to see what it did."""
+        """Report the effects of a fault at once, because its operator waits to see them."""
         if not self._is_fault_report_scheduled:
             self._is_fault_report_scheduled = True
             self._loop.call_soon(self._send_fault_report)
 
     def _send_fault_report(self) -> None:
         self._is_fault_report_scheduled = False
-        touches = self._running_server.faults.take_hits()
-        if touches:
-            self._channel.send(messages.encode_message(messages.ObservationReport(touches=touches)))
+        hits = self._running_server.faults.take_hits()
+        if hits:
+            self._channel.send(messages.encode_message(messages.ObservationReport(hits=hits)))
 
     async def _drain(self, timeout_s: float) -> None:
         await self._running_server.drain(timeout_s)
@@ -377,27 +393,28 @@ class Worker:
             self._finished.set_result(why)
 
 
-async def _run_worker(sock: socket.socket, allowance: SharedFaultQuota) -> None:
-    worker = Worker(sock, allowance)
+async def _run_worker(sock: socket.socket, fault_quota: SharedFaultQuota) -> None:
+    worker = Worker(sock, fault_quota)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, worker.stop_when_complete)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the owner's to answer
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the owner handles it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_BLOCKED_AT_START)
     why = await worker.run()
     if why not in (DRAINED, PEER_GONE):
-        log.error("it cannot go on: %s", why)
+        log.error("this worker ends: %s", why)
 
 
 def main() -> None:
-    # Ctrl-C goes to everybody at the terminal, and the owner is the one to say what follows from it.
+    """Run the worker process: `python -m forewarn.workers.worker CHANNEL_FD FAULT_QUOTA_FD`."""
+    # Ctrl-C reaches every process of the terminal; the owner handles it and stops its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format=f"%(levelname)s worker {os.getpid()}: %(message)s")
-    gc.disable()  # until all is known
-    line, shared = map(int, sys.argv[1:])
-    for file in (line, shared):
-        os.set_inheritable(file, False)
+    gc.disable()  # until the state is complete
+    channel_fd, quota_fd = map(int, sys.argv[1:])
+    for fd in (channel_fd, quota_fd):
+        os.set_inheritable(fd, False)
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-        runner.run(_run_worker(socket.socket(fileno=line), SharedFaultQuota(shared)))
+        runner.run(_run_worker(socket.socket(fileno=channel_fd), SharedFaultQuota(quota_fd)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Publishes committed scopes to the metadata server or the workers, and passes on VM requests.
+"""Publishes committed scopes to the metadata server or the workers, and passes requests of VMs to control.
 
 `MetadataPublisher` owns the metadata server with its listeners, and keeps the published scopes and the VM places
-equal to the store. `GuestBackend` is what the metadata server calls for requests that it cannot answer from memory.
+equal to the store. `GuestBackend` handles the requests of VMs that cannot be answered from memory.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from forewarn.auth.token_service import VmTokens
 from forewarn.control.control_plane import ControlPlane
@@ -27,6 +29,7 @@ from forewarn.metadata import (
     LabListeners,
     LabListenMode,
     Limits,
+    ListenerSpec,
     MetadataServer,
     PublishedDocuments,
     PublishedScope,
@@ -39,19 +42,33 @@ from forewarn.metadata.request_counters import RequestTotals
 from forewarn.metadata.transport_faults import FaultTable
 from forewarn.protocol.exchange import EndpointRules
 from forewarn.protocol.http_message import HttpResponse
-from forewarn.protocol.versions import VERSIONS
-from forewarn.service.listeners import NetworkListeners
-from forewarn.service.settings import Settings
 from forewarn.store.interface import AppliedCommit
 from forewarn.workers import messages
+from forewarn.workers.network_listeners import NetworkListeners
 from forewarn.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
-PublishedVersion = tuple[int, int, bool]
+PublishedVersion: TypeAlias = tuple[int, int, bool]  # epoch, incarnation, whether the scope is enabled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherConfig:
+    """The settings that a `MetadataPublisher` needs."""
+
+    is_lab: bool = False  # serve each VM on a loopback address or port of its own
+    port: int = 8254  # of the loopback addresses; 0: any free port
+    one_port_per_vm: bool = False  # in a lab: a port of 127.0.0.1 per VM instead of a loopback address per VM
+    workers: int = 0  # worker processes; 0: this process answers the VMs
+    first_answer_delay_s: float = 0.0  # spec §8.1
+    requests_per_s: int | None = None  # per VM; None: no limit
+    rules: EndpointRules = field(default_factory=EndpointRules)
+    rules_by_location: Mapping[str, EndpointRules] = field(default_factory=dict)  # where a location differs
+    listeners: tuple[ListenerSpec, ...] = ()  # on real networks
+    helper_socket: Path | None = None  # where `forewarn sockets` passes open sockets; None: open them here
 
 
 class GuestBackend:
-    """The `Backend` of the metadata room."""
+    """The `MetadataBackend` of the owner process: enables scopes, approves events and issues tokens."""
 
     def __init__(self, control: ControlPlane, tokens: VmTokens | None = None) -> None:
         self.enable = control.guests.enable_scope_of
@@ -61,47 +78,50 @@ class GuestBackend:
 
 
 class MetadataPublisher:
-    """The metadata server with its listeners; keeps its board and its callers as the store says."""
+    """The metadata server with its listeners; keeps published scopes and VM places equal to the store.
+
+    `open` binds the sockets, `start` begins to serve, `drain` ends it.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        config: PublisherConfig,
         control: ControlPlane,
         lab: LabListeners | None,
-        doorway: NetworkListeners,
+        network_listeners: NetworkListeners,
         callers: CallerDirectory,
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._store = control.store
         self._replays = control.replays
         self._faults = control.faults
         self._lab = lab
         self._listeners = [lab.listener] if lab else []
-        self._network_listeners = doorway
+        self._network_listeners = network_listeners
         self._clock = control.clock
-        self._board: PublishedDocuments | WorkerPool
+        self._documents: PublishedDocuments | WorkerPool
         self._callers = callers
         self._places: dict[str, str] = {}  # VM key → where its calls come in
-        self._published_versions: dict[
-            str, PublishedVersion
-        ] = {}  # of scopes that were published again since the start
+        # Only of scopes that were published again since the start:
+        self._published_versions: dict[str, PublishedVersion] = {}
         self._server: MetadataServer | WorkerPool | None = None
         self._listener_tasks: set[asyncio.Task[None]] = set()
         self._metrics_sockets: tuple[socket.socket, ...] = ()
 
     @classmethod
-    def open(cls, settings: Settings, control: ControlPlane) -> MetadataPublisher:
-        """Bind every socket before anything is served, so that a port in use stops the start."""
-        doorway, callers = NetworkListeners(settings), CallerDirectory()
-        doorway.assign_vms(callers, control.store)
-        doorway.bind()
-        lab = _open_lab_listeners(settings, control) if settings.lab else None
-        return cls(settings, control, lab, doorway, callers)
+    def open(cls, config: PublisherConfig, control: ControlPlane) -> MetadataPublisher:
+        """Bind every socket, so that a port in use stops the start before anything is served (Rejected)."""
+        network_listeners = NetworkListeners(config.listeners, helper_socket=config.helper_socket)
+        callers = CallerDirectory()
+        network_listeners.assign_vms(callers, control.store)
+        network_listeners.bind()
+        lab = _open_lab_listeners(config, control) if config.is_lab else None
+        return cls(config, control, lab, network_listeners, callers)
 
-    async def start(self, backing: GuestBackend, windows: tuple[socket.socket, ...] = ()) -> None:
-        """`windows`: where workers show their metrics, one each."""
-        self._metrics_sockets = windows
-        server = self._server = self._new_worker_pool(backing) if self._settings.workers else self._new_server(backing)
+    async def start(self, backend: GuestBackend, metrics_sockets: tuple[socket.socket, ...] = ()) -> None:
+        """Publish all scopes, follow every commit, and serve. `metrics_sockets`: one per worker, or none."""
+        self._metrics_sockets = metrics_sockets
+        server = self._server = self._new_worker_pool(backend) if self._config.workers else self._new_server(backend)
         if isinstance(server, WorkerPool):
             await server.start_workers()
         server.observations.restore_counts(self._store.last_polls())
@@ -114,114 +134,117 @@ class MetadataPublisher:
         await server.start(self._listeners)
         await self._network_listeners.start(server)
 
-    async def listen_inside_vm(self, vm: str, sock: socket.socket) -> VmListener:
-        """Serve the VM with this key on a listening socket that it alone can reach."""
-        self._callers.assign(dedicated_attachment(vm), vm)
-        listener = VmListener(sockets=(sock,), strategy=Fixed(vm), is_loopback=False)
+    async def listen_inside_vm(self, vm_key: str, sock: socket.socket) -> VmListener:
+        """Serve a VM on a listening socket from inside it, which no other VM can reach."""
+        self._callers.assign(dedicated_attachment(vm_key), vm_key)
+        listener = VmListener(sockets=(sock,), strategy=Fixed(vm_key), is_loopback=False)
         await self._running_server.start([listener])
         return listener
 
     async def stop_listening(self, listener: VmListener) -> None:
+        """Stop to accept on a listener of `listen_inside_vm`; open connections stay."""
         await self._running_server.stop(listener)
 
     async def drain(self, timeout_s: float) -> None:
+        """Stop to accept, answer the requests in progress within `timeout_s`, and close."""
         await self._network_listeners.stop()
         await self._running_server.drain(timeout_s)
 
     async def reload_workers(self, timeout_s: float) -> None:
-        """Another process in the place of every worker; without workers there is nothing to replace."""
+        """Replace every worker process, one after the other. Does nothing without workers."""
         if isinstance(self._server, WorkerPool):
             await self._server.reload(timeout_s)
 
     async def collect_worker_reports(self) -> None:
-        """What VMs were seen to ask until now is in `observations` and `faults`, whichever process saw it."""
+        """Fetch what workers observed until now into `observations` and `faults`. Does nothing without workers."""
         if isinstance(self._server, WorkerPool):
             await self._server.collect_reports()
 
     async def wait_until_published(self) -> None:
-        """Whatever is committed is what VMs are shown, by whichever process."""
+        """Wait until every serving worker shows what is committed now, for at most a second."""
         if isinstance(self._server, WorkerPool):
             await self._server.wait_until_published()
 
     @property
     def observations(self) -> GuestObservations:
+        """The polls and deliveries of VMs, from all processes."""
         return self._running_server.observations
 
     @property
     def faults(self) -> FaultTable:
+        """The transport faults, with the requests that they affected in all processes."""
         return self._running_server.faults
 
     def describe_listeners(self) -> list[dict[str, Any]]:
-        """Where VMs call, for people."""
-        shown = []
+        """Address, port and identity strategy of each listener, as in `GET /service`."""
+        described = []
         for listener in self._listeners:
             for sock in listener.sockets:
                 address, port = sock.getsockname()[:2]
                 if self._lab and self._lab.mode is LabListenMode.DEVICE and listener is self._lab.listener:
                     address = "127.0.0.0/8"
-                shown.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
-        return shown + self._network_listeners.describe()
+                described.append({"address": address, "port": port, "identity": type(listener.strategy).__name__})
+        return described + self._network_listeners.describe()
 
     def describe_workers(self) -> list[dict[str, Any]]:
-        """The processes that serve VMs, if they are not this one."""
+        """The state of each worker process, as in `GET /service`; empty without workers."""
         return self._server.describe() if isinstance(self._server, WorkerPool) else []
 
     def request_totals(self) -> RequestTotals:
-        """What VMs asked, in all processes."""
+        """The counts of requests of VMs, summed over all processes."""
         return self._running_server.request_totals()
 
     def worker_lags(self) -> list[tuple[float, float]]:
-        """How far behind each worker is; see `Crew.behind`."""
+        """The lag and the silence of each worker, in seconds; see `WorkerPool.worker_lags`."""
         return self._server.worker_lags() if isinstance(self._server, WorkerPool) else []
 
     def lab_endpoint(self, vm: Vm) -> str:
-        """The base URL under which this VM is served to whoever tries it out here; "" on real networks."""
+        """The base URL under which a program on this machine can poll as this VM; "" on real networks."""
         if self._lab is None or not self._places.get(vm.key):
             return ""
         address, port = self._lab.endpoint(vm.lab_address)
         return f"http://{address}:{port}"
 
     def rules_for(self, location: str) -> EndpointRules:
-        """What VMs of this location are served by."""
-        rules, by_location = protocol_rules(self._settings)
-        return by_location.get(location, rules)
+        """The endpoint rules for VMs of this Azure location."""
+        return self._config.rules_by_location.get(location, self._config.rules)
 
     @property
     def _running_server(self) -> MetadataServer | WorkerPool:
         assert self._server is not None
         return self._server
 
-    def _new_server(self, backing: GuestBackend) -> MetadataServer:
-        """Everything in this process."""
-        board = self._board = PublishedDocuments(first_answer_delay_s=self._settings.first_answer_delay_s)
-        rules, by_location = protocol_rules(self._settings)
+    def _new_server(self, backend: GuestBackend) -> MetadataServer:
+        documents = self._documents = PublishedDocuments(first_answer_delay_s=self._config.first_answer_delay_s)
+        rules, by_location = self._config.rules, self._config.rules_by_location
         return MetadataServer(
-            board=board,
-            backend=backing,
+            board=documents,
+            backend=backend,
             callers=self._callers,
             rules_for=lambda location: by_location.get(location, rules),
-            limits=Limits(requests_per_s=self._settings.requests_per_s or None),
+            limits=Limits(requests_per_s=self._config.requests_per_s),
         )
 
-    def _new_worker_pool(self, backing: GuestBackend) -> WorkerPool:
-        settings = self._settings
-        rules, by_location = protocol_rules(settings)
+    def _new_worker_pool(self, backend: GuestBackend) -> WorkerPool:
+        config = self._config
         begin = messages.BeginServing(
-            rules, by_location, settings.first_answer_delay_s, settings.requests_per_s or None
+            config.rules, dict(config.rules_by_location), config.first_answer_delay_s, config.requests_per_s
         )
-        crew = WorkerPool(
-            settings.workers,
+        pool = self._documents = WorkerPool(
+            config.workers,
             begin=begin,
-            backend=backing,
+            backend=backend,
             callers=self._callers,
             clock=self._clock,
-            windows=self._metrics_sockets,
+            metrics_sockets=self._metrics_sockets,
         )
-        self._board = crew
-        return crew
+        return pool
 
     def _on_commit(self, committed: AppliedCommit) -> None:
-        """An approval, or the outcome of one VM, changes facts of an event but nothing that VMs are shown."""
+        """Publish the scopes whose document or VMs may have changed.
+
+        An approval or the outcome of one VM changes an event, but not the document.
+        """
         commit = committed.commit
         for row in {scope.id: scope for scope in commit.scopes}.values():
             if commit.requests or commit.vms or self._published_versions.get(row.id) != _published_version(row):
@@ -231,12 +254,15 @@ class MetadataPublisher:
                     self._published_versions[row.id] = _published_version(scope)
 
     def _publish(self, scope: Scope) -> None:
-        self._board.publish(scope_view(scope, self._replays.current_answer(scope)))
+        self._documents.publish(published_scope(scope, self._replays.current_answer(scope)))
         for vm in scope.vms:
             self._assign_place(vm)
 
     def _assign_place(self, vm: Vm) -> None:
-        """A removed VM keeps its seat: it is on no board, so whoever calls there is unknown."""
+        """Record where this VM calls from.
+
+        A removed VM keeps its place: no scope shows it, so its calls are those of an unknown VM.
+        """
         place = self._place_of(vm)
         old = self._places.get(vm.key, "")
         if old == place and (not place or self._callers.vm_at(place) == vm.key):
@@ -248,7 +274,7 @@ class MetadataPublisher:
         self._places[vm.key] = place
 
     def _place_of(self, vm: Vm) -> str:
-        """Where this VM's calls come in; in a lab that has to listen for each VM singly, listen for it."""
+        """Where this VM's calls come in. In a lab that needs a listener per VM, opens it; "": the VM is not served."""
         if self._lab is None:
             return vm.address
         if not vm.lab_address:
@@ -266,32 +292,20 @@ class MetadataPublisher:
         return self._lab.attachment(vm.lab_address)
 
 
-def protocol_rules(settings: Settings) -> tuple[EndpointRules, dict[str, EndpointRules]]:
-    """What the operator has set about the endpoint: usually, and where a location differs."""
-    rules = EndpointRules(
-        versions=VERSIONS,
-        header_always=settings.require_header,
-        unknown_version=settings.unknown_version,
-        iso_dates=settings.iso_dates,
-        gives_tokens=settings.identity_on_loopback,
-    )
-    return rules, {name: replace(rules, versions=versions) for name, versions in settings.versions.items()}
-
-
 def _published_version(scope: Scope) -> PublishedVersion:
-    """While this, its VMs and what is replayed to it stay the same, a scope shows the same (spec §4.2)."""
+    """Changes whenever the document changes, unless only its VMs or a replay changed (spec §4.2)."""
     return scope.epoch, scope.incarnation, scope.is_enabled
 
 
-def scope_view(scope: Scope, shown: ReplayedAnswer | None = None) -> PublishedScope:
-    """The scope's own document, or what a replay shows in its place."""
+def published_scope(scope: Scope, replayed: ReplayedAnswer | None = None) -> PublishedScope:
+    """The scope as its VMs see it: its own document, or the answer of a running replay."""
     return PublishedScope(
         scope_id=scope.id,
         enabled=scope.is_enabled,
         epoch=scope.epoch,
-        document=shown.document if shown else document_for(scope),
+        document=replayed.document if replayed else document_for(scope),
         vms={vm.key: instance_facts(vm) for vm in scope.present_vms},
-        poll_override=_replacement_answer(shown.instead) if shown and shown.instead else None,
+        poll_override=_replacement_answer(replayed.instead) if replayed and replayed.instead else None,
     )
 
 
@@ -303,8 +317,8 @@ def _replacement_answer(instead: SubstituteAnswer) -> HttpResponse | ResetConnec
     return HttpResponse(status=instead.status, headers=headers, body=instead.body)
 
 
-def _open_lab_listeners(settings: Settings, control: ControlPlane) -> LabListeners:
-    # Those of VMs that are gone too: where each has a port, the others must not move up.
+def _open_lab_listeners(config: PublisherConfig, control: ControlPlane) -> LabListeners:
+    # Removed VMs too: with one port per VM, the ports of the others must not change.
     addresses = list(dict.fromkeys(vm.lab_address for vm in control.store.vms(removed=True) if vm.lab_address))
-    ways = (LabListenMode.PORTS,) if settings.one_port_per_vm else tuple(LabListenMode)
-    return open_lab_listeners(addresses or ["127.0.0.1"], settings.port, ways=ways, setting="port")
+    modes = (LabListenMode.PORTS,) if config.one_port_per_vm else tuple(LabListenMode)
+    return open_lab_listeners(addresses or ["127.0.0.1"], config.port, modes=modes, setting="port")

@@ -1,0 +1,137 @@
+"""Serves the network listeners of the settings: opens their sockets, or receives them from `forewarn sockets`.
+
+A listener can open and close while the service runs, together with its network device or namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Protocol
+
+from forewarn.errors import NotFound, Rejected
+from forewarn.metadata import (
+    CallerDirectory,
+    ListenerChange,
+    ListenerManager,
+    ListenerSpec,
+    VmListener,
+    listener_for_socket,
+)
+from forewarn.metadata.socket_passing import SocketPacket, receive_packets_forever
+from forewarn.store.interface import Store
+from forewarn.web.directory import FleetDirectory
+
+log = logging.getLogger(__name__)
+
+
+class ListenerHost(Protocol):
+    """Accepts connections of VMs on listeners: a `MetadataServer` or a `WorkerPool`."""
+
+    async def start(self, listeners: Sequence[VmListener]) -> None:
+        """Start to accept on these listeners, in addition to those already open."""
+
+    async def stop(self, listener: VmListener) -> None:
+        """Stop to accept on this listener and close its sockets; open connections stay."""
+
+
+class NetworkListeners:
+    """The listeners of the settings, served by a `ListenerHost` from `start` to `stop`."""
+
+    def __init__(self, specs: Sequence[ListenerSpec], *, helper_socket: Path | None = None) -> None:
+        """`helper_socket`: where `forewarn sockets` passes the open sockets; None: this process opens them."""
+        self._specs_by_name = {spec.name: spec for spec in specs}
+        self._helper_socket = helper_socket
+        self._manager = ListenerManager(tuple(specs)) if helper_socket is None else None
+        self._open_listeners: dict[ListenerSpec, VmListener] = {}
+        self._changes: asyncio.Queue[ListenerChange] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def assign_vms(self, callers: CallerDirectory, store: Store) -> None:
+        """Record in `callers` which VM calls from where; Rejected if a listener names a VM that never existed."""
+        if not any(spec.assignments for spec in self._specs_by_name.values()):
+            return  # do not build the directory of the whole fleet for nothing
+        directory = FleetDirectory(store)
+        try:
+            for spec in self._specs_by_name.values():
+                for place, name in spec.assignments:
+                    callers.assign(place, _vm_key(directory, spec, name))
+        finally:
+            directory.close()
+
+    def bind(self) -> None:
+        """Bind the sockets that this process opens; Rejected if a port is in use."""
+        for change in self._manager.open_all() if self._manager else ():
+            self._changes.put_nowait(change)
+
+    async def start(self, host: ListenerHost) -> None:
+        """Serve the sockets that are bound, and follow changes of devices, namespaces and passed sockets."""
+        while not self._changes.empty():
+            await self._apply_change(host, self._changes.get_nowait())
+        watching = self._manager.run(self._changes.put_nowait) if self._manager else self._receive_sockets()
+        self._tasks = [asyncio.create_task(watching), asyncio.create_task(self._apply_changes(host))]
+
+    async def stop(self) -> None:
+        """Follow no more changes. The host still serves the listeners that are open."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Address, port, identity strategy, name and state of each listener, as in `GET /service`."""
+        return [
+            {
+                "address": spec.address,
+                "port": spec.port,
+                "identity": type(spec.strategy).__name__,
+                "name": spec.name,
+                "open": spec in self._open_listeners,
+            }
+            for spec in self._specs_by_name.values()
+        ]
+
+    async def _apply_changes(self, host: ListenerHost) -> None:
+        while True:
+            await self._apply_change(host, await self._changes.get())
+
+    async def _apply_change(self, host: ListenerHost, change: ListenerChange) -> None:
+        before = self._open_listeners.pop(change.spec, None)
+        if change.listener is not None:
+            try:
+                await host.start([change.listener])
+                self._open_listeners[change.spec] = change.listener
+            except OSError as error:  # the device disappeared in the same moment: another change follows
+                log.warning("the listener on %s cannot be served: %s", change.spec.name, error)
+        if before is not None:
+            await host.stop(before)
+
+    async def _receive_sockets(self) -> None:
+        assert self._helper_socket is not None
+        async with aclosing(receive_packets_forever(self._helper_socket)) as packets:
+            async for packet in packets:
+                self._on_packet(packet)
+
+    def _on_packet(self, packet: SocketPacket) -> None:
+        spec = self._specs_by_name.get(packet.listener_name)
+        if spec is not None:
+            listener = listener_for_socket(spec, packet.sock) if packet.sock else None
+            self._changes.put_nowait(ListenerChange(spec, listener))
+            return
+        log.warning("`forewarn sockets` sent a socket for %s, which is not in the settings", packet.listener_name)
+        if packet.sock is not None:
+            packet.sock.close()
+
+
+def _vm_key(directory: FleetDirectory, spec: ListenerSpec, name: str) -> str:
+    try:
+        return directory.find_any(name).key
+    except NotFound:
+        raise Rejected(
+            f"the listener on {spec.name} is for VM {name!r}, which the fleet does not have: "
+            "add the VM to the fleet first, or correct the listener"
+        ) from None
+    except Rejected as error:
+        raise Rejected(f"the listener on {spec.name}: {error}") from error
