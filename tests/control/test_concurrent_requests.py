@@ -1,4 +1,4 @@
-"""Things asked for at the same moment, while the store takes its time: none undoes another."""
+"""Concurrent requests on a slow store: none undoes another. Also limits of time and of the executor."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.mark.parametrize("speed_first", [False, True])
 def test_a_speed_set_while_the_clock_is_advanced_moves_no_time_back(world: World, speed_first: bool) -> None:
     """Spec §12: the offset is stored, and never moves back."""
-    labtime = world.control.lab_clock
+    lab_clock = world.control.lab_clock
     before = world.now
 
     async def both() -> None:
-        asked = [labtime.advance(7 * DAY_S), labtime.set_speed(60)]
-        await asyncio.gather(*(reversed(asked) if speed_first else asked))
+        calls = [lab_clock.advance(7 * DAY_S), lab_clock.set_speed(60)]
+        await asyncio.gather(*(reversed(calls) if speed_first else calls))
 
     world.do(both())
 
@@ -48,28 +48,28 @@ def test_a_speed_set_while_the_clock_is_advanced_moves_no_time_back(world: World
     assert (setting.lab_at, setting.speed) == (before + 7 * DAY_S, 60)
 
 
-def test_a_vm_whose_poll_is_held_counts_as_polling_while_days_are_skipped() -> None:
-    """Spec §12, §4.4: a request may be held for 300 s, and whoever waits so long has not fallen silent."""
-    small = World(hosts=[a_host("h1")], vms=[a_vm("web-0")], policy=Policy())
-    vm = small.vm("web-0")
-    small.do(small.control.guests.enable_scope_of(vm.key))
-    asked = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=small.now, version="2020-07-01", count=1)
-    small.do(small.store.record_observations([asked], []))
-    small.clock.apply_setting(ClockSetting(lab_at=small.now + 299, real_at=0.0, speed=0.0))
+def test_a_vm_whose_poll_is_held_counts_as_polling_while_the_clock_skips_days() -> None:
+    """Spec §12, §4.4: a poll may be held for 300 s, and its VM counts as polling for that long."""
+    world = World(hosts=[a_host("h1")], vms=[a_vm("web-0")], policy=Policy())
+    vm = world.vm("web-0")
+    world.do(world.control.guests.enable_scope_of(vm.key))
+    last_poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=world.now, version="2020-07-01", count=1)
+    world.do(world.store.record_observations([last_poll], []))
+    world.clock.apply_setting(ClockSetting(lab_at=world.now + 299, real_at=0.0, speed=0.0))
 
-    small.advance(2 * DAY_S)
+    world.advance(2 * DAY_S)
 
-    assert small.scope("web-0").is_enabled
-    small.close()
+    assert world.scope("web-0").is_enabled
+    world.close()
 
 
-def test_an_id_that_is_no_text_was_never_an_event(world: World) -> None:
-    """Spec §5.2: 400, not a mistake of ours; JSON can spell half of a character, and no store can look for it."""
+def test_an_event_id_that_is_not_valid_text_is_unknown(world: World) -> None:
+    """Spec §5.2: 400, not 500. JSON can contain a lone surrogate, which no store can look up."""
     assert world.approve("web-0", "\ud800") == "\ud800"
 
 
 def test_a_rollout_longer_than_the_history_is_kept_reaches_every_vm_once() -> None:
-    """Spec §6.2: update domain by update domain; what was pruned meanwhile is not begun again."""
+    """Spec §6.2: update domain by update domain; VMs whose old events are pruned are not repeated."""
     numbers = range(5)
     world = World(
         hosts=[a_host(f"h{number}") for number in numbers],
@@ -90,10 +90,10 @@ def test_a_rollout_longer_than_the_history_is_kept_reaches_every_vm_once() -> No
     world.close()
 
 
-def test_an_executor_that_has_its_hands_full_asks_for_no_turn_before_it_has_one_free() -> None:
-    """Otherwise the loop would spin for as long as the acts take."""
+def test_a_full_executor_has_no_due_time_until_an_act_ends() -> None:
+    """Otherwise the reconciler would spin for as long as the acts take."""
 
-    class Slow:
+    class SlowHypervisor:
         def __init__(self) -> None:
             self.ended = asyncio.Event()
 
@@ -104,25 +104,25 @@ def test_an_executor_that_has_its_hands_full_asks_for_no_turn_before_it_has_one_
         async def close(self) -> None:
             pass
 
-    async def story(event: Event) -> None:
-        hypervisor = Slow()
-        executor = ActExecutor(hypervisor=hypervisor, clock=small.clock, wake=lambda: None, max_concurrent=1)
+    async def scenario(event: Event) -> None:
+        hypervisor = SlowHypervisor()
+        executor = ActExecutor(hypervisor=hypervisor, clock=world.clock, wake=lambda: None, max_concurrent=1)
         executor.add_acts(event)
-        assert executor.next_due_at() == small.now
+        assert executor.next_due_at() == world.now
         assert executor.start_due_acts()
         assert executor.next_due_at() is None
         hypervisor.ended.set()
         await executor.wait_for_any()
-        assert executor.next_due_at() == small.now
+        assert executor.next_due_at() == world.now
         await executor.close()
 
-    small = World(hosts=[a_host("h1")], vms=[a_vm("web-0"), a_vm("web-1")])
-    (started, other) = small.ask(RequestedOperation.POWER_OFF, "web-0", "web-1")
+    world = World(hosts=[a_host("h1")], vms=[a_vm("web-0"), a_vm("web-1")])
+    (started, other) = world.ask(RequestedOperation.POWER_OFF, "web-0", "web-1")
     acts = tuple(act for event in (started, other) for act in event.acts)
     assert len(acts) == 2
-    small.do(story(_owing(started, acts)))
-    small.close()
+    world.do(scenario(_with_unfinished_acts(started, acts)))
+    world.close()
 
 
-def _owing(event: Event, acts: tuple[Act, ...]) -> Event:
+def _with_unfinished_acts(event: Event, acts: tuple[Act, ...]) -> Event:
     return replace(event, status=EventState.STARTED, acts=tuple(replace(act, outcome=None) for act in acts))

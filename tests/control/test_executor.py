@@ -1,4 +1,4 @@
-"""Acts that are owed get performed: none forgotten, none begun again while its outcome waits to be recorded."""
+"""The executor performs each act once: none is lost, none is repeated before its outcome is stored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forewarn.hypervisor.interface import ActDone, ActNotTried, ActUnderWay
 Answer = Callable[[Act], ActDone | ActUnderWay]
 
 
-class Hands:
-    """A hypervisor that keeps count, and answers as it is told to."""
+class FakeHypervisor:
+    """A hypervisor that records the acts and answers with a function of the test."""
 
     def __init__(self, answer: Answer) -> None:
         self.performed: list[str] = []
@@ -48,89 +48,90 @@ def an_event(*names: str) -> Event:
     )
 
 
-def an_executor(hands: Hands, retry: ActRetryPolicy | None = None) -> ActExecutor:
+def an_executor(hypervisor: FakeHypervisor, retry: ActRetryPolicy | None = None) -> ActExecutor:
     clock = LabClock(ClockSetting(lab_at=0.0, real_at=0.0, speed=0.0), real=lambda: 0.0)
-    return ActExecutor(hypervisor=hands, clock=clock, wake=lambda: None, retry=retry or ActRetryPolicy())
+    return ActExecutor(hypervisor=hypervisor, clock=clock, wake=lambda: None, retry=retry or ActRetryPolicy())
 
 
-async def work_through(executor: ActExecutor) -> None:
+async def perform_all(executor: ActExecutor) -> None:
+    """Start all due acts, and wait until none is running."""
     executor.start_due_acts()
     while executor.running_acts:
         await executor.wait_for_any()
 
 
 def test_an_act_whose_outcome_waits_to_be_recorded_is_not_performed_again() -> None:
-    """Another act of the event was recorded meanwhile, and the event as committed still owes this one."""
+    """Another act of the event was stored meanwhile, and in that commit this act is still unfinished."""
 
-    async def story() -> None:
-        hands = Hands(lambda act: ActDone(ok=True))
-        executor = an_executor(hands)
+    async def scenario() -> None:
+        hypervisor = FakeHypervisor(lambda act: ActDone(ok=True))
+        executor = an_executor(hypervisor)
         executor.add_acts(an_event("a"))
-        await work_through(executor)
+        await perform_all(executor)
 
         executor.add_acts(an_event("a"))
-        await work_through(executor)
+        await perform_all(executor)
 
-        assert hands.performed == ["E:a"]
+        assert hypervisor.performed == ["E:a"]
         assert [act.id for act, _ in executor.take_outcomes()] == ["E:a"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_was_recorded_is_forgotten_here() -> None:
-    """Nothing is kept of acts for good: once the store has the outcome, only the store says what is owed."""
+def test_an_executor_forgets_an_act_once_its_outcome_is_stored() -> None:
+    """From then on only the store says which acts are unfinished, so the executor needs no memory of it."""
 
-    async def story() -> None:
-        hands = Hands(lambda act: ActDone(ok=True))
-        executor = an_executor(hands)
+    async def scenario() -> None:
+        hypervisor = FakeHypervisor(lambda act: ActDone(ok=True))
+        executor = an_executor(hypervisor)
         event = an_event("a")
         executor.add_acts(event)
-        await work_through(executor)
+        await perform_all(executor)
         ((act, outcome),) = executor.take_outcomes()
 
         executor.add_acts(replace(event, acts=(replace(act, outcome=outcome),)))
         executor.add_acts(event)
-        await work_through(executor)
+        await perform_all(executor)
 
-        assert hands.performed == ["E:a", "E:a"]
+        assert hypervisor.performed == ["E:a", "E:a"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_trouble_of_our_own_does_not_count_as_a_try() -> None:
-    """A full disk kept the act from being tried at all: however long it lasts, the act is still owed."""
+def test_an_act_that_was_not_tried_does_not_count_as_an_attempt() -> None:
+    """A full disk can prevent the attempt; however long that lasts, the act stays unfinished."""
 
     def refuse(act: Act) -> ActDone | ActUnderWay:
         raise ActNotTried("the disk is full")
 
-    async def story() -> None:
-        executor = an_executor(Hands(refuse), ActRetryPolicy(max_attempts=2, first_delay_s=0))
+    async def scenario() -> None:
+        executor = an_executor(FakeHypervisor(refuse), ActRetryPolicy(max_attempts=2, first_delay_s=0))
         executor.add_acts(an_event("a"))
         for _ in range(10):
-            await work_through(executor)
+            await perform_all(executor)
         assert executor.take_outcomes() == []
-        assert {setback.reason for setback in executor.take_failed_attempts()} == {"the disk is full"}
+        assert {attempt.reason for attempt in executor.take_failed_attempts()} == {"the disk is full"}
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("tries", [1, 3])
-def test_a_hypervisor_that_hangs_is_given_up_on_after_its_tries(tries: int) -> None:
-    class Hung(Hands):
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_an_act_fails_when_its_hypervisor_hangs_in_every_attempt(attempts: int) -> None:
+    class HangingHypervisor(FakeHypervisor):
         async def perform(self, act: Act, now: float) -> ActDone | ActUnderWay:
             self.performed.append(act.id)
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def story() -> tuple[list[str], list[ActOutcome]]:
-        hands = Hung(lambda act: ActDone(ok=True))
-        executor = an_executor(hands, ActRetryPolicy(max_attempts=tries, first_delay_s=0, timeout_s=0.01))
+    async def scenario() -> tuple[list[str], list[ActOutcome]]:
+        hypervisor = HangingHypervisor(lambda act: ActDone(ok=True))
+        executor = an_executor(hypervisor, ActRetryPolicy(max_attempts=attempts, first_delay_s=0, timeout_s=0.01))
         executor.add_acts(an_event("a"))
-        for _ in range(tries):
-            await work_through(executor)
-        return hands.performed, [outcome for _, outcome in executor.take_outcomes()]
+        for _ in range(attempts):
+            await perform_all(executor)
+        return hypervisor.performed, [outcome for _, outcome in executor.take_outcomes()]
 
-    performed, (outcome,) = asyncio.run(story())
-    assert len(performed) == tries
+    performed, (outcome,) = asyncio.run(scenario())
+    assert len(performed) == attempts
     assert not outcome.ok
-    assert outcome.note == f"no answer within 0.01 s (tried {tries} times)"
+    assert outcome.note == f"no answer within 0.01 s (tried {attempts} times)"

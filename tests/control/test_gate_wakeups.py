@@ -1,4 +1,4 @@
-"""Gates that somebody is not ready behind go back to sleep together, and none of them sleeps through a change."""
+"""Gates with events that are not ready: their wake-ups are saved in one commit, and none misses a change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.world import World, a_host, a_vm
 HOSTS = ("h1", "h2", "h3")
 
 
-class Watched(MemoryStore):
-    """Keeps the gates of every commit that puts some to sleep; wakes one at the last moment, if it is told to."""
+class GateRecordingStore(MemoryStore):
+    """Records the gates of every commit that only saves wake-ups; wakes gate `wake_first` right before one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.put_to_sleep: list[tuple[Gate, ...]] = []
+        self.saved_gates: list[tuple[Gate, ...]] = []
         self.wake_first = ""
 
     async def commit(self, commit: Commit) -> int:
@@ -24,16 +24,16 @@ class Watched(MemoryStore):
             if self.wake_first and any(gate.id == self.wake_first for gate in commit.gates):
                 gate_id, self.wake_first = self.wake_first, ""
                 await super().commit(Commit(wake_gates=(gate_id,)))
-            self.put_to_sleep.append(commit.gates)
+            self.saved_gates.append(commit.gates)
         return await super().commit(commit)
 
 
-def _one_of_two_approves_everywhere(store: Watched) -> World:
+def _approve_one_of_two_vms_per_host(store: GateRecordingStore) -> World:
     vms = [a_vm(f"{host}-{n}", host=host) for host in HOSTS for n in (0, 1)]
     world = World(store=store, hosts=[a_host(host) for host in HOSTS], vms=vms)
     world.do(world.control.requests.start_rollout(Rollout(impact=RolloutImpact.UPDATE, hosts=HOSTS), who="ann"))
     world.settle()
-    store.put_to_sleep.clear()
+    store.saved_gates.clear()
     for host in HOSTS:
         _approve(world, f"{host}-0")
     return world
@@ -44,18 +44,18 @@ def _approve(world: World, vm: str) -> None:
     world.do(world.control.guests.approve(world.vm(vm).key, (event.id,)))
 
 
-def test_they_are_put_to_sleep_in_one_commit() -> None:
-    store = Watched()
-    world = _one_of_two_approves_everywhere(store)
+def test_gates_that_are_not_ready_are_saved_in_one_commit() -> None:
+    store = GateRecordingStore()
+    world = _approve_one_of_two_vms_per_host(store)
     world.settle()
-    assert [len(gates) for gates in store.put_to_sleep] == [3]
+    assert [len(gates) for gates in store.saved_gates] == [3]
     assert store.due_gates(world.now) == []
     world.close()
 
 
-def test_one_that_is_woken_meanwhile_stays_awake_and_the_others_sleep() -> None:
-    store = Watched()
-    world = _one_of_two_approves_everywhere(store)
+def test_a_gate_that_is_woken_meanwhile_stays_due_and_the_others_do_not() -> None:
+    store = GateRecordingStore()
+    world = _approve_one_of_two_vms_per_host(store)
     woken, *others = store.due_gates(world.now)
     store.wake_first = woken.id
     world.do(world.control.reconciler.reconcile())
@@ -66,8 +66,8 @@ def test_one_that_is_woken_meanwhile_stays_awake_and_the_others_sleep() -> None:
     world.close()
 
 
-def test_once_everybody_has_approved_the_events_start() -> None:
-    world = _one_of_two_approves_everywhere(Watched())
+def test_the_events_of_a_host_start_once_all_are_approved() -> None:
+    world = _approve_one_of_two_vms_per_host(GateRecordingStore())
     world.settle()
     assert {event.status for event in world.events()} == {EventState.SCHEDULED}
     _approve(world, "h2-1")

@@ -1,4 +1,4 @@
-"""The lab's clock as it is stored: it never moves back, whatever the wall clock under it does (spec §12)."""
+"""The stored lab clock: it never goes back, even if the wall clock does (spec §12)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from forewarn.control.lab_clock import load_clock_setting
 from tests.support.world import World, a_host, a_vm
 
 
-def test_a_wall_clock_that_is_set_back_between_two_runs_takes_no_lab_time_back() -> None:
+def test_lab_time_does_not_go_back_when_the_wall_clock_is_set_back_between_two_runs() -> None:
     world = World(hosts=[a_host("h1")], vms=[a_vm("web-0")])
     world.advance(3600)
     world.do(world.control.lab_clock.save_position())
@@ -20,7 +20,7 @@ def test_a_wall_clock_that_is_set_back_between_two_runs_takes_no_lab_time_back()
     world.close()
 
 
-def test_time_goes_on_where_it_was_anchored() -> None:
+def test_lab_time_continues_from_its_saved_position() -> None:
     world = World(hosts=[a_host("h1")], vms=[a_vm("web-0")])
     world.do(world.control.lab_clock.set_speed(2.0))
     world.do(world.control.lab_clock.save_position())

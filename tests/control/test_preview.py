@@ -220,7 +220,8 @@ def test_a_preview_names_the_events_that_would_be_withdrawn(worlds: list[World])
     assert result.sentences == (
         "1 event over 1 VM, published at once.",
         f"It replaces 1 pending event, which would be withdrawn: {restart.id}.",
-        "Without approvals, and if every act takes its usual time, everything is done in 12 min; approvals make it faster.",
+        "Without approvals, and if every act takes its usual time, everything is done in 12 min; "
+        "approvals make it faster.",
     )
 
 

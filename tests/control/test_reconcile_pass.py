@@ -1,4 +1,4 @@
-"""A turn does everything that is due, whatever goes wrong with a part of it."""
+"""A reconcile pass does everything that is due, even if a part of it fails."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from forewarn.store.memory import MemoryStore
 from tests.support.world import World, a_host, a_vm
 
 
-class Grudging(MemoryStore):
-    """A store that has something against one scope, once it is told to."""
+class FailingScopeStore(MemoryStore):
+    """A store that fails commits of the scope `failing_scope`."""
 
-    against = ""
+    failing_scope = ""
 
     async def commit(self, commit: Commit) -> int:
-        if self.against and any(scope.id == self.against for scope in commit.scopes):
-            raise RuntimeError("not this one")
+        if self.failing_scope and any(scope.id == self.failing_scope for scope in commit.scopes):
+            raise RuntimeError("this scope fails")
         return await super().commit(commit)
 
 
-def test_trouble_with_one_scope_keeps_no_other_from_its_turn() -> None:
-    store = Grudging()
+def test_an_error_in_one_scope_does_not_block_the_others() -> None:
+    store = FailingScopeStore()
     world = World(store=store, hosts=[a_host("h1")], vms=[a_vm("bad"), a_vm("good")])
     events = {name: world.ask(RequestedOperation.RESTART, name)[0] for name in ("bad", "good")}
     for name in events:
         world.do(world.control.guests.approve(world.vm(name).key, (events[name].id,)))
-    store.against = world.scope("bad").id
+    store.failing_scope = world.scope("bad").id
 
-    with pytest.raises(RuntimeError, match="not this one"):
+    with pytest.raises(RuntimeError, match="this scope fails"):
         world.settle()
 
     assert world.store.event(events["good"].id).status is EventState.STARTED  # type: ignore[union-attr]
     assert [effect.vm for effect in world.ledger.effects()] == ["sub/lab/good"]
 
-    store.against = ""
+    store.failing_scope = ""
     world.advance(60)
     assert {event.status for event in world.events()} == {EventState.OVER}
     world.close()

@@ -1,4 +1,4 @@
-"""Settings of VMs that exist: changed for all of them or for none, on what they are now."""
+"""Changes of VM settings: for all VMs or for none, on top of their current state."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def amend(world: World, vms: list[Vm], **settings: object) -> None:
-    amendment = VmSettingsChange(**settings)  # type: ignore[arg-type]
-    world.do(world.control.fleet.update_settings(vms, amendment, called="them", who="ann"))
+def update(world: World, vms: list[Vm], **settings: object) -> None:
+    change = VmSettingsChange(**settings)  # type: ignore[arg-type]
+    world.do(world.control.fleet.update_settings(vms, change, called="them", who="ann"))
 
 
-def test_what_happened_to_a_vm_meanwhile_is_not_undone(world: World) -> None:
+def test_a_settings_change_does_not_undo_what_happened_to_the_vm_meanwhile(world: World) -> None:
     as_it_was = world.vm("db")
     world.ask(RequestedOperation.POWER_OFF, "db")
     world.advance(60)
-    amend(world, [as_it_was], terminate_notice_min=7)
+    update(world, [as_it_was], terminate_notice_min=7)
     assert (world.vm("db").power, world.vm("db").terminate_notice_min) == (PowerState.STOPPED, 7)
 
 
 def test_vms_of_several_scopes_change_in_one_transaction(world: World) -> None:
     pool, before = [world.vm("pool_0"), world.vm("pool_1")], world.store.last_seq()
     with pytest.raises(Refused, match="'spot' is Spot"):
-        amend(world, [*pool, world.vm("spot")], terminate_notice_min=7)
+        update(world, [*pool, world.vm("spot")], terminate_notice_min=7)
     assert (world.vm("pool_0"), world.store.last_seq()) == (pool[0], before)
-    amend(world, pool, terminate_notice_min=7, os_image_notice_min=15)
+    update(world, pool, terminate_notice_min=7, os_image_notice_min=15)
     assert world.transcript(after=before) == (
         "05 12:00:00 fleet      ann set the terminate notice of them to 7 min, the OS image notice to 15 min"
     )
 
 
-def test_a_scope_has_one_policy(world: World) -> None:
-    """A scale set of one placement group: neither of its instances has a policy of its own."""
+def test_the_vms_of_a_scope_share_one_approval_policy(world: World) -> None:
+    """In a scale set of one placement group no instance has a policy of its own."""
     pair = [a_vm(f"two_{n}", scale_set="two", placement_group="pg-0") for n in range(2)]
     other = World(vms=pair, hosts=[a_host("h1")])
     with pytest.raises(Refused, match="'two_1' is in scale set 'two' and has no policy of its own"):
-        amend(other, [other.vm("two_1")], approve_restart=True)
-    amend(other, [other.vm("two_0"), other.vm("two_1")], approve_restart=True)
+        update(other, [other.vm("two_1")], approve_restart=True)
+    update(other, [other.vm("two_0"), other.vm("two_1")], approve_restart=True)
     assert other.vm("two_1").auto_approve.restart
     other.close()
 
 
-def test_tags_that_are_not_named_stay(world: World) -> None:
-    amend(world, [world.vm("db")], tags={"a": "1", "b": "2"})
-    amend(world, [world.vm("db")], tags={"c": "3"}, untagged=("a",))
+def test_a_change_of_tags_keeps_the_tags_that_it_does_not_name(world: World) -> None:
+    update(world, [world.vm("db")], tags={"a": "1", "b": "2"})
+    update(world, [world.vm("db")], tags={"c": "3"}, untagged=("a",))
     assert world.vm("db").tags == {"b": "2", "c": "3"}
 
 
-def test_nothing_to_change_is_no_news(world: World) -> None:
+def test_an_empty_change_writes_no_history(world: World) -> None:
     before = world.store.last_seq()
-    amend(world, [world.vm("db")])
+    update(world, [world.vm("db")])
     assert world.store.last_seq() == before
 
 
-def test_who_is_never_quick_enough_is_told_to_ask_again(world: World) -> None:
+def test_a_change_that_always_conflicts_says_to_try_again(world: World) -> None:
     assert isinstance(world.store, MemoryStore)
     for _ in range(20):
-        world.store.fail_next(Conflict("somebody was quicker"))
+        world.store.fail_next(Conflict("another writer was first"))
     with pytest.raises(Conflict, match="try again"):
-        amend(world, [world.vm("db")], terminate_notice_min=7)
-    amend(world, [world.vm("db")], terminate_notice_min=7)
+        update(world, [world.vm("db")], terminate_notice_min=7)
+    update(world, [world.vm("db")], terminate_notice_min=7)
     assert world.vm("db").terminate_notice_min == 7

@@ -1,4 +1,4 @@
-"""A process that commits until it is killed, and says on its output which commits were acknowledged."""
+"""A program that commits until it is killed, and prints each commit that the store has acknowledged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forewarn.store import SqliteStore
 CALLERS = 8
 
 
-async def commit_for_ever(store: SqliteStore, scope_id: str) -> None:
+async def commit_forever(store: SqliteStore, scope_id: str) -> None:
     while True:
         scope = store.scope(scope_id) or Scope(id=scope_id)
         text = f"{scope_id}:{scope.version + 1}"
@@ -26,7 +26,7 @@ async def commit_for_ever(store: SqliteStore, scope_id: str) -> None:
 
 async def main(path: Path) -> None:
     store = SqliteStore.open(path)
-    await asyncio.gather(*(commit_for_ever(store, f"s{number}") for number in range(CALLERS)))
+    await asyncio.gather(*(commit_forever(store, f"s{number}") for number in range(CALLERS)))
 
 
 if __name__ == "__main__":

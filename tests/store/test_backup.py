@@ -1,4 +1,4 @@
-"""A backup is consistent while work goes on, and restoring one loses neither it nor what was there before."""
+"""Backups are consistent while the store is in use; a restore keeps the backup and the old store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def content(path: Path) -> tuple[list[Scope | None], int]:
     return asyncio.run(read())
 
 
-def a_store(path: Path, commits: int) -> None:
+def create_store(path: Path, commits: int) -> None:
     async def write() -> None:
         store = SqliteStore.open(path)
         for _ in range(commits):
@@ -45,23 +45,23 @@ def a_store(path: Path, commits: int) -> None:
 
 
 def test_a_backup_taken_under_load_is_consistent(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
-        enough = asyncio.Event()
+        stop = asyncio.Event()
 
         async def work(scope_id: str) -> None:
-            while not enough.is_set():
+            while not stop.is_set():
                 await commit_once(store, scope_id)
 
         workers = [asyncio.create_task(work(f"s{n}")) for n in range(8)]
         for number in range(5):
             await commit_once(store)
             await store.back_up(tmp_path / f"backup-{number}.db")
-        enough.set()
+        stop.set()
         await asyncio.gather(*workers)
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     for number in range(5):
         scopes, entries = content(tmp_path / f"backup-{number}.db")
         assert sum(scope.version for scope in scopes if scope) == entries
@@ -69,7 +69,7 @@ def test_a_backup_taken_under_load_is_consistent(tmp_path: Path) -> None:
 
 
 def test_a_backup_is_one_file_and_overwrites_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
         backups = tmp_path / "backups"
         backups.mkdir()
@@ -83,19 +83,19 @@ def test_a_backup_is_one_file_and_overwrites_nothing(tmp_path: Path) -> None:
             await store.back_up(tmp_path / "nowhere" / "two.db")
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_memory_store_says_that_it_cannot_be_backed_up(tmp_path: Path) -> None:
+def test_a_memory_store_cannot_be_backed_up(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="in memory only"):
         asyncio.run(MemoryStore().back_up(tmp_path / "backup.db"))
 
 
-def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path) -> None:
-    """Spec §4.3: a tag of the future that was lost matches nothing afterwards."""
+def test_a_restored_store_has_all_content_and_a_new_epoch(tmp_path: Path) -> None:
+    """Spec §4.3: an ETag from the lost history matches nothing after the restore."""
     path, backup = tmp_path / "store.db", tmp_path / "backup.db"
 
-    async def live() -> Scope | None:
+    async def use_store() -> Scope | None:
         store = SqliteStore.open(path)
         await commit_once(store)
         await store.commit(Commit(vms=(sample_vm("a"),), events=(sample_event("E", scope_id="s"),)))
@@ -105,7 +105,7 @@ def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path)
         await store.close()
         return kept
 
-    kept = asyncio.run(live())
+    kept = asyncio.run(use_store())
     assert kept is not None
 
     aside = restore_backup(backup, path, now=NOW)
@@ -117,9 +117,9 @@ def test_a_restored_store_has_everything_and_an_epoch_of_its_own(tmp_path: Path)
     assert content(aside)[1] == 2
 
 
-def test_each_restore_of_one_backup_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+def test_each_restore_of_a_backup_gets_a_new_epoch(tmp_path: Path) -> None:
     path, backup = tmp_path / "store.db", tmp_path / "backup.db"
-    a_store(backup, 1)
+    create_store(backup, 1)
     epochs = []
     for now in (NOW, NOW, 0.0):
         restore_backup(backup, path, now=now)
@@ -131,15 +131,15 @@ def test_each_restore_of_one_backup_has_an_epoch_of_its_own(tmp_path: Path) -> N
     ]
 
 
-def test_a_store_can_be_restored_where_none_was(tmp_path: Path) -> None:
-    a_store(tmp_path / "backup.db", 2)
+def test_a_backup_can_be_restored_where_no_store_exists(tmp_path: Path) -> None:
+    create_store(tmp_path / "backup.db", 2)
     assert restore_backup(tmp_path / "backup.db", tmp_path / "store.db", now=NOW) is None
     assert content(tmp_path / "store.db")[1] == 2
 
 
-def test_a_damaged_store_is_moved_aside_as_it_is(tmp_path: Path) -> None:
+def test_a_restore_moves_a_damaged_store_aside_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    a_store(tmp_path / "backup.db", 2)
+    create_store(tmp_path / "backup.db", 2)
     path.write_bytes(b"damaged")
     aside = restore_backup(tmp_path / "backup.db", path, now=NOW)
     assert aside is not None
@@ -147,10 +147,10 @@ def test_a_damaged_store_is_moved_aside_as_it_is(tmp_path: Path) -> None:
     assert content(path)[1] == 2
 
 
-def test_what_a_crash_left_in_the_log_goes_aside_with_its_store(tmp_path: Path) -> None:
+def test_a_restore_moves_the_log_of_a_crashed_store_aside_with_it(tmp_path: Path) -> None:
     path, crashed = tmp_path / "store.db", tmp_path / "crashed" / "store.db"
     crashed.parent.mkdir()
-    a_store(tmp_path / "backup.db", 2)
+    create_store(tmp_path / "backup.db", 2)
 
     async def crash() -> None:
         store = SqliteStore.open(path)
@@ -170,9 +170,9 @@ def test_what_a_crash_left_in_the_log_goes_aside_with_its_store(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("junk", [b"", b"no store"])
-def test_a_file_that_is_no_backup_is_refused_and_the_store_stays(tmp_path: Path, junk: bytes) -> None:
+def test_a_restore_rejects_a_file_that_is_not_a_backup_and_keeps_the_store(tmp_path: Path, junk: bytes) -> None:
     path, source = tmp_path / "store.db", tmp_path / "junk.db"
-    a_store(path, 3)
+    create_store(path, 3)
     source.write_bytes(junk)
     before = path.read_bytes()
     with pytest.raises(Rejected, match=r"junk\.db"):
@@ -181,23 +181,23 @@ def test_a_file_that_is_no_backup_is_refused_and_the_store_stays(tmp_path: Path,
     assert sorted(p.name for p in tmp_path.iterdir()) == ["junk.db", "store.db"]
 
 
-def test_backups_made_at_once_to_one_name_give_one_backup(tmp_path: Path) -> None:
-    async def story() -> list[object]:
+def test_concurrent_backups_to_one_name_give_one_backup(tmp_path: Path) -> None:
+    async def scenario() -> list[object]:
         store = SqliteStore.open(tmp_path / "store.db")
         await commit_once(store)
         made = await asyncio.gather(*(store.back_up(tmp_path / "copy.db") for _ in range(4)), return_exceptions=True)
         await store.close()
         return list(made)
 
-    made = asyncio.run(story())
+    made = asyncio.run(scenario())
     assert made.count(None) == 1
     assert sum(isinstance(one, Refused) for one in made) == 3
     assert content(tmp_path / "copy.db") == content(tmp_path / "store.db")
 
 
-def test_a_backup_touches_no_file_but_its_own(tmp_path: Path) -> None:
-    a_store(tmp_path / "store.db", commits=1)
-    (tmp_path / "copy.db.partial").write_text("somebody else's")
+def test_a_backup_overwrites_no_other_file(tmp_path: Path) -> None:
+    create_store(tmp_path / "store.db", commits=1)
+    (tmp_path / "copy.db.partial").write_text("another program's")
     write_backup(tmp_path / "store.db", tmp_path / "copy.db")
-    assert (tmp_path / "copy.db.partial").read_text() == "somebody else's"
+    assert (tmp_path / "copy.db.partial").read_text() == "another program's"
     assert sorted(path.name for path in tmp_path.iterdir() if "copy" in path.name) == ["copy.db", "copy.db.partial"]

@@ -1,4 +1,4 @@
-"""Both stores keep the contract that every store must keep."""
+"""Both implementations of `Store` pass the conformance suite."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forewarn.store import MemoryStore, SqliteStore
 
 class TestMemoryStore(StoreConformance):
     @pytest.fixture(autouse=True)
-    def _with_a_memory_of_its_own(self) -> None:
+    def _new_store(self) -> None:
         self.last = MemoryStore()
 
     def open(self) -> MemoryStore:
@@ -22,7 +22,7 @@ class TestMemoryStore(StoreConformance):
 
 class TestSqliteStore(StoreConformance):
     @pytest.fixture(autouse=True)
-    def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
+    def _new_path(self, tmp_path: Path) -> None:
         self.path = tmp_path / "forewarn.db"
 
     def open(self) -> SqliteStore:

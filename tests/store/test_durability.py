@@ -1,4 +1,4 @@
-"""What was acknowledged survives the process that acknowledged it (spec §5.3: durable before the 200 is sent)."""
+"""Acknowledged commits survive a kill of the process (spec §5.3: durable before the 200 is sent)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ COMMITTER = Path(__file__).with_name("commit_until_killed.py")
 
 
 def acknowledged_before_the_kill(path: Path, lines: int) -> list[str]:
-    """Let a process commit, kill it once it has acknowledged this many, and return all it acknowledged."""
+    """Start the program, kill it once it has printed this many commits, and return all it printed."""
     child = subprocess.Popen([sys.executable, str(COMMITTER), str(path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     with child, child.stdout:
-        said = [child.stdout.readline() for _ in range(lines)]
+        printed = [child.stdout.readline() for _ in range(lines)]
         child.kill()
-        said += child.stdout.readlines()
-    # The last line may have been cut off by the kill.
-    return [line.strip() for line in said if line.endswith("\n")]
+        printed += child.stdout.readlines()
+    # The kill may have cut off the last line.
+    return [line.strip() for line in printed if line.endswith("\n")]
 
 
-def test_a_kill_at_any_moment_loses_nothing_acknowledged(tmp_path: Path) -> None:
+def test_a_kill_at_any_time_loses_no_acknowledged_commit(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     moments = random.Random(20170301)
     acknowledged: list[str] = []

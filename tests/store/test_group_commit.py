@@ -1,4 +1,4 @@
-"""Many callers share one commit, and none of them pays for another's conflict."""
+"""Concurrent writes share one transaction, and a conflict of one does not affect the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forewarn.store import SqliteStore, sqlite_file
 from forewarn.store.writer_thread import WriterThread
 
 
-def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_conflict_fails_only_its_own_commit(tmp_path: Path) -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
         await store.commit(Commit(scopes=tuple(Scope(id=f"s{n}") for n in range(64))))
 
@@ -41,11 +41,11 @@ def test_a_conflict_hits_only_its_own_caller(tmp_path: Path) -> None:
         assert kept == [f"s{number}" for number in range(64) if number % 9]
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_of_two_that_decided_on_the_same_version_one_wins(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_one_of_several_commits_on_the_same_version_wins(tmp_path: Path) -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
         commits = [store.commit(Commit(scopes=(Scope(id="s", epoch=number),))) for number in range(8)]
         answers = await asyncio.gather(*commits, return_exceptions=True)
@@ -53,7 +53,7 @@ def test_of_two_that_decided_on_the_same_version_one_wins(tmp_path: Path) -> Non
         assert store.scope("s") == Scope(id="s", version=1, epoch=0)
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def _new_database(path: Path) -> sqlite3.Connection:
@@ -62,61 +62,61 @@ def _new_database(path: Path) -> sqlite3.Connection:
     return db
 
 
-async def _hold(writer: WriterThread) -> tuple[threading.Event, asyncio.Task[None]]:
-    """Keep the writer busy until the event is set, so that what comes meanwhile has to wait."""
-    held, go = threading.Event(), threading.Event()
+async def _block_writer(writer: WriterThread) -> tuple[threading.Event, asyncio.Task[None]]:
+    """Block the writer thread until the returned event is set, so that later writes have to wait."""
+    blocked, unblock = threading.Event(), threading.Event()
 
     def wait(db: sqlite3.Connection) -> None:
-        held.set()
-        go.wait()
+        blocked.set()
+        unblock.wait()
 
     task = asyncio.create_task(writer.write(wait))
-    await asyncio.to_thread(held.wait)
-    return go, task
+    await asyncio.to_thread(blocked.wait)
+    return unblock, task
 
 
-def test_what_waits_is_committed_together(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_waiting_writes_are_committed_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
         db = _new_database(tmp_path / "numbers.db")
-        said: list[str] = []
+        statements: list[str] = []
         writer = WriterThread(db, "numbers")
-        go, first = await _hold(writer)
-        db.set_trace_callback(said.append)
+        unblock, first = await _block_writer(writer)
+        db.set_trace_callback(statements.append)
         others = [
             asyncio.create_task(writer.write(lambda db, n=n: db.execute("INSERT INTO numbers VALUES (?)", (n,))))
             for n in range(64)
         ]
         await asyncio.sleep(0)
-        go.set()
+        unblock.set()
         await asyncio.gather(first, *others)
         db.set_trace_callback(None)
         await writer.finish()
-        # One of these ends the group that was held.
-        assert said.count("COMMIT") == 2
+        # One of the two ends the group that was blocked.
+        assert statements.count("COMMIT") == 2
         assert db.execute("SELECT count(*) FROM numbers").fetchone() == (64,)
         writer.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_caller_that_gave_up_holds_up_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_cancelled_caller_does_not_affect_other_writes(tmp_path: Path) -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
-        impatient = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("impatient"),))))
-        patient = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("patient"),))))
+        cancelled = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("cancelled"),))))
+        other = asyncio.create_task(store.commit(Commit(entries=(sample_history_entry("other"),))))
         await asyncio.sleep(0)
-        impatient.cancel()
-        assert await patient == 2
+        cancelled.cancel()
+        assert await other == 2
         with pytest.raises(asyncio.CancelledError):
-            await impatient
-        assert [entry.text for entry in store.history()] == ["impatient", "patient"]
+            await cancelled
+        assert [entry.text for entry in store.history()] == ["cancelled", "other"]
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_value_that_cannot_be_written_is_its_callers_own_trouble(tmp_path: Path) -> None:
-    async def story() -> None:
+def test_a_value_that_cannot_be_stored_fails_only_its_own_commit(tmp_path: Path) -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
         too_large = Commit(scopes=(Scope(id="s", epoch=2**70),))
         answers = await asyncio.gather(
@@ -126,13 +126,13 @@ def test_a_value_that_cannot_be_written_is_its_callers_own_trouble(tmp_path: Pat
         assert answers[1] == 1
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_scope_is_read_whole_while_it_is_being_written(tmp_path: Path) -> None:
-    """Same number, same content (spec §4.2): never the row of one commit with the events of another."""
+def test_a_scope_is_read_consistently_while_it_is_being_written(tmp_path: Path) -> None:
+    """Same incarnation, same content (spec §4.2): never the row of one commit with the events of another."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(tmp_path / "store.db")
 
         async def write() -> None:
@@ -148,4 +148,4 @@ def test_a_scope_is_read_whole_while_it_is_being_written(tmp_path: Path) -> None
         await writing
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

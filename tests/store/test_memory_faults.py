@@ -1,4 +1,4 @@
-"""The store in memory fails on demand, at exactly the write that a test names."""
+"""The memory store fails on demand, at exactly the write that a test chooses."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from forewarn.store import AppliedCommit, MemoryStore
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The death of a process, as an exception."""
 
 
-def an_entry_commit(text: str) -> Commit:
+def entry_commit(text: str) -> Commit:
     return Commit(entries=(sample_history_entry(text),))
 
 
-def test_a_failure_leaves_no_trace_and_is_over_after_one_write() -> None:
-    async def story() -> None:
+def test_an_injected_failure_fails_one_write_without_effect() -> None:
+    async def scenario() -> None:
         store = MemoryStore()
-        heard: list[AppliedCommit] = []
-        store.subscribe(heard.append)
+        applied: list[AppliedCommit] = []
+        store.subscribe(applied.append)
         store.fail_next(Unavailable("disk full"))
         with pytest.raises(Unavailable, match="disk full"):
-            await store.commit(an_entry_commit("a"))
-        assert (store.history(), heard) == ([], [])
-        assert await store.commit(an_entry_commit("b")) == 1
+            await store.commit(entry_commit("a"))
+        assert (store.history(), applied) == ([], [])
+        assert await store.commit(entry_commit("b")) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_failure_waits_for_its_write() -> None:
-    async def story() -> None:
+def test_an_injected_failure_can_wait_for_a_later_write() -> None:
+    async def scenario() -> None:
         store = MemoryStore()
         store.fail_next(Crash(), after=2)
-        await store.commit(an_entry_commit("a"))
+        await store.commit(entry_commit("a"))
         await store.save("clock", b"1")
         with pytest.raises(Crash):
             await store.prune(0.0)
-        assert await store.commit(an_entry_commit("b")) == 2
+        assert await store.commit(entry_commit("b")) == 2
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_crash_after_the_commit_leaves_it_for_the_next_process() -> None:
-    async def story() -> None:
+def test_a_crash_after_the_commit_keeps_it_for_the_next_process() -> None:
+    async def scenario() -> None:
         store = MemoryStore()
-        heard: list[AppliedCommit] = []
-        store.subscribe(heard.append)
+        applied: list[AppliedCommit] = []
+        store.subscribe(applied.append)
         store.fail_next(Crash(), applied=True)
         with pytest.raises(Crash):
-            await store.commit(an_entry_commit("a"))
-        assert heard == []
+            await store.commit(entry_commit("a"))
+        assert applied == []
         assert [entry.text for entry in store.copy().history()] == ["a"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    async def story() -> None:
+def test_a_copy_of_a_memory_store_changes_independently() -> None:
+    async def scenario() -> None:
         store = MemoryStore()
-        await store.commit(an_entry_commit("a"))
+        await store.commit(entry_commit("a"))
         await store.close()
         copy = store.copy()
-        assert await copy.commit(an_entry_commit("b")) == 2
+        assert await copy.commit(entry_commit("b")) == 2
         assert store.last_seq() == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())

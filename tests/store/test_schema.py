@@ -1,4 +1,4 @@
-"""The migrations make the tables that the code expects, and no question needs to read a whole table."""
+"""The migrations create the tables that the code declares, and no query scans a whole table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def schema_of(db: sqlite3.Connection) -> set[str]:
     return {re.sub(r"\s+", " ", sql) for (sql,) in rows}
 
 
-def test_migrating_from_scratch_gives_the_declared_tables(tmp_path: Path) -> None:
+def test_migrations_from_scratch_create_the_declared_tables(tmp_path: Path) -> None:
     declared, migrated = tmp_path / "declared.db", tmp_path / "migrated.db"
     engine = create_engine(f"sqlite:///{declared}")
     metadata.create_all(engine)
@@ -37,14 +37,14 @@ def test_migrating_from_scratch_gives_the_declared_tables(tmp_path: Path) -> Non
         assert schema_of(one) == schema_of(other)
 
 
-def test_the_steps_are_the_revisions_the_code_knows() -> None:
+def test_the_migrations_are_the_revisions_that_the_code_knows() -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS_DIRECTORY).replace("%", "%%"))
-    steps = ScriptDirectory.from_config(config).walk_revisions()
-    assert tuple(step.revision for step in steps)[::-1] == REVISIONS
+    migrations = ScriptDirectory.from_config(config).walk_revisions()
+    assert tuple(migration.revision for migration in migrations)[::-1] == REVISIONS
 
 
-def test_a_file_says_whose_it_is_and_of_which_revision(tmp_path: Path) -> None:
+def test_a_store_file_carries_its_application_id_and_revision(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     assert sqlite_file.read_revision(path) is None
     sqlite_file.prepare_store_file(path)
@@ -54,7 +54,7 @@ def test_a_file_says_whose_it_is_and_of_which_revision(tmp_path: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone() == (int(REVISION),)
 
 
-def test_a_step_that_fails_leaves_the_file_without_any(tmp_path: Path) -> None:
+def test_a_failing_migration_leaves_the_file_without_tables(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("CREATE TABLE saved (in_the_way)")
@@ -104,10 +104,10 @@ def test_a_step_that_fails_leaves_the_file_without_any(tmp_path: Path) -> None:
         write_statements.PRUNE_DELIVERIES,
     ],
 )
-def test_no_question_reads_a_whole_table(tmp_path: Path, sql: str) -> None:
+def test_no_query_scans_a_whole_table(tmp_path: Path, sql: str) -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for made in sorted(_declared(), key=lambda made: "CREATE INDEX" in made):
-            db.execute(made)
+        for statement in sorted(_declared_schema(), key=lambda sql: "CREATE INDEX" in sql):
+            db.execute(statement)
         names = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
         steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", names)]
     assert steps
@@ -115,27 +115,27 @@ def test_no_question_reads_a_whole_table(tmp_path: Path, sql: str) -> None:
 
 
 @pytest.mark.parametrize("sql", [queries.SCHEDULED_BEHIND, queries.PLANNED_BEHIND])
-def test_what_gates_hold_back_is_found_by_the_gates(tmp_path: Path, sql: str) -> None:
-    """And not by going through all that is scheduled; the list of gates is read whole."""
+def test_events_behind_gates_are_found_by_the_index_on_gates(tmp_path: Path, sql: str) -> None:
+    """Only the JSON list of gates is scanned."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for made in sorted(_declared(), key=lambda made: "CREATE INDEX" in made):
-            db.execute(made)
+        for statement in sorted(_declared_schema(), key=lambda sql: "CREATE INDEX" in sql):
+            db.execute(statement)
         steps = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", {"gate_ids": "[]"})]
     assert [step for step in steps if "_by_gate (gate_id=?)" in step], steps
     assert all("json_each" in step for step in steps if step.startswith("SCAN")), steps
 
 
-def _declared() -> list[str]:
+def _declared_schema() -> list[str]:
     engine = create_engine("sqlite://")
     metadata.create_all(engine)
     with engine.connect() as connection:
-        query_ = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'"
-        made = [str(sql) for (sql,) in connection.exec_driver_sql(query_)]
+        query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite%'"
+        statements = [str(sql) for (sql,) in connection.exec_driver_sql(query)]
     engine.dispose()
-    return made
+    return statements
 
 
 def test_every_field_of_a_scope_has_a_column() -> None:
-    """A scope's row has no body, so a new field needs a migration."""
+    """The row of a scope has no JSON body, so a new field needs a migration."""
     loaded = {"vms", "events", "new_entries"}
     assert set(metadata.tables["scopes"].columns.keys()) == set(Scope.__struct_fields__) - loaded

@@ -1,4 +1,4 @@
-"""A file that is no sound store is refused by name, with what to do instead, and keeps every byte."""
+"""A file that is not an intact store is rejected with a remedy, and not one byte of it changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forewarn.store import SqliteStore
 from forewarn.store.schema import APPLICATION_ID
 
 
-def a_store_with_content(path: Path) -> None:
+def create_store(path: Path) -> None:
     async def write() -> None:
         store = SqliteStore.open(path)
         await store.commit(Commit(entries=tuple(sample_history_entry(f"{n}" * 200, vm=f"{n}") for n in range(200))))
@@ -33,7 +33,7 @@ def edit(path: Path, *statements: str) -> None:
             db.execute(statement)
 
 
-def text(path: Path) -> None:
+def text_file(path: Path) -> None:
     path.write_text("fleet:\n  - name: web-0\n")
 
 
@@ -42,12 +42,12 @@ def bytes_after_the_header(path: Path) -> None:
 
 
 def cut_off(path: Path) -> None:
-    a_store_with_content(path)
+    create_store(path)
     os.truncate(path, path.stat().st_size // 2)
 
 
 def overwritten_in_the_middle(path: Path) -> None:
-    a_store_with_content(path)
+    create_store(path)
     pages = path.stat().st_size // 4096
     with path.open("r+b") as file:
         for page in range(pages // 3, 2 * pages // 3):
@@ -64,7 +64,7 @@ def of_no_known_program(path: Path) -> None:
 
 
 def without_history(path: Path) -> None:
-    a_store_with_content(path)
+    create_store(path)
     edit(path, "DROP TABLE history")
 
 
@@ -73,19 +73,19 @@ def without_a_revision(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    a_store_with_content(path)
+    create_store(path)
     edit(path, "UPDATE alembic_version SET version_num = '0999'", "PRAGMA user_version = 999")
 
 
 def of_an_unknown_revision(path: Path) -> None:
-    a_store_with_content(path)
+    create_store(path)
     edit(path, "UPDATE alembic_version SET version_num = '0000'")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why", "remedy"),
+    ("make_file", "reason", "remedy"),
     [
-        (text, "is not an SQLite database", "give another path"),
+        (text_file, "is not an SQLite database", "give another path"),
         (bytes_after_the_header, "is damaged", "restore a backup"),
         (cut_off, "is damaged", "restore a backup"),
         (overwritten_in_the_middle, "is damaged", "restore a backup"),
@@ -101,11 +101,11 @@ def of_an_unknown_revision(path: Path) -> None:
         ),
     ],
 )
-def test_it_is_refused_by_name_and_left_as_it_is(
-    tmp_path: Path, spoil: Callable[[Path], None], why: str, remedy: str
+def test_a_file_that_is_not_a_usable_store_is_rejected_and_left_unchanged(
+    tmp_path: Path, make_file: Callable[[Path], None], reason: str, remedy: str
 ) -> None:
     path = tmp_path / "our store.db"
-    spoil(path)
+    make_file(path)
     before = path.read_bytes()
 
     with pytest.raises(Rejected) as refusal:
@@ -113,24 +113,24 @@ def test_it_is_refused_by_name_and_left_as_it_is(
 
     message = str(refusal.value)
     assert repr(str(path)) in message
-    assert why in message
+    assert reason in message
     assert "left as it is" in message
     assert remedy in message
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_directory_is_refused(tmp_path: Path) -> None:
+def test_a_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="is not an SQLite database"):
         SqliteStore.open(tmp_path)
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+def test_a_missing_directory_is_named_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match=r"create '.*/nowhere' first"):
         SqliteStore.open(tmp_path / "nowhere" / "store.db")
 
 
-def test_a_place_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.symlink_to(tmp_path / "not mounted" / "store.db")
     with pytest.raises(Unavailable, match=r"store\.db' cannot be opened now .*try again"):
@@ -138,17 +138,15 @@ def test_a_place_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statements", [(), ("PRAGMA journal_mode = WAL",), ("PRAGMA user_version = 0",)])
-def test_what_a_crash_leaves_before_the_first_table_is_opened_as_new(
-    tmp_path: Path, statements: tuple[str, ...]
-) -> None:
+def test_a_file_without_tables_left_by_a_crash_is_opened_as_new(tmp_path: Path, statements: tuple[str, ...]) -> None:
     path = tmp_path / "100% new?.db"
     path.touch()
     edit(path, *statements)
 
-    async def story() -> None:
+    async def scenario() -> None:
         store = SqliteStore.open(path)
         assert await store.commit(Commit(entries=(sample_history_entry("first"),))) == 1
         await store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert [p.name for p in tmp_path.iterdir()] == [path.name]

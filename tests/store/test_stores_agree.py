@@ -1,4 +1,4 @@
-"""Whatever is committed, and however stale it is, the store in a file and the store in memory answer alike."""
+"""The SQLite store and the memory store give equal answers after any sequence of writes, stale ones too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from forewarn.store import AppliedCommit, MemoryStore, SqliteStore, Store, sqlit
 IDS = st.sampled_from(["a", "B", "ü"])
 SCOPES = st.sampled_from([SAMPLE_SCOPE_ID, sample_vm("x", availability_set="db").scope_id, "vm:elsewhere"])
 TIMES = st.sampled_from([0.0, 0.1, 1.0, 2.5, 1e9])
-PERHAPS = st.none() | TIMES
+OPTIONAL_TIMES = st.none() | TIMES
 VERSIONS = st.integers(0, 3)
 
 
@@ -44,7 +44,7 @@ def some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 
 def _event(event_id: str, scope_number: int, seq: int, status: EventState, at: float) -> Any:
-    # An event never leaves its scope, so its id says which one that is.
+    # An event never changes its scope, so its id contains the number of the scope.
     scope_id = [SAMPLE_SCOPE_ID, "vm:elsewhere"][scope_number]
     event = sample_event(f"{event_id}{scope_number}", scope_id=scope_id, seq=seq, status=status, gate_id="a")
     return replace_fields(event, over_at=at, ending=Ending.FINISHED) if status is EventState.OVER else event
@@ -55,21 +55,23 @@ SCOPE_ROWS = st.builds(
     id=SCOPES,
     version=VERSIONS,
     epoch=st.integers(0, 3),
-    last_request_at=PERHAPS,
-    wakes_at=PERHAPS,
+    last_request_at=OPTIONAL_TIMES,
+    wakes_at=OPTIONAL_TIMES,
 )
 VMS = st.builds(
     sample_vm,
     IDS,
     availability_set=st.sampled_from(["web", "db"]),
-    removed_at=PERHAPS,
+    removed_at=OPTIONAL_TIMES,
     host=st.sampled_from(["", "h1"]),
 )
-# One number of publication per event and scope, as `Scope.with_event` gives them.
+# One sequence number per event and scope, as `Scope.with_event` assigns them.
 EVENTS = st.integers(0, 5).flatmap(
     lambda n: st.builds(_event, st.just(f"E{n}"), st.integers(0, 1), st.just(n), st.sampled_from(EventState), TIMES)
 )
-GATES = st.builds(Gate, id=IDS, request_id=IDS, host=IDS, version=VERSIONS, released_at=PERHAPS, wakes_at=PERHAPS)
+GATES = st.builds(
+    Gate, id=IDS, request_id=IDS, host=IDS, version=VERSIONS, released_at=OPTIONAL_TIMES, wakes_at=OPTIONAL_TIMES
+)
 REQUESTS = st.builds(sample_request, IDS, version=VERSIONS) | st.builds(
     sample_rollout, IDS, closed=st.booleans(), version=VERSIONS
 )
@@ -91,7 +93,7 @@ COMMITS = st.builds(
 
 @cache
 def empty_file() -> bytes:
-    """Made once: a new store takes longer to create than to copy."""
+    """Return the bytes of a new store; created once, because copying is faster."""
     with tempfile.TemporaryDirectory(prefix="forewarn-") as folder:
         path = Path(folder) / "empty.db"
         sqlite_file.prepare_store_file(path)
@@ -123,7 +125,7 @@ def everything(store: Store) -> dict[str, Any]:
             store.history(after=3, vm="ü"),
             store.history(before=4, limit=2),
         ],
-        "sightings": [store.deliveries(), store.deliveries(event_id="E0"), store.deliveries(vm="a")],
+        "deliveries": [store.deliveries(), store.deliveries(event_id="E0"), store.deliveries(vm="a")],
         "polls": [store.last_polls(), store.last_polls(scope_id=SAMPLE_SCOPE_ID)],
         "saved": [store.load(name) for name in ids],
         "next": [store.entries_after(0, 2), store.entries_after(2, 100)],
@@ -138,19 +140,19 @@ class BothStores(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="forewarn-")
         self.path = Path(self.folder.name) / "store.db"
         self.path.write_bytes(empty_file())
-        self.heard: list[list[AppliedCommit]] = [[], []]
+        self.applied: list[list[AppliedCommit]] = [[], []]
         self.in_memory = MemoryStore()
         self.in_file = SqliteStore.open(self.path)
         self._subscribe()
 
     def _subscribe(self) -> None:
-        self.in_memory.subscribe(self.heard[0].append)
-        self.in_file.subscribe(self.heard[1].append)
+        self.in_memory.subscribe(self.applied[0].append)
+        self.in_file.subscribe(self.applied[1].append)
 
-    def _same(self, ask: Callable[[Store], Awaitable[Any]]) -> None:
+    def _assert_same(self, call: Callable[[Store], Awaitable[Any]]) -> None:
         async def answer(store: Store) -> Any:
             try:
-                return await ask(store)
+                return await call(store)
             except ForewarnError as error:
                 return type(error), str(error)
 
@@ -158,27 +160,27 @@ class BothStores(RuleBasedStateMachine):
 
     @rule(commit=COMMITS)
     def commit(self, commit: Commit) -> None:
-        self._same(lambda store: store.commit(commit))
+        self._assert_same(lambda store: store.commit(commit))
 
-    @rule(scope_id=SCOPES, epoch=st.integers(0, 9), at=PERHAPS)
+    @rule(scope_id=SCOPES, epoch=st.integers(0, 9), at=OPTIONAL_TIMES)
     def commit_what_was_read(self, scope_id: str, epoch: int, at: float | None) -> None:
         scope = self.in_memory.scope(scope_id) or Scope(id=scope_id)
-        self._same(lambda store: store.commit(Commit(scopes=(replace_fields(scope, epoch=epoch, wakes_at=at),))))
+        self._assert_same(lambda store: store.commit(Commit(scopes=(replace_fields(scope, epoch=epoch, wakes_at=at),))))
 
     @rule(
         polls=some(st.builds(sample_poll, IDS, TIMES, scope_id=SCOPES)),
-        sightings=some(st.builds(sample_delivery, st.sampled_from(["E00", "E11"]), IDS, at=TIMES)),
+        deliveries=some(st.builds(sample_delivery, st.sampled_from(["E00", "E11"]), IDS, at=TIMES)),
     )
-    def observe(self, polls: Any, sightings: Any) -> None:
-        self._same(lambda store: store.record_observations(polls, sightings))
+    def observe(self, polls: Any, deliveries: Any) -> None:
+        self._assert_same(lambda store: store.record_observations(polls, deliveries))
 
     @rule(name=IDS, value=st.binary(max_size=3))
     def save(self, name: str, value: bytes) -> None:
-        self._same(lambda store: store.save(name, value))
+        self._assert_same(lambda store: store.save(name, value))
 
     @rule(before=TIMES)
     def prune(self, before: float) -> None:
-        self._same(lambda store: store.prune(before))
+        self._assert_same(lambda store: store.prune(before))
 
     @rule()
     def restart(self) -> None:
@@ -187,10 +189,10 @@ class BothStores(RuleBasedStateMachine):
         self._subscribe()
 
     @invariant()
-    def they_show_the_same(self) -> None:
+    def both_stores_have_equal_content(self) -> None:
         if hasattr(self, "runner"):
             assert everything(self.in_file) == everything(self.in_memory)
-            assert self.heard[0] == self.heard[1]
+            assert self.applied[0] == self.applied[1]
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
