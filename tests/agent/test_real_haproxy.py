@@ -170,7 +170,7 @@ def test_what_somebody_did_by_hand_is_left(shop: Shop) -> None:
         by_hand.sendall(b"set server web/web-0 state maint\n")
         assert by_hand.recv(100).strip() == b""
     outcome = asyncio.run(drain.undo())
-    assert outcome == StepOutcome(ok=True, text="web/web-0 is maint, which is somebody else's doing")
+    assert outcome == StepOutcome(ok=True, text="web/web-0 is maint, set by someone else, and stays so")
     assert shop.who_answers(4) == {"web-1"}
 
 

@@ -133,7 +133,7 @@ def test_a_health_check_turns_balancers_away_and_who_is_connected_finishes(site:
         assert not doing.done()
 
         site_visit.close()
-        assert await doing == StepOutcome(ok=True, text="not ready, and nobody is connected")
+        assert await doing == StepOutcome(ok=True, text="not ready, and no connections are left")
         assert site.answers("balancer") == {"web-1"}
 
         assert (await readiness.undo()).ok

@@ -298,7 +298,7 @@ async def _check_by_webhook(check: ApprovalCheckConfig, context: StepContext) ->
     body = json.dumps(event_facts(context)).encode()
     call = HttpCall(url=check.url, method="POST", headers={"Content-Type": "application/json"}, body=body)
     try:
-        reply = await send_call(call, within_s=check.timeout_s)
+        reply = await send_call(call, timeout_s=check.timeout_s)
     except HttpCallFailed as error:
         return "", str(error)
     approve = reply.json.get("approve") if reply.ok else None

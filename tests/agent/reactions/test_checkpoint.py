@@ -47,7 +47,7 @@ def test_a_checkpoint_whose_save_failed_is_not_restored(tmp_path: Path) -> None:
     checkpoint = tried(tmp_path, save='echo half > "$FOREWARN_CHECKPOINT"; exit 1')
     assert not asyncio.run(checkpoint.do()).ok
     restored = asyncio.run(checkpoint.undo())
-    assert restored == StepOutcome(ok=True, text="not restored: no save finished, so there is no whole checkpoint")
+    assert restored == StepOutcome(ok=True, text="not restored: no complete checkpoint was saved")
     assert (tmp_path / "state").read_text() == "41"
 
 
@@ -63,7 +63,7 @@ def test_a_restore_that_fails_says_so_and_can_be_tried_again(tmp_path: Path) -> 
     asyncio.run(checkpoint.do())
     outcome = asyncio.run(checkpoint.undo())
     assert not outcome.ok
-    assert outcome.text.startswith("exit status 3; what it wrote is in ")
+    assert outcome.text.startswith("exit status 3; its output is in ")
     assert asyncio.run(tried(tmp_path).undo()).ok
 
 

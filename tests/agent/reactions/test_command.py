@@ -31,9 +31,9 @@ time.sleep(300)
 
 KILLED = """
 import asyncio, pathlib, sys
-from tests.support.reaction_harness import Tried
+from tests.support.reaction_harness import ReactionHarness
 folder, *run = sys.argv[1:]
-asyncio.run(Tried("command", {"run": run}, pathlib.Path(folder)).do())
+asyncio.run(ReactionHarness("command", {"run": run}, pathlib.Path(folder)).do())
 """
 
 
@@ -92,9 +92,9 @@ def test_what_a_server_sends_cannot_keep_a_command_from_running(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        pytest.param(["false"], "exit status 1; what it wrote is in FOLDER/do.log", id="fails"),
-        pytest.param("exit 7", "exit status 7; what it wrote is in FOLDER/do.log", id="a line for the shell"),
-        pytest.param("kill -9 $$", "'/bin/sh' was ended by SIGKILL", id="ended by a signal"),
+        pytest.param(["false"], "exit status 1; its output is in FOLDER/do.log", id="fails"),
+        pytest.param("exit 7", "exit status 7; its output is in FOLDER/do.log", id="a line for the shell"),
+        pytest.param("kill -9 $$", "'/bin/sh' was terminated by SIGKILL", id="ended by a signal"),
         pytest.param(["/no/such"], "'/no/such' cannot be run: No such file or directory", id="not there"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_command_may_leave_something_running(tmp_path: Path) -> None:
 
 def test_when_its_time_is_over_a_command_is_asked_to_end(tmp_path: Path) -> None:
     outcome = do("trap 'echo tidy; exit 0' TERM; sleep 60 & wait", tmp_path, within_s=4)
-    assert outcome == StepOutcome(ok=False, text="'/bin/sh' was ended: its time was over")
+    assert outcome == StepOutcome(ok=False, text="'/bin/sh' was terminated: its time was over")
     assert "tidy" in (tmp_path / "case/do.log").read_text()
 
 
@@ -139,7 +139,7 @@ def test_a_command_that_does_not_want_to_end_goes_with_its_whole_group_within_it
         return outcome, took_s
 
     outcome, took_s = asyncio.run(story())
-    assert outcome == StepOutcome(ok=False, text="'python3' was ended: its time was over")
+    assert outcome == StepOutcome(ok=False, text="'python3' was terminated: its time was over")
     assert took_s < 2 + SLACK_S
 
 

@@ -56,7 +56,7 @@ def test_sessions_that_do_not_end_in_time_are_told(play: Callable[..., None]) ->
     async def story(haproxy: FakeHaproxy, drain: ReactionHarness) -> None:
         haproxy.sessions["web/web-0"] = 3
         outcome = await drain.do(within_s=0.5)
-        assert outcome == StepOutcome(ok=False, text="sessions are left when the time is over: web/web-0 has 3")
+        assert outcome == StepOutcome(ok=False, text="sessions remain at the end of the step's time: web/web-0 has 3")
         assert (await drain.undo()).text == "web/web-0: ready again"
 
     play(story)
@@ -87,7 +87,7 @@ def test_what_somebody_else_did_meanwhile_is_left_and_told(play: Callable[..., N
         await drain.do()
         haproxy.admin_states["web/web-0"] = state
         outcome = await drain.undo()
-        assert outcome == StepOutcome(ok=True, text=f"web/web-0 is {state}, which is somebody else's doing")
+        assert outcome == StepOutcome(ok=True, text=f"web/web-0 is {state}, set by someone else, and stays so")
         assert haproxy.admin_states["web/web-0"] == state
 
     play(story)
@@ -131,7 +131,7 @@ def test_a_socket_without_the_level_admin_is_told(play: Callable[..., None]) -> 
     async def story(haproxy: FakeHaproxy, drain: ReactionHarness) -> None:
         haproxy.denies_commands = True
         outcome = await drain.do()
-        assert outcome == StepOutcome(ok=False, text="HAProxy does not put web/web-0 into drain: Permission denied")
+        assert outcome == StepOutcome(ok=False, text="HAProxy does not set web/web-0 to drain: Permission denied")
 
     play(story)
 
@@ -146,5 +146,5 @@ def test_a_server_that_does_not_exist_is_told(play: Callable[..., None]) -> None
 def test_an_haproxy_that_is_not_there_is_told(tmp_path: Path) -> None:
     drain = ReactionHarness("drain-haproxy", {"socket": str(tmp_path / "none"), "servers": ["a/b"]}, tmp_path / "case")
     outcome = asyncio.run(drain.do())
-    assert outcome.text == f"HAProxy at {tmp_path}/none cannot be asked (No such file or directory)"
+    assert outcome.text == f"HAProxy at {tmp_path}/none cannot be reached (No such file or directory)"
     assert asyncio.run(drain.check()) is None

@@ -38,7 +38,7 @@ def test_whoever_does_not_lead_has_nothing_to_hand_over(patroni: FakePatroni, tm
     patroni.lead("db-1")
     failover = tried(patroni, tmp_path, return_leadership=True)
     assert asyncio.run(failover.do()) == StepOutcome(ok=True, text="nothing to hand over: db-1 leads")
-    assert asyncio.run(failover.undo()).text == "nothing to undo: whoever leads may go on"
+    assert asyncio.run(failover.undo()).text == "nothing to undo: the current leader stays"
     assert patroni.switchovers == []
 
 
@@ -78,7 +78,7 @@ def test_a_candidate_can_be_named(patroni: FakePatroni, tmp_path: Path) -> None:
 def test_a_cluster_without_a_replica_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.members["db-1"]["state"] = "stopped"
     outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.3))
-    assert outcome == StepOutcome(ok=False, text="db-0 leads, and no replica runs that could take over")
+    assert outcome == StepOutcome(ok=False, text="db-0 leads, and no running replica can take over")
 
 
 def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_refusal_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
 def test_a_switchover_that_does_not_come_to_its_end_is_told(patroni: FakePatroni, tmp_path: Path) -> None:
     patroni.polls_until_switched = 1000
     outcome = asyncio.run(tried(patroni, tmp_path).do(within_s=0.5))
-    assert outcome.text == "no other leader runs with this one as its replica when the time is over"
+    assert outcome.text == "at the end of the step's time no other member leads with this one as replica"
     assert not outcome.ok
 
 
@@ -116,7 +116,7 @@ def test_leadership_that_went_elsewhere_meanwhile_is_left_there(tmp_path: Path) 
         failover = tried(patroni, tmp_path, return_leadership=True)
         asyncio.run(failover.do())
         patroni.lead("db-2")
-        assert asyncio.run(failover.undo()).text == "db-2 leads, which is somebody else's doing"
+        assert asyncio.run(failover.undo()).text == "db-2 leads, set by someone else, and stays leader"
 
 
 def test_a_member_that_is_not_fit_yet_does_not_take_over(patroni: FakePatroni, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_member_that_is_not_fit_yet_does_not_take_over(patroni: FakePatroni, t
     asyncio.run(failover.do())
     patroni.members["db-0"]["state"] = "starting"
     outcome = asyncio.run(failover.undo(within_s=0.5))
-    assert outcome == StepOutcome(ok=False, text="db-0 is no running member of a cluster with a leader")
+    assert outcome == StepOutcome(ok=False, text="db-0 is not a running member of a cluster with a leader")
     assert patroni.leader == "db-1"
 
 
@@ -151,5 +151,5 @@ def test_the_check_asks_the_cluster(patroni: FakePatroni, tmp_path: Path) -> Non
 
 def test_a_patroni_that_is_not_there_is_told(tmp_path: Path) -> None:
     failover = ReactionHarness("failover-patroni", {"url": "http://127.0.0.1:9"}, tmp_path / "case")
-    assert asyncio.run(failover.do()) == StepOutcome(ok=False, text="127.0.0.1:9 does not listen")
+    assert asyncio.run(failover.do()) == StepOutcome(ok=False, text="127.0.0.1:9 refuses connections")
     assert asyncio.run(failover.check()) is None

@@ -137,7 +137,7 @@ def test_what_never_becomes_so_is_told(tmp_path: Path) -> None:
         pool = tried(tmp_path, leave={"url": receiver.url}, wait=wait)
         outcome = asyncio.run(pool.do(within_s=0.5))
         assert asyncio.run(pool.check()) is False
-    assert outcome.text == "left the pool, but what is waited for is not so when the time is over"
+    assert outcome.text == "left the pool, but the condition of wait is not met at the end of the step's time"
     assert not outcome.ok
 
 

@@ -14,7 +14,7 @@ from tests.support.reaction_harness import SAMPLE_EVENT, ReactionHarness
 from tests.support.smtp_server import ReceivedMail, SmtpServer
 
 SENT = """\
-Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT. The agent is taking the steps that are configured for it.
+Reboot of web-0 not before Mon, 19 Sep 2016 18:42:50 GMT. The agent is running the steps configured for it.
 
 Event:       602d9444-d2cd-49c7-8624-8643e7171297
 Kind:        Reboot
@@ -74,7 +74,7 @@ def test_the_end_of_an_event_answers_the_mail_about_its_notice(tmp_path: Path) -
     noticed, gone = (letter.mail for letter in asyncio.run(story()))
     assert gone["Subject"] == "[web-0] Reboot of web-0 is gone"
     assert gone["In-Reply-To"] == noticed["Message-ID"] == f"<{SAMPLE_EVENT.id}.mail@forewarn>"
-    assert "is being undone" in gone.get_content()
+    assert "is undoing its steps" in gone.get_content()
 
 
 def test_what_a_server_sends_stays_within_its_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_password_goes_only_over_tls(tmp_path: Path, tls: Any, security: str) 
     async def story() -> ReceivedMail:
         async with SmtpServer(tls=tls.server, implicit=security == "tls", password="hush") as office:
             outcome = await sent(office, tmp_path, security=security, **account)
-            assert outcome == StepOutcome(ok=True, text=f"handed to {office.address} for ops@example.org")
+            assert outcome == StepOutcome(ok=True, text=f"accepted by {office.address} for ops@example.org")
             return office.mails[0]
 
     letter = asyncio.run(story())
@@ -150,4 +150,4 @@ def test_a_server_that_says_nothing_takes_no_more_than_the_time_there_is(tmp_pat
         place = f"127.0.0.1:{server.getsockname()[1]}"
         given = {"server": place, "security": "none", "from": "a@b", "to": "c@d"}
         outcome = asyncio.run(ReactionHarness("mail", given, tmp_path / "case").do(within_s=0.3))
-    assert outcome == StepOutcome(ok=False, text=f"{place} has not taken the mail when the time is over")
+    assert outcome == StepOutcome(ok=False, text=f"{place} has not accepted the mail by the end of the step's time")

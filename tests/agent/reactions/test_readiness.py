@@ -37,14 +37,14 @@ def test_a_file_that_somebody_else_made_stays(tmp_path: Path) -> None:
     (tmp_path / "draining").write_text("by hand")
     readiness = tried(tmp_path)
     asyncio.run(readiness.do())
-    assert asyncio.run(readiness.undo()).text == f"{tmp_path}/draining was there before, and stays"
+    assert asyncio.run(readiness.undo()).text == f"{tmp_path}/draining existed before, and stays"
     assert (tmp_path / "draining").read_text() == "by hand"
 
 
 def test_a_file_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     readiness = tried(tmp_path, file=str(tmp_path / "none/draining"))
     outcome = asyncio.run(readiness.do())
-    assert outcome.text == f"{tmp_path}/none/draining cannot be made: No such file or directory"
+    assert outcome.text == f"{tmp_path}/none/draining cannot be created: No such file or directory"
     assert not outcome.ok
 
 
@@ -62,7 +62,7 @@ def test_the_end_of_connections_is_waited_for(tmp_path: Path) -> None:
             assert not doing.done()
             visitor.close()
             accepted.close()
-            assert await doing == StepOutcome(ok=True, text="not ready, and nobody is connected")
+            assert await doing == StepOutcome(ok=True, text="not ready, and no connections are left")
 
     asyncio.run(story())
 
@@ -72,7 +72,7 @@ def test_connections_that_stay_are_told(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("::1", port)), server.accept()[0]:
             outcome = asyncio.run(tried(tmp_path, ports=[port]).do(within_s=0.5))
-    assert outcome == StepOutcome(ok=False, text="not ready, but 1 connections are left when the time is over")
+    assert outcome == StepOutcome(ok=False, text="not ready, but 1 connections remain at the end of the step's time")
 
 
 def test_a_step_without_a_file_only_turns_the_agents_own_page(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_process_ends_with_its_group(start: Start, tmp_path: Path) -> None:
     assert asyncio.run(processes.do()) == StepOutcome(ok=True, text=f"process {process.pid} ended")
     assert find_process(child_of(tmp_path)) is None
     assert asyncio.run(processes.check()) is True
-    assert asyncio.run(processes.do()) == StepOutcome(ok=True, text="none runs")
+    assert asyncio.run(processes.do()) == StepOutcome(ok=True, text="no such process is running")
 
 
 def test_whoever_ignores_the_request_is_ended_when_the_grace_is_over(start: Start, tmp_path: Path) -> None:
@@ -95,29 +95,29 @@ def test_a_process_in_somebody_elses_group_goes_alone(start: Start, tmp_path: Pa
 def test_processes_are_found_by_their_exact_words(start: Start, tmp_path: Path) -> None:
     process = start()
     words = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-    assert asyncio.run(tried(tmp_path, command=words[:-1]).do()).text == "none runs"
+    assert asyncio.run(tried(tmp_path, command=words[:-1]).do()).text == "no such process is running"
     exe = os.readlink(f"/proc/{process.pid}/exe")
-    assert asyncio.run(tried(tmp_path, command=words, exe="/bin/true").do()).text == "none runs"
-    assert asyncio.run(tried(tmp_path, command=words, user="nobody").do()).text == "none runs"
+    assert asyncio.run(tried(tmp_path, command=words, exe="/bin/true").do()).text == "no such process is running"
+    assert asyncio.run(tried(tmp_path, command=words, user="nobody").do()).text == "no such process is running"
     assert asyncio.run(tried(tmp_path, command=words, exe=exe).do()).text == f"process {process.pid} ended"
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "0", "-1", "999999999"])
 def test_a_pid_file_that_means_nobody_ends_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "parent.pid").write_text(text)
-    assert asyncio.run(tried(tmp_path).do()).text == "none runs"
+    assert asyncio.run(tried(tmp_path).do()).text == "no such process is running"
 
 
 def test_a_pid_file_that_is_older_than_the_process_means_somebody_else(start: Start, tmp_path: Path) -> None:
     process = start()
     os.utime(tmp_path / "parent.pid", (1_000_000_000, 1_000_000_000))
-    assert asyncio.run(tried(tmp_path).do()).text == "none runs"
+    assert asyncio.run(tried(tmp_path).do()).text == "no such process is running"
     assert process.poll() is None
 
 
 def test_the_agent_itself_is_never_meant(tmp_path: Path) -> None:
     (tmp_path / "parent.pid").write_text(str(os.getpid()))
-    assert asyncio.run(tried(tmp_path).do()).text == "none runs"
+    assert asyncio.run(tried(tmp_path).do()).text == "no such process is running"
 
 
 def test_what_was_stopped_is_started_again(start: Start, tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_what_runs_again_already_is_not_started_twice(start: Start, tmp_path: Pa
     for name in ("parent", "child"):
         (tmp_path / f"{name}.pid").unlink()
     again = start()
-    assert asyncio.run(processes.undo()) == StepOutcome(ok=True, text=f"process {again.pid} runs again already")
+    assert asyncio.run(processes.undo()) == StepOutcome(ok=True, text=f"process {again.pid} is already running again")

@@ -85,7 +85,7 @@ def test_a_unit_that_cannot_be_stopped_is_told_and_the_rest_is_left(systemd: Sys
     units = tried(tmp_path)
     outcome = asyncio.run(units.do())
     assert not outcome.ok
-    assert outcome.text.startswith("systemctl stop worker.service: exit status 5; what it wrote is in ")
+    assert outcome.text.startswith("systemctl stop worker.service: exit status 5; its output is in ")
     assert systemd.calls[-1] == "stop worker.service"
 
 
@@ -93,7 +93,7 @@ def test_a_unit_that_is_still_on_its_way_is_waited_for_and_told(systemd: Systemd
     (systemd.units / "web.service.slow").touch()
     systemd.put(web="deactivating")
     outcome = asyncio.run(tried(tmp_path).do(within_s=2))
-    assert outcome == StepOutcome(ok=False, text="web.service is still deactivating when the time is over")
+    assert outcome == StepOutcome(ok=False, text="web.service is still deactivating at the end of the step's time")
 
 
 def test_what_never_ran_is_not_started(systemd: Systemd, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_unit_that_does_not_start_is_told(systemd: Systemd, tmp_path: Path) ->
     (systemd.units / "worker.service.fails").touch()
     outcome = asyncio.run(units.undo())
     assert not outcome.ok
-    assert outcome.text.startswith("systemctl start worker.service: exit status 6; what it wrote is in ")
+    assert outcome.text.startswith("systemctl start worker.service: exit status 6; its output is in ")
 
 
 def test_a_user_has_a_systemd_of_their_own(systemd: Systemd, tmp_path: Path) -> None:
@@ -122,6 +122,6 @@ def test_a_machine_without_systemd_is_told(tmp_path: Path, monkeypatch: pytest.M
     units = tried(tmp_path)
     outcome = asyncio.run(units.do())
     assert outcome.text == (
-        "systemctl does not say how web.service is: 'systemctl' cannot be run: No such file or directory"
+        "systemctl does not show the state of web.service: 'systemctl' cannot be run: No such file or directory"
     )
     assert asyncio.run(units.check()) is None

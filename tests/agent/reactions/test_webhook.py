@@ -89,7 +89,7 @@ def test_a_receiver_that_is_away_is_told_when_it_is_back(tmp_path: Path) -> None
 
 def test_an_address_shows_only_its_host(tmp_path: Path) -> None:
     webhook = ReactionHarness("webhook", {"url": "http://127.0.0.1:9/hook?token=hush"}, tmp_path / "case")
-    assert asyncio.run(webhook.do(within_s=0.3)) == StepOutcome(ok=False, text="127.0.0.1:9 does not listen")
+    assert asyncio.run(webhook.do(within_s=0.3)) == StepOutcome(ok=False, text="127.0.0.1:9 refuses connections")
 
 
 def test_a_receiver_with_a_certificate_is_believed_by_its_ca(tmp_path: Path, tls: Any) -> None:
@@ -97,5 +97,5 @@ def test_a_receiver_with_a_certificate_is_believed_by_its_ca(tmp_path: Path, tls
         distrusted = asyncio.run(tried(receiver, tmp_path).do(within_s=0.3))
         believed = asyncio.run(tried(receiver, tmp_path, ca_file=str(tls.ca_file)).do())
     assert "has a certificate that is not trusted" in distrusted.text
-    assert "name its CA with ca_file" in distrusted.text
+    assert "set ca_file to its CA" in distrusted.text
     assert believed.ok

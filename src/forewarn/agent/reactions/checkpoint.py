@@ -20,63 +20,71 @@ from forewarn.agent.reactions.options import (
 from forewarn.agent.reactions.step_context import delete_undo_notes, load_undo_notes, save_undo_notes
 
 CHECKPOINT_VARIABLE = "FOREWARN_CHECKPOINT"
-_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # an id is what a server sent, and may be no file's name
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_-]")  # a server may send any text as id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
+    """Options of `checkpoint`: commands to save, restore and check, and where to keep it."""
+
     save: CommandLine
     restore: CommandLine = ()
     check: CommandLine = ()
-    directory: Path | None = None  # None: the case's own folder
+    directory: Path | None = None  # None: the step's own folder
 
 
 class CheckpointReaction:
-    """That a save finished is written down after it has, so that half a checkpoint is never restored."""
+    """Saves and restores a checkpoint. It notes a finished save, so that half a one is never restored."""
 
     def __init__(self, options: CheckpointOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
-        place = self._checkpoint_path(case)
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Runs the save command, with the checkpoint's path in FOREWARN_CHECKPOINT."""
+        path = self._checkpoint_path(context)
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return StepOutcome(ok=False, text=f"{place.parent} cannot be made: {error.strerror}")
-        delete_undo_notes(case)
-        outcome = await child_process.run_command(self._options.save, case, more={CHECKPOINT_VARIABLE: str(place)})
+            return StepOutcome(ok=False, text=f"{path.parent} cannot be created: {error.strerror}")
+        delete_undo_notes(context)
+        outcome = await child_process.run_command(
+            self._options.save, context, variables={CHECKPOINT_VARIABLE: str(path)}
+        )
         if not outcome.ok:
             return outcome
-        save_undo_notes(case, {"checkpoint": str(place)})
-        return StepOutcome(ok=True, text=f"saved in {place}", notes={"checkpoint": str(place)})
+        save_undo_notes(context, {"checkpoint": str(path)})
+        return StepOutcome(ok=True, text=f"saved in {path}", notes={"checkpoint": str(path)})
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        place = load_undo_notes(case).get("checkpoint")
-        if place is None:
-            return StepOutcome(ok=True, text="not restored: no save finished, so there is no whole checkpoint")
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Runs the restore command, if a save finished and one is configured."""
+        path = load_undo_notes(context).get("checkpoint")
+        if path is None:
+            return StepOutcome(ok=True, text="not restored: no complete checkpoint was saved")
         if not self._options.restore:
-            return StepOutcome(ok=True, text=f"kept in {place}: no restore is configured")
-        outcome = await child_process.run_command(self._options.restore, case, more={CHECKPOINT_VARIABLE: place})
-        return StepOutcome(ok=True, text=f"restored from {place}") if outcome.ok else outcome
+            return StepOutcome(ok=True, text=f"kept in {path}: no restore is configured")
+        outcome = await child_process.run_command(self._options.restore, context, variables={CHECKPOINT_VARIABLE: path})
+        return StepOutcome(ok=True, text=f"restored from {path}") if outcome.ok else outcome
 
-    async def check(self, case: StepContext) -> bool | None:
-        if "checkpoint" in load_undo_notes(case):
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether the save finished, by the note or the check command."""
+        if "checkpoint" in load_undo_notes(context):
             return True
-        place = str(self._checkpoint_path(case))
-        is_saved = await run_check_command(self._options.check, case, {CHECKPOINT_VARIABLE: place})
+        path = str(self._checkpoint_path(context))
+        is_saved = await run_check_command(self._options.check, context, {CHECKPOINT_VARIABLE: path})
         if is_saved:
-            save_undo_notes(case, {"checkpoint": place})
+            save_undo_notes(context, {"checkpoint": path})
         return is_saved
 
-    def _checkpoint_path(self, case: StepContext) -> Path:
+    def _checkpoint_path(self, context: StepContext) -> Path:
         if self._options.directory is None:
-            return case.folder / "checkpoint"
-        return self._options.directory / _UNSAFE_CHARACTERS.sub("_", f"{case.event.id}-{case.step.name}")
+            return context.folder / "checkpoint"
+        return self._options.directory / _UNSAFE_CHARACTERS.sub("_", f"{context.event.id}-{context.step.name}")
 
 
 def read_options(raw: RawOptions) -> CheckpointOptions:
+    """Validates the options of `checkpoint`. Raises BadOption."""
     if "save" not in raw:
-        raise BadOption("", "a checkpoint has no save", 'write save = ["/usr/local/bin/save"]')
+        raise BadOption("", "save is missing", 'write save = ["/usr/local/bin/save"]')
     return CheckpointOptions(
         save=read_command_line(raw, "save"),
         restore=read_command_line(raw, "restore"),

@@ -14,44 +14,50 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOptions:
+    """Options of `command`: the commands to run, undo and check."""
+
     run: CommandLine
     undo: CommandLine = ()
     check: CommandLine = ()
 
 
 class CommandReaction:
-    """Exit status 0 is success; `check` says with it that `run` was done."""
+    """Runs the user's commands; exit status 0 is success, and for `check` that `run` was done."""
 
     def __init__(self, options: CommandOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
-        return await child_process.run_command(self._options.run, case)
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Runs the command `run`."""
+        return await child_process.run_command(self._options.run, context)
 
-    async def undo(self, case: StepContext) -> StepOutcome:
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Runs the command `undo`, if there is one."""
         if not self._options.undo:
             return StepOutcome(ok=True, text="nothing to undo")
-        return await child_process.run_command(self._options.undo, case)
+        return await child_process.run_command(self._options.undo, context)
 
-    async def check(self, case: StepContext) -> bool | None:
-        return await run_check_command(self._options.check, case)
+    async def check(self, context: StepContext) -> bool | None:
+        """Runs the command `check`; None if there is none."""
+        return await run_check_command(self._options.check, context)
 
 
 async def run_check_command(
-    check: CommandLine, case: StepContext, more: Mapping[str, str] = _NO_VARIABLES
+    check: CommandLine, context: StepContext, variables: Mapping[str, str] = _NO_VARIABLES
 ) -> bool | None:
-    """What a check command says; one that cannot be run says nothing."""
+    """Whether the check command exits with 0; None if there is none or it cannot be run in time."""
     if not check:
         return None
     try:
-        return await child_process.exit_status_of(check, case, log="check", more=more) == 0
+        return await child_process.exit_status_of(check, context, log="check", variables=variables) == 0
     except OSError:  # TimeoutError, too
         return None
 
 
 def read_options(raw: RawOptions) -> CommandOptions:
+    """Validates the options of `command`. Raises BadOption."""
     if "run" not in raw:
-        raise BadOption("", "a command has no run", 'write run = ["/usr/local/bin/prepare"]')
+        raise BadOption("", "run is missing", 'write run = ["/usr/local/bin/prepare"]')
     return CommandOptions(
         run=read_command_line(raw, "run"), undo=read_command_line(raw, "undo"), check=read_command_line(raw, "check")
     )
@@ -59,7 +65,7 @@ def read_options(raw: RawOptions) -> CommandOptions:
 
 COMMAND_REACTION = ReactionKind(
     name="command",
-    summary="runs a command of yours",
+    summary="runs your own command",
     options=("run", "undo", "check"),
     read=read_options,
     make=CommandReaction,

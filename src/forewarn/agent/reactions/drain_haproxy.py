@@ -24,28 +24,31 @@ from forewarn.errors import Unavailable
 
 HaproxyAdminState = Literal["ready", "drain", "maint"]
 _COMMAND_TIMEOUT_S = 5.0
-_MAINT_BIT, _DRAIN_BIT = 0x01, 0x08  # of srv_admin_state: set by somebody, not inherited from a tracked server
-_SERVER_ROW_TYPE = "2"  # of show stat's column `type`
+_MAINT_BIT, _DRAIN_BIT = 0x01, 0x08  # of srv_admin_state, without the bits inherited from a tracked server
+_SERVER_ROW_TYPE = "2"  # value of the column `type` of `show stat`
 
 
 class HaproxyError(Unavailable):
-    """HAProxy is not there, or does not do what it was told."""
+    """HAProxy cannot be reached or refuses a command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaproxyServer:
+    """A server of HAProxy: admin state, and current plus queued sessions."""
+
     name: str  # backend/server
     admin_state: HaproxyAdminState
     sessions: int
 
 
 class HaproxyRuntimeApi:
-    """`address` is the path of a unix socket, or host:port."""
+    """HAProxy's runtime API; `address` is the path of a unix socket, or host:port."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     async def servers(self) -> tuple[HaproxyServer, ...]:
+        """All servers. Raises HaproxyError."""
         sessions = dict(_parse_sessions(await self._run_command("show stat")))
         states = _parse_admin_states(await self._run_command("show servers state"))
         return tuple(
@@ -53,8 +56,9 @@ class HaproxyRuntimeApi:
         )
 
     async def set_admin_state(self, server: str, admin: HaproxyAdminState) -> None:
+        """Sets the admin state of `backend/server`. Raises HaproxyError."""
         if answer := (await self._run_command(f"set server {server} state {admin}")).strip():
-            raise HaproxyError(f"HAProxy does not put {server} into {admin}: {answer.splitlines()[0]}")
+            raise HaproxyError(f"HAProxy does not set {server} to {admin}: {answer.splitlines()[0]}")
 
     async def _run_command(self, command: str) -> str:
         try:
@@ -64,7 +68,7 @@ class HaproxyRuntimeApi:
             raise HaproxyError(f"HAProxy at {self._address} gave no answer within {_COMMAND_TIMEOUT_S:g} s") from None
         except OSError as error:
             raise HaproxyError(
-                f"HAProxy at {self._address} cannot be asked ({error.strerror or 'no connection'})"
+                f"HAProxy at {self._address} cannot be reached ({error.strerror or 'no connection'})"
             ) from error
 
     async def _exchange(self, command: str) -> str:
@@ -84,25 +88,25 @@ class HaproxyRuntimeApi:
 
 
 def _parse_sessions(answer: str) -> Iterator[tuple[str, int]]:
-    """Current and queued sessions by server, out of CSV with a head of `# pxname,svname,…`."""
+    """Yields (server, current and queued sessions) from the CSV of `show stat`."""
     for row in csv.DictReader(answer.removeprefix("# ").splitlines()):
         if row.get("type") == _SERVER_ROW_TYPE:
             yield f"{row['pxname']}/{row['svname']}", int(row.get("scur") or 0) + int(row.get("qcur") or 0)
 
 
 def _parse_admin_states(answer: str) -> list[tuple[str, HaproxyAdminState]]:
-    """A version, a head of `# be_id be_name …`, and a line of words for each server."""
-    head: list[str] = []
+    """The admin state of each server, from `show servers state`."""
+    columns: list[str] = []
     found: list[tuple[str, HaproxyAdminState]] = []
     for line in answer.splitlines():
         words = line.split()
         if words[:1] == ["#"]:
-            head = words[1:]
-        elif head and len(words) >= len(head):
-            row = dict(zip(head, words, strict=False))
+            columns = words[1:]
+        elif columns and len(words) >= len(columns):
+            row = dict(zip(columns, words, strict=False))
             found.append((f"{row['be_name']}/{row['srv_name']}", _admin_state_of_bits(int(row["srv_admin_state"]))))
-    if not head:
-        raise HaproxyError(f"HAProxy does not show its servers: {answer.strip()[:80] or 'no answer'}")
+    if not columns:
+        raise HaproxyError(f"HAProxy does not list its servers: {answer.strip()[:80] or 'no answer'}")
     return found
 
 
@@ -113,52 +117,58 @@ def _admin_state_of_bits(bits: int) -> HaproxyAdminState:
 
 
 _HOST_AND_PORT = re.compile(r"[^/\s]+:\d{1,5}")
-_SERVER_NAME = re.compile(r"[^/\s;]+/[^/\s;]+")  # a semicolon would begin another command
+_SERVER_NAME = re.compile(r"[^/\s;]+/[^/\s;]+")  # no semicolon: it would begin another command
 _SERVERS_EXAMPLE = '["web/web-0"]'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainHaproxyOptions:
+    """Options of `drain-haproxy`."""
+
     socket: str
     servers: tuple[str, ...]  # patterns of backend/server
-    wait: bool = True  # until their sessions are gone
+    wait: bool = True  # until their sessions have ended
 
 
 class DrainHaproxyReaction:
-    """Which servers were ready is remembered before they are touched; only those are ever set back."""
+    """Drains servers. It notes which were ready before it acts, and sets only those back."""
 
     def __init__(self, options: DrainHaproxyOptions) -> None:
         self._options = options
         self._runtime = HaproxyRuntimeApi(options.socket)
 
-    async def do(self, case: StepContext) -> StepOutcome:
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Drains the matching servers, and waits for their sessions to end if `wait`."""
         try:
-            servers = await self._matching_servers(case)
+            servers = await self._matching_servers(context)
             if not servers:
-                return StepOutcome(ok=False, text=f"HAProxy has no server {' or '.join(self._patterns(case))}")
-            await self._drain(case, servers)
-            return await self._wait_until_idle(case)
+                return StepOutcome(ok=False, text=f"HAProxy has no server {' or '.join(self._patterns(context))}")
+            await self._drain(context, servers)
+            return await self._wait_until_idle(context)
         except HaproxyError as error:
             return StepOutcome(ok=False, text=str(error))
 
-    async def _drain(self, case: StepContext, servers: Iterable[HaproxyServer]) -> None:
+    async def _drain(self, context: StepContext, servers: Iterable[HaproxyServer]) -> None:
         ready = [server.name for server in servers if server.admin_state == "ready"]
-        save_undo_notes(case, dict.fromkeys(ready, "ready"))
+        save_undo_notes(context, dict.fromkeys(ready, "ready"))
         for name in ready:
             await self._runtime.set_admin_state(name, "drain")
 
-    async def _wait_until_idle(self, case: StepContext) -> StepOutcome:
-        names = ", ".join(server.name for server in await self._matching_servers(case))
+    async def _wait_until_idle(self, context: StepContext) -> StepOutcome:
+        names = ", ".join(server.name for server in await self._matching_servers(context))
         if not self._options.wait:
-            return StepOutcome(ok=True, text=f"{names}: no new connections", notes=load_undo_notes(case))
-        if await wait_until(case, lambda: self._is_idle(case)):
-            return StepOutcome(ok=True, text=f"{names}: drained", notes=load_undo_notes(case))
-        left = [server for server in await self._matching_servers(case) if server.sessions]
-        told = ", ".join(f"{server.name} has {server.sessions}" for server in left)
-        return StepOutcome(ok=False, text=f"sessions are left when the time is over: {told or 'just gone'}")
+            return StepOutcome(ok=True, text=f"{names}: no new connections", notes=load_undo_notes(context))
+        if await wait_until(context, lambda: self._is_idle(context)):
+            return StepOutcome(ok=True, text=f"{names}: drained", notes=load_undo_notes(context))
+        left = [server for server in await self._matching_servers(context) if server.sessions]
+        sessions_text = ", ".join(f"{server.name} has {server.sessions}" for server in left)
+        return StepOutcome(
+            ok=False, text=f"sessions remain at the end of the step's time: {sessions_text or 'none any more'}"
+        )
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        found = load_undo_notes(case)
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Sets the noted servers to ready again, if they are still draining."""
+        found = load_undo_notes(context)
         try:
             now = {server.name: server.admin_state for server in await self._runtime.servers()}
             ours = [name for name in found if now.get(name) == "drain"]
@@ -168,39 +178,43 @@ class DrainHaproxyReaction:
             return StepOutcome(ok=False, text=str(error))
         return StepOutcome(ok=True, text=_undo_text(ours, {name: now.get(name, "gone") for name in found}))
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether no matching server is ready, and their sessions have ended if `wait`."""
         try:
-            servers = await self._matching_servers(case)
-            is_idle = not self._options.wait or await self._is_idle(case)
+            servers = await self._matching_servers(context)
+            is_idle = not self._options.wait or await self._is_idle(context)
         except HaproxyError:
             return None
         return bool(servers) and is_idle and all(server.admin_state != "ready" for server in servers)
 
-    async def _is_idle(self, case: StepContext) -> bool:
-        return not any(server.sessions for server in await self._matching_servers(case))
+    async def _is_idle(self, context: StepContext) -> bool:
+        return not any(server.sessions for server in await self._matching_servers(context))
 
-    async def _matching_servers(self, case: StepContext) -> list[HaproxyServer]:
-        patterns = self._patterns(case)
+    async def _matching_servers(self, context: StepContext) -> list[HaproxyServer]:
+        patterns = self._patterns(context)
         return [
             server
             for server in await self._runtime.servers()
             if any(fnmatchcase(server.name, pattern) for pattern in patterns)
         ]
 
-    def _patterns(self, case: StepContext) -> list[str]:
-        return [pattern.replace("{vm}", case.vm) for pattern in self._options.servers]
+    def _patterns(self, context: StepContext) -> list[str]:
+        return [pattern.replace("{vm}", context.vm) for pattern in self._options.servers]
 
 
 def _undo_text(ours: list[str], found: dict[str, str]) -> str:
-    """Somebody else's hand is left where it is, and named."""
+    """Says which servers are ready again, and which someone else has changed."""
     if not found:
         return "nothing to undo: no server was ready before"
-    told = [f"{', '.join(ours)}: ready again"] if ours else []
-    told += [f"{name} is {admin}, which is somebody else's doing" for name, admin in found.items() if name not in ours]
-    return "; ".join(told)
+    parts = [f"{', '.join(ours)}: ready again"] if ours else []
+    parts += [
+        f"{name} is {admin}, set by someone else, and stays so" for name, admin in found.items() if name not in ours
+    ]
+    return "; ".join(parts)
 
 
 def read_options(raw: RawOptions) -> DrainHaproxyOptions:
+    """Validates the options of `drain-haproxy`. Raises BadOption."""
     socket = read_required_text(raw, "socket", '"/run/haproxy/admin.sock"')
     if not socket.startswith("/") and not _HOST_AND_PORT.fullmatch(socket):
         raise BadOption(
@@ -209,7 +223,7 @@ def read_options(raw: RawOptions) -> DrainHaproxyOptions:
     servers = read_texts(raw, "servers", _SERVERS_EXAMPLE)
     for pattern in servers:
         if not _SERVER_NAME.fullmatch(pattern):
-            raise BadOption("servers", f"{pattern!r} is no backend/server", f"write servers = {_SERVERS_EXAMPLE}")
+            raise BadOption("servers", f"{pattern!r} is not backend/server", f"write servers = {_SERVERS_EXAMPLE}")
     return DrainHaproxyOptions(socket=socket, servers=servers, wait=read_flag(raw, "wait", default=True))
 
 

@@ -15,10 +15,10 @@ from forewarn.agent.model import Event, StepContext, StepPhase
 from forewarn.agent.reactions.options import BadOption
 
 
-def event_sentence(case: StepContext) -> str:
-    """`Reboot of web-0 not before Mon, 19 Sep …`; `Reboot of web-0 is gone`. One line, whatever a server sends."""
-    what = f"{case.event.kind or 'An event'} of {', '.join(case.event.resources) or 'nobody'}"
-    return _one_line(f"{what} is gone" if case.phase is StepPhase.UNDO else f"{what} {_when_text(case.event)}")
+def event_sentence(context: StepContext) -> str:
+    """One line for people: `Reboot of web-0 not before Mon, 19 Sep …`, or `Reboot of web-0 is gone`."""
+    what = f"{context.event.kind or 'An event'} of {', '.join(context.event.resources) or 'no VM'}"
+    return _one_line(f"{what} is gone" if context.phase is StepPhase.UNDO else f"{what} {_when_text(context.event)}")
 
 
 def _one_line(text: str) -> str:
@@ -31,15 +31,15 @@ def _when_text(event: Event) -> str:
     return "has started" if event.status == "Started" else "is scheduled"
 
 
-def event_details(case: StepContext) -> str:
-    """For people: everything that is known, a line each; what is not known is left out."""
-    event = case.event
+def event_details(context: StepContext) -> str:
+    """Everything known about the event for people, one line per fact."""
+    event = context.event
     rows = {
         "Event": event.id,
         "Kind": event.kind,
-        "Status": "gone" if case.phase is StepPhase.UNDO else event.status,
+        "Status": "gone" if context.phase is StepPhase.UNDO else event.status,
         "VMs": ", ".join(event.resources),
-        "Not before": "" if case.phase is StepPhase.UNDO else event.not_before_text,
+        "Not before": "" if context.phase is StepPhase.UNDO else event.not_before_text,
         "Impact": _impact_text(event),
         "Source": event.source,
         "Description": event.description,
@@ -53,9 +53,9 @@ def _impact_text(event: Event) -> str:
     return "of unknown length" if event.duration_s < 0 else f"{event.duration_s} s"
 
 
-def event_facts(case: StepContext) -> dict[str, object]:
-    """The event as its document had it, and what the agent adds."""
-    event = case.event
+def event_facts(context: StepContext) -> dict[str, object]:
+    """The event as JSON object: as in its document, with `Vm`, `Step` and `Phase` of the agent."""
+    event = context.event
     return dict(event.raw) | {
         "EventId": event.id,
         "EventStatus": event.status,
@@ -65,15 +65,15 @@ def event_facts(case: StepContext) -> dict[str, object]:
         "Description": event.description,
         "EventSource": event.source,
         "DurationInSeconds": event.duration_s,
-        "Vm": case.vm,
-        "Step": case.step.name,
-        "Phase": str(case.phase),
+        "Vm": context.vm,
+        "Step": context.step.name,
+        "Phase": str(context.phase),
     }
 
 
-def event_variables(case: StepContext) -> dict[str, str]:
-    """The same for programs that read no JSON."""
-    event = case.event
+def event_variables(context: StepContext) -> dict[str, str]:
+    """The event as environment variables, for commands that do not read JSON."""
+    event = context.event
     return {
         "FOREWARN_EVENT_ID": event.id,
         "FOREWARN_KIND": event.kind,
@@ -83,46 +83,48 @@ def event_variables(case: StepContext) -> dict[str, str]:
         "FOREWARN_DURATION_S": "" if event.duration_s is None else str(event.duration_s),
         "FOREWARN_RESOURCES": ",".join(event.resources),
         "FOREWARN_NOT_BEFORE": event.not_before_text,
-        "FOREWARN_LEFT_S": f"{max(case.left_s(), 0.0):.0f}",
-        "FOREWARN_VM": case.vm,
-        "FOREWARN_STEP": case.step.name,
-        "FOREWARN_PHASE": str(case.phase),
-        "FOREWARN_FOLDER": str(case.folder),
+        "FOREWARN_LEFT_S": f"{max(context.left_s(), 0.0):.0f}",
+        "FOREWARN_VM": context.vm,
+        "FOREWARN_STEP": context.step.name,
+        "FOREWARN_PHASE": str(context.phase),
+        "FOREWARN_FOLDER": str(context.folder),
     }
 
 
 PLACEHOLDERS = ("vm", "event_id", "kind", "phase", "step")
 
 
-def placeholder_values(case: StepContext) -> dict[str, str]:
-    event = case.event
-    values = (case.vm, event.id, event.kind, str(case.phase), case.step.name)
+def placeholder_values(context: StepContext) -> dict[str, str]:
+    """The values of the placeholders for this step."""
+    event = context.event
+    values = (context.vm, event.id, event.kind, str(context.phase), context.step.name)
     return dict(zip(PLACEHOLDERS, values, strict=True))
 
 
-def fill_url(url: str, case: StepContext) -> str:
-    return Template(url).substitute({name: quote(text, safe="") for name, text in placeholder_values(case).items()})
+def fill_url(url: str, context: StepContext) -> str:
+    """Fills the placeholders of a URL, percent-encoded."""
+    return Template(url).substitute({name: quote(text, safe="") for name, text in placeholder_values(context).items()})
 
 
-def fill_body(body: object, case: StepContext) -> bytes:
-    """A text as it is; anything else as JSON, in which nothing of an event can break out of its string."""
+def fill_body(body: object, context: StepContext) -> bytes:
+    """Fills the placeholders of a body: a string as text, any other value as JSON (safely escaped)."""
     if isinstance(body, str):
-        return Template(body).substitute(placeholder_values(case)).encode()
-    return json.dumps(_fill(body, placeholder_values(case))).encode()
+        return Template(body).substitute(placeholder_values(context)).encode()
+    return json.dumps(_fill(body, placeholder_values(context))).encode()
 
 
-def _fill(value: object, places: Mapping[str, str]) -> object:
+def _fill(value: object, values_by_name: Mapping[str, str]) -> object:
     if isinstance(value, str):
-        return Template(value).substitute(places)
+        return Template(value).substitute(values_by_name)
     if isinstance(value, Mapping):
-        return {name: _fill(each, places) for name, each in value.items()}
-    return [_fill(each, places) for each in value] if isinstance(value, list) else value
+        return {name: _fill(each, values_by_name) for name, each in value.items()}
+    return [_fill(each, values_by_name) for each in value] if isinstance(value, list) else value
 
 
 def check_placeholders(key: str, value: Any) -> None:
-    """Raises BadOption if there is a place in it that nothing fills."""
+    """Raises BadOption if the value contains an unknown placeholder."""
     try:
         _fill(value, dict.fromkeys(PLACEHOLDERS, ""))
     except (KeyError, ValueError):
         known = ", ".join(f"${name}" for name in PLACEHOLDERS)
-        raise BadOption(key, f"{key} has a $ that is no place", f"write {known}, or $$ for a dollar") from None
+        raise BadOption(key, f"{key} has an unknown placeholder", f"write {known}, or $$ for a dollar") from None

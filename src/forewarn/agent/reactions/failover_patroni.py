@@ -31,77 +31,90 @@ _UNKNOWN_LAG = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniMember:
+    """A member of a Patroni cluster; `lag` is in bytes."""
+
     name: str
     role: str
     state: str
     lag: int = 0
-    may_lead: bool = True  # not tagged otherwise
+    may_lead: bool = True  # False: its tags exclude it
 
     @property
     def is_leader(self) -> bool:
+        """Whether its role is a leader's."""
         return self.role in _LEADER_ROLES
 
     @property
     def is_running(self) -> bool:
+        """Whether PostgreSQL runs or replicates."""
         return self.state in _RUNNING_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniCluster:
-    own_name: str  # the name of the member that was asked
+    """A Patroni cluster as its REST API shows it."""
+
+    own_name: str  # of the member that answered
     members: tuple[PatroniMember, ...]
-    is_paused: bool = False  # Patroni then wants to be told the successor
+    is_paused: bool = False  # then Patroni requires a candidate
 
     @property
     def leader(self) -> PatroniMember | None:
+        """The leader; None if there is none."""
         return next((member for member in self.members if member.is_leader), None)
 
     @property
     def own_member(self) -> PatroniMember | None:
+        """The member that answered; None if it is not listed."""
         return next((member for member in self.members if member.name == self.own_name), None)
 
     @property
     def replicas(self) -> tuple[PatroniMember, ...]:
-        """Those that could take over: synchronous ones first, then by how far they are behind."""
-        able = [member for member in self.members if member.is_running and member.may_lead and not member.is_leader]
-        return tuple(sorted(able, key=lambda member: (member.role != "sync_standby", member.lag)))
+        """The replicas that can take over: synchronous ones first, then those with the least lag."""
+        candidates = [
+            member for member in self.members if member.is_running and member.may_lead and not member.is_leader
+        ]
+        return tuple(sorted(candidates, key=lambda member: (member.role != "sync_standby", member.lag)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatroniApi:
+    """The REST API of one Patroni node."""
+
     url: str
     user: str = ""
     password_file: Path | None = None
     ca_file: Path | None = None
 
     async def cluster(self) -> PatroniCluster:
-        """Raises Unreached, also when what answers is no Patroni."""
+        """Reads the cluster. Raises HttpCallFailed, also if the answer is not Patroni's."""
         node = await self._get("/patroni")
-        whole = await self._get("/cluster")
-        own, members = node.get("patroni"), whole.get("members")
+        cluster = await self._get("/cluster")
+        own, members = node.get("patroni"), cluster.get("members")
         if not isinstance(own, dict) or not own.get("name") or not isinstance(members, list):
             raise HttpCallFailed(f"{self.url} is not Patroni's REST API")
         return PatroniCluster(
             own_name=str(own["name"]),
             members=tuple(_parse_member(each) for each in members if isinstance(each, dict)),
-            is_paused=whole.get("pause") is True,
+            is_paused=cluster.get("pause") is True,
         )
 
-    async def switch_over(self, leader: str, candidate: str, within_s: float) -> HttpReply:
-        wish = {"leader": leader} | ({"candidate": candidate} if candidate else {})
+    async def switch_over(self, leader: str, candidate: str, timeout_s: float) -> HttpReply:
+        """Asks for a switchover from `leader` to `candidate` ("": Patroni chooses); returns the reply."""
+        body = {"leader": leader} | ({"candidate": candidate} if candidate else {})
         secret = self._authorization()
         call = HttpCall(
             url=self._url_of("/switchover"),
             method="POST",
             headers={"Content-Type": "application/json", **secret},
-            body=json.dumps(wish).encode(),
+            body=json.dumps(body).encode(),
             ca_file=self.ca_file,
             secrets=tuple(secret.values()),
         )
-        return await send_call(call, within_s=within_s)
+        return await send_call(call, timeout_s=timeout_s)
 
     async def _get(self, route: str) -> dict[str, Any]:
-        """A node that is not fit to serve says so with 503, and what it is all the same."""
+        """Reads a route; the status does not matter, because an unhealthy node answers 503 with its data."""
         return (await send_call(HttpCall(url=self._url_of(route), ca_file=self.ca_file))).json
 
     def _url_of(self, route: str) -> str:
@@ -127,101 +140,107 @@ def _parse_member(raw: dict[str, Any]) -> PatroniMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverPatroniOptions:
+    """Options of `failover-patroni`."""
+
     api: PatroniApi
-    candidate: str = ""  # "": whom Patroni thinks best
+    candidate: str = ""  # "": Patroni chooses
     return_leadership: bool = False
 
 
 class FailoverPatroniReaction:
-    """That the leadership was ours is remembered before it is given away; only then is it ever taken back."""
+    """Gives leadership away. It notes before that this node led, and takes it back only then."""
 
     def __init__(self, options: FailoverPatroniOptions) -> None:
         self._options = options
         self._api = options.api
 
-    async def do(self, case: StepContext) -> StepOutcome:
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Switches over to a replica, if this node leads, and waits until it follows."""
         try:
             cluster = await self._api.cluster()
-            if not _is_own_node_leader(cluster) and "led" not in load_undo_notes(case):
+            if not _is_own_node_leader(cluster) and "led" not in load_undo_notes(context):
                 return StepOutcome(ok=True, text=f"nothing to hand over: {_leader_name(cluster)} leads")
             if not _is_own_node_leader(cluster):
-                return await self._wait_for_new_leader(case)
-            ready = await wait_until(case, self._cluster_with_replicas, every_s=0.5)
+                return await self._wait_for_new_leader(context)
+            ready = await wait_until(context, self._cluster_with_replicas, every_s=0.5)
             if ready is None:
-                return StepOutcome(ok=False, text=f"{cluster.own_name} leads, and no replica runs that could take over")
-            save_undo_notes(case, {"led": cluster.own_name})
-            return await self._hand_over(case, cluster.own_name, self._candidate(case, ready))
+                return StepOutcome(ok=False, text=f"{cluster.own_name} leads, and no running replica can take over")
+            save_undo_notes(context, {"led": cluster.own_name})
+            return await self._hand_over(context, cluster.own_name, self._candidate(context, ready))
         except (HttpCallFailed, SecretUnavailable) as error:
             return StepOutcome(ok=False, text=str(error))
 
     async def _cluster_with_replicas(self) -> PatroniCluster | None:
-        """A replica that is just starting is waited for."""
+        """The cluster once it has a replica that can take over; None until then."""
         cluster = await self._api.cluster()
         return cluster if cluster.replicas else None
 
-    def _candidate(self, case: StepContext, cluster: PatroniCluster) -> str:
-        """Whom the event hits as well would have to hand over again: somebody else is named, if there is anybody."""
+    def _candidate(self, context: StepContext, cluster: PatroniCluster) -> str:
+        """The candidate: as configured, else a replica the event spares; "" if Patroni may choose."""
         if self._options.candidate:
             return self._options.candidate
-        able = [member.name for member in cluster.replicas]
-        spared = [name for name in able if not lists(case.event, name)]
+        candidates = [member.name for member in cluster.replicas]
+        spared = [name for name in candidates if not lists(context.event, name)]
         if cluster.is_paused:
-            return (spared or able)[0]
-        return spared[0] if spared and len(spared) < len(able) else ""
+            return (spared or candidates)[0]
+        return spared[0] if spared and len(spared) < len(candidates) else ""
 
-    async def _hand_over(self, case: StepContext, leader: str, candidate: str) -> StepOutcome:
-        """Patroni answers when it is over, or with a refusal, or not at all: then the cluster is looked at."""
+    async def _hand_over(self, context: StepContext, leader: str, candidate: str) -> StepOutcome:
+        """Asks for the switchover; without a clear reply the cluster's state decides."""
         try:
-            reply = await self._api.switch_over(leader, candidate, max(case.left_s() - reserve_s(case), 0.1))
+            reply = await self._api.switch_over(leader, candidate, max(context.left_s() - reserve_s(context), 0.1))
         except HttpCallFailed:
-            return await self._wait_for_new_leader(case)
+            return await self._wait_for_new_leader(context)
         if not reply.ok and reply.status != 503:
             return StepOutcome(ok=False, text=f"Patroni refuses the switchover: {reply.summary}")
-        return await self._wait_for_new_leader(case)
+        return await self._wait_for_new_leader(context)
 
-    async def _wait_for_new_leader(self, case: StepContext) -> StepOutcome:
-        """Until somebody else leads, and this one follows."""
-        if not await wait_until(case, self._has_new_leader, every_s=0.5):
-            return StepOutcome(ok=False, text="no other leader runs with this one as its replica when the time is over")
+    async def _wait_for_new_leader(self, context: StepContext) -> StepOutcome:
+        """Waits until another member leads and this one follows."""
+        if not await wait_until(context, self._has_new_leader, every_s=0.5):
+            return StepOutcome(
+                ok=False, text="at the end of the step's time no other member leads with this one as replica"
+            )
         name = _leader_name(await self._api.cluster())
-        save_undo_notes(case, {"successor": name})
-        return StepOutcome(ok=True, text=f"{name} leads now", notes=load_undo_notes(case))
+        save_undo_notes(context, {"successor": name})
+        return StepOutcome(ok=True, text=f"{name} leads now", notes=load_undo_notes(context))
 
     async def _has_new_leader(self) -> bool:
         try:
             cluster = await self._api.cluster()
         except HttpCallFailed:
             return False
-        leader, me = cluster.leader, cluster.own_member
-        return bool(leader and leader.is_running and leader.name != cluster.own_name and me and me.is_running)
+        leader, own = cluster.leader, cluster.own_member
+        return bool(leader and leader.is_running and leader.name != cluster.own_name and own and own.is_running)
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        found = load_undo_notes(case)
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Takes leadership back, if configured and the successor of `do` still leads."""
+        found = load_undo_notes(context)
         if not self._options.return_leadership or "led" not in found:
-            return StepOutcome(ok=True, text="nothing to undo: whoever leads may go on")
+            return StepOutcome(ok=True, text="nothing to undo: the current leader stays")
         try:
-            return await self._take_leadership_back(case, found)
+            return await self._take_leadership_back(context, found)
         except (HttpCallFailed, SecretUnavailable) as error:
             return StepOutcome(ok=False, text=str(error))
 
-    async def _take_leadership_back(self, case: StepContext, found: dict[str, str]) -> StepOutcome:
-        if not await wait_until(case, self._is_running_member, every_s=0.5):
-            return StepOutcome(ok=False, text=f"{found['led']} is no running member of a cluster with a leader")
+    async def _take_leadership_back(self, context: StepContext, found: dict[str, str]) -> StepOutcome:
+        if not await wait_until(context, self._is_running_member, every_s=0.5):
+            return StepOutcome(ok=False, text=f"{found['led']} is not a running member of a cluster with a leader")
         cluster = await self._api.cluster()
         leader = _leader_name(cluster)
         if leader == cluster.own_name:
             return StepOutcome(ok=True, text=f"{leader} leads again")
         if leader != found.get("successor", leader):
-            return StepOutcome(ok=True, text=f"{leader} leads, which is somebody else's doing")
-        reply = await self._api.switch_over(leader, cluster.own_name, max(case.left_s() - reserve_s(case), 0.1))
+            return StepOutcome(ok=True, text=f"{leader} leads, set by someone else, and stays leader")
+        reply = await self._api.switch_over(leader, cluster.own_name, max(context.left_s() - reserve_s(context), 0.1))
         if not reply.ok:
             return StepOutcome(ok=False, text=f"Patroni refuses the switchover: {reply.summary}")
-        if await wait_until(case, self._is_leader, every_s=0.5):
+        if await wait_until(context, self._is_leader, every_s=0.5):
             return StepOutcome(ok=True, text=f"{cluster.own_name} leads again")
-        return StepOutcome(ok=False, text=f"{cluster.own_name} does not lead when the time is over")
+        return StepOutcome(ok=False, text=f"{cluster.own_name} does not lead at the end of the step's time")
 
     async def _is_running_member(self) -> bool:
-        """After a reboot it takes a while until Patroni and PostgreSQL are there."""
+        """Whether this node runs in a cluster with a leader; after a reboot that takes a while."""
         try:
             cluster = await self._api.cluster()
         except HttpCallFailed:
@@ -233,7 +252,8 @@ class FailoverPatroniReaction:
     async def _is_leader(self) -> bool:
         return _is_own_node_leader(await self._api.cluster())
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether another member leads and this node follows."""
         try:
             return not _is_own_node_leader(await self._api.cluster()) and await self._has_new_leader()
         except HttpCallFailed:
@@ -245,10 +265,11 @@ def _is_own_node_leader(cluster: PatroniCluster) -> bool:
 
 
 def _leader_name(cluster: PatroniCluster) -> str:
-    return cluster.leader.name if cluster.leader else "nobody"
+    return cluster.leader.name if cluster.leader else "no member"
 
 
 def read_options(raw: RawOptions) -> FailoverPatroniOptions:
+    """Validates the options of `failover-patroni`. Raises BadOption."""
     api = PatroniApi(
         url=read_url(raw, "url", "http://127.0.0.1:8008"),
         user=read_text(raw, "user"),
@@ -256,7 +277,7 @@ def read_options(raw: RawOptions) -> FailoverPatroniOptions:
         ca_file=read_path(raw, "ca_file"),
     )
     if bool(api.user) != (api.password_file is not None):
-        raise BadOption("user", "user and password_file go together", "write both, or neither")
+        raise BadOption("user", "user and password_file need each other", "write both, or neither")
     return FailoverPatroniOptions(
         api=api,
         candidate=read_text(raw, "candidate"),
@@ -266,7 +287,7 @@ def read_options(raw: RawOptions) -> FailoverPatroniOptions:
 
 FAILOVER_PATRONI_REACTION = ReactionKind(
     name="failover-patroni",
-    summary="hands the leadership of a Patroni cluster over, if it is here",
+    summary="switches a Patroni cluster over, if this node leads it",
     options=("url", "user", "password_file", "ca_file", "candidate", "return_leadership"),
     read=read_options,
     make=FailoverPatroniReaction,

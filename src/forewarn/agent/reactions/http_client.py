@@ -20,38 +20,43 @@ from forewarn.errors import Unavailable
 from forewarn.protocol.http_message import HttpResponse
 
 CALL_TIMEOUT_S = 10.0
-_MIN_REDACTED_LENGTH = 6  # shorter words, like "Basic", say nothing, or are found in every text
+_MIN_REDACTED_LENGTH = 6  # shorter words, like "Basic", are not secret and occur in ordinary text
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class HttpCallFailed(Unavailable):
-    """There was no answer; the message says why and shows nothing of the address but its host."""
+    """No reply came; the message names the host only, not the whole URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
+    """One HTTP request; `ca_file` is the CA to trust for https, None the system's."""
+
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     body: bytes = field(default=b"", repr=False)
     ca_file: Path | None = None
-    secrets: tuple[str, ...] = field(default=(), repr=False)  # among the headers: an answer may repeat them
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # header values to remove from messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
+    """The reply to a call."""
+
     status: int
     text: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def json(self) -> dict[str, Any]:
-        """Its object, {} if it is none."""
+        """The reply's JSON object; {} if it is not one."""
         try:
             value = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -60,7 +65,7 @@ class HttpReply:
 
     @property
     def summary(self) -> str:
-        """For a message: the status and the first words, without what was sent in secret."""
+        """Status and first words for a message, with secrets removed."""
         text = self.text
         for word in sorted({word for secret in self.secrets for word in secret.split()}, key=len, reverse=True):
             text = text.replace(word, "…") if len(word) >= _MIN_REDACTED_LENGTH else text
@@ -68,28 +73,32 @@ class HttpReply:
         return f"{self.status} ({words})" if words else str(self.status)
 
 
-async def send_call(call: HttpCall, *, within_s: float = CALL_TIMEOUT_S) -> HttpReply:
+async def send_call(call: HttpCall, *, timeout_s: float = CALL_TIMEOUT_S) -> HttpReply:
+    """Sends a call and returns its reply. Raises HttpCallFailed, also after `timeout_s`."""
     host = urlsplit(call.url).netloc
     try:
-        async with asyncio.timeout(max(within_s, 0.0)):
+        async with asyncio.timeout(max(timeout_s, 0.0)):
             response = await _exchange(call)
     except TimeoutError:
-        raise HttpCallFailed(f"{host} gave no answer within {within_s:.1f} s") from None
+        raise HttpCallFailed(f"{host} gave no answer within {timeout_s:.1f} s") from None
     except (OSError, IncompleteResponse, UnicodeError, ssl.SSLError) as error:
         raise HttpCallFailed(f"{host} {_error_text(error)}") from error
     return HttpReply(status=response.status, text=response.body.decode("utf-8", "replace"), secrets=call.secrets)
 
 
-async def send_with_retries(call: HttpCall, case: StepContext, *, wait_s: float = 0.5) -> HttpReply:
-    """Again after twice the wait each time, while nobody answers or is too busy, until the time is over."""
-    end_s = reserve_s(case)
+async def send_with_retries(call: HttpCall, context: StepContext, *, wait_s: float = 0.5) -> HttpReply:
+    """Sends a call; retries with doubling delays while there is no reply or a busy status.
+
+    It ends with the step's time: returns the last reply or raises HttpCallFailed.
+    """
+    reserved_s = reserve_s(context)
     while True:
         try:
-            reply = await send_call(call, within_s=min(CALL_TIMEOUT_S, max(case.left_s() - end_s, 0.05)))
-            if reply.status not in _RETRIED_STATUSES or case.left_s() - end_s <= wait_s:
+            reply = await send_call(call, timeout_s=min(CALL_TIMEOUT_S, max(context.left_s() - reserved_s, 0.05)))
+            if reply.status not in _RETRIED_STATUSES or context.left_s() - reserved_s <= wait_s:
                 return reply
         except HttpCallFailed:
-            if case.left_s() - end_s <= wait_s:
+            if context.left_s() - reserved_s <= wait_s:
                 raise
         await asyncio.sleep(wait_s)
         wait_s = min(wait_s * 2, 15.0)
@@ -97,13 +106,13 @@ async def send_with_retries(call: HttpCall, case: StepContext, *, wait_s: float 
 
 async def _exchange(call: HttpCall) -> HttpResponse:
     url = urlsplit(call.url)
-    trust = ssl.create_default_context(cafile=call.ca_file) if url.scheme == "https" else None
-    reader, writer = await asyncio.open_connection(url.hostname, url.port or _DEFAULT_PORTS[url.scheme], ssl=trust)
+    tls = ssl.create_default_context(cafile=call.ca_file) if url.scheme == "https" else None
+    reader, writer = await asyncio.open_connection(url.hostname, url.port or _DEFAULT_PORTS[url.scheme], ssl=tls)
     try:
         writer.write(_encode_call(call, url))
         await writer.drain()
-        incoming = ResponseReader()
-        while (response := incoming.feed(await reader.read(64 * 1024))) is None:
+        response_reader = ResponseReader()
+        while (response := response_reader.feed(await reader.read(64 * 1024))) is None:
             pass
         return response
     finally:
@@ -121,13 +130,13 @@ def _encode_call(call: HttpCall, url: SplitResult) -> bytes:
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"has a certificate that is not trusted ({error.verify_message}): name its CA with ca_file"
+        return f"has a certificate that is not trusted ({error.verify_message}): set ca_file to its CA"
     if isinstance(error, ssl.SSLError):
-        return f"does not agree on TLS ({error.reason or 'no reason given'})"
+        return f"failed the TLS handshake ({error.reason or 'no reason given'})"
     if isinstance(error, socket.gaierror | UnicodeError):
         return "cannot be resolved"
     if isinstance(error, ConnectionRefusedError):
-        return "does not listen"
+        return "refuses connections"
     if isinstance(error, IncompleteResponse):
         return f"gave no answer ({error})"
     return f"cannot be reached ({getattr(error, 'strerror', None) or type(error).__name__})"

@@ -25,8 +25,8 @@ from forewarn.agent.reactions.options import (
     read_table,
     read_text,
     read_text_table,
+    read_whole_numbers,
 )
-from forewarn.agent.reactions.options import read_whole_numbers as numbers
 from forewarn.agent.reactions.step_context import load_undo_notes, save_undo_notes, wait_until
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredCall:
-    """One call, as configured."""
+    """An HTTP call with placeholders, as configured; `expect` are the statuses that mean success."""
 
     url: str
     method: str = "POST"
@@ -48,14 +48,14 @@ class ConfiguredCall:
     body: object = None
     expect: tuple[int, ...] = _SUCCESS_STATUSES
 
-    def to_http_call(self, case: StepContext, ca_file: Path | None) -> HttpCall:
-        """Raises NoSecret."""
-        body = b"" if self.body is None else fill_body(self.body, case)
+    def to_http_call(self, context: StepContext, ca_file: Path | None) -> HttpCall:
+        """Fills the placeholders and reads the secrets. Raises SecretUnavailable."""
+        body = b"" if self.body is None else fill_body(self.body, context)
         kind = {} if self.body is None or isinstance(self.body, str) else {"Content-Type": "application/json"}
         secrets = {name: read_secret(file) for name, file in self.header_files.items()}
         headers = {**kind, **self.headers, **secrets}
         return HttpCall(
-            url=fill_url(self.url, case),
+            url=fill_url(self.url, context),
             method=self.method,
             headers=headers,
             body=body,
@@ -66,7 +66,7 @@ class ConfiguredCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredWait:
-    """A question asked until the answer is as wanted."""
+    """A GET that is repeated every `every_s` seconds until its reply meets the condition."""
 
     call: ConfiguredCall
     contains: str = ""
@@ -74,43 +74,45 @@ class ConfiguredWait:
     every_s: float = 1.0
 
     def is_met(self, reply: HttpReply) -> bool:
+        """Whether the reply has an expected status and the text contains or lacks what it should."""
         is_text_fit = self.contains in reply.text and not (self.lacks and self.lacks in reply.text)
         return reply.status in self.call.expect and is_text_fit
 
 
 def read_subtable(raw: RawOptions, key: str, read: Callable[[RawOptions], T]) -> T:
-    """Read a table of the step's; what is wrong in it is told as the fault of its key."""
-    given = read_table(raw, key)
+    """Reads a table of the step with `read`; its problems are reported under the table's key."""
+    raw_call = read_table(raw, key)
     try:
-        return read(given)
+        return read(raw_call)
     except BadOption as bad:
         raise BadOption(key, f"in {key}, {bad.what}", bad.remedy) from None
 
 
-def read_call(given: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
-    check_known_keys(given, known)
-    url = read_required_text(given, "url", '"https://…"')
+def read_call(raw_call: RawOptions, known: tuple[str, ...] = _CALL_KEYS, method: str = "POST") -> ConfiguredCall:
+    """Reads a call. Raises BadOption."""
+    check_known_keys(raw_call, known)
+    url = read_required_text(raw_call, "url", '"https://…"')
     check_url("url", url)
     for each in ("url", "body"):
-        check_placeholders(each, given.get(each))
-    method = read_text(given, "method", method).upper()
+        check_placeholders(each, raw_call.get(each))
+    method = read_text(raw_call, "method", method).upper()
     if method not in _METHODS:
-        raise BadOption("method", f"method = {method!r} is not known", f"write one of {', '.join(_METHODS)}")
-    files = read_text_table(given, "header_files")
+        raise BadOption("method", f"method = {method!r} is unknown", f"write one of {', '.join(_METHODS)}")
+    files = read_text_table(raw_call, "header_files")
     return ConfiguredCall(
         url=url,
         method=method,
-        headers=_checked_headers(read_text_table(given, "headers")),
+        headers=_checked_headers(read_text_table(raw_call, "headers")),
         header_files={name: file for name in _checked_headers(files) if (file := read_path(files, name))},
-        body=given.get("body"),
-        expect=numbers(given, "expect", 100, 599) or _SUCCESS_STATUSES,
+        body=raw_call.get("body"),
+        expect=read_whole_numbers(raw_call, "expect", 100, 599) or _SUCCESS_STATUSES,
     )
 
 
 def _checked_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not value.isprintable() or not _is_latin1(value):
-            raise BadOption("headers", f"{name!r} is no header that can be sent", "write one line of plain text")
+            raise BadOption("headers", f"{name!r} is not a valid header", "write one line of plain text")
     return headers
 
 
@@ -118,68 +120,77 @@ def _is_latin1(value: str) -> bool:
     return all(ord(character) < 256 for character in value)
 
 
-def read_wait(given: RawOptions) -> ConfiguredWait:
+def read_wait(raw_call: RawOptions) -> ConfiguredWait:
+    """Reads a wait. Raises BadOption."""
     return ConfiguredWait(
-        call=read_call(given, _WAIT_KEYS, method="GET"),
-        contains=read_text(given, "contains"),
-        lacks=read_text(given, "lacks"),
-        every_s=max(read_seconds(given, "every", 1.0), 0.1),
+        call=read_call(raw_call, _WAIT_KEYS, method="GET"),
+        contains=read_text(raw_call, "contains"),
+        lacks=read_text(raw_call, "lacks"),
+        every_s=max(read_seconds(raw_call, "every", 1.0), 0.1),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeavePoolOptions:
+    """Options of `leave-pool`."""
+
     leave: ConfiguredCall
     back: ConfiguredCall | None = None
-    wait: ConfiguredWait | None = None  # after leaving
+    wait: ConfiguredWait | None = None  # after `leave`
     wait_back: ConfiguredWait | None = None
     ca_file: Path | None = None
 
 
 class LeavePoolReaction:
-    """Coming back is asked for whenever leaving was tried: nobody knows what became of a call without an answer."""
+    """Leaves a pool and rejoins it. It rejoins whenever leaving was tried, even without a reply."""
 
     def __init__(self, options: LeavePoolOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
-        save_undo_notes(case, {"left": "tried"})
-        return await self._call_and_wait(self._options.leave, self._options.wait, case, "left the pool")
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Sends the `leave` call, and waits for the condition of `wait`."""
+        save_undo_notes(context, {"left": "tried"})
+        return await self._call_and_wait(self._options.leave, self._options.wait, context, "left the pool")
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        if self._options.back is None or "left" not in load_undo_notes(case):
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Sends the `back` call if leaving was tried, and waits for the condition of `wait_back`."""
+        if self._options.back is None or "left" not in load_undo_notes(context):
             return StepOutcome(ok=True, text="nothing to undo")
-        return await self._call_and_wait(self._options.back, self._options.wait_back, case, "back in the pool")
+        return await self._call_and_wait(self._options.back, self._options.wait_back, context, "back in the pool")
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether the condition of `wait` is met; None if there is none."""
         if self._options.wait is None:
             return None
         try:
-            return await self._is_met(self._options.wait, case)
+            return await self._is_met(self._options.wait, context)
         except SecretUnavailable:
             return None
 
     async def _call_and_wait(
-        self, errand: ConfiguredCall, wait: ConfiguredWait | None, case: StepContext, text: str
+        self, call: ConfiguredCall, wait: ConfiguredWait | None, context: StepContext, text: str
     ) -> StepOutcome:
         try:
-            reply = await send_with_retries(errand.to_http_call(case, self._options.ca_file), case)
-            if reply.status not in errand.expect:
-                return StepOutcome(ok=False, text=f"the answer to {errand.method} was {reply.summary}")
-            if wait and not await wait_until(case, lambda: self._is_met(wait, case), wait.every_s):
-                return StepOutcome(ok=False, text=f"{text}, but what is waited for is not so when the time is over")
+            reply = await send_with_retries(call.to_http_call(context, self._options.ca_file), context)
+            if reply.status not in call.expect:
+                return StepOutcome(ok=False, text=f"the answer to {call.method} was {reply.summary}")
+            if wait and not await wait_until(context, lambda: self._is_met(wait, context), wait.every_s):
+                return StepOutcome(
+                    ok=False, text=f"{text}, but the condition of wait is not met at the end of the step's time"
+                )
         except (HttpCallFailed, SecretUnavailable) as error:
             return StepOutcome(ok=False, text=str(error))
         return StepOutcome(ok=True, text=text)
 
-    async def _is_met(self, wait: ConfiguredWait, case: StepContext) -> bool:
+    async def _is_met(self, wait: ConfiguredWait, context: StepContext) -> bool:
         try:
-            return wait.is_met(await send_call(wait.call.to_http_call(case, self._options.ca_file)))
+            return wait.is_met(await send_call(wait.call.to_http_call(context, self._options.ca_file)))
         except HttpCallFailed:
             return False
 
 
 def read_options(raw: RawOptions) -> LeavePoolOptions:
+    """Validates the options of `leave-pool`. Raises BadOption."""
     if "leave" not in raw:
         raise BadOption("", "leave is missing", 'write leave = { method = "DELETE", url = "https://…/$vm" }')
     return LeavePoolOptions(
@@ -193,7 +204,7 @@ def read_options(raw: RawOptions) -> LeavePoolOptions:
 
 LEAVE_POOL_REACTION = ReactionKind(
     name="leave-pool",
-    summary="leaves a load balancer's pool by HTTP calls, and comes back",
+    summary="takes the VM out of a load balancer's pool by HTTP calls, and back",
     options=("leave", "back", "wait", "wait_back", "ca_file"),
     read=read_options,
     make=LeavePoolReaction,

@@ -22,72 +22,80 @@ _PRIORITY_WARNING, _PRIORITY_NOTICE = "4", "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    file: Path | None = None  # None: the system's journal
+    """Options of `log`."""
+
+    file: Path | None = None  # None: the systemd journal
     journal: Path = SYSTEMD_JOURNAL_SOCKET
 
 
 class LogReaction:
+    """Writes a line when the event is announced, and one when it is gone."""
+
     def __init__(self, options: LogOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
-        place = self._options.file or self._options.journal
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Writes the event."""
+        target_path = self._options.file or self._options.journal
         try:
             if self._options.file:
-                append_json_line(self._options.file, _json_row(case))
+                append_json_line(self._options.file, _json_row(context))
             else:
-                send_to_systemd_journal(self._options.journal, _journal_fields(case))
+                send_to_systemd_journal(self._options.journal, _journal_fields(context))
         except OSError as error:
-            return StepOutcome(ok=False, text=f"{place} cannot be written to: {error.strerror}")
-        return StepOutcome(ok=True, text=f"written to {place}")
+            return StepOutcome(ok=False, text=f"{target_path} cannot be written to: {error.strerror}")
+        return StepOutcome(ok=True, text=f"written to {target_path}")
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        return await self.do(case)
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Writes that the event is gone."""
+        return await self.do(context)
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """None: it cannot tell whether the line was written."""
         return None
 
 
-def _json_row(case: StepContext) -> dict[str, object]:
+def _json_row(context: StepContext) -> dict[str, object]:
     at = datetime.fromtimestamp(read_real_time(), UTC).isoformat(timespec="milliseconds")
-    return {"at": at, "message": event_sentence(case), **event_facts(case)}
+    return {"at": at, "message": event_sentence(context), **event_facts(context)}
 
 
 def append_json_line(file: Path, row: Mapping[str, object]) -> None:
-    """One write, so that lines of several writers stay whole; on the disk when this returns."""
-    target = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+    """Appends a JSON line with a single write, so that concurrent lines stay whole; synced to disk."""
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
-        os.write(target, json.dumps(row).encode() + b"\n")
-        os.fsync(target)
+        os.write(fd, json.dumps(row).encode() + b"\n")
+        os.fsync(fd)
     finally:
-        os.close(target)
+        os.close(fd)
 
 
-def _journal_fields(case: StepContext) -> dict[str, str]:
-    event = case.event
+def _journal_fields(context: StepContext) -> dict[str, str]:
+    event = context.event
     return {
-        "MESSAGE": event_sentence(case),
-        "PRIORITY": _PRIORITY_NOTICE if case.phase is StepPhase.UNDO else _PRIORITY_WARNING,
+        "MESSAGE": event_sentence(context),
+        "PRIORITY": _PRIORITY_NOTICE if context.phase is StepPhase.UNDO else _PRIORITY_WARNING,
         "SYSLOG_IDENTIFIER": "forewarn",
         "FOREWARN_EVENT_ID": event.id,
         "FOREWARN_KIND": event.kind,
         "FOREWARN_STATUS": event.status,
         "FOREWARN_RESOURCES": ",".join(event.resources),
         "FOREWARN_NOT_BEFORE": event.not_before_text,
-        "FOREWARN_VM": case.vm,
-        "FOREWARN_STEP": case.step.name,
-        "FOREWARN_PHASE": str(case.phase),
+        "FOREWARN_VM": context.vm,
+        "FOREWARN_STEP": context.step.name,
+        "FOREWARN_PHASE": str(context.phase),
     }
 
 
 def send_to_systemd_journal(journal: Path, fields: Mapping[str, str]) -> None:
+    """Sends one entry to the journal's socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-        sock.setblocking(False)  # a journal that does not read holds nobody up
+        sock.setblocking(False)  # a full journal must not block the agent
         sock.sendto(b"".join(_encode_journal_field(name, text) for name, text in fields.items()), str(journal))
 
 
 def _encode_journal_field(name: str, text: str) -> bytes:
-    """NAME=value; a value of several lines goes with its length instead, so that it can forge no other field."""
+    """Encodes a field; values with newlines carry their length, so that they cannot forge fields."""
     value = text.encode("utf-8", "replace")
     if b"\n" not in value:
         return name.encode() + b"=" + value + b"\n"
@@ -95,12 +103,13 @@ def _encode_journal_field(name: str, text: str) -> bytes:
 
 
 def read_options(raw: RawOptions) -> LogOptions:
+    """Validates the options of `log`. Raises BadOption."""
     return LogOptions(file=read_path(raw, "file"), journal=read_path(raw, "journal") or SYSTEMD_JOURNAL_SOCKET)
 
 
 LOG_REACTION = ReactionKind(
     name="log",
-    summary="writes the event to the system's journal, or to a file as JSON lines",
+    summary="writes the event to the systemd journal, or to a file as JSON lines",
     options=("file", "journal"),
     read=read_options,
     make=LogReaction,

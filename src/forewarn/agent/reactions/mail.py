@@ -37,16 +37,16 @@ _MAX_LINE_BYTES = 4096
 
 
 class SmtpTemporaryError(Unavailable):
-    """The server is not there or asks to try later."""
+    """The server cannot be reached, or asks to try later (4xx)."""
 
 
 class SmtpRejected(Rejected):
-    """The server will not take this mail."""
+    """The server rejects the mail (5xx), or lacks STARTTLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmtpServerConfig:
-    """Where mail is handed in."""
+    """The SMTP server to send through."""
 
     host: str
     port: int
@@ -59,82 +59,91 @@ class SmtpServerConfig:
         return f"{self.host}:{self.port}"
 
 
-async def send_mail(office: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
-    """Returns when the server has taken it. Raises Busy, Declined, NoSecret."""
+async def send_mail(server: SmtpServerConfig, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
+    """Sends a mail; returns when the server has accepted it.
+
+    Raises SmtpTemporaryError, SmtpRejected or SecretUnavailable.
+    """
     try:
-        dialogue = await _SmtpSession.open(office)
+        session = await _SmtpSession.open(server)
         try:
-            await _greet_and_authenticate(dialogue, office)
-            await _transfer_mail(dialogue, mail, sender, receivers)
+            await _greet_and_authenticate(session, server)
+            await _transfer_mail(session, mail, sender, receivers)
         finally:
-            dialogue.close()
+            session.close()
     except ssl.SSLCertVerificationError as error:
-        why = f"has a certificate that is not trusted ({error.verify_message}): name its CA with ca_file"
-        raise SmtpTemporaryError(f"{office} {why}") from error
+        why = f"has a certificate that is not trusted ({error.verify_message}): set ca_file to its CA"
+        raise SmtpTemporaryError(f"{server} {why}") from error
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
         raise SmtpTemporaryError(
-            f"{office} cannot be spoken to ({getattr(error, 'strerror', None) or 'hung up'})"
+            f"{server} cannot be reached ({getattr(error, 'strerror', None) or 'connection closed'})"
         ) from error
 
 
-async def _greet_and_authenticate(dialogue: _SmtpSession, office: SmtpServerConfig) -> None:
-    offers = await dialogue.greet()
-    if office.security == "starttls":
+async def _greet_and_authenticate(session: _SmtpSession, server: SmtpServerConfig) -> None:
+    offers = await session.greet()
+    if server.security == "starttls":
         if "STARTTLS" not in offers:
-            raise SmtpRejected(f'{office} offers no STARTTLS: write security = "tls" or "none"')
-        await dialogue.command("STARTTLS", 220)
-        await dialogue.start_tls()
-        await dialogue.command("EHLO forewarn", 250)
-    if office.password_file:
-        pair = f"\0{office.user}\0{read_secret(office.password_file)}".encode()
-        await dialogue.command(f"AUTH PLAIN {base64.b64encode(pair).decode()}", 235, shown="AUTH PLAIN")
+            raise SmtpRejected(f'{server} offers no STARTTLS: write security = "tls" or "none"')
+        await session.command("STARTTLS", 220)
+        await session.start_tls()
+        await session.command("EHLO forewarn", 250)
+    if server.password_file:
+        pair = f"\0{server.user}\0{read_secret(server.password_file)}".encode()
+        await session.command(f"AUTH PLAIN {base64.b64encode(pair).decode()}", 235, shown_as="AUTH PLAIN")
 
 
-async def _transfer_mail(dialogue: _SmtpSession, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
-    await dialogue.command(f"MAIL FROM:<{sender}>", 250)
+async def _transfer_mail(session: _SmtpSession, mail: EmailMessage, sender: str, receivers: tuple[str, ...]) -> None:
+    await session.command(f"MAIL FROM:<{sender}>", 250)
     for receiver in receivers:
-        await dialogue.command(f"RCPT TO:<{receiver}>", 250, 251)
-    await dialogue.command("DATA", 354)
+        await session.command(f"RCPT TO:<{receiver}>", 250, 251)
+    await session.command("DATA", 354)
     lines = mail.as_bytes(policy=SMTP).removesuffix(b"\r\n").split(b"\r\n")
-    await dialogue.send(b"\r\n".join(b"." + line if line.startswith(b".") else line for line in lines) + b"\r\n")
-    await dialogue.command(".", 250, shown="the mail")
-    with suppress(
-        SmtpTemporaryError, SmtpRejected, OSError, asyncio.IncompleteReadError
-    ):  # it is taken, whatever comes now
-        await dialogue.command("QUIT", 221)
+    await session.send(b"\r\n".join(b"." + line if line.startswith(b".") else line for line in lines) + b"\r\n")
+    await session.command(".", 250, shown_as="the mail")
+    # The server has accepted the mail; errors from here on do not matter.
+    with suppress(SmtpTemporaryError, SmtpRejected, OSError, asyncio.IncompleteReadError):
+        await session.command("QUIT", 221)
 
 
 class _SmtpSession:
-    def __init__(self, office: SmtpServerConfig, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._server, self._reader, self._writer = office, reader, writer
+    """One SMTP connection."""
+
+    def __init__(self, server: SmtpServerConfig, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server, self._reader, self._writer = server, reader, writer
 
     @classmethod
-    async def open(cls, office: SmtpServerConfig) -> _SmtpSession:
-        trust = _tls_context(office) if office.security == "tls" else None
-        return cls(office, *await asyncio.open_connection(office.host, office.port, ssl=trust, limit=_MAX_LINE_BYTES))
+    async def open(cls, server: SmtpServerConfig) -> _SmtpSession:
+        """Connects to the server."""
+        trust = _tls_context(server) if server.security == "tls" else None
+        return cls(server, *await asyncio.open_connection(server.host, server.port, ssl=trust, limit=_MAX_LINE_BYTES))
 
     def close(self) -> None:
+        """Closes the connection."""
         self._writer.transport.abort()
 
     async def greet(self) -> set[str]:
-        """What the server offers."""
+        """Reads the greeting, sends EHLO, and returns the extensions that the server offers."""
         await self._read_reply("the greeting", (220,))
         lines = await self.command("EHLO forewarn", 250)
         return {line.split(" ")[0].upper() for line in lines[1:]}
 
     async def start_tls(self) -> None:
+        """Upgrades the connection to TLS."""
         await self._writer.start_tls(_tls_context(self._server), server_hostname=self._server.host)
 
-    async def command(self, words: str, *wanted: int, shown: str = "") -> list[str]:
-        await self.send(f"{words}\r\n".encode())
-        return await self._read_reply(shown or words, wanted)
+    async def command(self, line: str, *expected: int, shown_as: str = "") -> list[str]:
+        """Sends a command and returns the reply's lines; `shown_as` replaces it in error messages."""
+        await self.send(f"{line}\r\n".encode())
+        return await self._read_reply(shown_as or line, expected)
 
     async def send(self, data: bytes) -> None:
+        """Sends raw bytes."""
         self._writer.write(data)
         await self._writer.drain()
 
-    async def _read_reply(self, what: str, wanted: tuple[int, ...]) -> list[str]:
-        """The lines of an answer, without its code: 4xx means later, 5xx means no."""
+    async def _read_reply(self, what: str, expected: tuple[int, ...]) -> list[str]:
+        """Returns the lines of a reply; raises SmtpRejected for an unexpected 5xx, else SmtpTemporaryError."""
         lines: list[str] = []
         while True:
             raw = (await self._reader.readuntil(b"\n")).decode("utf-8", "replace").rstrip()
@@ -142,14 +151,14 @@ class _SmtpSession:
             lines.append(raw[4:])
             if is_last:
                 break
-        if code not in wanted:
+        if code not in expected:
             answer = f"{self._server} answers {what} with {code} {lines[-1]}"
             raise SmtpRejected(answer) if code >= 500 else SmtpTemporaryError(answer)
         return lines
 
 
-def _tls_context(office: SmtpServerConfig) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=office.ca_file)
+def _tls_context(server: SmtpServerConfig) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=server.ca_file)
 
 
 _DEFAULT_PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -160,73 +169,80 @@ _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MailOptions:
+    """Options of `mail`."""
+
     server: SmtpServerConfig
     sender: str
     receivers: tuple[str, ...]
 
 
 class MailReaction:
+    """Sends a mail when the event is announced, and one when it is gone."""
+
     def __init__(self, options: MailOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
-        """Tried again while the server is busy, until the time is over."""
-        mail, wait_s, end_s = compose_mail(case, self._options), _FIRST_RETRY_S, reserve_s(case)
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Sends the mail; retries while the server is busy, until the step's time is over."""
+        mail, wait_s, end_s = compose_mail(context, self._options), _FIRST_RETRY_S, reserve_s(context)
         while True:
-            left_s = case.left_s() - end_s
+            left_s = context.left_s() - end_s
             try:
                 async with asyncio.timeout(max(left_s, 0.05)):
                     await send_mail(self._options.server, mail, self._options.sender, self._options.receivers)
-                return StepOutcome(ok=True, text=f"handed to {self._options.server} for {mail['To']}")
+                return StepOutcome(ok=True, text=f"accepted by {self._options.server} for {mail['To']}")
             except (SmtpRejected, SecretUnavailable) as error:
                 return StepOutcome(ok=False, text=str(error))
             except TimeoutError:
                 return StepOutcome(
-                    ok=False, text=f"{self._options.server} has not taken the mail when the time is over"
+                    ok=False, text=f"{self._options.server} has not accepted the mail by the end of the step's time"
                 )
             except SmtpTemporaryError as error:
-                if case.left_s() - end_s <= wait_s:
+                if context.left_s() - end_s <= wait_s:
                     return StepOutcome(ok=False, text=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, _MAX_RETRY_S)
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        return await self.do(case)
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Sends the mail that the event is gone."""
+        return await self.do(context)
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """None: it cannot tell whether the mail was sent."""
         return None
 
 
-def compose_mail(case: StepContext, options: MailOptions) -> EmailMessage:
-    """Both mails of an event are one thread."""
-    event = _UNSAFE_ID_CHARACTERS.sub("", case.key or case.event.id) or "event"
-    thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', case.step.name)}@forewarn>"
+def compose_mail(context: StepContext, options: MailOptions) -> EmailMessage:
+    """Builds the mail; both mails about an event belong to one thread."""
+    event = _UNSAFE_ID_CHARACTERS.sub("", context.key or context.event.id) or "event"
+    thread = f"<{event}.{_UNSAFE_ID_CHARACTERS.sub('', context.step.name)}@forewarn>"
     mail = EmailMessage()
     mail["From"] = options.sender
     mail["To"] = ", ".join(options.receivers)
-    mail["Subject"] = f"[{' '.join(case.vm.split())}] {event_sentence(case)}"[:200]
+    mail["Subject"] = f"[{' '.join(context.vm.split())}] {event_sentence(context)}"[:200]
     mail["Date"] = formatdate(read_real_time())
     mail["Auto-Submitted"] = "auto-generated"
-    mail["Message-ID"] = thread if case.phase is StepPhase.DO else thread.replace("@", ".gone@")
-    if case.phase is StepPhase.UNDO:
+    mail["Message-ID"] = thread if context.phase is StepPhase.DO else thread.replace("@", ".gone@")
+    if context.phase is StepPhase.UNDO:
         mail["In-Reply-To"] = mail["References"] = thread
     mail.set_content(
-        f"{_opening_sentences(case)}\n\n{event_details(case)}\n\nThe agent on {case.vm} sent this (step "
-        f"{case.step.name}).\n"
+        f"{_opening_sentences(context)}\n\n{event_details(context)}\n\nThe agent on {context.vm} sent this (step "
+        f"{context.step.name}).\n"
     )
     return mail
 
 
-def _opening_sentences(case: StepContext) -> str:
-    if case.phase is StepPhase.UNDO:
-        return f"{event_sentence(case)}. What the agent had done for it is being undone."
-    return f"{event_sentence(case)}. The agent is taking the steps that are configured for it."
+def _opening_sentences(context: StepContext) -> str:
+    if context.phase is StepPhase.UNDO:
+        return f"{event_sentence(context)}. The agent is undoing its steps for it."
+    return f"{event_sentence(context)}. The agent is running the steps configured for it."
 
 
 def read_options(raw: RawOptions) -> MailOptions:
+    """Validates the options of `mail`. Raises BadOption."""
     security = read_choice(raw, "security", ("starttls", "tls", "none"))
     host, port = _host_and_port(read_required_text(raw, "server", '"mail.example.org"'), _DEFAULT_PORTS[security])
-    office = SmtpServerConfig(
+    server = SmtpServerConfig(
         host=host,
         port=port,
         security=cast(SmtpSecurity, security),
@@ -234,36 +250,36 @@ def read_options(raw: RawOptions) -> MailOptions:
         password_file=read_path(raw, "password_file"),
         ca_file=read_path(raw, "ca_file"),
     )
-    if bool(office.user) != (office.password_file is not None):
-        raise BadOption("user", "user and password_file go together", "write both, or neither")
-    if office.user and security == "none":
-        raise BadOption("security", "a password would be sent in the clear", 'write security = "starttls"')
+    if bool(server.user) != (server.password_file is not None):
+        raise BadOption("user", "user and password_file need each other", "write both, or neither")
+    if server.user and security == "none":
+        raise BadOption("security", "the password would be sent unencrypted", 'write security = "starttls"')
     receivers = read_texts(raw, "to", '["ops@example.org"]')
     return MailOptions(
-        server=office,
+        server=server,
         sender=_checked_address(read_required_text(raw, "from", '"agent@example.org"'), "from"),
         receivers=tuple(_checked_address(each, "to") for each in receivers),
     )
 
 
-def _host_and_port(server: str, usual: int) -> tuple[str, int]:
+def _host_and_port(server: str, default_port: int) -> tuple[str, int]:
     host, colon, port = server.rpartition(":")
     if not colon:
-        return server, usual
+        return server, default_port
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadOption("server", f"server = {server!r} is no host or host:port", 'write server = "mail.example.org"')
+        raise BadOption("server", f"server = {server!r} is not host or host:port", 'write server = "mail.example.org"')
     return host, int(port)
 
 
 def _checked_address(given: str, key: str) -> str:
     if not _MAIL_ADDRESS.fullmatch(given):
-        raise BadOption(key, f"{given!r} is no mail address", f'write {key} = "name@example.org"')
+        raise BadOption(key, f"{given!r} is not a mail address", f'write {key} = "name@example.org"')
     return given
 
 
 MAIL_REACTION = ReactionKind(
     name="mail",
-    summary="tells an administrator by mail",
+    summary="sends a mail about the event",
     options=("server", "security", "user", "password_file", "ca_file", "from", "to"),
     read=read_options,
     make=MailReaction,

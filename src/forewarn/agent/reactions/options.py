@@ -20,7 +20,7 @@ from forewarn.errors import Rejected, Unavailable
 
 
 class BadOption(Rejected):
-    """An option that makes no sense: its key ("": the step as a whole), what is so, what to write instead."""
+    """An invalid option: its key ("": the whole step), what is wrong, and a remedy."""
 
     def __init__(self, key: str, what: str, remedy: str) -> None:
         self.key, self.what, self.remedy = key, what, remedy
@@ -29,13 +29,18 @@ class BadOption(Rejected):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReactionKind:
+    """Describes one reaction to the configuration.
+
+    `read` validates the raw options (raises BadOption) and returns what `make` needs to build the reaction.
+    """
+
     name: str
     summary: str
-    options: tuple[str, ...]  # the keys that it knows, so that the configuration can say "did you mean"
+    options: tuple[str, ...]  # the keys that it accepts, also used for suggestions
     read: Callable[[Mapping[str, Any]], Any]  # raises BadOption
     make: Callable[[Any], Reaction]
     has_undo: bool = True
-    shared_by_events: bool = True  # done once for all events that need it; False: done for each (telling somebody)
+    shared_by_events: bool = True  # one run for all events that need it; False (notifications): one for each
 
 
 RawOptions = Mapping[str, Any]
@@ -46,28 +51,31 @@ _MILLISECONDS = re.compile(r"(\d+(?:\.\d+)?)ms", re.ASCII)
 
 
 def read_text(raw: RawOptions, key: str, default: str = "") -> str:
+    """A non-empty string; the default if the key is absent."""
     value = raw.get(key, default)
     if not isinstance(value, str) or (key in raw and not value):
-        raise BadOption(key, f"{key} = {value!r} is no text", f'write {key} = "…", or leave it out')
+        raise BadOption(key, f"{key} = {value!r} is not a string", f'write {key} = "…", or remove it')
     return value
 
 
 def read_required_text(raw: RawOptions, key: str, example: str) -> str:
+    """A non-empty string that must be present; `example` shows what to write."""
     if key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     return read_text(raw, key)
 
 
 def read_choice(raw: RawOptions, key: str, choices: tuple[str, ...]) -> str:
-    """The first of the choices is the default."""
+    """One of the choices; the first one is the default."""
     value = raw.get(key, choices[0])
     if value not in choices:
         known = ", ".join(f'"{choice}"' for choice in choices)
-        raise BadOption(key, f"{key} = {value!r} is none of the choices", f"write one of {known}")
+        raise BadOption(key, f"{key} = {value!r} is not one of the choices", f"write one of {known}")
     return str(value)
 
 
 def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
+    """A boolean; the default if the key is absent."""
     value = raw.get(key, default)
     if not isinstance(value, bool):
         raise BadOption(key, f"{key} = {value!r} is neither true nor false", f"write {key} = true")
@@ -75,12 +83,12 @@ def read_flag(raw: RawOptions, key: str, *, default: bool) -> bool:
 
 
 def read_seconds(raw: RawOptions, key: str, default: float) -> float:
-    """A number of seconds, or a text such as "20s", "1h30m" or "500ms"."""
+    """A number of seconds, or a string such as "20s", "1h30m" or "500ms"; returns seconds."""
     value = raw.get(key, default)
     if isinstance(value, str):
         value = _parse_seconds(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise BadOption(key, f"{key} = {raw.get(key)!r} is no duration", f'write {key} = "20s"')
+        raise BadOption(key, f"{key} = {raw.get(key)!r} is not a duration", f'write {key} = "20s"')
     return float(value)
 
 
@@ -94,29 +102,35 @@ def _parse_seconds(text: str) -> float | None:
 
 
 def read_texts(raw: RawOptions, key: str, example: str = "") -> tuple[str, ...]:
-    """A list of texts, or one; with an example it must be there."""
+    """A list of strings, or a single one; with an example it must be present."""
     if example and key not in raw:
         raise BadOption("", f"{key} is missing", f"write {key} = {example}")
     value = raw.get(key, [])
-    many = [value] if isinstance(value, str) else value
-    if not isinstance(many, list) or not all(isinstance(each, str) and each for each in many) or (example and not many):
-        raise BadOption(key, f"{key} = {value!r} is no list of texts", f"write {key} = {example or _TEXT_LIST_EXAMPLE}")
-    return tuple(many)
+    items = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(items, list)
+        or not all(isinstance(each, str) and each for each in items)
+        or (example and not items)
+    ):
+        raise BadOption(
+            key, f"{key} = {value!r} is not a list of strings", f"write {key} = {example or _TEXT_LIST_EXAMPLE}"
+        )
+    return tuple(items)
 
 
 def read_command_line(raw: RawOptions, key: str) -> CommandLine:
-    """A command: a list of words, or a text for the shell; () if it is not given."""
+    """A command: a list of words, or a string for the shell; () if absent."""
     value = raw.get(key, [])
     if isinstance(value, str) and value.strip():
         return ("/bin/sh", "-c", value)
-    is_words = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    if not is_words or (key in raw and not (value and value[0])):
-        raise BadOption(key, f"{key} = {value!r} is no command", f'write {key} = ["program", "argument"]')
+    is_word_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    if not is_word_list or (key in raw and not (value and value[0])):
+        raise BadOption(key, f"{key} = {value!r} is not a command", f'write {key} = ["program", "argument"]')
     return tuple(value)
 
 
 def read_path(raw: RawOptions, key: str) -> Path | None:
-    """An absolute path: where the agent was started must not matter."""
+    """An absolute path, because the agent's working directory must not matter; None if absent."""
     given = read_text(raw, key)
     if given and not given.startswith("/"):
         raise BadOption(key, f"{key} = {given!r} is not an absolute path", f'write {key} = "/…"')
@@ -124,6 +138,7 @@ def read_path(raw: RawOptions, key: str) -> Path | None:
 
 
 def read_url(raw: RawOptions, key: str, default: str = "") -> str:
+    """An http or https URL; the default if the key is absent."""
     given = read_text(raw, key, default)
     if given:
         check_url(key, given)
@@ -131,53 +146,57 @@ def read_url(raw: RawOptions, key: str, default: str = "") -> str:
 
 
 def check_url(key: str, given: str) -> None:
+    """Raises BadOption if this is not an http or https URL, or contains a password."""
     try:
         parts = urlsplit(given)
-        is_fit = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
-        is_fit = False
-    if not is_fit or any(character <= " " for character in given):
-        raise BadOption(key, f"{key} = {given!r} is no URL", f'write {key} = "https://host/path"')
+        is_valid = False
+    if not is_valid or any(character <= " " for character in given):
+        raise BadOption(key, f"{key} = {given!r} is not a URL", f'write {key} = "https://host/path"')
     if parts.username or parts.password:
-        raise BadOption(key, f"{key} has a password in it", "put it into a file and name that")
+        raise BadOption(key, f"{key} contains a password", "put it into a file and give that file")
 
 
 def read_whole_numbers(raw: RawOptions, key: str, least: int, most: int) -> tuple[int, ...]:
+    """A list of whole numbers from `least` to `most`, or a single one; () if absent."""
     value = raw.get(key, [])
-    many = value if isinstance(value, list) else [value]
-    if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in many):
-        raise BadOption(key, f"{key} = {value!r} is no list of numbers", f"write numbers from {least} to {most}")
-    return tuple(many)
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(each, bool) or not isinstance(each, int) or not least <= each <= most for each in items):
+        raise BadOption(key, f"{key} = {value!r} is not a list of numbers", f"write numbers from {least} to {most}")
+    return tuple(items)
 
 
 def read_table(raw: RawOptions, key: str) -> RawOptions:
+    """A table; empty if absent."""
     value = raw.get(key, {})
     if not isinstance(value, dict):
-        raise BadOption(key, f"{key} = {value!r} is no table", f"write {key} = {{ … }}")
+        raise BadOption(key, f"{key} = {value!r} is not a table", f"write {key} = {{ … }}")
     return value
 
 
 def read_text_table(raw: RawOptions, key: str) -> dict[str, str]:
+    """A table of strings; empty if absent."""
     value = read_table(raw, key)
     for name, each in value.items():
         if not isinstance(each, str):
-            raise BadOption(key, f"{name} = {each!r} in {key} is no text", f'write {name} = "…"')
+            raise BadOption(key, f"{name} = {each!r} in {key} is not a string", f'write {name} = "…"')
     return dict(value)
 
 
 def check_known_keys(raw: RawOptions, known: Iterable[str]) -> None:
-    """A table within a table has no keys but these."""
+    """Raises BadOption if the table has a key that is not in `known`."""
     for name in raw:
         if name not in known:
-            raise BadOption(name, f"{name} is not known", f"write one of {', '.join(known)}")
+            raise BadOption(name, f"{name} is unknown", f"write one of {', '.join(known)}")
 
 
 class SecretUnavailable(Unavailable):
-    """The file cannot be read, or is empty."""
+    """The secret's file cannot be read, or is empty."""
 
 
 def read_secret(path: Path) -> str:
-    """The first line of the file."""
+    """The first line of the file, stripped. Raises SecretUnavailable."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

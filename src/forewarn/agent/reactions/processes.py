@@ -12,14 +12,14 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_BOOT_TIME_TOLERANCE_S = 2.0  # the kernel's idea of when it booted is whole seconds
+_BOOT_TIME_TOLERANCE_S = 2.0  # the kernel gives its boot time in whole seconds
 _DEAD_STATES = frozenset({"Z", "X"})
 _POLL_INTERVAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """A pid alone may be somebody else's by now; with the start it is not."""
+    """A process: its pid with its start time, because a pid may be reused."""
 
     pid: int
     group: int
@@ -27,11 +27,12 @@ class ProcessInfo:
 
     @property
     def is_group_leader(self) -> bool:
+        """Whether it leads its process group."""
         return self.group == self.pid
 
 
 def find_process(pid: int) -> ProcessInfo | None:
-    """None if it has ended, waited for or not."""
+    """The process with this pid; None if it has ended (a zombie counts as ended)."""
     try:
         words = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -40,14 +41,14 @@ def find_process(pid: int) -> ProcessInfo | None:
 
 
 def other_processes() -> Iterator[ProcessInfo]:
-    """All but this one."""
+    """Yields all processes except this one."""
     for entry in _PROC.iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid() and (found := find_process(int(entry.name))):
             yield found
 
 
 def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
-    """The process that the file is about: one that is younger than the file has only got the number."""
+    """The process named in the file; None if it has ended or is younger than the file."""
     try:
         pid = int(pid_file.read_text(encoding="ascii").split()[0])
         written_at = pid_file.stat().st_mtime
@@ -58,7 +59,7 @@ def process_from_pid_file(pid_file: Path) -> ProcessInfo | None:
 
 
 def find_processes(exe: str, command: tuple[str, ...], uid: int) -> list[ProcessInfo]:
-    """Those of this user whose program is exactly this file, and whose words are exactly these; "" and () are any."""
+    """The user's processes with exactly this program file and these words; "" and () match any."""
     return [each for each in other_processes() if _process_matches(each.pid, exe, command, uid)]
 
 
@@ -68,20 +69,20 @@ def _process_matches(pid: int, exe: str, command: tuple[str, ...], uid: int) -> 
         if folder.stat().st_uid != uid or (exe and os.readlink(folder / "exe").removesuffix(" (deleted)") != exe):
             return False
         words = (folder / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
-    except OSError:  # ended meanwhile, or none of our business
+    except OSError:  # it has ended, or belongs to another user
         return False
     return not command or words == [os.fsencode(word) for word in command]
 
 
 def remaining_processes(targets: Iterable[ProcessInfo]) -> list[ProcessInfo]:
-    """Those that have not ended, and who is left of their groups."""
-    meant = list(targets)
-    groups = {each.group for each in meant if each.is_group_leader}
-    return [each for each in other_processes() if each in meant or each.group in groups]
+    """The targets that have not ended, and the other members of groups they lead."""
+    target_list = list(targets)
+    groups = {each.group for each in target_list if each.is_group_leader}
+    return [each for each in other_processes() if each in target_list or each.group in groups]
 
 
 def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
-    """To its whole group if it leads one that is not ours, else to it alone."""
+    """Signals the whole group if the target leads one (not the agent's own), else only the target."""
     with suppress(ProcessLookupError):
         if target.is_group_leader and target.group != os.getpgrp():
             os.killpg(target.group, number)
@@ -89,13 +90,13 @@ def send_signal(target: ProcessInfo, number: signal.Signals) -> None:
             os.kill(target.pid, number)
 
 
-async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, within_s: float) -> bool:
-    """Whether they are gone, with their groups, so soon after this signal."""
-    meant = list(targets)
-    for target in meant:
+async def signal_and_wait(targets: Iterable[ProcessInfo], number: signal.Signals, timeout_s: float) -> bool:
+    """Signals the targets and waits up to `timeout_s`; returns whether they and their groups have ended."""
+    target_list = list(targets)
+    for target in target_list:
         send_signal(target, number)
-    deadline = asyncio.get_running_loop().time() + within_s
-    while remaining_processes(meant):
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while remaining_processes(target_list):
         if asyncio.get_running_loop().time() >= deadline:
             return False
         await asyncio.sleep(_POLL_INTERVAL_S)

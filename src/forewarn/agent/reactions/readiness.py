@@ -20,7 +20,7 @@ _ESTABLISHED_STATE = "01"
 
 
 def count_connections(ports: Collection[int], tables: Collection[Path] = TCP_TABLES) -> int:
-    """How many established connections have one of these ports as their local one."""
+    """The number of established TCP connections whose local port is one of these."""
     return sum(_local_port(line) in ports for table in tables for line in _established_rows(table))
 
 
@@ -39,59 +39,65 @@ def _local_port(row: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadinessOptions:
-    file: Path | None = None  # is there while the VM is not ready
-    notice_s: float = 0.0  # what health checks need to see it
-    ports: tuple[int, ...] = ()  # whose connections are waited for
+    """Options of `readiness`."""
+
+    file: Path | None = None  # exists while the VM is not ready
+    notice_s: float = 0.0  # time that health checks need to notice
+    ports: tuple[int, ...] = ()  # wait until they have no connections
 
 
 class ReadinessReaction:
-    """A file that was there before is somebody else's, and stays."""
+    """Marks the VM as not ready. A file that existed before belongs to someone else, and stays."""
 
     def __init__(self, options: ReadinessOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Creates the file, waits for health checks to notice and for connections to end."""
         try:
-            self._create_file(case)
+            self._create_file(context)
         except OSError as error:
-            return StepOutcome(ok=False, text=f"{self._options.file} cannot be made: {error.strerror}")
-        await asyncio.sleep(min(self._options.notice_s, max(case.left_s(), 0.0)))
-        if await wait_until(case, self._is_idle):
+            return StepOutcome(ok=False, text=f"{self._options.file} cannot be created: {error.strerror}")
+        await asyncio.sleep(min(self._options.notice_s, max(context.left_s(), 0.0)))
+        if await wait_until(context, self._is_idle):
             return StepOutcome(
-                ok=True, text="not ready, and nobody is connected" if self._options.ports else "not ready"
+                ok=True, text="not ready, and no connections are left" if self._options.ports else "not ready"
             )
         left = count_connections(self._options.ports)
-        return StepOutcome(ok=False, text=f"not ready, but {left} connections are left when the time is over")
+        return StepOutcome(ok=False, text=f"not ready, but {left} connections remain at the end of the step's time")
 
-    def _create_file(self, case: StepContext) -> None:
+    def _create_file(self, context: StepContext) -> None:
         file = self._options.file
         if file is None:
             return
-        if not load_undo_notes(case):
-            save_undo_notes(case, {"file": "theirs" if file.exists() else "ours"})
-        if load_undo_notes(case).get("file") == "ours":
+        if not load_undo_notes(context):
+            save_undo_notes(context, {"file": "theirs" if file.exists() else "ours"})
+        if load_undo_notes(context).get("file") == "ours":
             file.touch(mode=0o644)
 
-    async def undo(self, case: StepContext) -> StepOutcome:
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Removes the file if `do` created it."""
         file = self._options.file
         try:
-            if file is not None and load_undo_notes(case).get("file") == "ours":
+            if file is not None and load_undo_notes(context).get("file") == "ours":
                 file.unlink(missing_ok=True)
         except OSError as error:
             return StepOutcome(ok=False, text=f"{file} cannot be removed: {error.strerror}")
         if file is not None and file.exists():
-            return StepOutcome(ok=True, text=f"{file} was there before, and stays")
+            return StepOutcome(ok=True, text=f"{file} existed before, and stays")
         return StepOutcome(ok=True, text="ready")
 
-    async def check(self, case: StepContext) -> bool | None:
-        is_said = self._options.file is None or self._options.file.exists()
-        return is_said and await self._is_idle()
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether the file exists and no connections are left."""
+        is_marked = self._options.file is None or self._options.file.exists()
+        return is_marked and await self._is_idle()
 
     async def _is_idle(self) -> bool:
         return not count_connections(self._options.ports)
 
 
 def read_options(raw: RawOptions) -> ReadinessOptions:
+    """Validates the options of `readiness`. Raises BadOption."""
     return ReadinessOptions(
         file=read_path(raw, "file"),
         notice_s=read_seconds(raw, "notice", 0.0),
@@ -101,7 +107,7 @@ def read_options(raw: RawOptions) -> ReadinessOptions:
 
 READINESS_REACTION = ReactionKind(
     name="readiness",
-    summary="says that the VM is not ready: the agent's /ready turns 503, a file appears",
+    summary="marks the VM as not ready: the agent's /ready answers 503, a file appears",
     options=("file", "notice", "ports"),
     read=read_options,
     make=ReadinessReaction,

@@ -1,4 +1,4 @@
-"""What reactions do with their step context: wait within its time, and keep notes for their undo.
+"""What reactions do with their step context: wait within its time, and keep notes for the undo.
 
 Undo notes are written to the step's folder before the reaction acts: notes returned at the end would be lost if the
 agent died.
@@ -19,52 +19,53 @@ T = TypeVar("T")
 _MAX_RESERVE_S = 0.5
 
 
-def reserve_s(case: StepContext) -> float:
-    """What of its time a reaction leaves over, so that it is the one who says what it was still waiting for."""
-    return min(_MAX_RESERVE_S, max(case.left_s(), 0.0) * 0.1)
+def reserve_s(context: StepContext) -> float:
+    """Seconds that a reaction leaves of its budget, so that it can still say what it waited for."""
+    return min(_MAX_RESERVE_S, max(context.left_s(), 0.0) * 0.1)
 
 
-async def wait_until(case: StepContext, ask: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
-    """What `ask` gives once that is true, or at the end of the time; it is asked at least once."""
-    end_s = reserve_s(case)
-    while not (given := await ask()) and (left_s := case.left_s() - end_s) > 0:
+async def wait_until(context: StepContext, poll: Callable[[], Awaitable[T]], every_s: float = 0.25) -> T:
+    """Calls `poll` until its result is true or the time is over; returns the last result."""
+    reserved_s = reserve_s(context)
+    while not (result := await poll()) and (left_s := context.left_s() - reserved_s) > 0:
         await asyncio.sleep(min(every_s, left_s))
-    return given
+    return result
 
 
 _NOTES_FILE = "found.json"
 UndoNotes = dict[str, str]
 
 
-def save_undo_notes(case: StepContext, found: Mapping[str, str]) -> None:
-    """Durable when this returns; what was remembered under these names before is forgotten."""
-    data = json.dumps(load_undo_notes(case) | dict(found)).encode()
-    fresh = case.folder / f"{_NOTES_FILE}.new"
-    with fresh.open("wb") as file:
+def save_undo_notes(context: StepContext, notes: Mapping[str, str]) -> None:
+    """Adds notes to those in the step's folder; durable when it returns."""
+    data = json.dumps(load_undo_notes(context) | dict(notes)).encode()
+    new_file = context.folder / f"{_NOTES_FILE}.new"
+    with new_file.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(case.folder / _NOTES_FILE)
-    for folder in (case.folder, *case.folder.parents[:2]):  # all of which may be new
+    new_file.replace(context.folder / _NOTES_FILE)
+    for folder in (context.folder, *context.folder.parents[:2]):  # each may be new
         _fsync_folder(folder)
 
 
-def load_undo_notes(case: StepContext) -> UndoNotes:
-    """Nothing if nothing was found, or nothing that can be read."""
+def load_undo_notes(context: StepContext) -> UndoNotes:
+    """The notes in the step's folder; {} if there are none or they are unreadable."""
     try:
-        found = json.loads((case.folder / _NOTES_FILE).read_bytes())
+        notes = json.loads((context.folder / _NOTES_FILE).read_bytes())
     except (OSError, ValueError):
         return {}
-    return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+    return {str(name): str(text) for name, text in notes.items()} if isinstance(notes, dict) else {}
 
 
 def _fsync_folder(folder: Path) -> None:
-    target = os.open(folder, os.O_RDONLY)
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(target)
+        os.fsync(fd)
     finally:
-        os.close(target)
+        os.close(fd)
 
 
-def delete_undo_notes(case: StepContext) -> None:
-    (case.folder / _NOTES_FILE).unlink(missing_ok=True)
+def delete_undo_notes(context: StepContext) -> None:
+    """Deletes the notes in the step's folder."""
+    (context.folder / _NOTES_FILE).unlink(missing_ok=True)

@@ -34,36 +34,41 @@ from forewarn.agent.reactions.step_context import load_undo_notes, reserve_s, sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopProcessesOptions:
+    """Options of `stop-processes`; either `pid_file`, or `exe` and `command` with the user's id."""
+
     pid_file: Path | None = None
-    exe: str = ""  # exactly this file
-    command: tuple[str, ...] = ()  # exactly these words
+    exe: str = ""  # the exact program file; "": any
+    command: tuple[str, ...] = ()  # the exact words; (): any
     uid: int
     grace_s: float = 10.0
     start: CommandLine = ()
 
 
 class StopProcessesReaction:
-    """`start` is run afterwards only if something was stopped and nothing of the kind runs again."""
+    """Ends processes. It runs `start` afterwards, only if it stopped some and none is running again."""
 
     def __init__(self, options: StopProcessesOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Ends the processes and their groups: SIGTERM, the grace period, then SIGKILL."""
         targets = self._find_targets()
         if not targets:
-            return StepOutcome(ok=True, text="none runs")
-        save_undo_notes(case, {"stopped": " ".join(str(target.pid) for target in targets)})
+            return StepOutcome(ok=True, text="no such process is running")
+        save_undo_notes(context, {"stopped": " ".join(str(target.pid) for target in targets)})
         try:
-            return await self._terminate(targets, case)
+            return await self._terminate(targets, context)
         except PermissionError:
-            return StepOutcome(ok=False, text=f"{_process_list_text(targets)} may not be ended by the agent's user")
+            return StepOutcome(
+                ok=False, text=f"{_process_list_text(targets)} cannot be ended: the agent's user lacks the permission"
+            )
 
-    async def _terminate(self, targets: list[ProcessInfo], case: StepContext) -> StepOutcome:
-        grace_s = min(self._options.grace_s, max(case.left_s() - 2 * reserve_s(case), 0.0))
+    async def _terminate(self, targets: list[ProcessInfo], context: StepContext) -> StepOutcome:
+        grace_s = min(self._options.grace_s, max(context.left_s() - 2 * reserve_s(context), 0.0))
         if await signal_and_wait(targets, signal.SIGTERM, grace_s):
             return StepOutcome(ok=True, text=f"{_process_list_text(targets)} ended")
         rest = remaining_processes(targets)
-        if await signal_and_wait(rest, signal.SIGKILL, max(case.left_s() - reserve_s(case) / 2, 0.1)):
+        if await signal_and_wait(rest, signal.SIGKILL, max(context.left_s() - reserve_s(context) / 2, 0.1)):
             return StepOutcome(
                 ok=True,
                 text=(
@@ -71,17 +76,19 @@ class StopProcessesReaction:
                 ),
             )
         return StepOutcome(
-            ok=False, text=f"{_process_list_text(remaining_processes(targets))} did not end, not even by SIGKILL"
+            ok=False, text=f"{_process_list_text(remaining_processes(targets))} did not end, not even after SIGKILL"
         )
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        if "stopped" not in load_undo_notes(case) or not self._options.start:
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Runs the `start` command, if processes were stopped and none is running."""
+        if "stopped" not in load_undo_notes(context) or not self._options.start:
             return StepOutcome(ok=True, text="nothing to undo")
         if running := self._find_targets():
-            return StepOutcome(ok=True, text=f"{_process_list_text(running)} runs again already")
-        return await child_process.run_command(self._options.start, case)
+            return StepOutcome(ok=True, text=f"{_process_list_text(running)} is already running again")
+        return await child_process.run_command(self._options.start, context)
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """Whether no such process is running."""
         return not self._find_targets()
 
     def _find_targets(self) -> list[ProcessInfo]:
@@ -98,11 +105,12 @@ def _process_list_text(targets: Iterable[ProcessInfo]) -> str:
 
 
 def read_options(raw: RawOptions) -> StopProcessesOptions:
+    """Validates the options of `stop-processes`. Raises BadOption."""
     pid_file, exe, command = read_path(raw, "pid_file"), read_path(raw, "exe"), read_texts(raw, "command")
     if not (pid_file or exe or command):
-        raise BadOption("", "nothing says which processes", 'write pid_file = "/run/app.pid", or exe, or command')
+        raise BadOption("", "the processes are not specified", 'write pid_file = "/run/app.pid", or exe, or command')
     if pid_file and (exe or command or "user" in raw):
-        raise BadOption("pid_file", "pid_file says it all", "leave exe, command and user out")
+        raise BadOption("pid_file", "pid_file excludes exe, command and user", "remove those, or pid_file")
     return StopProcessesOptions(
         pid_file=pid_file,
         exe=str(exe) if exe else "",
@@ -119,7 +127,7 @@ def _uid_of_user(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise BadOption("user", f"there is no user {user!r} here", "write the name of one that is") from None
+        raise BadOption("user", f"the user {user!r} does not exist", "write the name of an existing user") from None
 
 
 STOP_PROCESSES_REACTION = ReactionKind(

@@ -29,59 +29,66 @@ _CLOUD_EVENT_TYPES = {StepPhase.DO: "Forewarn.Agent.EventNoticed", StepPhase.UND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookOptions:
+    """Options of `webhook`."""
+
     url: str
     secret_file: Path | None = None
     ca_file: Path | None = None
 
 
 class WebhookReaction:
-    """Told again with the same id if nobody knows whether it was told: the receiver can see that."""
+    """Posts the event. A repeated message has the same id, so that the receiver can recognize it."""
 
     def __init__(self, options: WebhookOptions) -> None:
         self._options = options
 
-    async def do(self, case: StepContext) -> StepOutcome:
+    async def do(self, context: StepContext) -> StepOutcome:
+        """Posts that the event was announced."""
         try:
-            reply = await send_with_retries(self._http_call(case), case)
+            reply = await send_with_retries(self._http_call(context), context)
         except (HttpCallFailed, SecretUnavailable) as error:
             return StepOutcome(ok=False, text=str(error))
         return StepOutcome(ok=reply.ok, text=f"the receiver answered {reply.status}")
 
-    async def undo(self, case: StepContext) -> StepOutcome:
-        return await self.do(case)
+    async def undo(self, context: StepContext) -> StepOutcome:
+        """Posts that the event is gone."""
+        return await self.do(context)
 
-    async def check(self, case: StepContext) -> bool | None:
+    async def check(self, context: StepContext) -> bool | None:
+        """None: it cannot tell whether the message was received."""
         return None
 
-    def _http_call(self, case: StepContext) -> HttpCall:
-        body = json.dumps(cloud_event(case)).encode()
+    def _http_call(self, context: StepContext) -> HttpCall:
+        body = json.dumps(cloud_event(context)).encode()
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
         if self._options.secret_file:
             headers |= _signature_headers(read_secret(self._options.secret_file), body)
         return HttpCall(url=self._options.url, method="POST", headers=headers, body=body, ca_file=self._options.ca_file)
 
 
-def cloud_event(case: StepContext) -> dict[str, object]:
-    told = f"{case.key or case.event.id}/{case.vm}/{case.step.name}/{case.phase}"
+def cloud_event(context: StepContext) -> dict[str, object]:
+    """The CloudEvent for this step; its id depends only on event, VM, step and phase."""
+    identity = f"{context.key or context.event.id}/{context.vm}/{context.step.name}/{context.phase}"
     return {
         "specversion": "1.0",
-        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, told)),
-        "source": f"/forewarn/agent/{quote(case.vm, safe='')}",
-        "type": _CLOUD_EVENT_TYPES[case.phase],
-        "subject": case.event.id or "unknown",
+        "id": str(uuid.uuid5(uuid.NAMESPACE_OID, identity)),
+        "source": f"/forewarn/agent/{quote(context.vm, safe='')}",
+        "type": _CLOUD_EVENT_TYPES[context.phase],
+        "subject": context.event.id or "unknown",
         "datacontenttype": "application/json",
-        "data": {"Message": event_sentence(case), **event_facts(case)},
+        "data": {"Message": event_sentence(context), **event_facts(context)},
     }
 
 
 def _signature_headers(secret: str, body: bytes) -> dict[str, str]:
-    """As the service signs its own webhooks."""
+    """Signs the body as the service signs its own webhooks."""
     timestamp = str(int(read_real_time()))
     digest = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
     return {"X-Forewarn-Timestamp": timestamp, "X-Forewarn-Signature": f"sha256={digest}"}
 
 
 def read_options(raw: RawOptions) -> WebhookOptions:
+    """Validates the options of `webhook`. Raises BadOption."""
     url = read_required_text(raw, "url", '"https://host/path"')
     check_url("url", url)
     return WebhookOptions(url=url, secret_file=read_path(raw, "secret_file"), ca_file=read_path(raw, "ca_file"))
@@ -89,7 +96,7 @@ def read_options(raw: RawOptions) -> WebhookOptions:
 
 WEBHOOK_REACTION = ReactionKind(
     name="webhook",
-    summary="tells a program elsewhere, as a CloudEvent",
+    summary="posts the event to a URL, as a CloudEvent",
     options=("url", "secret_file", "ca_file"),
     read=read_options,
     make=WebhookReaction,
