@@ -49,7 +49,7 @@ def test_a_lab_that_was_backed_up_is_restored_as_it_was(command: Any, tmp_path: 
         assert "holds the whole store" in command.good("backup", file)
         assert "exists already" in command.refused("backup", file)
         command.good("restart", vm)
-        assert "is in use by another forewarn" in command.refused("restore", file)
+        assert "is in use by another service" in command.refused("restore", file)
 
     restored = command.json("restore", file)
     assert Path(restored["moved_aside"]).exists()

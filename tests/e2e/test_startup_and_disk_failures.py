@@ -177,13 +177,13 @@ def test_a_flag_that_makes_no_sense_is_said_to_be_so(tmp_path: Path, arguments: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("grace = 5\n", "there is no setting 'grace'; did you mean 'grace_s'?"),
+        ("grace = 5\n", "setting 'grace' does not exist; did you mean 'grace_s'?"),
         ("grace_s = 'soon'\n", "setting 'grace_s': expected `float`, got `str`"),
         ("grace_s = -1\n", "setting 'grace_s' is -1: give 0 or more"),
         ("port = \n", "is not TOML"),
         ("listen = ['nowhere']\n", "cannot listen on 'nowhere': write ADDRESS:PORT"),
         ("[[simulate]]\nthen = 'explode'\n", "explode"),
-        ("[versions]\nwesteurope = ['2018-01-01']\n", "'2018-01-01' is no api-version"),
+        ("[versions]\nwesteurope = ['2018-01-01']\n", "'2018-01-01' is not an api-version"),
     ],
     ids=lambda value: value.splitlines()[-1] if value.endswith("\n") else "",
 )

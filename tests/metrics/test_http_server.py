@@ -182,7 +182,7 @@ def test_a_port_in_use_stops_the_start_and_keeps_nothing_open() -> None:
         other.bind(("127.0.0.1", first + 1))
         other.listen()
         with pytest.raises(
-            Rejected, match=rf"metrics cannot be shown on 127\.0\.0\.1:{first + 1}: another program does"
+            Rejected, match=rf"metrics cannot be served on 127\.0\.0\.1:{first + 1}: the port is in use"
         ):
             bind_metrics_sockets("127.0.0.1", first, workers=1)
         with socket.socket() as again:
@@ -195,7 +195,7 @@ def test_a_port_in_use_stops_the_start_and_keeps_nothing_open() -> None:
 )
 def test_they_are_never_shown_where_vms_call(listen: tuple[str, ...], metrics: str) -> None:
     with pytest.raises(
-        Rejected, match=r"which VMs can call: give an address that they cannot, such as 127\.0\.0\.1:9464"
+        Rejected, match=r"an address that VMs can call: give one that they cannot call, such as 127\.0\.0\.1:9464"
     ):
         load_settings({"listen": listen, "metrics": metrics}, lab=False, environ={})
 

@@ -47,7 +47,7 @@ class Visitor:
         async def welcome(request: Request) -> CurrentSession:
             return CurrentSession(principal=self.principal, csrf_token=TOKEN, ends_at=float("inf"))
 
-        self.app = build_web_app(api.house, welcome=welcome)
+        self.app = build_web_app(api.house, authenticate_session=welcome)
 
     def holding(self, role: str, *over: str, name: str = "client ci") -> Visitor:
         """Somebody else, with this role over these resources."""

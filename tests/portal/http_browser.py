@@ -69,7 +69,9 @@ class Doors:
         )
         door = BearerAuthenticator(sign_in=self.sign_in, store=self.world.store, real_time=self.now)
         routes = sign_in_routes(lobby, self.links, self.code_flow)
-        self.app: Starlette = build_web_app(self.house, door.authenticate, welcome=lobby.authenticate, doors=routes)
+        self.app: Starlette = build_web_app(
+            self.house, door.authenticate, authenticate_session=lobby.authenticate, sign_in_routes=routes
+        )
         self.app.add_middleware(PlainHttpMiddleware)
 
     def add_client(self, client_id: str = "ann", role: str = "Reader") -> str:

@@ -226,7 +226,7 @@ def test_that_a_vm_was_given_an_event_is_told(portal: Visitor) -> None:
     observations = GuestObservations()
     house = replace(portal.api.house, subscribe_deliveries=observations.subscribe_deliveries)
     other = Visitor(portal.api, portal.principal)
-    other.app = build_web_app(house, welcome=welcoming(portal.principal))
+    other.app = build_web_app(house, authenticate_session=welcoming(portal.principal))
 
     async def story() -> None:
         event_id = await restart(portal.world, "web-0")
@@ -371,7 +371,7 @@ def test_whoever_is_not_signed_in_is_told_nothing(portal: Visitor) -> None:
 def visited_by(portal: Visitor, welcome: Any) -> Visitor:
     """The same portal, where somebody else says who is looking."""
     other = Visitor(portal.api, portal.principal)
-    other.app = build_web_app(portal.api.house, welcome=welcome)
+    other.app = build_web_app(portal.api.house, authenticate_session=welcome)
     return other
 
 

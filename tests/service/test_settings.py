@@ -52,7 +52,7 @@ def test_a_service_for_real_vms_is_on_request() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prot = 1", "there is no setting 'prot'; did you mean 'port'?"),
+        ("prot = 1", "setting 'prot' does not exist; did you mean 'port'?"),
         ("port = 0", "setting 'port' is 0: give a port from 1 to 65535"),
         ("grace_s = -1", "setting 'grace_s' is -1: give 0 or more"),
         ("first_answer_delay_s = 121", "give 0 to 120 seconds"),
@@ -67,7 +67,7 @@ def test_a_service_for_real_vms_is_on_request() -> None:
             "setting 'port': expected `int`, got `str`: give a whole number, in the file or as FOREWARN_PORT",
         ),
         ('listen = "10.0.0.1:80"', "setting 'listen': expected `array`, got `str`: give a list, such as ["),
-        ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is no api-version"),
+        ('[versions]\nwesteurope = ["2018-01-01"]', "'2018-01-01' is not an api-version"),
         ("[versions]\nwesteurope = []", "is empty: name at least one api-version"),
         ("port = ", "is not TOML"),
         ('hypervisor = "magic"', "setting 'hypervisor': invalid enum value 'magic'"),

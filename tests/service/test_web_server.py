@@ -102,7 +102,7 @@ def test_an_external_issuer_means_no_client_of_our_own(tmp_path: Path) -> None:
 def test_an_address_in_use_is_told_with_the_setting_that_changes_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Rejected, match="another program does; name another with --console ADDRESS:PORT"):
+        with pytest.raises(Rejected, match="the port is in use; name another with --console ADDRESS:PORT"):
             opened(tmp_path, MemoryStore(), console=f"127.0.0.1:{port}")
 
 
@@ -153,7 +153,7 @@ def test_trouble_with_a_new_certificate_does_not_end_the_looking_for_one(
         return len(caplog.records)
 
     assert opened(tmp_path, MemoryStore(), renewed) == 1
-    assert f"the console goes on with the certificate it has: {trouble}" in caplog.text
+    assert f"the console keeps its certificate, because it could not be renewed: {trouble}" in caplog.text
 
 
 OUTSIDE = {"oidc_issuer": "https://login.example", "oidc_audience": ("x",), "oidc_client_id": "portal"}

@@ -75,7 +75,7 @@ def _visited_by(counted: Api, principal: Principal | None) -> Api:
             raise Unauthenticated("nobody is signed in")
         return CurrentSession(principal=principal, csrf_token="t", ends_at=float("inf"))
 
-    return counted._with(build_web_app(counted.house, _no_token, welcome=welcome))
+    return counted._with(build_web_app(counted.house, _no_token, authenticate_session=welcome))
 
 
 def test_whoever_is_signed_in_to_the_portal_may_look_too(counted: Api) -> None:

@@ -184,7 +184,7 @@ def test_plain_http_is_for_names_of_this_machine_since_any_site_may_point_its_ow
     asyncio.run(an_app()(scope, receive, send))
     assert told[0]["status"] == (200 if host in OURS else 400)
     if host not in OURS:
-        assert b"plain http is served to this machine alone" in told[1]["body"]
+        assert b"plain http is served only to this machine" in told[1]["body"]
 
 
 def test_over_tls_the_certificate_says_which_names_are_ours(port: Any, tls: Path) -> None:

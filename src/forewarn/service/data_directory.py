@@ -24,7 +24,7 @@ _LOCK_FILE = "lock"
 
 
 class DataDirectory:
-    """An open data directory; held until closed, or until the process is gone, however it goes."""
+    """An open data directory. Its lock is held until `close` or until the process ends."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -32,6 +32,10 @@ class DataDirectory:
 
     @classmethod
     def acquire(cls, path: Path) -> DataDirectory:
+        """Create the directory if needed, and lock it.
+
+        Raises Refused if another service uses it, Rejected if it cannot be created or opened.
+        """
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -45,7 +49,7 @@ class DataDirectory:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise Refused(
-                f"data directory {str(path)!r} is in use by another forewarn (process {holder}): "
+                f"data directory {str(path)!r} is in use by another service (process {holder}): "
                 "stop that one first, or name another directory with --data"
             ) from None
         os.ftruncate(lock, 0)
@@ -54,29 +58,32 @@ class DataDirectory:
 
     @property
     def database(self) -> Path:
+        """The SQLite database of the store."""
         return self.path / DATABASE_FILE
 
     @property
     def ledger(self) -> Path:
+        """The effect ledger of the simulated hypervisor."""
         return self.path / LEDGER_FILE
 
     @property
     def socket(self) -> Path:
+        """The unix socket for operators; the command line uses it."""
         return self.path / SOCKET_FILE
 
     @property
     def supervisor_socket(self) -> Path:
-        """The socket on which the keepers of VMs call."""
+        """The unix socket on which supervisors of namespace VMs connect."""
         return self.path / SUPERVISOR_SOCKET_FILE
 
     @property
     def vms(self) -> Path:
-        """Where VMs with a keeper have their directories."""
+        """The parent of the directories of namespace VMs."""
         return self.path / VMS_DIRECTORY
 
     @property
     def commands(self) -> Path:
-        """Where the command hypervisor keeps what it tried."""
+        """The journal and the output files of the command hypervisor."""
         return self.path / COMMANDS_DIRECTORY
 
     @property
@@ -86,15 +93,16 @@ class DataDirectory:
 
     @property
     def admin_secret(self) -> Path:
-        """What the first client signs in with."""
+        """The file with the secret of the administrator client."""
         return self.path / ADMIN_SECRET_FILE
 
     def close(self) -> None:
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
 
 def live_supervisor_pids(data: Path) -> list[int]:
-    """The processes that keep VMs of this data directory, whether or not its service runs."""
+    """The process ids of the live supervisors of this data directory, whether its service runs or not."""
     return SupervisorRecords(data / VMS_DIRECTORY).live_pids

@@ -25,6 +25,8 @@ _MIN_FREE_BYTES = 100 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorCheck:
+    """The result of one check; `remedy` says what to do if it is not `ok`."""
+
     name: str
     ok: bool
     text: str
@@ -32,6 +34,7 @@ class DoctorCheck:
 
 
 def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
+    """Run all checks of this machine and this data directory, without a running service."""
     checks: list[Callable[[], Iterator[DoctorCheck]]] = [
         _check_python,
         _check_packages,
@@ -39,16 +42,19 @@ def run_checks(settings: Settings, database: Path) -> list[DoctorCheck]:
         lambda: _check_database(database),
         lambda: _check_loopback(settings),
     ]
-    return [found for check in checks for found in check()]
+    return [result for check in checks for result in check()]
 
 
 def worker_checks(workers: Sequence[Mapping[str, Any]]) -> Iterator[DoctorCheck]:
-    """Of a service that has them."""
+    """A check of the workers of a running service, given `GET /service`'s `workers`; none without workers."""
     if workers:
         ready = sum(bool(worker["ready"]) for worker in workers)
         text = f"{ready} of {len(workers)} workers answer VMs"
         yield DoctorCheck(
-            name="workers", ok=ready == len(workers), text=text, remedy="the service's log says why one is away"
+            name="workers",
+            ok=ready == len(workers),
+            text=text,
+            remedy="read the service's log: it says why a worker is missing",
         )
 
 
@@ -59,38 +65,43 @@ def _check_python() -> Iterator[DoctorCheck]:
 
 def _check_packages() -> Iterator[DoctorCheck]:
     missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    text = f"{', '.join(missing)} missing" if missing else "everything the service needs is installed"
+    text = f"{', '.join(missing)} missing" if missing else "all required packages are installed"
     yield DoctorCheck(name="packages", ok=not missing, text=text, remedy="pip install 'forewarn[server]'")
     fast = importlib.util.find_spec("uvloop") is not None
     yield DoctorCheck(
-        name="speed", ok=True, text="uvloop is used" if fast else "uvloop is not installed: slower, but it works"
+        name="speed",
+        ok=True,
+        text="uvloop is used" if fast else "uvloop is not installed: the service works, but is slower",
     )
 
 
 def _check_data_directory(path: Path) -> Iterator[DoctorCheck]:
     if not path.exists():
-        yield DoctorCheck(name="data", ok=True, text=f"{path} does not exist yet: the first start makes it")
+        yield DoctorCheck(name="data", ok=True, text=f"{path} does not exist yet: the first start creates it")
         return
     writable = os.access(path, os.W_OK | os.X_OK)
     text = f"{path} is {'writable' if writable else 'not writable'}"
     yield DoctorCheck(
-        name="data", ok=writable, text=text, remedy="give this user the directory, or name another with --data"
+        name="data",
+        ok=writable,
+        text=text,
+        remedy="make the directory writable for this user, or name another with --data",
     )
     free = shutil.disk_usage(path).free
-    remedy = "make room: approvals fail with 503 while the disk is full"
+    remedy = "free some disk space: approvals fail with 503 while the disk is full"
     yield DoctorCheck(name="disk", ok=free >= _MIN_FREE_BYTES, text=f"{free // (1024 * 1024)} MiB free", remedy=remedy)
     private = not path.stat().st_mode & 0o077
-    text = "only its owner can reach the service's socket" if private else f"{path} can be entered by others"
+    text = "only its owner can reach the service's socket" if private else f"other users can enter {path}"
     yield DoctorCheck(name="privacy", ok=private, text=text, remedy=f"chmod 700 {path}")
 
 
 def _check_database(path: Path) -> Iterator[DoctorCheck]:
     if not path.exists():
-        yield DoctorCheck(name="database", ok=True, text="there is none yet: the first start makes it")
+        yield DoctorCheck(name="database", ok=True, text="no database yet: the first start creates it")
         return
     try:
         revision = examine_file(path)
-        yield DoctorCheck(name="database", ok=True, text=f"{path.name} is sound, schema {revision}")
+        yield DoctorCheck(name="database", ok=True, text=f"{path.name} is intact, schema {revision}")
     except ForewarnError as error:
         yield DoctorCheck(
             name="database", ok=False, text=str(error), remedy="restore a backup with `forewarn restore FILE`"
@@ -103,7 +114,7 @@ def _check_loopback(settings: Settings) -> Iterator[DoctorCheck]:
     try:
         with socket.socket() as sock:
             sock.bind(("127.0.0.2", 0))
-        yield DoctorCheck(name="loopback", ok=True, text="every VM of a lab can have its own loopback address")
+        yield DoctorCheck(name="loopback", ok=True, text="each VM of a lab can have its own loopback address")
     except OSError:
-        text = "this machine has one loopback address only: each VM of a lab gets a port of its own"
+        text = "this machine has only one loopback address: each VM of a lab gets its own port"
         yield DoctorCheck(name="loopback", ok=True, text=text)

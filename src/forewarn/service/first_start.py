@@ -26,30 +26,31 @@ from forewarn.service.settings import Settings
 from forewarn.store.interface import Store
 
 log = logging.getLogger(__name__)
-_FLEET_FILE_KEY = "fleet file"  # the digest of a text whose VMs the store knows, all of them
+_FLEET_FILE_KEY = "fleet file"  # stores the digest of a fleet file whose VMs are all in the store
 
 
 def sample_fleet() -> str:
+    """The text of the sample fleet file, which a lab without a fleet file uses."""
     return resources.files("forewarn.service").joinpath("sample-fleet.toml").read_text(encoding="utf-8")
 
 
 async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settings) -> None:
-    """Whoever names a file expects its VMs: a store that has a fleet already does not take them up by itself."""
+    """Log a warning if the named fleet file has VMs that the store does not have."""
     if not settings.fleet:
         return
     try:
         text = _read_fleet_file(Path(settings.fleet))
         if control.store.load(_FLEET_FILE_KEY) == _fleet_digest(text):
-            return  # a store forgets no VM
+            return  # checked before, and the store never forgets a VM
         proposal = read_fleet_file(text, source=settings.fleet)
     except Rejected:
-        return  # it is not needed
+        return  # the file is not used, so its mistakes do not matter
     known = {vm.key for vm in control.store.vms(removed=True)}
     if all(vm.key in known for vm in proposal.vms):
         await control.store.save(_FLEET_FILE_KEY, _fleet_digest(text))
     else:
         log.warning(
-            "%s is not applied, because %s has a fleet already: `forewarn fleet apply %s` shows the difference and "
+            "%s was not applied, because %s already has a fleet: `forewarn fleet apply %s` shows the difference and "
             "applies it, or name an empty directory with --data",
             settings.fleet,
             settings.data,
@@ -58,8 +59,9 @@ async def _warn_about_ignored_fleet_file(control: ControlPlane, settings: Settin
 
 
 async def apply_initial_fleet(control: ControlPlane, settings: Settings) -> None:
-    there = control.store.counts()
-    if there.scopes or there.hosts:
+    """Apply the fleet file, or a lab's sample fleet, to an empty store. Rejected if the file cannot be used."""
+    counts = control.store.counts()
+    if counts.scopes or counts.hosts:
         await _warn_about_ignored_fleet_file(control, settings)
         return
     if settings.fleet:
@@ -86,26 +88,26 @@ def _read_fleet_file(path: Path) -> str:
             f"fleet file {str(path)!r} cannot be read: {error.strerror}; name another with --fleet"
         ) from error
     except UnicodeDecodeError as error:
-        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as such") from error
+        raise Rejected(f"fleet file {str(path)!r} is not UTF-8 text: save it as UTF-8") from error
 
 
-_TENANT_KEY = "tenant"  # under which the store keeps its id
+_TENANT_KEY = "tenant"
 _ADMIN_CREATED_KEY = "admin made"
 
 
 async def load_or_create_tenant_id(store: Store) -> str:
-    """Made once: it is in every token, and clients keep it."""
-    if (kept := store.load(_TENANT_KEY)) is not None:
-        return kept.decode()
+    """The tenant id of this service. Created once, because tokens contain it and clients keep it."""
+    if (stored := store.load(_TENANT_KEY)) is not None:
+        return stored.decode()
     tenant_id = str(uuid.uuid4())
     await store.save(_TENANT_KEY, tenant_id.encode())
     return tenant_id
 
 
 async def ensure_admin_client(store: Store, path: Path, now: float) -> None:
-    """The local administrator, made once: whoever removes it is not given it again.
+    """Create the administrator client with its secret file, once: a removed one is not created again.
 
-    The file comes first, so that a crash leaves a secret that nobody knows by hash yet, which is used the next time.
+    The file is written before the commit. A crash in between leaves a file whose secret the next start uses.
     """
     if store.load(_ADMIN_CREATED_KEY) is not None:
         return
@@ -128,6 +130,6 @@ def _admin_client_commit(secret: str, now: float) -> Commit:
         by="forewarn",
         at=now,
     )
-    text = f"client {ADMIN_CLIENT_ID} made, with role {Role.ADMINISTRATOR} over everything"
+    text = f"client {ADMIN_CLIENT_ID} created, with role {Role.ADMINISTRATOR} on everything"
     entry = HistoryEntry(at=now, what=EntryKind.ACCESS, who="forewarn", text=text)
     return Commit(clients=(client,), grants=(grant,), entries=(entry,))

@@ -22,78 +22,88 @@ _DAY_S = 24 * 3600.0
 
 
 async def write_observations_forever(observations: GuestObservations, store: Store, *, every_s: float = 1.0) -> None:
+    """Write observations to the store every `every_s` seconds, in batches."""
     while True:
         await asyncio.sleep(every_s)
-        while await write_observation_batch(observations, store, rest_s=REPORT_INTERVAL_S):
+        while await write_observation_batch(observations, store, min_interval_s=REPORT_INTERVAL_S):
             await asyncio.sleep(every_s / BATCHES_PER_SECOND)
 
 
 async def write_observation_batches(observations: GuestObservations, store: Store) -> None:
-    """As many as are written down in a second: most fleets have no more."""
+    """Write the observations of at most one second; for most fleets, all of them."""
     for _ in range(BATCHES_PER_SECOND):
         if not await write_observation_batch(observations, store):
             return
 
 
 async def write_all_observations(observations: GuestObservations, store: Store) -> None:
-    """What cannot be written is lost with us."""
+    """Write all observations, when the service stops. Those that cannot be written are lost."""
     while await write_observation_batch(observations, store):
         pass
 
 
-async def write_observation_batch(observations: GuestObservations, store: Store, *, rest_s: float = 0.0) -> bool:
-    """Write down what is new, or of many VMs a part of it; whether there may be more, and it can be written."""
-    polls, sightings = observations.take_batch(rest_s)
-    if not polls and not sightings:
+async def write_observation_batch(
+    observations: GuestObservations, store: Store, *, min_interval_s: float = 0.0
+) -> bool:
+    """Write one batch of observations; returns whether there may be more that can be written.
+
+    `min_interval_s`: leave out VMs that were written less than this ago.
+    """
+    polls, deliveries = observations.take_batch(min_interval_s)
+    if not polls and not deliveries:
         return False
     try:
-        await store.record_observations(polls, sightings)
+        await store.record_observations(polls, deliveries)
     except ForewarnError as error:
-        log.warning("what VMs asked could not be written down, keeping it: %s", error)
-        observations.return_batch(polls, sightings)
+        log.warning("observations of VMs could not be written, will retry: %s", error)
+        observations.return_batch(polls, deliveries)
         return False
-    observations.notify_written(sightings)
+    observations.notify_written(deliveries)
     return len(polls) == BATCH_SIZE
 
 
 async def record_fault_effects_forever(table: FaultTable, faults: FaultService, *, every_s: float = 1.0) -> None:
-    """Write down what faults have touched; those that have run out in real time are told in the history."""
+    """Write fault hits to the store, and end expired faults, every `every_s` seconds."""
     while True:
         await asyncio.sleep(every_s)
         await record_fault_effects(table, faults)
 
 
 async def record_fault_effects(table: FaultTable, faults: FaultService) -> None:
-    touches = table.take_hits()
+    """Write fault hits to the store, and end the faults that have expired in real time."""
+    hits = table.take_hits()
     try:
-        await faults.record_hits(touches)
+        await faults.record_hits(hits)
     except ForewarnError as error:
-        log.warning("what faults have touched could not be written down, keeping it: %s", error)
-        table.add_hits(touches)
+        log.warning("effects of faults could not be written, will retry: %s", error)
+        table.add_hits(hits)
         return
     try:
         await faults.expire()
     except ForewarnError as error:
-        log.warning("faults that have run out could not be dropped, trying again: %s", error)
+        log.warning("expired faults could not be removed, will retry: %s", error)
 
 
-async def save_clock_forever(labtime: LabClockService, *, every_s: float = 60.0) -> None:
+async def save_clock_forever(lab_clock: LabClockService, *, every_s: float = 60.0) -> None:
+    """Save the position of the lab's clock every `every_s` seconds."""
     while True:
         await asyncio.sleep(every_s)
-        await save_clock(labtime)
+        await save_clock(lab_clock)
 
 
-async def save_clock(labtime: LabClockService) -> None:
+async def save_clock(lab_clock: LabClockService) -> None:
+    """Save the position of the lab's clock; a failure is logged."""
     try:
-        await labtime.save_position()
+        await lab_clock.save_position()
     except ForewarnError as error:
-        log.warning("where the clock stands could not be written down, trying again later: %s", error)
+        log.warning("the position of the clock could not be saved, will retry: %s", error)
 
 
 async def prune_history_forever(store: Store, clock: Clock, *, days: float, every_s: float = 3600.0) -> None:
+    """Delete history older than `days` every `every_s` seconds; 0 days keeps everything."""
     while days:
         try:
             await store.prune(clock.now() - days * _DAY_S)
         except ForewarnError as error:
-            log.warning("old history could not be pruned, trying again later: %s", error)
+            log.warning("old history could not be deleted, will retry: %s", error)
         await asyncio.sleep(every_s)

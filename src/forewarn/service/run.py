@@ -18,38 +18,38 @@ from forewarn.service.wiring import DRAIN_TIMEOUT_S, Service, running_service
 from forewarn.workers.worker import event_loop_factory
 
 _OPEN_FILE_LIMIT = 65_536
-_GC_THRESHOLD = 20_000  # objects before garbage is looked for: one busy moment of some hundred guests
+_GC_THRESHOLD = 20_000  # new objects before a collection: what some hundred requests at once create
 
 
 def run_service(settings: Settings, announce: Callable[[Service], None]) -> int | None:
-    """Serve until a signal says to stop; `announce` is called once everything answers.
+    """Run a service until SIGINT or SIGTERM. Calls `announce` once everything answers.
 
-    How many events are pending; None: it was stopped before anything answered.
+    Returns the number of pending events at the end; None if a signal stopped it during the start.
     """
-    os.umask(0o077)  # what we write is nobody else's to read
+    os.umask(0o077)  # only the owner may read the files of a service
     _raise_open_file_limit()
     with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
         return runner.run(_serve_until_signal(settings, announce))
 
 
 async def _serve_until_signal(settings: Settings, announce: Callable[[Service], None]) -> int | None:
-    stop, loop, starting = asyncio.Event(), asyncio.get_running_loop(), _Startup()
-    hang_up = () if _reloads_on_hangup(settings) else (signal.SIGHUP,)
-    for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
-        loop.add_signal_handler(number, starting.cancel)
-    if not hang_up:
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # workers that begin are as new as can be
+    stop, loop, startup = asyncio.Event(), asyncio.get_running_loop(), _Startup()
+    stop_on_hangup = () if _reloads_on_hangup(settings) else (signal.SIGHUP,)
+    for number in (signal.SIGINT, signal.SIGTERM, *stop_on_hangup):
+        loop.add_signal_handler(number, startup.cancel)
+    if not stop_on_hangup:
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)  # during the start there is nothing to reload
     async with AsyncExitStack() as stack:
         try:
             with _without_garbage_collection():
                 service = await stack.enter_async_context(running_service(settings))
         except asyncio.CancelledError:
-            if not starting.is_cancelled:
+            if not startup.is_cancelled:
                 raise
             return None
-        for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
+        for number in (signal.SIGINT, signal.SIGTERM, *stop_on_hangup):
             loop.add_signal_handler(number, stop.set)
-        if not hang_up:
+        if not stop_on_hangup:
             _reload_on_hangup(stack, service)
         announce(service)
         await stop.wait()
@@ -57,7 +57,7 @@ async def _serve_until_signal(settings: Settings, announce: Callable[[Service], 
 
 
 class _Startup:
-    """A start that a signal may end: what was begun is undone, and nothing was lost, since nobody was answered."""
+    """A start that a signal can cancel. No client was answered yet, so nothing is lost."""
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
@@ -71,7 +71,7 @@ class _Startup:
 
 
 def _reloads_on_hangup(settings: Settings) -> bool:
-    """Whether SIGHUP is to replace the workers. At a terminal it says that the terminal is gone: then we go too."""
+    """Whether SIGHUP replaces the workers. At a terminal SIGHUP means that the terminal closed: then it stops."""
     return bool(settings.workers) and not os.isatty(0)
 
 
@@ -94,7 +94,10 @@ def _reload_on_hangup(stack: AsyncExitStack, service: Service) -> None:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """What is made meanwhile is a whole fleet, which stays: nobody looks for garbage in it, now or later."""
+    """Disable garbage collection during the start, and exempt the objects created meanwhile from it for good.
+
+    They are the state of the whole fleet: never garbage, and slow to search.
+    """
     gc.disable()
     try:
         yield
@@ -105,8 +108,8 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _raise_open_file_limit() -> None:
-    """What a system gives unasked, often 1024 open files, is too few for a fleet."""
+    """Raise the soft limit of open files: the default, often 1024, is too low for a fleet."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _OPEN_FILE_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILE_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

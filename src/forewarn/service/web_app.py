@@ -1,4 +1,7 @@
-"""Builds the starlette app that mounts the API, the ARM facade, the portal and /metrics."""
+"""Builds the starlette app that mounts the API, the ARM facade, the portal and /metrics.
+
+Its middleware keeps plain HTTP to this machine, and answers a change only when VMs can see it.
+"""
 
 from __future__ import annotations
 
@@ -33,40 +36,46 @@ _SAFE_METHODS = (HTTPMethod.GET, HTTPMethod.HEAD)
 
 
 class ReadYourWritesMiddleware:
-    def __init__(self, app: ASGIApp, *, shown: Callable[[], Awaitable[None]]) -> None:
+    """Delays the response to a change until all workers have published it."""
+
+    def __init__(self, app: ASGIApp, *, wait_until_published: Callable[[], Awaitable[None]]) -> None:
         self._app = app
-        self._wait_until_published = shown
+        self._wait_until_published = wait_until_published
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_when_shown(message: Message) -> None:
+        async def send_when_published(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await self._wait_until_published()
             await send(message)
 
         is_change = scope["type"] == "http" and scope["method"] not in _SAFE_METHODS
-        await self._app(scope, receive, send_when_shown if is_change else send)
+        await self._app(scope, receive, send_when_published if is_change else send)
 
 
 _PLAIN_HTTP_PATHS = ("/", "/metrics", PORTAL_PREFIX)
 
 
 class PlainHttpMiddleware:
-    """Only loopback gets this far. A web site may give that address a name of its own, so the name counts too."""
+    """Rejects plain HTTP except for the portal and /metrics on a loopback host name.
+
+    Only loopback connections get this far. A web site may resolve its own name to that address, so the Host header
+    counts too.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = (
+        rejection = (
             _plain_http_rejection(Request(scope)) if scope["type"] == "http" and scope["scheme"] == "http" else None
         )
-        await (refused or self._app)(scope, receive, send)
+        await (rejection or self._app)(scope, receive, send)
 
 
 def _plain_http_rejection(request: Request) -> Response | None:
     host = request.headers.get("host", "")
     if not _is_loopback_host_header(host):
-        sentence = f"plain http is served to this machine alone, not to {host[:100]!r}: call localhost, or use https"
+        sentence = f"plain http is served only to this machine, not to {host[:100]!r}: call localhost, or use https"
         return make_error_response(400, "Rejected", sentence)
     path = request.scope["path"]
     if path in _PLAIN_HTTP_PATHS or path.startswith(f"{PORTAL_PREFIX}/"):
@@ -89,26 +98,33 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_routes(
-    make_context: ContextFactory, welcome: SessionAuthenticator | None, see: Callable[..., RequestContext]
+    make_context: ContextFactory,
+    authenticate_session: SessionAuthenticator | None,
+    make_context_for: Callable[..., RequestContext],
 ) -> list[BaseRoute]:
+    """The route of /metrics, for callers that may read everything.
+
+    `authenticate_session`: accepts a portal session too; None: there is no portal.
+    """
+
     async def endpoint(request: Request) -> Response:
         try:
-            context = await _let_in(request)
+            context = await authenticate_request(request)
             context.require(Right.READ, ROOT_RESOURCE)
             if context.dependencies.render_metrics is None:
-                raise NotFound("this service counts nothing for Prometheus: ask one that `forewarn serve` has started")
-            shown = await context.dependencies.render_metrics()
+                raise NotFound("this service has no metrics: call one that was started with `forewarn serve`")
+            text = await context.dependencies.render_metrics()
         except Exception as error:
             return error_response(error)
-        return Response(shown, headers={"Content-Type": METRICS_CONTENT_TYPE, "Cache-Control": "no-store"})
+        return Response(text, headers={"Content-Type": METRICS_CONTENT_TYPE, "Cache-Control": "no-store"})
 
-    async def _let_in(request: Request) -> RequestContext:
-        if welcome is None or "authorization" in request.headers:
+    async def authenticate_request(request: Request) -> RequestContext:
+        if authenticate_session is None or "authorization" in request.headers:
             return await make_context(request)
         try:
-            return see((await welcome(request)).principal)
+            return make_context_for((await authenticate_session(request)).principal)
         except Unauthenticated:
-            return await make_context(request)  # who says what a program has to send
+            return await make_context(request)  # its error says what a program must send
 
     return [Route("/metrics", endpoint, methods=["GET"])]
 
@@ -117,31 +133,36 @@ def build_web_app(
     dependencies: Dependencies,
     authenticate: Authenticate | None = None,
     directory: FleetDirectory | None = None,
-    welcome: SessionAuthenticator | None = None,
-    doors: Sequence[BaseRoute] = (),
+    authenticate_session: SessionAuthenticator | None = None,
+    sign_in_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The app for those whom `admit` lets in; without it, for the owner of the socket, who may do everything.
+    """Build the app. Without `authenticate`, every caller is the owner of the unix socket, who may do everything.
 
-    With `welcome`, which tells who is signed in there, it has the portal too; `doors` are where people sign in.
+    With `authenticate_session`, which identifies a portal session, it includes the portal. `sign_in_routes` are the
+    pages where people sign in. `directory` may be shared between apps.
     """
     authenticate = authenticate or _authenticate_as_owner(dependencies)
-    names = directory or FleetDirectory(dependencies.control.store)
+    fleet_directory = directory or FleetDirectory(dependencies.control.store)
 
     async def make_context(request: Request) -> RequestContext:
-        return RequestContext(dependencies, names, await authenticate(request), lambda: authenticate(request))
+        return RequestContext(dependencies, fleet_directory, await authenticate(request), lambda: authenticate(request))
 
     by_name = {(route.method, route.path): route for route in ROUTES}
-    portal = portal_routes(dependencies, names, welcome, by_name) if welcome is not None else []
-    scraped = metrics_routes(make_context, welcome, partial(RequestContext, dependencies, names))
+    portal = (
+        portal_routes(dependencies, fleet_directory, authenticate_session, by_name)
+        if authenticate_session is not None
+        else []
+    )
+    metrics = metrics_routes(make_context, authenticate_session, partial(RequestContext, dependencies, fleet_directory))
     app = Starlette(
-        routes=[*api_routes(make_context), *scraped, *doors, *portal, *arm_routes(make_context)],
+        routes=[*api_routes(make_context), *metrics, *sign_in_routes, *portal, *arm_routes(make_context)],
         exception_handlers={HTTPException: _handle_http_exception},
     )
     app.router.redirect_slashes = False
-    if welcome is not None:
+    if authenticate_session is not None:
         app.add_middleware(SecurityHeadersMiddleware)
     if dependencies.wait_until_published is not None:
-        app.add_middleware(ReadYourWritesMiddleware, shown=dependencies.wait_until_published)
+        app.add_middleware(ReadYourWritesMiddleware, wait_until_published=dependencies.wait_until_published)
     app.state.dependencies = dependencies
     return app
 
@@ -157,11 +178,13 @@ def _authenticate_as_owner(dependencies: Dependencies) -> Authenticate:
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}"
+    request_text = f"{request.method} {request.url.path}"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        message = f"{what} is not served: use {allowed}"
+        message = f"{request_text} is not served: use {allowed}"
         return make_error_response(405, "Rejected", message, headers=dict(error.headers or {}))
     if error.status_code == 404:
-        return make_error_response(404, "NotFound", f"{what} is not served here: the API lives under {API_PREFIX}/")
-    return make_error_response(error.status_code, "Rejected", f"{what} cannot be served: {error.detail}")
+        return make_error_response(
+            404, "NotFound", f"{request_text} is not served here: the API is under {API_PREFIX}/"
+        )
+    return make_error_response(error.status_code, "Rejected", f"{request_text} cannot be served: {error.detail}")

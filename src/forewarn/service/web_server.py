@@ -49,32 +49,30 @@ _RENEWAL_CHECK_S = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorServer:
-    """Everything the HTTPS port needs, ready to serve."""
+    """The HTTPS port for operators, ready to serve: socket, certificate, tokens, sessions and sign-in links."""
 
     sock: socket.socket
     url: str
     certificate_files: CertificateFiles
-    ensure_certificate: Callable[
-        [], CertificateFiles
-    ]  # looks after the certificate: the same, or a new one where it ends soon
-    ca_path: Path | None  # None: the certificate is the user's own
+    ensure_certificate: Callable[[], CertificateFiles]  # returns the current files; renews a certificate that ends soon
+    ca_path: Path | None  # None: the certificate is not from the local CA
     sign_in: TokenService
     admin_secret_path: Path
-    portal_url: str  # its URL; over plain http where a browser of this machine reaches it so
+    portal_url: str  # over plain http, if a browser of this machine can reach it so
     sessions: SessionIssuer
     links: SignInLinks
-    code_flow: AuthorizationCodeFlow | None  # None: people do not sign in at an issuer outside
+    code_flow: AuthorizationCodeFlow | None  # None: no sign-in to the portal at an external issuer
 
     @asynccontextmanager
-    async def serve(self, house: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
-        """For whoever signs in, until the block is left."""
-        lobby = SessionManager(dependencies=house, sign_in=self.sign_in, sessions=self.sessions)
+    async def serve(self, dependencies: Dependencies, directory: FleetDirectory) -> AsyncIterator[None]:
+        """Serve API, ARM facade and portal to authenticated callers until the block is left."""
+        sessions = SessionManager(dependencies=dependencies, sign_in=self.sign_in, sessions=self.sessions)
         app = build_web_app(
-            house,
-            BearerAuthenticator(sign_in=self.sign_in, store=house.control.store).authenticate,
+            dependencies,
+            BearerAuthenticator(sign_in=self.sign_in, store=dependencies.control.store).authenticate,
             directory,
-            welcome=lobby.authenticate,
-            doors=sign_in_routes(lobby, self.links, self.code_flow),
+            authenticate_session=sessions.authenticate,
+            sign_in_routes=sign_in_routes(sessions, self.links, self.code_flow),
         )
         app.add_middleware(PlainHttpMiddleware)
         async with serve_tls(app, self.sock, self.certificate_files.certificate, self.certificate_files.key) as context:
@@ -86,21 +84,21 @@ class OperatorServer:
                 await asyncio.gather(renewing, return_exceptions=True)
 
     async def _renew_forever(self, context: ssl.SSLContext) -> None:
-        """A certificate ends while a service goes on: look every few hours."""
+        """Check the certificate every few hours, because it may expire while the service runs."""
         while True:
             await asyncio.sleep(_RENEWAL_CHECK_S)
             await self.renew_certificate(context)
 
     async def renew_certificate(self, context: ssl.SSLContext) -> None:
-        """Show the certificate that is there by now; the old one, while another cannot be had or written."""
+        """Load the current certificate into `context`; keep the old one if that fails."""
         try:
-            pair = await asyncio.to_thread(self.ensure_certificate)
-            context.load_cert_chain(pair.certificate, pair.key)
+            files = await asyncio.to_thread(self.ensure_certificate)
+            context.load_cert_chain(files.certificate, files.key)
         except (ForewarnError, OSError) as error:
-            log.warning("the console goes on with the certificate it has: %s", error)
+            log.warning("the console keeps its certificate, because it could not be renewed: %s", error)
 
     def describe(self) -> dict[str, Any]:
-        """What people and `forewarn env` need to know of it."""
+        """URLs, tenant, client id and files of the console, as in `GET /service`."""
         return {
             "url": self.url,
             "portal": self.portal_url,
@@ -115,18 +113,18 @@ class OperatorServer:
 async def open_operator_server(
     settings: Settings, directory: DataDirectory, store: Store, now: float
 ) -> OperatorServer | None:
-    """None: the settings want no HTTPS port. Rejected where its address or certificate cannot be had.
+    """Bind the HTTPS port and prepare to serve it; None if the settings want no port.
 
-    `now` is for the history, which keeps lab time; certificates and tokens keep real time (spec §12).
+    `now` is lab time, for the history. Raises Rejected if the address or the certificate cannot be used.
     """
     if not settings.console:
         return None
     sock = _bind_socket(settings.console)
     try:
-        front = await _build_operator_server(settings, directory, store, sock)
-        if front.sign_in.external is None:
+        server = await _build_operator_server(settings, directory, store, sock)
+        if server.sign_in.external is None:
             await ensure_admin_client(store, directory.admin_secret, now)
-        return front
+        return server
     except BaseException:
         sock.close()
         raise
@@ -138,7 +136,7 @@ async def _build_operator_server(
     host, port = parse_console_address(settings.console)[0], int(sock.getsockname()[1])
     url = _base_url(host, port)
     names = (*settings.console_names, *_certificate_names(host))
-    certify = partial(_certificate_files, settings, directory, names)
+    ensure_certificate = partial(_certificate_files, settings, directory, names)
     key = SigningKey.load_or_create(directory.tls / "token.key")
     issuer = TokenIssuer(
         f"{url}/adfs",
@@ -149,18 +147,18 @@ async def _build_operator_server(
     sign_in = TokenService(
         issuer=issuer, tenant_id=await load_or_create_tenant_id(store), external=_external_issuer(settings)
     )
-    here = url.replace("https:", "http:", 1) if _is_local(host) else url
+    local_url = url.replace("https:", "http:", 1) if _is_local(host) else url
     return OperatorServer(
         sock=sock,
         url=url,
-        certificate_files=certify(),
-        ensure_certificate=certify,
+        certificate_files=ensure_certificate(),
+        ensure_certificate=ensure_certificate,
         ca_path=None if settings.console_certificate else ca_certificate_path(directory.tls),
         sign_in=sign_in,
         admin_secret_path=directory.admin_secret,
-        portal_url=f"{here}{PORTAL_HOME}",
+        portal_url=f"{local_url}{PORTAL_HOME}",
         sessions=SessionIssuer(key=key, tenant_id=sign_in.tenant_id),
-        links=SignInLinks(f"{here}{ONE_TIME_LINK_PATH}/", read_real_time),
+        links=SignInLinks(f"{local_url}{ONE_TIME_LINK_PATH}/", read_real_time),
         code_flow=_code_flow(settings, sign_in.external),
     )
 
@@ -175,10 +173,10 @@ def _bind_socket(console: str) -> socket.socket:
         sock.listen(_BACKLOG)
     except OSError as error:
         sock.close()
-        taken = error.errno == errno.EADDRINUSE
+        is_taken = error.errno == errno.EADDRINUSE
         raise Rejected(
-            f"the console cannot listen on {console}: {'another program does' if taken else error.strerror}; "
-            "name another with --console ADDRESS:PORT or the setting 'console', or \"\" for none"
+            f"the console cannot listen on {console}: {'the port is in use' if is_taken else error.strerror}; "
+            "name another with --console ADDRESS:PORT or the setting 'console'; \"\" means no console"
         ) from error
     return sock
 
@@ -191,12 +189,12 @@ def _certificate_files(settings: Settings, directory: DataDirectory, names: tupl
 
 
 def _base_url(host: str, port: int) -> str:
-    """By a name that the certificate has, and that people type."""
+    """The URL with a host name that people type and that the certificate has."""
     return f"https://{'localhost' if _is_local(host) else _url_host(host)}:{port}"
 
 
 def _is_local(host: str) -> bool:
-    """Whether programs of this machine reach what listens there as localhost."""
+    """Whether programs on this machine reach this address as localhost."""
     address = ip_address(host)
     return address.is_loopback or address.is_unspecified
 

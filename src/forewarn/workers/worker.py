@@ -334,7 +334,7 @@ class Worker:
             while (
                 self._server is not None
                 and self._backend.is_owner_responsive
-                and self._send_report(rest_s=REPORT_INTERVAL_S)
+                and self._send_report(min_interval_s=REPORT_INTERVAL_S)
             ):
                 await asyncio.sleep(_REPORT_INTERVAL_S / BATCHES_PER_SECOND)
 
@@ -344,12 +344,12 @@ class Worker:
                 return
         self._channel.send(messages.encode_message(messages.ObservationReport(id=message.id)))
 
-    def _send_report(self, number: int = 0, *, rest_s: float = 0.0) -> bool:
+    def _send_report(self, number: int = 0, *, min_interval_s: float = 0.0) -> bool:
         """Send what was observed since the last report, at most one batch; returns whether there may be more.
 
         `number`: the id of the report request; it is sent with the last batch.
         """
-        polls, deliveries = self._running_server.observations.take_increments(rest_s)
+        polls, deliveries = self._running_server.observations.take_increments(min_interval_s)
         hits = self._running_server.faults.take_hits()
         previous, self._reported_counts = self._reported_counts, self._running_server.request_totals()
         has_more = len(polls) == BATCH_SIZE
