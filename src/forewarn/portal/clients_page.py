@@ -1,4 +1,4 @@
-"""The page of polling clients: which VM polls how often, how late it was told, and who is unprepared.
+"""The clients page: which VMs poll how often, how late events were delivered, and which VMs are unprepared.
 
 The roster of all visible VMs comes from memory; the store is read for the VMs in view only.
 """
@@ -26,11 +26,11 @@ from forewarn.web.polling_report import ExpectedEvent, expected_events, iterate_
 from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.views import BaseView
 
-_BATCH_SIZE = 2000
+_BATCH_SIZE = 2000  # VMs read before other tasks run
 
 
 class ClientFilter(StrEnum):
-    """Whom one wants to see; "": all."""
+    """Which VMs the page lists. The values are those of the query parameter `only`."""
 
     ALL = ""
     UNPREPARED = "unprepared"
@@ -40,16 +40,20 @@ class ClientFilter(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
+    """One VM: how it polls, and the pending event that it is worst prepared for."""
+
     key: str
     polling_state: PollingState
     pending_event: ExpectedEvent | None
 
     @property
     def is_unprepared(self) -> bool:
+        """Whether a pending event was not delivered to any VM of the scope, and will not be with the next poll."""
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NOBODY
 
-    def matches(self, only: ClientFilter) -> bool:
-        match only:
+    def matches(self, client_filter: ClientFilter) -> bool:
+        """Whether the filter includes this VM."""
+        match client_filter:
             case ClientFilter.UNPREPARED:
                 return self.is_unprepared
             case ClientFilter.SILENT:
@@ -61,95 +65,103 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollingRoster:
-    counts: Mapping[PollingState, int]  # of everybody
-    unprepared: list[RosterEntry]  # of everybody, those first who are hit first
-    entries: list[RosterEntry]  # in order
+    """All VMs that the user may see, and those of them that match a search."""
+
+    counts: Mapping[PollingState, int]  # of all VMs
+    unprepared: list[RosterEntry]  # of all VMs; the one with the earliest event first
+    entries: list[RosterEntry]  # VMs that match, in the order of the page
 
 
-async def read_polling_roster(context: PortalContext, *, text: str, only: ClientFilter) -> PollingRoster:
-    waiting = await expected_events(context.store, context.dependencies.pace_of)
+async def read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> PollingRoster:
+    """Reads how every visible VM polls; `entries` are those whose group or name contains `text`, in lower case."""
+    expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
     unprepared: list[RosterEntry] = []
     ranks: dict[int, list[RosterEntry]] = {}
     async for key in iterate_cooperatively(list(context.overview.visible_keys(context.directory)), _BATCH_SIZE):
         is_off = context.directory.unfiltered.power_of(key) is not PowerState.RUNNING
-        one = RosterEntry(key, polling_state(context.dependencies.pace_of(key), is_off=is_off), waiting.get(key))
-        counts[one.polling_state] += 1
-        if one.is_unprepared:
-            unprepared.append(one)
-        if one.matches(only) and text in key.partition("/")[2]:
-            ranks.setdefault(_sort_rank(one), []).append(one)
+        entry = RosterEntry(key, polling_state(context.dependencies.pace_of(key), is_off=is_off), expected.get(key))
+        counts[entry.polling_state] += 1
+        if entry.is_unprepared:
+            unprepared.append(entry)
+        if entry.matches(client_filter) and text in key.partition("/")[2]:
+            ranks.setdefault(_sort_rank(entry), []).append(entry)
     return PollingRoster(
-        counts={word: counts[word] for word in PollingState},
+        counts={state: counts[state] for state in PollingState},
         unprepared=sorted(unprepared, key=_not_before),
-        entries=[one for rank in sorted(ranks) for one in _sort_by_event(ranks[rank])],
+        entries=[entry for rank in sorted(ranks) for entry in _sort_by_event(ranks[rank])],
     )
 
 
 _SORT_RANKS = {PollingState.STOPPED: 1, PollingState.NEVER: 2, PollingState.ACTIVE: 4, PollingState.OFF: 5}
 
 
-def _sort_rank(one: RosterEntry) -> int:
-    if one.is_unprepared:
+def _sort_rank(entry: RosterEntry) -> int:
+    if entry.is_unprepared:
         return 0
-    rank = _SORT_RANKS[one.polling_state]
-    return 3 if one.polling_state is PollingState.ACTIVE and one.pending_event is not None else rank
+    rank = _SORT_RANKS[entry.polling_state]
+    return 3 if entry.polling_state is PollingState.ACTIVE and entry.pending_event is not None else rank
 
 
-def _sort_by_event(ones: list[RosterEntry]) -> list[RosterEntry]:
-    """Those whom something awaits first, by when; the others as the fleet is listed."""
-    return sorted(ones, key=_not_before) if any(one.pending_event for one in ones) else ones
+def _sort_by_event(entries: list[RosterEntry]) -> list[RosterEntry]:
+    """VMs with a pending event first, by its time; the others in the order of the fleet."""
+    return sorted(entries, key=_not_before) if any(entry.pending_event for entry in entries) else entries
 
 
-def _not_before(one: RosterEntry) -> float:
-    return one.pending_event.event.not_before if one.pending_event else float("inf")
+def _not_before(entry: RosterEntry) -> float:
+    return entry.pending_event.event.not_before if entry.pending_event else float("inf")
 
 
 CLIENTS_PER_PAGE = 50
-_MAX_NAMES_IN_HEADLINE = 5  # in the sentence on top
-_MAX_DELIVERIES = 5  # events of which is told how late they were given
-_MAX_EVENTS = 200  # of a scope, among which approvals are counted
+_MAX_NAMES_IN_HEADLINE = 5
+_MAX_DELIVERIES = 5  # per VM, for its delivery delay
+_MAX_EVENTS = 200  # per scope, in which approvals are counted
 _SCOPE_CACHE_SIZE = 64
 
 
 class ClientsPageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of the clients page."""
+
     q: Annotated[str, Meta(max_length=200)] = ""
-    only: str = ""
+    only: str = ""  # a ClientFilter
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class PendingEventView(BaseView, frozen=True, kw_only=True):
+    """The pending event of a VM, and whether it was delivered."""
+
     id: str
     kind: str
     published_at: float
     not_before: float
-    told: str  # nobody, soon, neighbour or given
+    told: str  # an EventAwareness: nobody, soon, neighbour or given
 
 
 class PollingClientView(BaseView, frozen=True, kw_only=True):
-    """One VM, and what in it asks for events."""
+    """One VM and the client that polls in it. Field names are JSON keys and CSV columns."""
 
     name: str
     key: str
     resource_group: str
     scope: str
-    asks: str  # now, stopped, never or off
-    agent: str
+    asks: str  # a PollingState: now, stopped, never or off
+    agent: str  # the User-Agent of the last poll
     version: str
     last_polled_at: float | None  # lab time
     silent_s: float | None  # real time
-    gap_s: float | None  # real time, on average
-    wait_s: int  # of its long polls
+    gap_s: float | None  # real time between two polls, on average
+    wait_s: int  # of its long polls; 0: none
     polls: int
-    given_after_s: float | None  # on average, of the last events that it was given
+    given_after_s: float | None  # from publication to delivery, on average over the last events
     last_given_after_s: float | None
     approvals: int
     last_approved_at: float | None
     pending: PendingEventView | None
-    why: str  # it will be hit unprepared
+    why: str  # it is unprepared; "": it is not
 
     @property
     def is_unprepared(self) -> bool:
+        """Whether no handler knows of its pending event."""
         return self.pending is not None and self.pending.told == EventAwareness.NOBODY
 
 
@@ -157,29 +169,35 @@ _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if nam
 
 
 class ClientsPage(BaseView, frozen=True, kw_only=True):
+    """The clients page: counts, unprepared VMs, and one page of the VMs that match."""
+
     now: float
     total: int
-    asks: dict[str, int]
+    asks: dict[str, int]  # VMs by PollingState
     unprepared: int
-    unprepared_names: tuple[str, ...]  # the first of them
-    hit_from: float | None  # the first of them, in lab time
+    unprepared_names: tuple[str, ...]  # the first few
+    hit_from: float | None  # NotBefore of the first event of an unprepared VM, in lab time
     q: str
     only: str
     found: int
     page: int
     pages: int
-    is_cut: bool  # a file that does not hold everything
+    is_cut: bool  # this export does not hold all VMs that match
     clients: tuple[PollingClientView, ...]
 
     @property
     def headline(self) -> str:
+        """A sentence that names the unprepared VMs, without a full stop; "" if there are none."""
         if not self.unprepared:
             return ""
         names, more = ", ".join(self.unprepared_names), self.unprepared - len(self.unprepared_names)
-        who = "1 VM" if self.unprepared == 1 else f"{self.unprepared} VMs"
-        return f"{who} will be hit unprepared: {names}" + (f" and {more} more" if more else "")
+        vms = (
+            "1 VM with a pending event is" if self.unprepared == 1 else f"{self.unprepared} VMs with pending events are"
+        )
+        return f"{vms} unprepared: {names}" + (f" and {more} more" if more else "")
 
     def table(self) -> ExportTable:
+        """One row per VM."""
         columns = (*_CSV_COLUMNS, "event", "event_kind", "not_before", "told")
         note = truncation_note(self.is_cut, len(self.clients), self.found)
         return ExportTable(columns=columns, rows=[_csv_row(client) for client in self.clients], note=note)
@@ -187,47 +205,49 @@ class ClientsPage(BaseView, frozen=True, kw_only=True):
 
 def _csv_row(client: PollingClientView) -> tuple[object, ...]:
     pending = client.pending
-    told = (pending.id, pending.kind, pending.not_before, pending.told) if pending else ("", "", None, "")
-    return (*(getattr(client, name) for name in _CSV_COLUMNS), *told)
+    delivery_cells = (pending.id, pending.kind, pending.not_before, pending.told) if pending else ("", "", None, "")
+    return (*(getattr(client, name) for name in _CSV_COLUMNS), *delivery_cells)
 
 
 async def show_clients_page(context: PortalContext, call: HandlerCall, query: ClientsPageQuery) -> ClientsPage:
-    """Who asks, those first who will be hit unprepared."""
+    """Shows which VMs poll, unprepared ones first; an export holds all pages."""
     if query.only not in set(ClientFilter):
-        raise Rejected(f"only={query.only!r} is nobody: say {', '.join(only for only in ClientFilter if only)}")
+        raise Rejected(f"filter {query.only!r} does not exist: use {', '.join(filter(None, ClientFilter))}")
     await context.dependencies.flush_observations()
-    roll = await read_polling_roster(context, text=query.q.strip().casefold(), only=ClientFilter(query.only))
-    pages = max(1, -(-len(roll.entries) // CLIENTS_PER_PAGE))
+    roster = await read_polling_roster(context, text=query.q.strip().casefold(), client_filter=ClientFilter(query.only))
+    pages = max(1, -(-len(roster.entries) // CLIENTS_PER_PAGE))
     if query.page > pages:
-        raise Rejected(f"there is no page {query.page}: the last one is {pages}")
+        raise Rejected(f"page {query.page} does not exist: the last one is {pages}")
 
     first = [
-        vm.name for one in roll.unprepared[:_MAX_NAMES_IN_HEADLINE] if (vm := context.store.vm(one.key)) is not None
+        vm.name
+        for entry in roster.unprepared[:_MAX_NAMES_IN_HEADLINE]
+        if (vm := context.store.vm(entry.key)) is not None
     ]
-    in_view = roll.entries[(query.page - 1) * CLIENTS_PER_PAGE : query.page * CLIENTS_PER_PAGE]
-    record = ScopeRecords(context.store)
-    wanted = roll.entries[:MAX_EXPORT_ROWS] if call.for_export else in_view
-    shown = [_client_view(context, record, one) async for one in iterate_cooperatively(wanted, 5)]
-    soonest = roll.unprepared[0].pending_event if roll.unprepared else None
+    page_entries = roster.entries[(query.page - 1) * CLIENTS_PER_PAGE : query.page * CLIENTS_PER_PAGE]
+    records = ScopeRecords(context.store)
+    exported = roster.entries[:MAX_EXPORT_ROWS] if call.for_export else page_entries
+    shown = [_client_view(context, records, entry) async for entry in iterate_cooperatively(exported, 5)]
+    soonest = roster.unprepared[0].pending_event if roster.unprepared else None
     return ClientsPage(
         now=context.now(),
-        total=sum(roll.counts.values()),
-        asks={str(word): count for word, count in roll.counts.items()},
-        unprepared=len(roll.unprepared),
+        total=sum(roster.counts.values()),
+        asks={str(state): count for state, count in roster.counts.items()},
+        unprepared=len(roster.unprepared),
         unprepared_names=tuple(first),
         hit_from=soonest.event.not_before if soonest else None,
         q=query.q,
         only=query.only,
-        found=len(roll.entries),
+        found=len(roster.entries),
         page=query.page,
         pages=1 if call.for_export else pages,
-        is_cut=call.for_export and len(roll.entries) > MAX_EXPORT_ROWS,
+        is_cut=call.for_export and len(roster.entries) > MAX_EXPORT_ROWS,
         clients=tuple(client for client in shown if client is not None),
     )
 
 
 class ScopeRecords:
-    """What is written of VMs: of scopes with many of them it is read once."""
+    """Reads polls and approvals of a scope once for all its VMs. Lives for one request."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -235,10 +255,10 @@ class ScopeRecords:
         self.approvals = lru_cache(_SCOPE_CACHE_SIZE)(self._read_approvals)
 
     def _read_polls(self, scope_id: str) -> dict[str, LastPoll]:
-        return {polled.vm: polled for polled in self._store.last_polls(scope_id=scope_id)}
+        return {last_poll.vm: last_poll for last_poll in self._store.last_polls(scope_id=scope_id)}
 
     def _read_approvals(self, scope_id: str) -> dict[str, list[float]]:
-        """When, by the names of those who approved."""
+        """The times of approvals, by the name of the approver."""
         found: dict[str, list[float]] = {}
         for event in self._store.events(scope_id=scope_id, limit=_MAX_EVENTS):
             if event.approved_at is not None:
@@ -246,56 +266,57 @@ class ScopeRecords:
         return found
 
 
-def _client_view(context: PortalContext, record: ScopeRecords, one: RosterEntry) -> PollingClientView | None:
-    """None: it has just gone."""
-    vm = context.store.vm(one.key)
+def _client_view(context: PortalContext, records: ScopeRecords, entry: RosterEntry) -> PollingClientView | None:
+    """The view of a VM; None if it was removed meanwhile."""
+    vm = context.store.vm(entry.key)
     if vm is None or vm.removed_at is not None:
         return None
-    polled = record.polls(vm.scope_id).get(vm.key)
+    last_poll = records.polls(vm.scope_id).get(vm.key)
     pace = context.dependencies.pace_of(vm.key)
     delays = _delivery_delays(context, vm)
-    approved = record.approvals(vm.scope_id).get(vm.name, [])
+    approved = records.approvals(vm.scope_id).get(vm.name, [])
     return PollingClientView(
         name=vm.name,
         key=vm.key,
         resource_group=vm.resource_group,
         scope=vm.scope_id,
-        asks=one.polling_state,
-        agent=polled.agent if polled else "",
-        version=polled.version if polled else "",
-        last_polled_at=polled.at if polled else None,
+        asks=entry.polling_state,
+        agent=last_poll.agent if last_poll else "",
+        version=last_poll.version if last_poll else "",
+        last_polled_at=last_poll.at if last_poll else None,
         silent_s=round(pace.silent_s, 1) if pace else None,
         gap_s=round(pace.gap_s, 2) if pace and pace.gap_s is not None else None,
-        wait_s=polled.wait_s if polled else 0,
-        polls=polled.count if polled else 0,
+        wait_s=last_poll.wait_s if last_poll else 0,
+        polls=last_poll.count if last_poll else 0,
         given_after_s=round(sum(delays) / len(delays), 1) if delays else None,
         last_given_after_s=round(delays[-1], 1) if delays else None,
         approvals=len(approved),
         last_approved_at=max(approved, default=None),
-        pending=_pending_event_view(one),
-        why=_unprepared_reason(one, polled) if one.is_unprepared else "",
+        pending=_pending_event_view(entry),
+        why=_unprepared_reason(entry, last_poll) if entry.is_unprepared else "",
     )
 
 
 def _delivery_delays(context: PortalContext, vm: Vm) -> list[float]:
-    """From publication to the moment the VM was first given an event: of the last ones, in order."""
-    given = [one for one in context.store.deliveries(vm=vm.key) if one.status == EventState.SCHEDULED][
-        -_MAX_DELIVERIES:
+    """Seconds from publication to delivery of the VM's last events, oldest first."""
+    deliveries = [
+        delivery for delivery in context.store.deliveries(vm=vm.key) if delivery.status == EventState.SCHEDULED
     ]
-    events = ((one, context.store.event(one.event_id)) for one in given)
-    return [max(0.0, one.at - event.published_at) for one, event in events if event is not None]
+    last = deliveries[-_MAX_DELIVERIES:]
+    events = ((delivery, context.store.event(delivery.event_id)) for delivery in last)
+    return [max(0.0, delivery.at - event.published_at) for delivery, event in events if event is not None]
 
 
-def _pending_event_view(one: RosterEntry) -> PendingEventView | None:
-    if one.pending_event is None:
+def _pending_event_view(entry: RosterEntry) -> PendingEventView | None:
+    if entry.pending_event is None:
         return None
-    event = one.pending_event.event
+    event = entry.pending_event.event
     return PendingEventView(
         id=event.id,
         kind=_kind_name(event),
         published_at=event.published_at,
         not_before=event.not_before,
-        told=one.pending_event.awareness,
+        told=entry.pending_event.awareness,
     )
 
 
@@ -303,22 +324,22 @@ def _kind_name(event: Event) -> str:
     return event.rules.kind.value if event.rules.kind is not None else ""
 
 
-def _unprepared_reason(one: RosterEntry, polled: LastPoll | None) -> str:
-    """Nobody was told, in a few words."""
-    assert one.pending_event is not None
-    kind = one.pending_event.event.rules.kind
-    match one.polling_state:
+def _unprepared_reason(entry: RosterEntry, last_poll: LastPoll | None) -> str:
+    """Why no handler knows of the VM's pending event."""
+    assert entry.pending_event is not None
+    kind = entry.pending_event.event.rules.kind
+    match entry.polling_state:
         case PollingState.OFF:
-            return "it does not run"
+            return "the VM is not running"
         case PollingState.NEVER:
-            return "nothing in it ever asked for events"
+            return "no client has polled yet"
         case PollingState.STOPPED:
-            return "it has stopped asking"
+            return "the client stopped polling"
     if (
-        polled is not None
+        last_poll is not None
         and kind is not None
-        and polled.version in VERSIONS
-        and not version_lists_kind(polled.version, kind)
+        and last_poll.version in VERSIONS
+        and not version_lists_kind(last_poll.version, kind)
     ):
-        return f"it asks with {polled.version}, which does not show a {kind.value}"
-    return "it asks, and was not given the event"
+        return f"the client polls with {last_poll.version}, which does not list {kind.value} events"
+    return "the client polls, but has not received the event"

@@ -25,56 +25,60 @@ from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import scope_title_of_vm
 from forewarn.web.views import BaseView
 
-MAX_VMS_PER_PAGE = 200  # on a page
-MAX_BLOCKS_PER_PAGE = 40
+MAX_VMS_PER_PAGE = 200
+MAX_BLOCKS_PER_PAGE = 40  # scopes, or runs of standalone VMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFilter:
-    """Whoever is called so, or is on a host that is; and is in this state."""
+    """A search: VMs whose name, scope, group or host contains `text`, and which are in `state`."""
 
-    text: str = ""  # without case; "" everybody
-    on_hosts: frozenset[str] = frozenset()  # keys of the VMs on hosts that are called so
-    state: VmState | None = None
+    text: str = ""  # in lower case; "" matches all
+    on_hosts: frozenset[str] = frozenset()  # keys of the VMs on hosts whose name contains `text`
+    state: VmState | None = None  # None matches all
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedBlock:
-    """Some VMs of a block."""
+    """The VMs of one block that match a filter."""
 
     group: GroupOverview
     block: VmBlock
     keys: Sequence[str]
 
 
-def select_blocks(overview: FleetOverview, sees: VisibleDirectory, wish: VmFilter) -> list[SelectedBlock]:
+def select_blocks(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> list[SelectedBlock]:
+    """The blocks with VMs that the user may see and the filter matches, in the order of the fleet."""
     return [
-        one for group, part in overview.visible_groups(sees) for one in _select_in_group(group, part, wish) if one.keys
+        selected
+        for group, visible in overview.visible_groups(directory)
+        for selected in _select_in_group(group, visible, vm_filter)
+        if selected.keys
     ]
 
 
-def _select_in_group(group: GroupOverview, part: VisibleKeys, wish: VmFilter) -> Iterator[SelectedBlock]:
-    if wish.state in (None, VmState.RUNNING):
+def _select_in_group(group: GroupOverview, visible: VisibleKeys, vm_filter: VmFilter) -> Iterator[SelectedBlock]:
+    if vm_filter.state in (None, VmState.RUNNING):
         for block in group.blocks.values():
-            yield SelectedBlock(group, block, _filter_keys(group, block, block.keys, part, wish))
+            yield SelectedBlock(group, block, _filter_keys(group, block, block.keys, visible, vm_filter))
         return
-    # Few are otherwise: only where one is, all are looked at, so that they keep their order.
-    there = {group.block_of(key) for key, state in group.non_running.items() if state is wish.state}
-    for block in filter(there.__contains__, group.blocks.values()):
-        keys = [key for key in block.keys if group.state_of(key) is wish.state]
-        yield SelectedBlock(group, block, _filter_keys(group, block, keys, part, wish))
+    # Few VMs are in another state, so only their blocks are searched; a block is searched whole to keep its order.
+    blocks_with_state = {group.block_of(key) for key, state in group.non_running.items() if state is vm_filter.state}
+    for block in filter(blocks_with_state.__contains__, group.blocks.values()):
+        keys = [key for key in block.keys if group.state_of(key) is vm_filter.state]
+        yield SelectedBlock(group, block, _filter_keys(group, block, keys, visible, vm_filter))
 
 
 def _filter_keys(
-    group: GroupOverview, block: VmBlock, keys: Sequence[str], part: VisibleKeys, wish: VmFilter
+    group: GroupOverview, block: VmBlock, keys: Sequence[str], visible: VisibleKeys, vm_filter: VmFilter
 ) -> Sequence[str]:
-    if part is not None:
-        keys = [key for key in keys if key in part]
-    if wish.state is VmState.RUNNING:
+    if visible is not None:
+        keys = [key for key in keys if key in visible]
+    if vm_filter.state is VmState.RUNNING:
         keys = [key for key in keys if key not in group.non_running]
-    if wish.text and wish.text not in _without_subscription(block.id.partition(":")[2]):
-        start = group.id.index("/") + 1  # what people search for is no part of a subscription's id
-        keys = [key for key in keys if wish.text in key[start:] or key in wish.on_hosts]
+    if vm_filter.text and vm_filter.text not in _without_subscription(block.id.partition(":")[2]):
+        start = group.id.index("/") + 1  # a search never matches the subscription id
+        keys = [key for key in keys if vm_filter.text in key[start:] or key in vm_filter.on_hosts]
     return keys
 
 
@@ -82,51 +86,52 @@ def _without_subscription(path: str) -> str:
     return path.partition("/")[2]
 
 
-PageStart = tuple[int, int]  # the number of a block, and of the first VM of it
+PageStart = tuple[int, int]  # the index of a page's first block, and of the first VM within it
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPagination:
-    """What was chosen, cut into pages."""
+    """The selected blocks, divided into pages."""
 
     blocks: Sequence[SelectedBlock]
     starts: Sequence[PageStart]  # one for each page
-    vm_count: int  # VMs
+    vm_count: int  # on all pages
 
     @property
     def page_count(self) -> int:
+        """The number of pages, at least 1."""
         return max(1, len(self.starts))
 
     def blocks_on_page(self, number: int) -> list[SelectedBlock]:
-        """Counted from 1."""
+        """The blocks on a page, each with its VMs there; the first page is 1."""
         if not self.starts:
             return []
         first, start = self.starts[number - 1]
         last, end = self.starts[number] if number < len(self.starts) else (len(self.blocks), 0)
-        shown = []
-        for at, one in enumerate(self.blocks[first : last + 1], first):
-            keys = one.keys[start if at == first else 0 : end if at == last else None]
-            shown.append(SelectedBlock(one.group, one.block, keys))
-        return [one for one in shown if one.keys]
+        blocks = []
+        for at, selected in enumerate(self.blocks[first : last + 1], first):
+            keys = selected.keys[start if at == first else 0 : end if at == last else None]
+            blocks.append(SelectedBlock(selected.group, selected.block, keys))
+        return [selected for selected in blocks if selected.keys]
 
-    def first_vms(self, most: int) -> list[SelectedBlock]:
-        """The first so many VMs; standalone ones in pieces, so that none is long."""
-        shown: list[SelectedBlock] = []
-        left = most
-        for one in self.blocks:
-            keys = one.keys[:left]
+    def first_vms(self, max_vms: int) -> list[SelectedBlock]:
+        """The blocks with the first `max_vms` VMs, for an export; standalone VMs in pieces of one page each."""
+        blocks: list[SelectedBlock] = []
+        left = max_vms
+        for selected in self.blocks:
+            keys = selected.keys[:left]
             left -= len(keys)
-            step = MAX_VMS_PER_PAGE if one.block.is_standalone else max(1, len(keys))
+            step = MAX_VMS_PER_PAGE if selected.block.is_standalone else max(1, len(keys))
             pieces = (keys[start : start + step] for start in range(0, len(keys), step))
-            shown += [SelectedBlock(one.group, one.block, piece) for piece in pieces]
-        return shown
+            blocks += [SelectedBlock(selected.group, selected.block, piece) for piece in pieces]
+        return blocks
 
 
-def paginate_fleet(overview: FleetOverview, sees: VisibleDirectory, wish: VmFilter) -> FleetPagination:
-    """Most people look at everything: that is cut into pages once, until VMs come or go."""
-    if sees.sees_everything and wish == VmFilter():
+def paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> FleetPagination:
+    """Divides the VMs that match into pages. Caches the pages of the whole fleet, which most users look at."""
+    if directory.sees_everything and vm_filter == VmFilter():
         return overview.cached(_paginate_all)
-    return _split_into_pages(select_blocks(overview, sees, wish))
+    return _split_into_pages(select_blocks(overview, directory, vm_filter))
 
 
 def _paginate_all(overview: FleetOverview) -> FleetPagination:
@@ -137,87 +142,99 @@ def _paginate_all(overview: FleetOverview) -> FleetPagination:
 
 
 def _split_into_pages(blocks: Sequence[SelectedBlock]) -> FleetPagination:
-    """A scope stays whole where a page can hold it; standalone VMs fill what is left."""
+    """Keeps a scope on one page if a page can hold it; standalone VMs fill the rest."""
     starts: list[PageStart] = []
-    vms, told = MAX_VMS_PER_PAGE, 0  # on the page that is being filled: the first block begins one
-    for number, one in enumerate(blocks):
-        size, start = len(one.keys), 0
-        is_whole = size <= MAX_VMS_PER_PAGE and not one.block.is_standalone
+    vms, block_count = MAX_VMS_PER_PAGE, 0  # on the current page; as if full, so that the first block starts one
+    for number, selected in enumerate(blocks):
+        size, start = len(selected.keys), 0
+        is_whole = size <= MAX_VMS_PER_PAGE and not selected.block.is_standalone
         while start < size:
-            if told == MAX_BLOCKS_PER_PAGE or vms == MAX_VMS_PER_PAGE or (is_whole and vms + size > MAX_VMS_PER_PAGE):
+            is_full = block_count == MAX_BLOCKS_PER_PAGE or vms == MAX_VMS_PER_PAGE
+            if is_full or (is_whole and vms + size > MAX_VMS_PER_PAGE):
                 starts.append((number, start))
-                vms, told = 0, 0
+                vms, block_count = 0, 0
             taken = min(size - start, MAX_VMS_PER_PAGE - vms)
-            vms, told, start = vms + taken, told + 1, start + taken
-    return FleetPagination(blocks, starts, sum(len(one.keys) for one in blocks))
+            vms, block_count, start = vms + taken, block_count + 1, start + taken
+    return FleetPagination(blocks, starts, sum(len(selected.keys) for selected in blocks))
 
 
-_MAX_HOSTS_SEARCHED = 50  # that a search looks into
-_SCOPES_PER_BATCH = 50  # scopes read before others get their turn
+_MAX_HOSTS_SEARCHED = 50  # hosts with a matching name whose VMs a search finds
+_SCOPES_PER_BATCH = 50  # scopes read before other tasks run
 _CSV_COLUMNS = ("name", "state", "resource group", "scope", "update domain", "fault domain", "host", "key")
 
 
 class FleetPageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of the fleet page."""
+
     q: Annotated[str, Meta(max_length=200)] = ""
     state: str = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class ResourceGroupView(BaseView, frozen=True, kw_only=True):
+    """A resource group with its blocks of VMs on this page."""
+
     name: str
     subscription_id: str
     blocks: tuple[VmBlockView, ...]
 
 
 class FleetPage(BaseView, frozen=True, kw_only=True):
-    counts: dict[str, int]
+    """The fleet page: counts by state, and one page of the VMs that match."""
+
+    counts: dict[str, int]  # of all VMs that the user may see, by state
     total: int
-    found: int
+    found: int  # VMs that match
     q: str
     state: str
     page: int
     pages: int
-    is_cut: bool  # a file that does not hold everything
+    is_cut: bool  # this export does not hold all VMs that match
     groups: tuple[ResourceGroupView, ...]
 
     @property
     def shown(self) -> int:
+        """How many VMs are on this page."""
         return sum(len(block.vms) for group in self.groups for block in group.blocks)
 
     def table(self) -> ExportTable:
-        told = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
+        """One row per VM."""
+        cells = ((group, block, cell) for group in self.groups for block in group.blocks for cell in block.vms)
         rows = [
             (c.name, c.state, group.name, block.scope or f"vm:{c.key}", c.update_domain, c.fault_domain, c.host, c.key)
-            for group, block, c in told
+            for group, block, c in cells
         ]
         return ExportTable(columns=_CSV_COLUMNS, rows=rows, note=truncation_note(self.is_cut, len(rows), self.found))
 
 
 async def show_fleet_page(context: PortalContext, call: HandlerCall, query: FleetPageQuery) -> FleetPage:
-    """The fleet, or those of it that are called so or are in a state."""
+    """Shows the fleet, or the VMs that match a search and a state; an export holds all pages."""
     counts = context.overview.count_states(context.directory)
-    layout = paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
-    if query.page > layout.page_count:
-        raise Rejected(f"there is no page {query.page}: the last one is {layout.page_count}")
-    shown = layout.first_vms(MAX_EXPORT_ROWS) if call.for_export else layout.blocks_on_page(query.page)
+    pagination = paginate_fleet(context.overview, context.directory, _vm_filter(context, query))
+    if query.page > pagination.page_count:
+        raise Rejected(f"page {query.page} does not exist: the last one is {pagination.page_count}")
+    blocks = pagination.first_vms(MAX_EXPORT_ROWS) if call.for_export else pagination.blocks_on_page(query.page)
     return FleetPage(
         counts={str(state): count for state, count in counts.items()},
         total=sum(counts.values()),
-        found=layout.vm_count,
+        found=pagination.vm_count,
         q=query.q,
         state=query.state,
         page=query.page,
-        pages=1 if call.for_export else layout.page_count,
-        is_cut=call.for_export and layout.vm_count > MAX_EXPORT_ROWS,
+        pages=1 if call.for_export else pagination.page_count,
+        is_cut=call.for_export and pagination.vm_count > MAX_EXPORT_ROWS,
         groups=tuple(
-            [await _resource_group_view(context, list(of)) for _, of in groupby(shown, key=lambda one: one.group.id)]
+            [
+                await _resource_group_view(context, list(group_blocks))
+                for _, group_blocks in groupby(blocks, key=lambda selected: selected.group.id)
+            ]
         ),
     )
 
 
 def _vm_filter(context: PortalContext, query: FleetPageQuery) -> VmFilter:
     if query.state and query.state not in set(VmState):
-        raise Rejected(f"{query.state!r} is no state of a VM: say one of {', '.join(VmState)}")
+        raise Rejected(f"{query.state!r} is not a state of a VM: use one of {', '.join(VmState)}")
     text = query.q.strip().casefold()
     hosts = [host.name for host in context.control.placement.hosts() if text and text in host.name.casefold()]
     on_hosts = frozenset(vm.key for name in hosts[:_MAX_HOSTS_SEARCHED] for vm in context.store.vms(host=name))
@@ -225,7 +242,7 @@ def _vm_filter(context: PortalContext, query: FleetPageQuery) -> VmFilter:
 
 
 async def _resource_group_view(context: PortalContext, blocks: list[SelectedBlock]) -> ResourceGroupView:
-    views = [view for one in blocks if (view := await _selected_block_view(context, one)) is not None]
+    views = [view for selected in blocks if (view := await _selected_block_view(context, selected)) is not None]
     subscription_id, name = blocks[0].group.id.split("/")
     vm = context.store.vm(blocks[0].keys[0])
     return ResourceGroupView(
@@ -235,20 +252,20 @@ async def _resource_group_view(context: PortalContext, blocks: list[SelectedBloc
     )
 
 
-async def _selected_block_view(context: PortalContext, one: SelectedBlock) -> VmBlockView | None:
-    """None: it has just gone."""
-    wanted = dict.fromkeys(one.keys)
-    scope_ids = [f"vm:{key}" for key in one.keys] if one.block.is_standalone else [one.block.id]
+async def _selected_block_view(context: PortalContext, selected: SelectedBlock) -> VmBlockView | None:
+    """The view of a block; None if its VMs were removed meanwhile."""
+    wanted_keys = dict.fromkeys(selected.keys)
+    scope_ids = [f"vm:{key}" for key in selected.keys] if selected.block.is_standalone else [selected.block.id]
     scopes: list[Scope] = []
     for number, scope_id in enumerate(scope_ids, 1):
         if (scope := context.store.scope(scope_id)) is not None:
             scopes.append(scope)
         if number % _SCOPES_PER_BATCH == 0:
             await asyncio.sleep(0)
-    there = [vm for scope in scopes for vm in scope.present_vms if context.can_see(vm)]
-    vms = [vm for vm in there if vm.key in wanted]
-    seen = {vm.key for vm in there}
+    visible_vms = [vm for scope in scopes for vm in scope.present_vms if context.can_see(vm)]
+    vms = [vm for vm in visible_vms if vm.key in wanted_keys]
+    visible_keys = {vm.key for vm in visible_vms}
     if not vms:
         return None
-    title = "standalone VMs" if one.block.is_standalone else scope_title_of_vm(vms[0])
-    return vm_block_view(scopes, vms, seen, context.dependencies.pace_of, context.overview, title=title)
+    title = "standalone VMs" if selected.block.is_standalone else scope_title_of_vm(vms[0])
+    return vm_block_view(scopes, vms, visible_keys, context.dependencies.pace_of, context.overview, title=title)

@@ -23,25 +23,26 @@ T = TypeVar("T")
 
 
 class LiveChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page is sent."""
+    """The message `change` of the live stream, for one user. Field names are JSON keys."""
 
-    seq: int
+    seq: int  # of the history; the change covers everything up to it
     now: float
     scopes: tuple[str, ...]
     events: tuple[str, ...]
     requests: tuple[str, ...]
     hosts: tuple[str, ...]
-    vms: tuple[tuple[str, str], ...]  # key, and the state it is in now
-    what: tuple[str, ...]
+    vms: tuple[tuple[str, str], ...]  # key and current state of each VM whose state changed
+    what: tuple[str, ...]  # the kinds of the history entries
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
         return not (self.scopes or self.events or self.requests or self.hosts or self.vms or self.what)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeBatch:
-    """Some commits together; made once for everybody who looks."""
+    """The changes of several commits, built once for all subscribers."""
 
     seq: int
     now: float
@@ -50,27 +51,28 @@ class ChangeBatch:
     requests: frozenset[str]
     hosts: frozenset[str]
     vms: Mapping[str, str]  # key → state
-    hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts that show it
+    hosts_by_id: Mapping[str, Set[str]]  # an event's id or a VM's key → hosts whose pages show it
     entries: Sequence[HistoryEntry]
 
     @cached_property
     def full_change(self) -> LiveChange:
-        """For those who see everything."""
+        """The change for users who may see everything."""
         hosts = self.hosts.union(*self.hosts_by_id.values())
         return self._build_change(self.scopes, self.events, self.requests, hosts, self.vms, self.entries)
 
     @cached_property
     def full_change_json(self) -> bytes:
+        """`full_change` as JSON."""
         return msgspec.json.encode(self.full_change)
 
     def visible_change(self, visible: Visibility, store: Store) -> LiveChange:
-        """Without what a visitor may not see: to them it did not happen."""
+        """The change for a user, without what they may not see."""
         if visible.sees_everything:
             return self.full_change
         events = [event_id for event_id, scope_id in self.events.items() if visible.can_see_scope(scope_id)]
         vms = {key: self.vms[key] for key in _visible_names(self.vms, store.vm, visible.can_see_vm)}
-        # That something happens to others on a host is nobody's business.
-        hosts = self.hosts.union(*(self.hosts_by_id.get(one, ()) for one in (*events, *vms)))
+        # A host's page changes for this user only if one of their own events or VMs on it changed.
+        hosts = self.hosts.union(*(self.hosts_by_id.get(item, ()) for item in (*events, *vms)))
         return self._build_change(
             filter(visible.can_see_scope, self.scopes),
             events,
@@ -102,7 +104,7 @@ class ChangeBatch:
 
 
 class ChangeCollector:
-    """Commits and entries, until they are told together."""
+    """Collects commits, history entries and deliveries until they become one batch."""
 
     def __init__(self) -> None:
         self._scopes: set[str] = set()
@@ -114,6 +116,7 @@ class ChangeCollector:
         self._entries: list[HistoryEntry] = []
 
     def add_commit(self, commit: Commit) -> None:
+        """Adds everything that a commit changed, but for the states of VMs."""
         self._scopes.update(scope.id for scope in commit.scopes)
         self._scopes.update(vm.scope_id for vm in commit.vms)
         self._requests.update(request.id for request in commit.requests)
@@ -135,6 +138,7 @@ class ChangeCollector:
             self._hosts_by_id[event.id].update((act.from_host, act.to_host))
 
     def add_entries(self, entries: Iterable[HistoryEntry]) -> None:
+        """Adds history entries, and what they are about."""
         for entry in entries:
             self._entries.append(entry)
             self._scopes.add(entry.scope_id)
@@ -145,22 +149,25 @@ class ChangeCollector:
                 self._hosts_by_id[entry.event_id].add(entry.host)
                 self._events.setdefault(entry.event_id, entry.scope_id)
 
-    def add_deliveries(self, sightings: Iterable[EventDelivery]) -> None:
-        """A VM was given an event: no entry tells, but pages show it."""
-        for sighting in sightings:
-            self._events[sighting.event_id] = sighting.scope_id
-            self._scopes.add(sighting.scope_id)
+    def add_deliveries(self, deliveries: Iterable[EventDelivery]) -> None:
+        """Adds deliveries of events to VMs, which pages show although the history has no entry for them."""
+        for delivery in deliveries:
+            self._events[delivery.event_id] = delivery.scope_id
+            self._scopes.add(delivery.scope_id)
 
     def add_vm_states(self, states: Iterable[tuple[str, str]]) -> None:
+        """Adds VMs by key with their new state; a later state replaces an earlier one."""
         self.vm_states.update(states)
 
     @property
     def scope_ids(self) -> frozenset[str]:
+        """The scopes that changed so far."""
         return frozenset(self._scopes - {""})
 
-    def to_batch(self, seq: int, now: float, home_of: Callable[[str], str]) -> ChangeBatch:
+    def to_batch(self, seq: int, now: float, host_of: Callable[[str], str]) -> ChangeBatch:
+        """The batch of everything collected; `host_of` gives the host of a VM by its key."""
         for key in self.vm_states:
-            self._hosts_by_id[key].add(home_of(key))
+            self._hosts_by_id[key].add(host_of(key))
         return ChangeBatch(
             seq=seq,
             now=now,
@@ -175,4 +182,4 @@ class ChangeCollector:
 
 
 def _visible_names(names: Iterable[str], read: Callable[[str], T | None], sees: Callable[[T], bool]) -> list[str]:
-    return [name for name in names if (one := read(name)) is not None and sees(one)]
+    return [name for name in names if (item := read(name)) is not None and sees(item)]

@@ -26,60 +26,65 @@ from forewarn.web.context import RequestContext
 from forewarn.web.errors import status_and_message
 from forewarn.web.remedies import Surface
 
-KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # a script cannot hear comments, and is to notice when nothing comes
+KEEP_ALIVE_MESSAGE = b"event: alive\ndata: {}\n\n"  # no comment: scripts must see it to notice a dead connection
 SIGNED_OUT_MESSAGE = b'event: over\ndata: {"text":"You are signed out."}\n\n'
 
 
 class LiveMessageEncoder:
-    def __init__(self, context: RequestContext, channel: LiveUpdateHub) -> None:
+    """Encodes updates as server-sent events, with only what the user of `context` may see."""
+
+    def __init__(self, context: RequestContext, hub: LiveUpdateHub) -> None:
         self._context = context
-        self._hub = channel
+        self._hub = hub
 
     def initial_messages(self, after: int | None, age_s: float | None = None) -> bytes:
-        """How things are, and what a page that has seen everything up to `after` was not told, nor, since it is so
-        old, of those who ask.
+        """The first messages of a stream: the current state, and what the page missed.
+
+        `after` is the last history entry that the page knows, None for all; `age_s` is how long ago it was up to date,
+        None for a page that shows no polling.
         """
         known = self._context.store.last_seq() if after is None else after
-        missed = self._hub.changes_since(known)
-        resumed = self.reset_message() if missed is None else self._change_message(missed)
-        asking = frozenset() if age_s is None else self._hub.polling_changes_within(age_s)
+        batch = self._hub.changes_since(known)
+        resumed = self.reset_message() if batch is None else self._change_message(batch)
+        polling = frozenset() if age_s is None else self._hub.polling_changes_within(age_s)
         return b"".join(
             [
                 self._clock_message(),
                 self._health_message(),
                 resumed,
-                self._polling_message(asking),
+                self._polling_message(polling),
                 self._counts_message(),
             ]
         )
 
-    def encode_updates(self, waiting: PendingUpdates) -> bytes:
-        return b"".join(self._update_messages(waiting))
+    def encode_updates(self, pending: PendingUpdates) -> bytes:
+        """The messages for pending updates; b"" if the user may see none of them."""
+        return b"".join(self._update_messages(pending))
 
-    def _update_messages(self, waiting: PendingUpdates) -> Iterator[bytes]:
-        if waiting.needs_reset:
+    def _update_messages(self, pending: PendingUpdates) -> Iterator[bytes]:
+        if pending.needs_reset:
             yield self.reset_message()
-        yield from map(self._change_message, waiting.batches)
-        yield self._polling_message(waiting.polling_scopes)
-        if waiting.clock_changed:
+        yield from map(self._change_message, pending.batches)
+        yield self._polling_message(pending.polling_scopes)
+        if pending.clock_changed:
             yield self._clock_message()
-        if waiting.counts_changed:
+        if pending.counts_changed:
             yield self._counts_message()
-        if waiting.health_changed:
+        if pending.health_changed:
             yield self._health_message()
 
     def reset_message(self) -> bytes:
-        """Everything has to be read again; what comes after is told as ever."""
+        """Tells the page to reload everything; later changes follow as usual."""
         return _json_message("reset", {}, seq=self._context.store.last_seq())
 
-    def _change_message(self, news: ChangeBatch) -> bytes:
+    def _change_message(self, batch: ChangeBatch) -> bytes:
         if self._context.can_see_everything():
-            return b"" if news.full_change.is_empty else _sse_message("change", news.full_change_json, seq=news.seq)
-        seen = news.visible_change(self._context.visibility, self._context.store)
-        return b"" if seen.is_empty else _json_message("change", seen, seq=seen.seq)
+            return b"" if batch.full_change.is_empty else _sse_message("change", batch.full_change_json, seq=batch.seq)
+        change = batch.visible_change(self._context.visibility, self._context.store)
+        return b"" if change.is_empty else _json_message("change", change, seq=change.seq)
 
     def _polling_message(self, scopes: ChangedScopes) -> bytes:
-        """Without a number: the history does not tell who asks."""
+        """Has no id, because the history does not record polls."""
         if scopes is not None and not self._context.can_see_everything():
             scopes = frozenset(filter(self._context.can_see_scope, scopes))
         if scopes is not None and not scopes:
@@ -104,29 +109,30 @@ def _json_message(event: str, data: Any, *, seq: int | None = None) -> bytes:
 
 
 def _sse_message(event: str, data: bytes, *, seq: int | None = None) -> bytes:
-    number = b"" if seq is None else b"id: %d\n" % seq
-    return b"%sevent: %s\ndata: %s\n\n" % (number, event.encode(), data)
+    id_line = b"" if seq is None else b"id: %d\n" % seq
+    return b"%sevent: %s\ndata: %s\n\n" % (id_line, event.encode(), data)
 
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_INTERVAL_S = 15.0  # of real time: whatever stands between us and the browser sees that the stream is in use
-MAX_WAIT_S = 5.0  # while nothing happens: who is looking may have signed out
-REAUTHENTICATE_INTERVAL_S = 1.0  # who is looking is asked again at most so often
+KEEP_ALIVE_INTERVAL_S = 15.0  # of real time; keeps proxies from closing an idle stream
+MAX_WAIT_S = 5.0  # for updates, before the stream checks that the user is still signed in
+REAUTHENTICATE_INTERVAL_S = 1.0  # at least, between two such checks
 _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
-def live_routes(enter: PageAuthenticator) -> list[BaseRoute]:
-    channels: list[LiveUpdateHub] = []  # made with the first visit; one for all
+def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
+    """The route `/portal/live`. All streams share one hub."""
+    hubs: list[LiveUpdateHub] = []  # created with the first stream
 
     async def endpoint(request: Request) -> Response:
         try:
-            context, _ = await enter(request)
+            context, _ = await authenticate(request)
             await context.overview.ensure_built()
-            if not channels:
-                channels.append(LiveUpdateHub(context.dependencies, context.overview))
-            channels[0].require_capacity(context.principal.id)
-            return LiveStreamResponse(context, channels[0], _last_event_id(request), _page_age_s(request))
+            if not hubs:
+                hubs.append(LiveUpdateHub(context.dependencies, context.overview))
+            hubs[0].require_capacity(context.principal.id)
+            return LiveStreamResponse(context, hubs[0], _last_event_id(request), _page_age_s(request))
         except Exception as error:
             status, sentence = status_and_message(error, Surface.PORTAL)
             return PlainTextResponse(sentence, status_code=status)
@@ -135,78 +141,78 @@ def live_routes(enter: PageAuthenticator) -> list[BaseRoute]:
 
 
 def _last_event_id(request: Request) -> int | None:
-    """The number up to which the page knows everything: a browser that comes back names the last that it heard."""
-    told = request.headers.get("last-event-id") or request.query_params.get("after")
-    if told is None:
+    """The last history entry that the page knows: from Last-Event-ID when a browser reconnects, else from `after`."""
+    text = request.headers.get("last-event-id") or request.query_params.get("after")
+    if text is None:
         return None
-    if not (told.isascii() and told.isdecimal() and len(told) < 19):
-        raise Rejected(f"{told!r} is no number of the history: give the last one that you have seen")
-    return int(told)
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Rejected(f"{text!r} is not a sequence number of the history: give the last one that you received")
+    return int(text)
 
 
 def _page_age_s(request: Request) -> float | None:
-    """How many seconds ago the page was up to date."""
-    told = request.query_params.get("age")
-    if told is None:
+    """How many seconds ago the page was up to date; None if it does not say."""
+    text = request.query_params.get("age")
+    if text is None:
         return None
-    if not (told.isascii() and told.isdecimal() and len(told) < 10):
-        raise Rejected(f"{told!r} is no age of a page: give whole seconds")
-    return float(told)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise Rejected(f"{text!r} is not the age of a page: give whole seconds")
+    return float(text)
 
 
 class LiveStreamResponse(Response):
-    """Told until the page is gone, the visit over, or the service stops."""
+    """A stream of server-sent events, until the browser disconnects, the session ends or the service stops."""
 
-    def __init__(self, context: PortalContext, channel: LiveUpdateHub, after: int | None, age_s: float | None) -> None:
+    def __init__(self, context: PortalContext, hub: LiveUpdateHub, after: int | None, age_s: float | None) -> None:
         super().__init__(headers=_STREAM_HEADERS, media_type="text/event-stream")
         del self.headers["content-length"]
         self._context = context
-        self._hub = channel
+        self._hub = hub
         self._after_seq = after
         self._age_s = age_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._hub.subscribe(self._context.principal.id) as listener:
-            leaving = asyncio.create_task(_close_on_disconnect(receive, listener))
+        with self._hub.subscribe(self._context.principal.id) as subscriber:
+            disconnect_task = asyncio.create_task(_close_on_disconnect(receive, subscriber))
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                greeting = LiveMessageEncoder(self._context, self._hub).initial_messages(self._after_seq, self._age_s)
-                async for part in _stream_messages(self._context, self._hub, listener, greeting):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                initial = LiveMessageEncoder(self._context, self._hub).initial_messages(self._after_seq, self._age_s)
+                async for message in _stream_messages(self._context, self._hub, subscriber, initial):
+                    await send({"type": "http.response.body", "body": message, "more_body": True})
             except ForewarnError as error:
-                log.warning("a page is told nothing more until it comes back: %s", error)
+                log.warning("live stream closed, the page will reconnect: %s", error)
             finally:
-                leaving.cancel()
+                disconnect_task.cancel()
             await send({"type": "http.response.body", "body": b""})
 
 
-async def _close_on_disconnect(receive: Receive, listener: LiveSubscriber) -> None:
-    """The only thing that a browser says from here on is that it has gone."""
+async def _close_on_disconnect(receive: Receive, subscriber: LiveSubscriber) -> None:
+    """Closes the subscriber when the browser disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    listener.close()
+    subscriber.close()
 
 
 async def _stream_messages(
-    context: PortalContext, channel: LiveUpdateHub, listener: LiveSubscriber, greeting: bytes
+    context: PortalContext, hub: LiveUpdateHub, subscriber: LiveSubscriber, initial: bytes
 ) -> AsyncIterator[bytes]:
-    """Parts of the stream, until there is nobody to tell."""
+    """The messages of a stream, until the subscriber is closed or the user signed out."""
     loop = asyncio.get_running_loop()
-    telling = LiveMessageEncoder(context, channel)
-    yield greeting
-    said_at = looked_at = loop.time()
-    while not listener.is_closed:
-        waiting = await listener.wait(MAX_WAIT_S)
-        if loop.time() - looked_at >= REAUTHENTICATE_INTERVAL_S:
-            before, looked_at = context.principal, loop.time()
+    encoder = LiveMessageEncoder(context, hub)
+    yield initial
+    sent_at = authenticated_at = loop.time()
+    while not subscriber.is_closed:
+        pending = await subscriber.wait(MAX_WAIT_S)
+        if loop.time() - authenticated_at >= REAUTHENTICATE_INTERVAL_S:
+            before, authenticated_at = context.principal, loop.time()
             if not await _is_still_authorized(context):
                 yield SIGNED_OUT_MESSAGE
                 return
-            waiting.needs_reset |= context.principal != before  # other things are visible now
-        part = telling.encode_updates(waiting)
-        if part or loop.time() - said_at >= KEEP_ALIVE_INTERVAL_S:
-            said_at = loop.time()
-            yield part or KEEP_ALIVE_MESSAGE
+            pending.needs_reset |= context.principal != before  # the user may see other things now
+        message = encoder.encode_updates(pending)
+        if message or loop.time() - sent_at >= KEEP_ALIVE_INTERVAL_S:
+            sent_at = loop.time()
+            yield message or KEEP_ALIVE_MESSAGE
 
 
 async def _is_still_authorized(context: PortalContext) -> bool:

@@ -1,7 +1,6 @@
 """Fans changes out to open pages: one subscription to the store, many bounded subscribers.
 
-Costs nothing while no page is open. A subscriber that reads too slowly, or missed too much, is told to reload
-everything.
+Costs nothing while no page is open. A subscriber that reads too slowly, or missed too much, has to reload everything.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from forewarn.store.interface import AppliedCommit
 from forewarn.web.authorization import VisibleDirectory
 from forewarn.web.dependencies import Dependencies
 
-MAX_PENDING_BATCHES = 100  # news for a page that is slow to read; beyond, it reads everything again
+MAX_PENDING_BATCHES = 100  # of a slow subscriber; with more, it has to reload everything
 
 
 @dataclass(kw_only=True)
 class PendingUpdates:
-    """In the order of the fields is it told."""
+    """Updates that wait for one subscriber, sent in the order of the fields. True if there are any."""
 
-    needs_reset: bool = False  # there was more than could wait: everything has to be read again
+    needs_reset: bool = False  # there were too many: the page has to reload everything
     batches: list[ChangeBatch] = field(default_factory=list)
     polling_scopes: ChangedScopes = frozenset()
     clock_changed: bool = False
@@ -47,71 +46,78 @@ class PendingUpdates:
 
 
 class LiveSubscriber:
-    """The latest of everything but news is enough, so that a page that reads slowly costs no more than others."""
+    """One open page, with its pending updates. Their number is bounded, so that a slow page costs no more memory."""
 
-    def __init__(self, who: str) -> None:
-        self.principal_id = who
+    def __init__(self, principal_id: str) -> None:
+        self.principal_id = principal_id
         self._pending = PendingUpdates()
         self._wakeup = asyncio.Event()
         self.is_closed = False
 
-    def add_batch(self, news: ChangeBatch) -> None:
+    def add_batch(self, batch: ChangeBatch) -> None:
+        """Queues changes; a full queue becomes a reset."""
         if len(self._pending.batches) == MAX_PENDING_BATCHES:
             self.require_reset()
         elif not self._pending.needs_reset:
-            self._pending.batches.append(news)
+            self._pending.batches.append(batch)
             self._wakeup.set()
 
     def require_reset(self) -> None:
+        """Makes the page reload everything, instead of the changes that are queued."""
         self._pending.batches.clear()
         self._pending.needs_reset = True
         self._wakeup.set()
 
     def add_polling_scopes(self, scopes: ChangedScopes) -> None:
+        """Adds scopes in which a VM started or stopped polling."""
         known = self._pending.polling_scopes
-        told = None if known is None or scopes is None else known | scopes
-        self._pending.polling_scopes = told if told is not None and len(told) <= MAX_CHANGED_SCOPES else None
+        merged = None if known is None or scopes is None else known | scopes
+        self._pending.polling_scopes = merged if merged is not None and len(merged) <= MAX_CHANGED_SCOPES else None
         self._wakeup.set()
 
     def notify_clock(self) -> None:
+        """The lab clock was changed."""
         self._pending.clock_changed = True
         self._wakeup.set()
 
     def notify_counts(self) -> None:
+        """The counts of VMs by state may have changed."""
         self._pending.counts_changed = True
         self._wakeup.set()
 
     def notify_health(self) -> None:
+        """The health of the store changed."""
         self._pending.health_changed = True
         self._wakeup.set()
 
     def close(self) -> None:
+        """Ends the stream of this page; `wait` returns at once."""
         self.is_closed = True
         self._wakeup.set()
 
-    async def wait(self, within_s: float) -> PendingUpdates:
-        """What is to be told by now; nothing, when the time is over or the page is gone."""
+    async def wait(self, timeout_s: float) -> PendingUpdates:
+        """Takes the pending updates, waiting for some up to `timeout_s`; empty on timeout or after `close`."""
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
         except TimeoutError:
             pass
         self._wakeup.clear()
-        waiting, self._pending = self._pending, PendingUpdates()
-        return waiting
+        updates, self._pending = self._pending, PendingUpdates()
+        return updates
 
 
-BATCH_WINDOW_S = 0.05  # of real time: commits so close to each other are told as one change
+BATCH_WINDOW_S = 0.05  # of real time; commits within it are sent as one change
 COUNTS_INTERVAL_S = 0.5  # between two counts of the fleet
-POLLING_INTERVAL_S = 2.0  # between two words about who asks
-MAX_VMS_PER_CHANGE = 2000  # in one change; beyond, pages read everything again
-MAX_MISSED_ENTRIES = 500  # that a page may have missed; beyond, likewise
-MAX_SUBSCRIBERS = 1000  # open at a time
-MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # of one visitor: nobody is to keep others from following
+POLLING_INTERVAL_S = 2.0  # between two updates about polling
+MAX_VMS_PER_CHANGE = 2000  # with more, pages have to reload everything
+MAX_MISSED_ENTRIES = 500  # of the history; a page that missed more has to reload everything
+MAX_SUBSCRIBERS = 1000
+MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of them
 
 
 class LiveUpdateHub:
-    """Costs nothing while no page is open. What is the same for all who see everything is made once."""
+    """Sends updates to all open pages; follows the store, deliveries, polling and the clock while one is open."""
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
         self._dependencies = dependencies
@@ -120,7 +126,7 @@ class LiveUpdateHub:
         self._subscribers: set[LiveSubscriber] = set()
         self._collector: ChangeCollector | None = None
         self._seq = 0
-        self._counts_cache: dict[tuple[Grant, ...] | None, bytes] = {}  # by who sees what, until the next are due
+        self._counts_cache: dict[tuple[Grant, ...] | None, bytes] = {}  # by grants; None: all VMs
         self._store_monitor = StoreHealthMonitor(self._store, self._send_health)
         self._polling_monitor = PollingMonitor(dependencies, self._on_polling_change)
         self._polling_sent_at = 0.0
@@ -131,69 +137,71 @@ class LiveUpdateHub:
 
     @property
     def health(self) -> StoreHealth:
+        """The health of the store, as of the last check."""
         return self._store_monitor.health
 
-    def counts_json(self, sees: VisibleDirectory) -> bytes:
-        """How many VMs are in which state, as JSON: walked through once for all who see the same."""
-        who = None if sees.sees_everything else sees.grants
-        if who not in self._counts_cache:
-            self._counts_cache[who] = msgspec.json.encode(self._overview.count_states(sees))
-        return self._counts_cache[who]
+    def counts_json(self, directory: VisibleDirectory) -> bytes:
+        """The counts of the VMs that a user may see, by state, as JSON; counted once for equal grants."""
+        grants = None if directory.sees_everything else directory.grants
+        if grants not in self._counts_cache:
+            self._counts_cache[grants] = msgspec.json.encode(self._overview.count_states(directory))
+        return self._counts_cache[grants]
 
-    def require_capacity(self, who: str) -> None:
+    def require_capacity(self, principal_id: str) -> None:
+        """Raises Unavailable if too many pages are open, of all users or of this one."""
         if len(self._subscribers) >= MAX_SUBSCRIBERS:
+            raise Unavailable(f"{MAX_SUBSCRIBERS} live pages are open, which is the limit: close some, then reload")
+        own = sum(subscriber.principal_id == principal_id for subscriber in self._subscribers)
+        if own >= MAX_SUBSCRIBERS_PER_PRINCIPAL:
             raise Unavailable(
-                f"{MAX_SUBSCRIBERS} pages are open, and that is the most: close some, then reload this one"
-            )
-        if sum(listener.principal_id == who for listener in self._subscribers) >= MAX_SUBSCRIBERS_PER_PRINCIPAL:
-            raise Unavailable(
-                f"{MAX_SUBSCRIBERS_PER_PRINCIPAL} of your pages are open, and that is the most: close some, then reload"
+                f"{MAX_SUBSCRIBERS_PER_PRINCIPAL} of your live pages are open, which is the limit: close some, "
+                "then reload"
             )
 
     @contextmanager
-    def subscribe(self, who: str) -> Iterator[LiveSubscriber]:
-        """A page of this visitor is open until the block is left."""
-        listener = LiveSubscriber(who)
-        self._subscribers.add(listener)
+    def subscribe(self, principal_id: str) -> Iterator[LiveSubscriber]:
+        """Adds an open page of a user, until the `with` block ends."""
+        subscriber = LiveSubscriber(principal_id)
+        self._subscribers.add(subscriber)
         if len(self._subscribers) == 1:
             self._start()
         if self._dependencies.shutting_down.is_set():
-            listener.close()
+            subscriber.close()
         try:
-            yield listener
+            yield subscriber
         finally:
-            self._subscribers.discard(listener)
+            self._subscribers.discard(subscriber)
             if not self._subscribers:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """What a page that knows everything up to `after` was not told. None: it has to read everything again."""
+        """The changes after a history entry; None if there are too many, so that the page has to reload everything."""
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
             return None
         entries = self._store.entries_after(after, MAX_MISSED_ENTRIES + 1)
         if len(entries) < last - after:
             return None  # some were pruned
-        gathering = ChangeCollector()
-        gathering.add_entries(entries)
-        for scope_id in gathering.scope_ids:
-            gathering.add_vm_states(self._vm_states_in(scope_id))
-            if len(gathering.vm_states) > MAX_VMS_PER_CHANGE:
+        collector = ChangeCollector()
+        collector.add_entries(entries)
+        for scope_id in collector.scope_ids:
+            collector.add_vm_states(self._vm_states_in(scope_id))
+            if len(collector.vm_states) > MAX_VMS_PER_CHANGE:
                 return None
-        return self._to_batch(gathering, last)
+        return self._to_batch(collector, last)
 
     def polling_changes_within(self, age_s: float) -> ChangedScopes:
-        """Where VMs began to ask or fell silent in the time that a page is old."""
+        """The scopes in which a VM started or stopped polling within the last `age_s` seconds."""
         return self._polling_monitor.changes_within(age_s)
 
     def _vm_states_in(self, scope_id: str) -> list[tuple[str, VmState]]:
-        """Of those that were removed too: their cells are still shown."""
+        """The states of all VMs of a scope, also of removed ones: pages may still show them."""
         vms = self._store.vms(scope_id=scope_id, removed=True)
         return [(vm.key, VmState.GONE if vm.removed_at else self._overview.state_of(vm.key)) for vm in vms]
 
-    def _to_batch(self, gathering: ChangeCollector, seq: int) -> ChangeBatch:
+    def _to_batch(self, collector: ChangeCollector, seq: int) -> ChangeBatch:
         control = self._dependencies.control
-        return gathering.to_batch(seq, control.clock.now(), control.placement.host_of)
+        return collector.to_batch(seq, control.clock.now(), control.placement.host_of)
 
     def _start(self) -> None:
         self._counts_cache.clear()
@@ -210,8 +218,8 @@ class LiveUpdateHub:
 
     def _stop(self) -> None:
         self._polling_monitor.stop()
-        for stop in self._unsubscribers:
-            stop()
+        for unsubscribe in self._unsubscribers:
+            unsubscribe()
         for task in self._tasks:
             task.cancel()
         for timer in self._timers.values():
@@ -220,8 +228,8 @@ class LiveUpdateHub:
 
     async def _close_on_shutdown(self) -> None:
         await self._dependencies.shutting_down.wait()
-        for listener in self._subscribers:
-            listener.close()
+        for subscriber in self._subscribers:
+            subscriber.close()
 
     def _on_commit(self, committed: AppliedCommit) -> None:
         self._store_monitor.on_commit()
@@ -229,60 +237,60 @@ class LiveUpdateHub:
         self._collector.add_commit(committed.commit)
         self._collector.add_vm_states(self._overview.changes_in(committed.commit))
         self._seq = committed.seq
-        self._schedule_once("news", BATCH_WINDOW_S, self._send_changes)
+        self._schedule_once("changes", BATCH_WINDOW_S, self._send_changes)
 
-    def _on_deliveries(self, sightings: Sequence[EventDelivery]) -> None:
+    def _on_deliveries(self, deliveries: Sequence[EventDelivery]) -> None:
         self._collector = self._collector or ChangeCollector()
-        self._collector.add_deliveries(sightings)
+        self._collector.add_deliveries(deliveries)
         self._seq = max(self._seq, self._overview.seq)
-        self._schedule_once("news", BATCH_WINDOW_S, self._send_changes)
+        self._schedule_once("changes", BATCH_WINDOW_S, self._send_changes)
 
     def _on_polling_change(self) -> None:
         if self._subscribers:
-            rest_s = self._polling_sent_at + POLLING_INTERVAL_S - asyncio.get_running_loop().time()
-            self._schedule_once("asking", max(BATCH_WINDOW_S, rest_s), self._send_polling_changes)
+            remaining_s = self._polling_sent_at + POLLING_INTERVAL_S - asyncio.get_running_loop().time()
+            self._schedule_once("polling", max(BATCH_WINDOW_S, remaining_s), self._send_polling_changes)
 
     def _on_clock_change(self, setting: ClockSetting) -> None:
         if self._subscribers and self._is_following_clock:
             self._schedule_once("clock", BATCH_WINDOW_S, self._send_clock)
 
     def _send_changes(self) -> None:
-        gathering, self._collector = self._collector, None
-        assert gathering is not None
-        news = self._to_batch(gathering, self._seq)
-        for listener in self._subscribers:
-            if len(news.vms) > MAX_VMS_PER_CHANGE:
-                listener.require_reset()
-            elif not news.full_change.is_empty:
-                listener.add_batch(news)
-        if news.vms:
+        collector, self._collector = self._collector, None
+        assert collector is not None
+        batch = self._to_batch(collector, self._seq)
+        for subscriber in self._subscribers:
+            if len(batch.vms) > MAX_VMS_PER_CHANGE:
+                subscriber.require_reset()
+            elif not batch.full_change.is_empty:
+                subscriber.add_batch(batch)
+        if batch.vms:
             self._schedule_once("counts", COUNTS_INTERVAL_S, self._send_counts)
 
     def _send_polling_changes(self) -> None:
         self._polling_sent_at = asyncio.get_running_loop().time()
         scopes = self._polling_monitor.take_changes()
-        for listener in self._subscribers:
-            listener.add_polling_scopes(scopes)
+        for subscriber in self._subscribers:
+            subscriber.add_polling_scopes(scopes)
 
     def _send_clock(self) -> None:
-        for listener in self._subscribers:
-            listener.notify_clock()
+        for subscriber in self._subscribers:
+            subscriber.notify_clock()
 
     def _send_counts(self) -> None:
         self._counts_cache.clear()
-        for listener in self._subscribers:
-            listener.notify_counts()
+        for subscriber in self._subscribers:
+            subscriber.notify_counts()
 
     def _send_health(self, health: StoreHealth) -> None:
-        for listener in self._subscribers:
-            listener.notify_health()
+        for subscriber in self._subscribers:
+            subscriber.notify_health()
 
-    def _schedule_once(self, what: str, within_s: float, tell: Callable[[], None]) -> None:
-        """Once, however often it is wanted until then."""
+    def _schedule_once(self, name: str, delay_s: float, send: Callable[[], None]) -> None:
+        """Calls `send` after a delay, unless a call of this name is already scheduled."""
 
-        def due() -> None:
-            del self._timers[what]
-            tell()
+        def run() -> None:
+            del self._timers[name]
+            send()
 
-        if what not in self._timers:
-            self._timers[what] = asyncio.get_running_loop().call_later(within_s, due)
+        if name not in self._timers:
+            self._timers[name] = asyncio.get_running_loop().call_later(delay_s, run)

@@ -13,37 +13,36 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from forewarn.explain.polling import SILENCE_LIMIT_S
 from forewarn.web.dependencies import Dependencies
 
-CHECK_INTERVAL_S = 1.0  # of real time, between two looks at those who could be silent
-IDLE_GRACE_S = 60.0  # for whoever goes from one page to another, with nobody looking in between
-PAGE_LAG_S = 5.0  # what pages show is at most so much older than they know
-MAX_CHANGED_SCOPES = 2_000  # that are told one by one, and remembered
-_BATCH_SIZE = 2_000  # VMs
+CHECK_INTERVAL_S = 1.0  # of real time, between two checks of VMs that may have stopped polling
+IDLE_GRACE_S = 60.0  # with no page open, until the monitor stops: a user may be between two pages
+PAGE_LAG_S = 5.0  # by which a page may be older than it says
+MAX_CHANGED_SCOPES = 2_000  # in one update, and remembered
+_BATCH_SIZE = 2_000  # VMs checked before other tasks run
 
-ChangedScopes = frozenset[str] | None  # where somebody began to ask or fell silent; None: it may be anywhere
+ChangedScopes = frozenset[str] | None  # ids of scopes in which a VM started or stopped polling; None: any scope
 
 
 class PollingMonitor:
-    """Begins when somebody looks; ends a little after nobody does any more."""
+    """Finds VMs that start or stop polling, from `start` until `IDLE_GRACE_S` after `stop`."""
 
-    def __init__(self, dependencies: Dependencies, tell: Callable[[], None]) -> None:
+    def __init__(self, dependencies: Dependencies, on_change: Callable[[], None]) -> None:
         self._dependencies = dependencies
-        self._notify = tell
-        self._unsubscribe: Callable[[], None] | None = None  # while it lasts
+        self._notify = on_change
+        self._unsubscribe: Callable[[], None] | None = None  # None while the monitor is stopped
         self._task: asyncio.Task[None] | None = None
         self._reset_timer: asyncio.TimerHandle | None = None
-        self._scheduled_vms: set[str] = set()  # keys of the VMs that ask
-        self._checks_by_second: dict[
-            int, list[str]
-        ] = {}  # the same by the second in which they could have become silent
-        self._unchecked_vms: list[str] | None = None  # VMs that were never looked at; None: all
-        self._changed_at: dict[str, float] = {}  # scope → when something was last told of it; the oldest first
-        self._complete_since = math.inf  # since when all is remembered
-        self._new_changes: dict[str, None] = {}  # scopes that are not told yet
+        self._scheduled_vms: set[str] = set()  # keys of polling VMs
+        self._checks_by_second: dict[int, list[str]] = {}  # the same, by the second in which they may be silent
+        self._unchecked_vms: list[str] | None = None  # keys that were never checked; None: all
+        self._changed_at: dict[str, float] = {}  # scope id → time of its last change; the oldest first
+        self._complete_since = math.inf  # `_changed_at` holds every change since then
+        self._new_changes: dict[str, None] = {}  # ids of scopes that `take_changes` has not returned yet
 
     def start(self) -> None:
+        """Starts to check, or continues within the grace period. Call it when the first page opens."""
         if self._reset_timer is not None:
             self._reset_timer.cancel()
-        self._new_changes.clear()  # nobody looked meanwhile, and whoever comes is told what they missed
+        self._new_changes.clear()  # a new page asks for what it missed with `changes_within`
         if self._unsubscribe is None:
             self._unsubscribe, self._complete_since = (
                 self._dependencies.subscribe_polling(self._on_polling_started),
@@ -52,18 +51,19 @@ class PollingMonitor:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
+        """Stops to check, and forgets everything after the grace period. Call it when the last page closes."""
         if self._task is not None:
             self._task.cancel()
         self._task = None
         self._reset_timer = asyncio.get_running_loop().call_later(IDLE_GRACE_S, self._reset)
 
     def take_changes(self) -> ChangedScopes:
-        """Where something has changed since the last time."""
-        fresh, self._new_changes = self._new_changes, {}
-        return frozenset(fresh) if len(fresh) <= MAX_CHANGED_SCOPES else None
+        """The scopes that changed since the last call."""
+        changes, self._new_changes = self._new_changes, {}
+        return frozenset(changes) if len(changes) <= MAX_CHANGED_SCOPES else None
 
     def changes_within(self, age_s: float) -> ChangedScopes:
-        """Where something has changed in the time that a page is old."""
+        """The scopes that changed within the last `age_s` seconds; None if not all of them are remembered."""
         since = _loop_time() - age_s - PAGE_LAG_S
         if since <= self._complete_since:
             return None
@@ -76,7 +76,7 @@ class PollingMonitor:
         self._scheduled_vms, self._checks_by_second, self._changed_at, self._new_changes = set(), {}, {}, {}
 
     async def _run(self) -> None:
-        """May be broken off wherever it waits, and goes on with the next who looks."""
+        """Checks VMs until it is cancelled; the next `start` continues where it stopped."""
         if self._unchecked_vms is None:
             self._unchecked_vms = self._dependencies.control.placement.vm_keys()
         async for key in _pop_in_batches(self._unchecked_vms):
@@ -91,7 +91,7 @@ class PollingMonitor:
             await asyncio.sleep(CHECK_INTERVAL_S)
 
     def _schedule_check(self, key: str) -> bool:
-        """Look at this VM again when it could be silent; False: it is."""
+        """Schedules the next check of a polling VM; returns False if it does not poll."""
         pace = self._dependencies.pace_of(key)
         if pace is None or pace.is_silent:
             return False
@@ -102,8 +102,8 @@ class PollingMonitor:
             ).append(key)
         return True
 
-    def _on_polling_started(self, begun: Sequence[str]) -> None:
-        for key in begun:
+    def _on_polling_started(self, keys: Sequence[str]) -> None:
+        for key in keys:
             self._schedule_check(key)
             self._record_change(key)
 
@@ -111,7 +111,7 @@ class PollingMonitor:
         try:
             scope_id = self._dependencies.control.placement.scope_of(key)
         except KeyError:
-            return  # a VM that was never placed: no page shows it
+            return  # no page shows a VM without a placement
         self._changed_at.pop(scope_id, None)
         self._changed_at[scope_id] = _loop_time()
         if len(self._changed_at) > MAX_CHANGED_SCOPES:
@@ -122,12 +122,12 @@ class PollingMonitor:
 
 
 def _loop_time() -> float:
-    """Real time: silence is no matter of a lab's clock."""
+    """Real time, in which clients poll; the lab clock does not count."""
     return asyncio.get_running_loop().time()
 
 
 async def _pop_in_batches(keys: list[str]) -> AsyncIterator[str]:
-    """In stretches, so that nobody else waits; who breaks it off leaves the others on the list."""
+    """Pops keys off the list, and lets other tasks run after each batch; the rest stays if it is cancelled."""
     while keys:
         for _ in range(min(len(keys), _BATCH_SIZE)):
             yield keys.pop()

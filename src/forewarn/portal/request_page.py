@@ -15,11 +15,11 @@ from forewarn.portal.form_catalog import DoneMessageQuery, done_message
 from forewarn.portal.timeline_chart import (
     EventRow,
     TimelineChart,
-    TimeWindow,
     build_chart,
     event_row_for,
     format_iso,
     render_standalone_svg,
+    window_for_rows,
 )
 from forewarn.web.context import RequestContext
 from forewarn.web.request_parsing import HandlerCall
@@ -28,9 +28,7 @@ from forewarn.web.routing import named_event
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView, RequestStatusView
 
-_MAX_EVENTS = 100  # events drawn and listed
-_WINDOW_MARGIN = 0.06
-_MIN_WINDOW_S = 60.0
+_MAX_EVENTS = 100
 _CSV_COLUMNS = (
     "event",
     "kind",
@@ -46,36 +44,35 @@ _CSV_COLUMNS = (
 
 
 class RequestTimeline(BaseView, frozen=True, kw_only=True):
+    """The events of a request or rollout over time. Field names are JSON keys."""
+
     now: float
-    lanes: tuple[EventRow, ...]  # what is under way first, then the newest
-    more: int
-    approvable: tuple[str, ...]  # ids of those that the visitor may approve
+    lanes: tuple[EventRow, ...]  # live events first, then the newest
+    more: int  # events that are left out
+    approvable: tuple[str, ...]  # ids of the events that the user may approve
 
     def chart(self) -> TimelineChart:
-        return build_chart(self.lanes, self._window, self.now)
+        """The events over time, as the page shows them."""
+        return build_chart(self.lanes, window_for_rows(self.lanes, self.now), self.now)
 
     def svg(self) -> str:
+        """The events over time, as a file."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(lane) for lane in self.lanes])
-
-    @property
-    def _window(self) -> TimeWindow:
-        since = min((lane.published_at for lane in self.lanes), default=self.now)
-        until = max((max(lane.ends_at(self.now), lane.not_before) for lane in self.lanes), default=self.now)
-        margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
-        return TimeWindow(since=since - margin, until=until + margin)
+        """One row per event."""
+        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
 
 def request_timeline(context: RequestContext, events: Sequence[Event]) -> RequestTimeline:
-    seen = [event for event in events if context.can_see_scope(event.scope_id)]
-    ordered = sorted(seen, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
-    showing = ViewBuilder(context)
+    """The events that the user may see, over time; at most `_MAX_EVENTS`."""
+    visible = [event for event in events if context.can_see_scope(event.scope_id)]
+    ordered = sorted(visible, key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
+    views = ViewBuilder(context)
     shown = ordered[:_MAX_EVENTS]
     return RequestTimeline(
         now=context.now(),
-        lanes=tuple(event_row_for(showing, event) for event in shown),
+        lanes=tuple(event_row_for(views, event) for event in shown),
         more=len(ordered) - len(shown),
         approvable=tuple(event.id for event in shown if _may_approve(context, event)),
     )
@@ -87,36 +84,41 @@ def _may_approve(context: RequestContext, event: Event) -> bool:
     return context.principal.may_all(Right.APPROVE, named_event(context, HandlerCall(path_params={"id": event.id})))
 
 
-def _csv_row(lane: EventRow) -> list[object]:
-    instants = (lane.published_at, lane.not_before, lane.started_at, lane.over_at)
-    told = [None if at is None else format_iso(at) for at in instants]
-    return [lane.id, lane.kind, lane.scope, " ".join(lane.vms), lane.state, *told, lane.waits_for]
+def _csv_row(row: EventRow) -> list[object]:
+    instants = (row.published_at, row.not_before, row.started_at, row.over_at)
+    times = [None if at is None else format_iso(at) for at in instants]
+    return [row.id, row.kind, row.scope, " ".join(row.vms), row.state, *times, row.waits_for]
 
 
 _FINAL_STATES = ("finished", "failed", "withdrawn")
 
 
 class RequestPage(BaseView, frozen=True, kw_only=True):
+    """The page of one request. Field names are JSON keys."""
+
     standing: RequestStatusView
     course: RequestTimeline
     is_rollout: bool
-    planned: int  # events that it has still to publish
-    over: int  # of its events
-    done: str
+    planned: int  # events that are not published yet
+    over: int  # events that have ended
+    done: str  # the done message of the form that led here
 
     @property
     def is_ended(self) -> bool:
+        """Whether the request has reached a final state."""
         return self.standing.state in _FINAL_STATES
 
     def svg(self) -> str:
+        """The events over time, as a file."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
+        """One row per event."""
         return self.course.table()
 
 
 async def show_request_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RequestPage:
-    """A request, by its id."""
+    """Shows a request, by its id."""
     await context.dependencies.flush_observations()
     request = context.find_request(call.path_params["id"])
     events = request_events(context, request)

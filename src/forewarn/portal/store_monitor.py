@@ -14,41 +14,44 @@ import msgspec
 from forewarn.errors import Unavailable
 from forewarn.store.interface import Store
 
-CHECK_INTERVAL_S = 3.0  # of real time, between looks while all is well
+CHECK_INTERVAL_S = 3.0  # of real time, while the store is healthy
 FAILING_CHECK_INTERVAL_S = 1.0  # while it is not
-WRITE_TIMEOUT_S = 3.0  # a write that takes longer is trouble
-_CHECK_KEY = "portal looked"  # under which each look leaves its number
+WRITE_TIMEOUT_S = 3.0  # a write that takes longer counts as failed
+_CHECK_KEY = "portal looked"  # in the store; must not change
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the store accepts writes. Field names are JSON keys of the live stream."""
+
     ok: bool
-    text: str
+    text: str  # what pages show; "" while `ok`
 
 
 HEALTHY = StoreHealth(ok=True, text="")
 NOT_WRITABLE = StoreHealth(
     ok=False,
-    text="The store cannot be written now: nothing can be asked for, approved or carried out until its disk is seen "
-    "to. `forewarn doctor` says more.",
+    text="The service cannot write to its store. Requests and approvals fail, and no event starts, until this is "
+    "fixed: ask an administrator to check its disk.",
 )
 
 
 class StoreHealthMonitor:
-    """Looks after the store while somebody is shown how it is. What it commits shows it well without a look."""
+    """Checks that the store accepts writes, and calls `on_change` when that changes."""
 
-    def __init__(self, store: Store, tell: Callable[[StoreHealth], None]) -> None:
+    def __init__(self, store: Store, on_change: Callable[[StoreHealth], None]) -> None:
         self._store = store
-        self._notify = tell
+        self._notify = on_change
         self._has_committed = False
         self._check_numbers = count()
         self.health = HEALTHY
 
     def on_commit(self) -> None:
-        """It has committed something."""
+        """The store committed something, which replaces the next check."""
         self._has_committed = True
         self._set_health(HEALTHY)
 
     async def run(self) -> None:
+        """Checks the store at intervals, until it is cancelled."""
         while True:
             self._has_committed = False
             await asyncio.sleep(CHECK_INTERVAL_S if self.health.ok else FAILING_CHECK_INTERVAL_S)
@@ -56,7 +59,7 @@ class StoreHealthMonitor:
                 self._set_health(await self._check_store())
 
     async def _check_store(self) -> StoreHealth:
-        """Only a write can tell, and only one that changes something: a full disk is read as ever."""
+        """Writes a new value: reading, or writing the same value, may work on a full disk."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._store.save(_CHECK_KEY, b"%d" % next(self._check_numbers))

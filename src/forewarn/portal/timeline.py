@@ -34,16 +34,18 @@ from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder
 from forewarn.web.views import BaseView
 
-_MAX_EVENTS_READ = 2_000  # events of each sort
-_MAX_EVENTS_READ_FILTERED = 20_000  # for somebody who may not see all of them, or asks for few
+_MAX_EVENTS_READ = 2_000  # per query of the store
+_MAX_EVENTS_READ_FILTERED = 20_000  # if a filter, or what the user may see, leaves out some of them
 _LIVE_STATUSES = (EventState.SCHEDULED, EventState.STARTED)
 
 EventKindFilter = Literal["", "Freeze", "Reboot", "Redeploy", "Preempt", "Terminate", "unlisted"]
 
 
 class TimelineQuery(StrictBody, frozen=True, kw_only=True):
-    span: str = ""
-    at: str = ""  # the middle; left out: now, and it follows
+    """The query of the timeline page."""
+
+    span: str = ""  # such as 1h
+    at: str = ""  # the centre of the window; "": the current time, which the page then follows
     scope: str = ""
     vm: str = ""
     rollout: str = ""
@@ -53,12 +55,14 @@ class TimelineQuery(StrictBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundEvents:
+    """Events that match a query; they need not be in its window."""
+
     events: list[Event]
-    is_cut: bool  # there may be others: only the newest ones were looked through
+    is_cut: bool  # the search was bounded: older events may be missing
 
 
 def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> FoundEvents:
-    """Those that fit, in the window or not."""
+    """The events that match the filters of a query and the user may see; `window` bounds the search for past ones."""
     vm = context.directory.find_any(query.vm) if query.vm else None
     scope_id = context.find_scope(query.scope).id if query.scope else None
     request_id = context.find_rollout(query.rollout).id if query.rollout else None
@@ -66,12 +70,17 @@ def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindo
         return FoundEvents(events=[], is_cut=False)
 
     within = vm.scope_id if vm is not None else scope_id
-    picky = within is not None or query.kind != "" or not context.can_see_everything()
-    most = _MAX_EVENTS_READ_FILTERED if picky else _MAX_EVENTS_READ
-    heaps = list(_read_candidates(context, query.state == "live", window, within, request_id, most))
-    every = {event.id: event for heap in heaps for event in heap if context.can_see_scope(event.scope_id)}
-    fitting = [event for event in every.values() if _matches(event, query.kind, vm.name if vm else "")]
-    return FoundEvents(events=fitting, is_cut=any(len(heap) >= most for heap in heaps))
+    is_filtered = within is not None or query.kind != "" or not context.can_see_everything()
+    limit = _MAX_EVENTS_READ_FILTERED if is_filtered else _MAX_EVENTS_READ
+    candidate_lists = list(_read_candidates(context, query.state == "live", window, within, request_id, limit))
+    visible_events = {
+        event.id: event
+        for candidates in candidate_lists
+        for event in candidates
+        if context.can_see_scope(event.scope_id)
+    }
+    matching = [event for event in visible_events.values() if _matches(event, query.kind, vm.name if vm else "")]
+    return FoundEvents(events=matching, is_cut=any(len(candidates) >= limit for candidates in candidate_lists))
 
 
 def _read_candidates(
@@ -80,17 +89,17 @@ def _read_candidates(
     window: TimeWindow,
     scope_id: str | None,
     request_id: str | None,
-    most: int,
+    limit: int,
 ) -> list[list[Event]]:
     statuses = _LIVE_STATUSES if live_only else tuple(EventState)
     if scope_id is not None or request_id is not None:
-        return [context.store.events(scope_id=scope_id, request_id=request_id, statuses=statuses, limit=most)]
-    live = context.store.events(statuses=_LIVE_STATUSES, limit=most)
+        return [context.store.events(scope_id=scope_id, request_id=request_id, statuses=statuses, limit=limit)]
+    live = context.store.events(statuses=_LIVE_STATUSES, limit=limit)
     if live_only:
         return [live]
-    ended = context.store.events_ended_between(window.since, window.until, limit=most)
-    # What was under way at the right edge was over soon after it.
-    later = context.store.events_ended_between(window.until, math.inf, limit=most, newest=False)
+    ended = context.store.events_ended_between(window.since, window.until, limit=limit)
+    # Events that were live at the end of the window ended soon after it.
+    later = context.store.events_ended_between(window.until, math.inf, limit=limit, newest=False)
     return [live, ended, later]
 
 
@@ -101,80 +110,89 @@ def _matches(event: Event, kind: str, vm: str) -> bool:
 
 
 def newest_visible_event(context: RequestContext) -> Event | None:
-    """The last event that the caller may see at all."""
+    """The newest event that the user may see, with any filter; None if there is none."""
     recent = context.store.events(limit=1 if context.can_see_everything() else _MAX_EVENTS_READ_FILTERED)
     return next((event for event in reversed(recent) if context.can_see_scope(event.scope_id)), None)
 
 
-MAX_EVENTS_SHOWN = 200  # events
-_MARGIN_FACTOR = 1.15  # around what is to be seen whole
+MAX_EVENTS_SHOWN = 200
+_MARGIN_FACTOR = 1.15  # of a window that shows all live events
 
 
 class TimelineLink(BaseView, frozen=True, kw_only=True):
-    """Where a link leads to."""
+    """The query parameters of a link to another window."""
 
     span: str
     at: str
 
 
 class TimelinePage(BaseView, frozen=True, kw_only=True):
+    """The timeline page. Field names are JSON keys."""
+
     now: float
     window: TimeWindow
-    follows: bool  # the window stays around now
+    follows: bool  # the window moves with the current time
     lanes: tuple[EventRow, ...]  # newest first
-    more: int  # that are in view as well, and are not listed
-    is_cut: bool  # there may be others still: only the newest ones were looked through
-    whole: TimelineLink | None  # from where all is seen that is under way; None: nothing is
-    newest: TimelineLink | None  # where the newest event is, if none is in view; None: there is none at all
+    more: int  # events in the window that are left out
+    is_cut: bool  # the search was bounded: older events may be missing
+    whole: TimelineLink | None  # shows all live events; None: there are none
+    newest: TimelineLink | None  # shows the newest event, if none is in the window; None: there is none at all
 
     def chart(self) -> TimelineChart:
+        """The events over time."""
         return build_chart(self.lanes, self.window, self.now)
 
     def svg(self) -> str:
-        """The drawing, whole by itself."""
+        """The chart as a file."""
         return render_standalone_svg(self.chart(), more=self.more)
 
     def table(self) -> ExportTable:
-        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(lane) for lane in self.lanes])
+        """One row per event."""
+        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.lanes])
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
+        """Name and text of each symbol of the chart."""
         return LEGEND
 
     @property
     def spans(self) -> tuple[str, ...]:
+        """The spans that the page offers, such as `1h`."""
         return tuple(OFFERED_SPANS)
 
     @property
     def span(self) -> str:
+        """The span of the window, as links write it."""
         return format_span(self.window.span_s)
 
     @property
     def earlier(self) -> str:
+        """The centre of the window half a span earlier, in ISO 8601."""
         return format_iso(self.window.centre - self.window.span_s / 2)
 
     @property
     def later(self) -> str:
+        """The centre of the window half a span later, in ISO 8601."""
         return format_iso(self.window.centre + self.window.span_s / 2)
 
 
 async def show_timeline_page(context: RequestContext, call: HandlerCall, query: TimelineQuery) -> TimelinePage:
-    """Events over time."""
+    """Shows the events of a time window that match a filter."""
     now = context.now()
     window = window_around(parse_instant(query.at) if query.at else now, parse_span(query.span or DEFAULT_SPAN))
     found = find_events(context, query, window)
-    await asyncio.sleep(0)  # there may have been much to look through: others get their turn
+    await asyncio.sleep(0)  # the search may have been long: lets other tasks run
 
-    showing = ViewBuilder(context)
-    seen = [event for event in found.events if _is_in_window(event, window, now)]
-    seen.sort(key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
-    shown = sorted(seen[:MAX_EVENTS_SHOWN], key=lambda event: (event.published_at, event.seq), reverse=True)
+    views = ViewBuilder(context)
+    in_window = [event for event in found.events if _is_in_window(event, window, now)]
+    in_window.sort(key=lambda event: (event.is_live, event.published_at, event.seq), reverse=True)
+    shown = sorted(in_window[:MAX_EVENTS_SHOWN], key=lambda event: (event.published_at, event.seq), reverse=True)
     return TimelinePage(
         now=now,
         window=window,
         follows=not query.at,
-        lanes=tuple(event_row_for(showing, event) for event in shown),
-        more=len(seen) - len(shown),
+        lanes=tuple(event_row_for(views, event) for event in shown),
+        more=len(in_window) - len(shown),
         is_cut=found.is_cut,
         whole=_link_to_live_events([event for event in found.events if event.is_live], now),
         newest=None if shown else _link_to_event(newest_visible_event(context)),
@@ -194,8 +212,8 @@ def _link_to_live_events(live: list[Event], now: float) -> TimelineLink | None:
         return None
     since = min(event.published_at for event in live)
     until = max(_event_end(event, now) for event in live)
-    shortest = OFFERED_SPANS["5m"]
-    span_s = min(OFFERED_SPANS["14d"] * 2, max(shortest, math.ceil((until - since) * _MARGIN_FACTOR)))
+    min_span_s = OFFERED_SPANS["5m"]
+    span_s = min(OFFERED_SPANS["14d"] * 2, max(min_span_s, math.ceil((until - since) * _MARGIN_FACTOR)))
     return TimelineLink(span=format_span(span_s), at=format_iso((since + until) / 2))
 
 
@@ -204,8 +222,8 @@ def _link_to_event(event: Event | None) -> TimelineLink | None:
 
 
 def format_span(seconds: float) -> str:
-    """As links say it: `1h` where that is one of the offered spans, else seconds."""
-    return next((word for word, length in OFFERED_SPANS.items() if length == seconds), f"{seconds:.0f}s")
+    """A span as links write it: the name of an offered span such as `1h`, else seconds such as `4000s`."""
+    return next((name for name, length in OFFERED_SPANS.items() if length == seconds), f"{seconds:.0f}s")
 
 
 _CSV_COLUMNS = (
@@ -228,24 +246,24 @@ _CSV_COLUMNS = (
 )
 
 
-def _csv_row(lane: EventRow) -> list[object]:
+def _csv_row(row: EventRow) -> list[object]:
     return [
-        lane.id,
-        lane.kind,
-        " ".join(lane.vms),
-        lane.scope,
-        lane.cause,
-        lane.state,
-        _csv_instant(lane.published_at),
-        _csv_instant(lane.not_before),
-        lane.promised_s,
-        _csv_instant(lane.approved_at),
-        lane.approved_by,
-        _csv_instant(lane.started_at),
-        lane.given_s,
-        _csv_instant(lane.over_at),
-        lane.notice,
-        lane.waits_for,
+        row.id,
+        row.kind,
+        " ".join(row.vms),
+        row.scope,
+        row.cause,
+        row.state,
+        _csv_instant(row.published_at),
+        _csv_instant(row.not_before),
+        row.promised_s,
+        _csv_instant(row.approved_at),
+        row.approved_by,
+        _csv_instant(row.started_at),
+        row.given_s,
+        _csv_instant(row.over_at),
+        row.notice,
+        row.waits_for,
     ]
 
 

@@ -25,7 +25,7 @@ from forewarn.portal.rendering import format_utc, render_template
 from forewarn.web.view_builder import ViewBuilder, scope_title
 from forewarn.web.views import BaseView
 
-# The spans that are offered; any other within bounds can be asked for.
+# The spans that the page offers as links; the query may give any other within bounds.
 OFFERED_SPANS = {
     "5m": 300.0,
     "15m": 900.0,
@@ -41,65 +41,82 @@ _MAX_INSTANT = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 _TICK_STEPS_S = (10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000)
 _MAX_TICKS = 8
 _DAY_S = 86400
-_EDGE_PERCENT = 4.0  # percent
+_EDGE_PERCENT = 4.0  # a tick nearer to an edge has its text on its inner side
+_WINDOW_MARGIN = 0.06  # on either side, as a share of the time that the rows take
+_MIN_WINDOW_S = 60.0
 
 
 class TimeWindow(BaseView, frozen=True, kw_only=True):
-    """What is in view, from the left edge to the right one."""
+    """The time that a chart shows, from its left edge to its right one."""
 
     since: float
     until: float
 
     @property
     def span_s(self) -> float:
+        """Its length in seconds."""
         return self.until - self.since
 
     @property
     def centre(self) -> float:
+        """The instant in the middle."""
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """How far right that is, in percent of the width."""
+        """The x position of an instant, in percent of the width; outside of 0 to 100 if it is not in the window."""
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
+        """Whether any part of this time is in the window."""
         return since <= self.until and until >= self.since
 
 
 class AxisTick(BaseView, frozen=True, kw_only=True):
+    """A tick of the time axis, with its text."""
+
     at: float
     x: float
     text: str
-    day: str = ""  # where another day begins, and at the first tick
+    day: str = ""  # the date, at the first tick and at the first of each day
 
     @property
     def anchor(self) -> str:
-        """How its text stands to it: at the edges it must not be cut."""
+        """The SVG text-anchor of its text, which must not be cut off at the edges."""
         return "start" if self.x < _EDGE_PERCENT else "end" if self.x > 100 - _EDGE_PERCENT else "middle"
 
 
 def window_around(centre: float, span_s: float) -> TimeWindow:
+    """A window with this instant in the middle."""
     return TimeWindow(since=centre - span_s / 2, until=centre + span_s / 2)
 
 
+def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
+    """A window that shows all events from publication to their end, with a margin; around `now` if there are none."""
+    since = min((row.published_at for row in rows), default=now)
+    until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
+    margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
+    return TimeWindow(since=since - margin, until=until + margin)
+
+
 def parse_span(text: str) -> float:
+    """The seconds of a span such as `1h`. Raises Rejected if it is not a duration, or out of bounds."""
     try:
         seconds = parse_duration(text)
     except ValueError as error:
         raise Rejected(str(error)) from error
     if not _MIN_SPAN_S <= seconds <= _MAX_SPAN_S:
-        raise Rejected(f"a timeline cannot span {text!r}: give 1m or more, and 31d at most")
+        raise Rejected(f"a timeline cannot span {text!r}: give between 1m and 31d")
     return seconds
 
 
 def parse_instant(text: str) -> float:
-    """As links carry it: ISO 8601, or seconds since 1970."""
+    """An instant of a link, in ISO 8601 (UTC without an offset) or POSIX seconds. Raises Rejected for other text."""
     try:
         at = float(text)
     except ValueError:
         at = _parse_iso(text)
     if not 0 <= at <= _MAX_INSTANT:
-        raise Rejected(f"{text!r} is no instant that a timeline can show: write it like 2026-01-05T12:00:00Z")
+        raise Rejected(f"{text!r} is not a time that a timeline can show: write it like 2026-01-05T12:00:00Z")
     return at
 
 
@@ -112,18 +129,21 @@ def _parse_iso(text: str) -> float:
 
 
 def format_iso(at: float) -> str:
+    """Date and time in ISO 8601, such as `2026-01-05T12:00:00Z`."""
     return f"{_utc_datetime(at):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def axis_ticks(window: TimeWindow) -> tuple[AxisTick, ...]:
-    """At whole steps of UTC, a handful of them."""
+    """The ticks of a window: up to nine, at whole steps of UTC."""
     step = next((s for s in _TICK_STEPS_S if window.span_s / s <= _MAX_TICKS), _TICK_STEPS_S[-1])
     first, last = math.ceil(window.since / step), math.floor(window.until / step)
     ticks: list[AxisTick] = []
     for at in range(first * step, last * step + 1, step):
-        begins = not ticks or at // _DAY_S != int(ticks[-1].at) // _DAY_S
+        starts_new_day = not ticks or at // _DAY_S != int(ticks[-1].at) // _DAY_S
         ticks.append(
-            AxisTick(at=at, x=window.percent_at(at), text=_tick_text(at, step), day=_tick_day(at) if begins else "")
+            AxisTick(
+                at=at, x=window.percent_at(at), text=_tick_text(at, step), day=_tick_day(at) if starts_new_day else ""
+            )
         )
     return tuple(ticks)
 
@@ -140,7 +160,7 @@ def _utc_datetime(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
 
 
-# Every state, with the sign that tells it without colour.
+# The symbol of every event state, which does not depend on colour.
 STATE_SYMBOLS = {
     "scheduled": "◇",
     "approved": "✓",
@@ -152,6 +172,8 @@ STATE_SYMBOLS = {
 
 
 class EventRow(BaseView, frozen=True, kw_only=True):
+    """One event of a timeline, in the table and in the chart. Field names are JSON keys."""
+
     id: str
     scope: str
     title_of_scope: str
@@ -159,30 +181,32 @@ class EventRow(BaseView, frozen=True, kw_only=True):
     listed: bool
     cause: str
     vms: tuple[str, ...]
-    state: str  # one of SIGNS
+    state: str  # a key of STATE_SYMBOLS
     published_at: float
     not_before: float
     approved_at: float | None
     approved_by: str
     started_at: float | None
     over_at: float | None
-    promised_s: float | None  # of notice; None: it came without
-    given_s: float | None
-    notice: str
+    promised_s: float | None  # seconds of notice; None: without notice
+    given_s: float | None  # seconds from publication to start; None before the start
+    notice: str  # both in words
     waits_for: str
 
     @property
     def label(self) -> str:
+        """Kind and VMs, such as `Reboot of web-0`."""
         return f"{self.kind} of {join_names(self.vms)}"
 
     def ends_at(self, now: float) -> float:
-        """When the bar ends, as far as that can be said now."""
+        """When its bar ends: at its end, else now, but not before NotBefore for an event that has not started."""
         if self.over_at is not None:
             return self.over_at
         return now if self.started_at is not None else max(self.not_before, now)
 
 
 def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> EventRow:
+    """The row of an event; `waits_for` says what it waits for before it starts."""
     return EventRow(
         id=event.id,
         scope=event.scope_id,
@@ -206,6 +230,7 @@ def event_row(event: Event, *, title_of_scope: str, waits_for: str = "") -> Even
 
 
 def event_state(event: Event) -> str:
+    """The state of an event in one word, a key of STATE_SYMBOLS."""
     if event.ending is not None:
         return str(event.ending)
     if event.started_at is not None:
@@ -214,29 +239,29 @@ def event_state(event: Event) -> str:
 
 
 def _promised_notice_s(event: Event) -> float | None:
-    """NotBefore was rounded up to a whole second: the rest was not asked for."""
+    """The notice in whole seconds: NotBefore is rounded up to a second, which nobody requested."""
     if not event.listed or started_without_notice(event):
         return None
     return math.floor(event.not_before - event.published_at)
 
 
 def _notice_text(event: Event) -> str:
-    told = ", ".join(notice_phrases(event))
+    phrases = ", ".join(notice_phrases(event))
     if event.ending is Ending.WITHDRAWN and event.over_at is not None:
-        return f"{told}, withdrawn after {duration_text(event.over_at - event.published_at)}"
-    return told
+        return f"{phrases}, withdrawn after {duration_text(event.over_at - event.published_at)}"
+    return phrases
 
 
-# Heights, which timeline.css repeats for the labels beside the drawing: a test holds them equal.
-AXIS_HEIGHT, BAND_HEIGHT, ROW_HEIGHT = 40, 32, 44
-_OFFSCREEN_PERCENT = 10.0  # percent outside of the view, where nothing needs to be drawn exactly any more
-_LABEL_FLIP_PERCENT = 55.0  # percent: words of bars that begin further right end with the bar
+# In pixels. timeline.css repeats them for the labels beside the chart, and a test holds them equal.
+BAND_HEIGHT, ROW_HEIGHT = 32, 44
+_OFFSCREEN_PERCENT = 10.0  # positions outside of the window are clamped to this
+_LABEL_FLIP_PERCENT = 55.0  # the label of a bar that begins further right ends with the bar
 
-# What a drawing can show, in the order of its legend.
+# Name and text of each symbol, in the order of the legend.
 LEGEND = (
     ("notice", "notice"),
-    ("waiting", "waits longer"),
-    ("performing", "performed"),
+    ("waiting", "waiting"),
+    ("performing", "performing"),
     ("published", "published"),
     ("not-before", "not before"),
     ("approved", "approved"),
@@ -249,9 +274,9 @@ LEGEND = (
 
 
 class BarSegment(BaseView, frozen=True, kw_only=True):
-    """A stretch of a bar. One that grows goes on until now."""
+    """A part of a bar. One that `grows` ends at the current time."""
 
-    what: str
+    what: str  # promised, notice, waiting or performing
     since: float
     until: float
     x: float
@@ -260,27 +285,30 @@ class BarSegment(BaseView, frozen=True, kw_only=True):
 
 
 class ChartMark(BaseView, frozen=True, kw_only=True):
-    """An instant of a bar."""
+    """A mark on a bar, such as the approval of its event."""
 
-    what: str
+    what: str  # published, not-before, approved, started or a final state
     at: float
     x: float
     text: str
 
 
 class EventBar(BaseView, frozen=True, kw_only=True):
+    """The bar of one event, with positions."""
+
     row: EventRow
     y: float
     parts: tuple[BarSegment, ...]
     marks: tuple[ChartMark, ...]
     label_x: float
-    label_ends_at_x: bool  # the words end there instead of beginning
+    label_ends_at_x: bool  # the label ends at `label_x` instead of beginning there
     until: float
 
     @property
     def title(self) -> str:
-        told = (f"{mark.text}, {format_utc(mark.at)}" for mark in sorted(self.marks, key=lambda mark: mark.at))
-        return "\n".join((f"{self.row.label}: {self.row.cause}, {self.row.state}", self.row.notice, *told))
+        """The tooltip of the bar: a line for the event, its notice, and each mark in order of time."""
+        phrases = (f"{mark.text}, {format_utc(mark.at)}" for mark in sorted(self.marks, key=lambda mark: mark.at))
+        return "\n".join((f"{self.row.label}: {self.row.cause}, {self.row.state}", self.row.notice, *phrases))
 
 
 class ScopeBand(BaseView, frozen=True, kw_only=True):
@@ -293,6 +321,8 @@ class ScopeBand(BaseView, frozen=True, kw_only=True):
 
 
 class TimelineChart(BaseView, frozen=True, kw_only=True):
+    """A whole chart: ticks, bands of bars, and the line of the current time."""
+
     window: TimeWindow
     now: float
     now_x: float
@@ -302,21 +332,24 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
     @property
     def band_height(self) -> int:
+        """The height of a band's title in pixels."""
         return BAND_HEIGHT
 
     @property
     def row_height(self) -> int:
+        """The height of a bar with its label in pixels."""
         return ROW_HEIGHT
 
 
-def build_chart(lanes: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """Grouped by scope, in an order that what happens does not change; without bands, one lane below the other."""
+def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
+    """The chart of events in a window, grouped by scope in a stable order; `banded` leaves room for scope titles."""
     bands: list[ScopeBand] = []
     y = 0.0
-    for title, of_scope in groupby(sorted(lanes, key=_sort_key), key=lambda lane: (lane.title_of_scope, lane.scope)):
+    ordered = sorted(rows, key=_sort_key)
+    for (title, scope), rows_of_scope in groupby(ordered, key=lambda row: (row.title_of_scope, row.scope)):
         top = y + (BAND_HEIGHT if banded else 0)
-        bars = tuple(_event_bar(lane, window, now, top + n * ROW_HEIGHT) for n, lane in enumerate(of_scope))
-        bands.append(ScopeBand(scope=title[1], title=title[0], y=y, bars=bars))
+        bars = tuple(_event_bar(row, window, now, top + n * ROW_HEIGHT) for n, row in enumerate(rows_of_scope))
+        bands.append(ScopeBand(scope=scope, title=title, y=y, bars=bars))
         y = top + len(bars) * ROW_HEIGHT
     return TimelineChart(
         window=window,
@@ -328,57 +361,57 @@ def build_chart(lanes: Iterable[EventRow], window: TimeWindow, now: float, *, ba
     )
 
 
-def _sort_key(lane: EventRow) -> tuple[Sequence[tuple[int, str]], str, float, str]:
-    return _natural_sort_key(lane.title_of_scope), lane.scope, lane.published_at, lane.id
+def _sort_key(row: EventRow) -> tuple[Sequence[tuple[int, str]], str, float, str]:
+    return _natural_sort_key(row.title_of_scope), row.scope, row.published_at, row.id
 
 
 def _natural_sort_key(text: str) -> list[tuple[int, str]]:
-    """So that web-10 comes after web-9."""
+    """Sorts web-10 after web-9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text.casefold()) if part]
 
 
-def _event_bar(lane: EventRow, window: TimeWindow, now: float, y: float) -> EventBar:
-    until = lane.ends_at(now)
-    begins, ends = max(0.0, window.percent_at(lane.published_at)), min(100.0, window.percent_at(until))
-    words_end = begins > _LABEL_FLIP_PERCENT
+def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> EventBar:
+    until = row.ends_at(now)
+    start, end = max(0.0, window.percent_at(row.published_at)), min(100.0, window.percent_at(until))
+    flips_label = start > _LABEL_FLIP_PERCENT
     return EventBar(
-        row=lane,
+        row=row,
         y=y,
-        parts=tuple(_bar_segment(window, *stretch) for stretch in _segment_spans(lane, now)),
+        parts=tuple(_bar_segment(window, *stretch) for stretch in _segment_spans(row, now)),
         marks=tuple(
             ChartMark(what=what, at=at, x=_clamped_percent(window, at), text=text)
-            for what, at, text in _mark_instants(lane)
+            for what, at, text in _mark_instants(row)
         ),
-        label_x=ends if words_end else begins,
-        label_ends_at_x=words_end,
+        label_x=end if flips_label else start,
+        label_ends_at_x=flips_label,
         until=until,
     )
 
 
-def _segment_spans(lane: EventRow, now: float) -> Iterator[tuple[str, float, float, bool]]:
-    """What was promised lies below what was got: where it started early, the rest of the promise is seen."""
-    start, end = lane.started_at, lane.over_at
-    if lane.promised_s is not None:
-        yield "promised", lane.published_at, lane.not_before, False
-        stops = next((at for at in (start, end) if at is not None), lane.not_before)
-        yield "notice", lane.published_at, min(stops, lane.not_before), False
+def _segment_spans(row: EventRow, now: float) -> Iterator[tuple[str, float, float, bool]]:
+    """The promised notice first, so that the notice given covers it: the rest stays visible after an early start."""
+    start, end = row.started_at, row.over_at
+    if row.promised_s is not None:
+        yield "promised", row.published_at, row.not_before, False
+        notice_ends = next((at for at in (start, end) if at is not None), row.not_before)
+        yield "notice", row.published_at, min(notice_ends, row.not_before), False
         waits_until = next((at for at in (start, end) if at is not None), now)
-        if waits_until > lane.not_before:
-            yield "waiting", lane.not_before, waits_until, start is None and end is None
+        if waits_until > row.not_before:
+            yield "waiting", row.not_before, waits_until, start is None and end is None
     if start is not None:
         yield "performing", start, now if end is None else end, end is None
 
 
-def _mark_instants(lane: EventRow) -> Iterator[tuple[str, float, str]]:
-    yield "published", lane.published_at, "published"
-    if lane.promised_s is not None:
-        yield "not-before", lane.not_before, "not before"
-    if lane.started_at is not None:
-        yield "started", lane.started_at, "started"
-    if lane.over_at is not None:
-        yield lane.state, lane.over_at, lane.state
-    if lane.approved_at is not None:  # last, so that it lies above a start at the same moment
-        yield "approved", lane.approved_at, f"approved by {lane.approved_by}"
+def _mark_instants(row: EventRow) -> Iterator[tuple[str, float, str]]:
+    yield "published", row.published_at, "published"
+    if row.promised_s is not None:
+        yield "not-before", row.not_before, "not before"
+    if row.started_at is not None:
+        yield "started", row.started_at, "started"
+    if row.over_at is not None:
+        yield row.state, row.over_at, row.state
+    if row.approved_at is not None:  # last, so that it covers a start at the same instant
+        yield "approved", row.approved_at, f"approved by {row.approved_by}"
 
 
 def _bar_segment(window: TimeWindow, what: str, since: float, until: float, grows: bool) -> BarSegment:
@@ -389,23 +422,24 @@ def _bar_segment(window: TimeWindow, what: str, since: float, until: float, grow
 
 
 def _clamped_percent(window: TimeWindow, at: float) -> float:
-    """A bar of two weeks in a window of minutes would be too long for some browsers to draw."""
+    """The x position, clamped: some browsers cannot draw a bar of two weeks in a window of minutes."""
     return min(100 + _OFFSCREEN_PERCENT, max(-_OFFSCREEN_PERCENT, window.percent_at(at)))
 
 
-def event_row_for(showing: ViewBuilder, event: Event) -> EventRow:
-    scope = showing.load_scope(event.scope_id) or Scope(id=event.scope_id)
-    wait = showing.pending_wait(event)
+def event_row_for(views: ViewBuilder, event: Event) -> EventRow:
+    """The row of an event, with the title of its scope and what it waits for."""
+    scope = views.load_scope(event.scope_id) or Scope(id=event.scope_id)
+    wait = views.pending_wait(event)
     return event_row(event, title_of_scope=scope_title(scope), waits_for=wait.text if wait else "")
 
 
 def render_standalone_svg(chart: TimelineChart, *, more: int = 0) -> str:
-    """As a file: with its looks, its title and what its signs mean."""
+    """The chart as an SVG file, with its style, its title and its legend; `more` counts events left out."""
     return render_template("timeline.svg", chart=chart, style=_chart_stylesheet(), legend=LEGEND, more=more)
 
 
 @cache
 def _chart_stylesheet() -> Markup:
-    """The drawing's looks, which its page links and a drawing that stands alone carries. Ours, so it is trusted."""
+    """The style sheet of the chart, which an SVG file contains. Our own file, so it needs no escaping."""
     text = files("forewarn.portal").joinpath("static", "timeline-chart.css").read_text("utf-8")
     return Markup(text)

@@ -12,10 +12,12 @@ from forewarn.explain.polling import PollingPace
 from forewarn.portal.fleet_overview import FleetOverview
 from forewarn.web.views import BaseView
 
-PaceLookup = Callable[[str], PollingPace | None]
+PaceLookup = Callable[[str], PollingPace | None]  # how a VM polls, by its key; None: it never polled
 
 
 class VmCell(BaseView, frozen=True, kw_only=True):
+    """One VM in a grid."""
+
     key: str
     name: str
     state: str
@@ -25,31 +27,35 @@ class VmCell(BaseView, frozen=True, kw_only=True):
 
 
 class UpdateDomainRow(BaseView, frozen=True, kw_only=True):
-    """One update domain; its VMs by fault domain."""
+    """One update domain of a grid, with its VMs by fault domain."""
 
     update_domain: int
-    at_work: bool
-    places: tuple[tuple[VmCell, ...], ...]
+    at_work: bool  # an event is being performed on one of its VMs
+    places: tuple[tuple[VmCell, ...], ...]  # one entry per fault domain of the grid
 
 
 class VmBlockView(BaseView, frozen=True, kw_only=True):
-    scope: str  # "" for the standalone VMs of a group
+    """A block of VMs with its status: a scope, or standalone VMs of a resource group."""
+
+    scope: str  # its id; "" for standalone VMs
     title: str
-    vms: tuple[VmCell, ...]  # that are in view
-    size: int  # of the whole block, as far as it is seen
-    scopes: tuple[str, ...]
-    enabled: int  # of its scopes
-    silent_s: float | None  # of real time since a VM of it last asked for events; None: none ever has
-    asking: int  # VMs that have asked in the last minute
-    events: int  # that are not over
-    next_not_before: float | None
-    at_work: tuple[int, ...]  # update domains
+    vms: tuple[VmCell, ...]  # on this page
+    size: int  # all VMs of the block that the user may see
+    scopes: tuple[str, ...]  # ids; one per VM for standalone VMs
+    enabled: int  # how many of the scopes are enabled
+    silent_s: float | None  # real time since the last poll of any of its VMs; None: none ever polled
+    asking: int  # VMs that polled in the last minute
+    events: int  # live events
+    next_not_before: float | None  # of the scheduled ones
+    at_work: tuple[int, ...]  # update domains on which an event is being performed
 
     @property
     def fault_domains(self) -> tuple[int, ...]:
+        """The fault domains of the VMs on this page: the columns of the grid."""
         return tuple(sorted({cell.fault_domain for cell in self.vms}))
 
     def rows(self) -> tuple[UpdateDomainRow, ...]:
+        """The rows of the grid, one per update domain of the VMs on this page."""
         places: dict[tuple[int, int], list[VmCell]] = defaultdict(list)
         for cell in self.vms:
             places[cell.update_domain, cell.fault_domain].append(cell)
@@ -64,6 +70,7 @@ class VmBlockView(BaseView, frozen=True, kw_only=True):
 
 
 def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
+    """The cell of a VM, with its current state."""
     return VmCell(
         key=vm.key,
         name=vm.name,
@@ -77,31 +84,31 @@ def vm_cell(vm: Vm, overview: FleetOverview) -> VmCell:
 def vm_block_view(
     scopes: Sequence[Scope],
     vms: Sequence[Vm],
-    seen: Collection[str],
+    visible_keys: Collection[str],
     pace_of: PaceLookup,
     overview: FleetOverview,
     *,
     title: str,
 ) -> VmBlockView:
-    """Of one scope, or of some standalone VMs, whose scopes these are; `seen` are the keys of all its VMs."""
-    one = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
-    paces = [pace for pace in map(pace_of, seen) if pace is not None]
+    """The view of a block. `vms` are on this page; `visible_keys` are all its VMs that the user may see."""
+    single_scope = scopes[0] if len(scopes) == 1 and not scopes[0].id.startswith("vm:") else None
+    paces = [pace for pace in map(pace_of, visible_keys) if pace is not None]
     live = [event for scope in scopes for event in scope.live_events()]
     return VmBlockView(
-        scope=one.id if one is not None else "",
+        scope=single_scope.id if single_scope is not None else "",
         title=title,
         vms=tuple(vm_cell(vm, overview) for vm in vms),
-        size=len(seen),
+        size=len(visible_keys),
         scopes=tuple(scope.id for scope in scopes),
         enabled=sum(scope.is_enabled for scope in scopes),
         silent_s=min((pace.silent_s for pace in paces), default=None),
         asking=sum(not pace.is_silent for pace in paces),
         events=len(live),
         next_not_before=min((e.not_before for e in live if e.status is EventState.SCHEDULED), default=None),
-        at_work=_active_update_domains(one) if one is not None else (),
+        at_work=_active_update_domains(single_scope) if single_scope is not None else (),
     )
 
 
 def _active_update_domains(scope: Scope) -> tuple[int, ...]:
-    hit = {act.vm for event in scope.live_events() for act in event.unfinished_acts}
-    return tuple(sorted({vm.update_domain for vm in scope.present_vms if vm.key in hit})) if hit else ()
+    affected = {act.vm for event in scope.live_events() for act in event.unfinished_acts}
+    return tuple(sorted({vm.update_domain for vm in scope.present_vms if vm.key in affected})) if affected else ()
