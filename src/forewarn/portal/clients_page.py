@@ -49,7 +49,7 @@ class RosterEntry:
     @property
     def is_unprepared(self) -> bool:
         """Whether a pending event was not delivered to any VM of the scope, and will not be with the next poll."""
-        return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NOBODY
+        return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
         """Whether the filter includes this VM."""
@@ -162,7 +162,7 @@ class PollingClientView(BaseView, frozen=True, kw_only=True):
     @property
     def is_unprepared(self) -> bool:
         """Whether no handler knows of its pending event."""
-        return self.pending is not None and self.pending.told == EventAwareness.NOBODY
+        return self.pending is not None and self.pending.told == EventAwareness.NO_VM
 
 
 _CSV_COLUMNS = tuple(name for name in PollingClientView.__struct_fields__ if name != "pending")

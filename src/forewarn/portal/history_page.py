@@ -22,10 +22,11 @@ from forewarn.web.queries import HistoryFilter, history_filter, read_history
 from forewarn.web.request_parsing import HandlerCall, HistorySeq, StrictBody
 from forewarn.web.views import BaseView, HistoryEntryView
 
-_MAX_ENTRIES_READ = 20_000  # entries, for a page of somebody who may not see all of them
-_BATCH_SIZE = 500  # of them; then others get their turn
+_MAX_ENTRIES_READ = 20_000  # per page, for users who may not see all of them
+_BATCH_SIZE = 500  # entries read before other tasks run
 _MAX_PAGE_SIZE = 1000
 
+# Kinds of entries whose actor the page shows.
 _ENTRIES_WITH_ACTOR = frozenset(
     {
         EntryKind.REQUESTED,
@@ -44,84 +45,92 @@ _ENTRIES_WITH_ACTOR = frozenset(
 
 
 class HistoryPageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of the history page. `after` and `before` are sequence numbers."""
+
     vm: str = ""
     event: str = ""
     request: str = ""
     scope: str = ""
-    after: HistorySeq | None = None  # the oldest ones after this entry
-    before: HistorySeq | None = None  # the newest ones before it
+    after: HistorySeq | None = None  # shows the oldest entries after this one
+    before: HistorySeq | None = None  # shows the newest entries before this one
     limit: Annotated[int, Meta(ge=1, le=_MAX_PAGE_SIZE)] = 100
 
 
 class HistoryPage(BaseView, frozen=True, kw_only=True):
+    """One page of the history. Field names are JSON keys."""
+
     now: float
     entries: tuple[HistoryEntryView, ...]  # newest first
-    older: int | None  # there are some before this number
-    newer: int | None  # there are some after this number
-    is_cut: bool  # a file that does not hold everything
-    topic: str  # what the page is about, for those who keep it up to date; "": it shows the past
+    older: int | None  # the previous page has entries before this number; None: there are none
+    newer: int | None  # the next page has entries after this number; None: there are none
+    is_cut: bool  # this export does not hold all entries
+    topic: str  # the live topic that updates this page; "": a page of the past, which does not change
 
     def table(self) -> ExportTable:
+        """One row per entry."""
         note = truncation_note(self.is_cut, len(self.entries))
         return ExportTable(
             columns=HistoryEntryView.__struct_fields__, rows=[_csv_row(entry) for entry in self.entries], note=note
         )
 
     def actor_of(self, entry: HistoryEntryView) -> str:
-        """Who did it, where that is not obvious."""
+        """Who caused an entry, if its text does not say so; else ""."""
         return entry.who if entry.what in _ENTRIES_WITH_ACTOR and entry.who not in entry.text else ""
 
     def vm_url(self, entry: HistoryEntryView) -> str:
-        """Names alone may mean VMs of several groups."""
+        """The page of the entry's VM, by key if that is known: several groups may have a VM of that name."""
         return f"/portal/vms/{vm_key_in_scope(entry.scope_id, entry.vm) if entry.scope_id else entry.vm}"
 
 
 async def show_history_page(context: RequestContext, call: HandlerCall, query: HistoryPageQuery) -> HistoryPage:
-    """What happened, newest first."""
-    sieve = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
-    wanted = history_filter(context, sieve)
+    """Shows the history, newest first; an export holds all pages."""
+    api_query = ApiHistoryQuery(vm=query.vm, event=query.event, request=query.request, scope=query.scope)
+    entry_filter = history_filter(context, api_query)
     if call.for_export:
-        return await _read_all(context, wanted)
-    forwards = query.after is not None and query.before is None
-    page = await _read_page(_entry_reader(context, wanted, forwards), query, forwards)
+        return await _read_all(context, entry_filter)
+    oldest_first = query.after is not None and query.before is None
+    page = await _read_page(_entry_reader(context, entry_filter, oldest_first), query, oldest_first)
     follows = query.after is None and query.before is None
     return replace(page, now=context.now(), topic=_live_topic(context, query) if follows else "")
 
 
-# From numbers after and before, and how many: those that may be seen and, if there may be others, where to go on.
+# Takes after, before and limit. Returns visible entries, oldest first, and the number at which to continue the search;
+# None: there are no more.
 _EntryReader = Callable[[int, int | None, int], Awaitable[tuple[list[HistoryEntry], int | None]]]
 
 
-def _entry_reader(context: RequestContext, wanted: HistoryFilter, forwards: bool) -> _EntryReader:
-    async def read_all(after: int, before: int | None, most: int) -> tuple[list[HistoryEntry], int | None]:
-        return read_history(context, wanted, after=after, before=before, limit=most, newest=not forwards), None
+def _entry_reader(context: RequestContext, entry_filter: HistoryFilter, oldest_first: bool) -> _EntryReader:
+    async def read_all(after: int, before: int | None, limit: int) -> tuple[list[HistoryEntry], int | None]:
+        return read_history(
+            context, entry_filter, after=after, before=before, limit=limit, newest=not oldest_first
+        ), None
 
-    async def read_some(after: int, before: int | None, most: int) -> tuple[list[HistoryEntry], int | None]:
+    async def read_some(after: int, before: int | None, limit: int) -> tuple[list[HistoryEntry], int | None]:
         found: list[HistoryEntry] = []
         for _ in range(0, _MAX_ENTRIES_READ, _BATCH_SIZE):
-            stretch = context.store.history(after=after, before=before, limit=_BATCH_SIZE, newest=not forwards)
-            seen = [entry for entry in stretch if context.visibility.can_see_entry(entry)]
-            found = [*found, *seen] if forwards else [*seen, *found]
-            if len(stretch) < _BATCH_SIZE:
+            batch = context.store.history(after=after, before=before, limit=_BATCH_SIZE, newest=not oldest_first)
+            visible = [entry for entry in batch if context.visibility.can_see_entry(entry)]
+            found = [*found, *visible] if oldest_first else [*visible, *found]
+            if len(batch) < _BATCH_SIZE:
                 return found, None
-            after, before = (stretch[-1].seq, before) if forwards else (after, stretch[0].seq)
-            if len(found) >= most:
+            after, before = (batch[-1].seq, before) if oldest_first else (after, batch[0].seq)
+            if len(found) >= limit:
                 break
             await asyncio.sleep(0)
-        return found, after if forwards else before
+        return found, after if oldest_first else before
 
-    return read_all if context.can_see_everything() or wanted.fields else read_some
+    return read_all if context.can_see_everything() or entry_filter.fields else read_some
 
 
-async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, forwards: bool) -> HistoryPage:
-    found, goes_on_at = await read_entries(query.after or 0, query.before, query.limit + 1)
-    shown = found[: query.limit] if forwards else found[-query.limit :]
+async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, oldest_first: bool) -> HistoryPage:
+    found, continues_at = await read_entries(query.after or 0, query.before, query.limit + 1)
+    shown = found[: query.limit] if oldest_first else found[-query.limit :]
     first, last = (shown[0].seq, shown[-1].seq) if shown else (None, None)
     is_more = len(found) > query.limit
-    older = first if is_more else goes_on_at
+    older = first if is_more else continues_at
     newer = None if query.before is None else last or query.before - 1
-    if forwards:
-        older, newer = first or (query.after or 0) + 1, last if is_more else goes_on_at
+    if oldest_first:
+        older, newer = first or (query.after or 0) + 1, last if is_more else continues_at
     return HistoryPage(
         now=0.0,
         entries=tuple(HistoryEntryView.from_entry(entry) for entry in reversed(shown)),
@@ -132,13 +141,13 @@ async def _read_page(read_entries: _EntryReader, query: HistoryPageQuery, forwar
     )
 
 
-async def _read_all(context: RequestContext, wanted: HistoryFilter) -> HistoryPage:
-    """As far as a file holds it, page by page, so that nobody else waits."""
-    read_entries = _entry_reader(context, wanted, forwards=False)
+async def _read_all(context: RequestContext, entry_filter: HistoryFilter) -> HistoryPage:
+    """All entries up to the limit of an export, read page by page so that other tasks can run."""
+    read_entries = _entry_reader(context, entry_filter, oldest_first=False)
     found: list[HistoryEntryView] = []
     older: int | None = None
     for _ in range(0, MAX_EXPORT_ROWS, _MAX_PAGE_SIZE):
-        page = await _read_page(read_entries, HistoryPageQuery(before=older, limit=_MAX_PAGE_SIZE), forwards=False)
+        page = await _read_page(read_entries, HistoryPageQuery(before=older, limit=_MAX_PAGE_SIZE), oldest_first=False)
         found += page.entries
         older = page.older
         if older is None:

@@ -20,45 +20,54 @@ from forewarn.web.request_parsing import HandlerCall, StrictBody
 from forewarn.web.view_builder import ViewBuilder, scope_title_of_vm
 from forewarn.web.views import BaseView, EventView
 
-_MAX_HOSTS_PER_PAGE = 20  # on a page
-_MAX_CELLS = 24  # of a host among others
-_MAX_PAST_EVENTS_READ = 1000  # events that are over and looked through
+_MAX_HOSTS_PER_PAGE = 20
+_MAX_CELLS = 24  # VMs per host in the list
+_MAX_PAST_EVENTS_READ = 1000  # of the whole fleet, to find those of a host
 _MAX_PAST_EVENTS = 20
 
 
 class HostsPageQuery(StrictBody, frozen=True, kw_only=True):
+    """The query of the list of hosts."""
+
     q: Annotated[str, Meta(max_length=200)] = ""
     health: str = ""
     page: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class HostCard(BaseView, frozen=True, kw_only=True):
+    """A host in the list, with its first VMs."""
+
     name: str
     location: str
     zone: str
     health: str
-    size: int  # VMs on it, as far as they are seen
+    size: int  # all VMs on it that the user may see
     vms: tuple[VmCell, ...]
 
 
 class HostsPage(BaseView, frozen=True, kw_only=True):
-    counts: dict[str, int]
+    """The list of hosts: counts by health, and one page of the hosts that match."""
+
+    counts: dict[str, int]  # of all hosts that the user may see, by health
     total: int
-    found: int
+    found: int  # hosts that match
     q: str
     health: str
     page: int
     pages: int
-    is_cut: bool  # a file that does not hold everything
+    is_cut: bool  # this export does not hold all hosts that match
     hosts: tuple[HostCard, ...]
 
     def table(self) -> ExportTable:
+        """One row per host."""
         rows = [(host.name, host.location, host.zone, host.health, host.size) for host in self.hosts]
         note = truncation_note(self.is_cut, len(rows), self.found)
         return ExportTable(columns=("name", "location", "zone", "health", "VMs"), rows=rows, note=note)
 
 
 class HostVmView(BaseView, frozen=True, kw_only=True):
+    """A VM on the page of a host. Field names are JSON keys and CSV columns."""
+
     key: str
     name: str
     state: str
@@ -66,10 +75,12 @@ class HostVmView(BaseView, frozen=True, kw_only=True):
     title_of_scope: str
     update_domain: int
     fault_domain: int
-    is_arriving: bool  # on its way here
+    is_arriving: bool  # it is on another host and moves here
 
 
 class HostPage(BaseView, frozen=True, kw_only=True):
+    """The page of one host. Field names are JSON keys."""
+
     name: str
     location: str
     zone: str
@@ -77,29 +88,30 @@ class HostPage(BaseView, frozen=True, kw_only=True):
     forms: tuple[FormLink, ...]
     vms: tuple[HostVmView, ...]
     events: tuple[EventView, ...]
-    over: tuple[EventView, ...]  # newest first
+    over: tuple[EventView, ...]  # past events, newest first
 
     def table(self) -> ExportTable:
+        """One row per VM."""
         columns = HostVmView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_hosts_page(context: PortalContext, call: HandlerCall, query: HostsPageQuery) -> HostsPage:
-    """The hosts that the visitor may know of."""
+    """Shows the hosts that the user may see and that match; an export holds all pages."""
     if query.health and query.health not in set(HostHealth):
-        raise Rejected(f"{query.health!r} is no health of a host: say one of {', '.join(HostHealth)}")
-    known = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
+        raise Rejected(f"{query.health!r} is not a health of a host: use one of {', '.join(HostHealth)}")
+    visible_hosts = sorted(_visible_hosts(context), key=lambda host: natural_sort_key(host.name))
     text = query.q.strip().casefold()
-    found = [host for host in known if text in host.name.casefold() and query.health in ("", host.health)]
+    found = [host for host in visible_hosts if text in host.name.casefold() and query.health in ("", host.health)]
     pages = max(1, -(-len(found) // _MAX_HOSTS_PER_PAGE))
     if query.page > pages:
-        raise Rejected(f"there is no page {query.page}: the last one is {pages}")
+        raise Rejected(f"page {query.page} does not exist: the last one is {pages}")
     start = (query.page - 1) * _MAX_HOSTS_PER_PAGE
-    in_view = found[start : start + _MAX_HOSTS_PER_PAGE]
-    cards = await _all_cards(context, found) if call.for_export else [_host_card(context, host) for host in in_view]
+    page_hosts = found[start : start + _MAX_HOSTS_PER_PAGE]
+    cards = await _all_cards(context, found) if call.for_export else [_host_card(context, host) for host in page_hosts]
     return HostsPage(
-        counts={str(health): sum(host.health is health for host in known) for health in HostHealth},
-        total=len(known),
+        counts={str(health): sum(host.health is health for host in visible_hosts) for health in HostHealth},
+        total=len(visible_hosts),
         found=len(found),
         q=query.q,
         health=query.health,
@@ -111,17 +123,17 @@ async def show_hosts_page(context: PortalContext, call: HandlerCall, query: Host
 
 
 def _visible_hosts(context: PortalContext) -> list[Host]:
-    """As the API shows them: all, or those that a VM of the visitor's is on."""
+    """All hosts, or those with a VM that the user may see."""
     hosts = context.control.placement.hosts()
     if context.can_see_everything():
         return hosts
-    home_of = context.control.placement.host_of
-    names = {home_of(key) for key in context.overview.visible_keys(context.directory)}
+    host_of = context.control.placement.host_of
+    names = {host_of(key) for key in context.overview.visible_keys(context.directory)}
     return [host for host in hosts if host.name in names]
 
 
 async def _all_cards(context: PortalContext, hosts: list[Host]) -> list[HostCard]:
-    """With every VM, as far as a file holds them."""
+    """The cards of an export: with all VMs, up to its limit."""
     cards: list[HostCard] = []
     left = MAX_EXPORT_ROWS
     async for host in iterate_cooperatively(hosts, 5):
@@ -132,7 +144,7 @@ async def _all_cards(context: PortalContext, hosts: list[Host]) -> list[HostCard
     return cards
 
 
-def _host_card(context: PortalContext, host: Host, most: int = _MAX_CELLS) -> HostCard:
+def _host_card(context: PortalContext, host: Host, max_vms: int = _MAX_CELLS) -> HostCard:
     vms = _visible_vms_on(context, host)
     return HostCard(
         name=host.name,
@@ -140,7 +152,7 @@ def _host_card(context: PortalContext, host: Host, most: int = _MAX_CELLS) -> Ho
         zone=host.zone,
         health=host.health,
         size=len(vms),
-        vms=tuple(vm_cell(vm, context.overview) for vm in vms[:most]),
+        vms=tuple(vm_cell(vm, context.overview) for vm in vms[:max_vms]),
     )
 
 
@@ -149,14 +161,16 @@ def _visible_vms_on(context: PortalContext, host: Host) -> list[Vm]:
 
 
 async def show_host_page(context: PortalContext, call: HandlerCall) -> HostPage:
-    """One host, with its VMs and what is done there."""
+    """Shows one host, with its VMs and its events."""
     host = context.find_host(call.path_params["name"])
-    here = _visible_vms_on(context, host)
-    coming = [vm for vm in map(context.store.vm, context.control.placement.vms_moving_to(host.name)) if vm is not None]
-    live = context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
-    past = context.store.events(statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
-    over = [event for event in events_on_host(context, host.name, past) if context.can_see_scope(event.scope_id)]
-    showing = ViewBuilder(context)
+    vms = _visible_vms_on(context, host)
+    arriving = [
+        vm for vm in map(context.store.vm, context.control.placement.vms_moving_to(host.name)) if vm is not None
+    ]
+    live_events = context.store.events(statuses=[EventState.SCHEDULED, EventState.STARTED])
+    past_events = context.store.events(statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
+    past_on_host = [e for e in events_on_host(context, host.name, past_events) if context.can_see_scope(e.scope_id)]
+    views = ViewBuilder(context)
     return HostPage(
         name=host.name,
         location=host.location,
@@ -164,15 +178,17 @@ async def show_host_page(context: PortalContext, call: HandlerCall) -> HostPage:
         health=host.health,
         forms=form_links_for_host(context, host),
         vms=(
-            *(_host_vm_view(context, vm) for vm in here),
+            *(_host_vm_view(context, vm) for vm in vms),
             *(
                 _host_vm_view(context, vm, is_arriving=True)
-                for vm in coming
+                for vm in arriving
                 if context.can_see(vm) and vm.host != host.name
             ),
         ),
-        events=showing.events(e for e in events_on_host(context, host.name, live) if context.can_see_scope(e.scope_id)),
-        over=showing.events(over[: -_MAX_PAST_EVENTS - 1 : -1]),
+        events=views.events(
+            e for e in events_on_host(context, host.name, live_events) if context.can_see_scope(e.scope_id)
+        ),
+        over=views.events(past_on_host[: -_MAX_PAST_EVENTS - 1 : -1]),
     )
 
 

@@ -11,59 +11,64 @@ from forewarn.web.lab_views import read_faults, read_replays
 from forewarn.web.request_parsing import HandlerCall
 from forewarn.web.views import BaseView, FaultView, HistoryEntryView, ReplayView, StormView
 
-_MAX_RECENT_ENTRIES = 15  # entries shown
-_MAX_ENTRIES_READ = 1_000  # for them
-_MAX_LIVE_EVENTS = 5_000  # events under way, too many to look through for each page
+_MAX_RECENT_ENTRIES = 15
+_MAX_ENTRIES_READ = 1_000  # of the history, to find them
+_MAX_LIVE_EVENTS = 5_000  # with more events, the page does not search them for the next notice to end
 _SPEED_CHOICES = ((0.0, "Pause"), (1.0, "×1"), (60.0, "×60"), (600.0, "×600"))
 _ADVANCE_CHOICES = ("1m", "15m", "1h", "1d", "7d")
 _CSV_COLUMNS = ("fault", "kind", "strikes", "for", "set_by", "set_at", "left", "left_s", "touched", "events")
 
 
 class DueItem(BaseView, frozen=True, kw_only=True):
-    """Something that falls due by itself."""
+    """Something that happens next when lab time advances."""
 
     at: float
     text: str
-    event: str = ""  # its id
+    event: str = ""  # id of the event that it is about
 
 
 class LabPage(BaseView, frozen=True, kw_only=True):
+    """The lab page. Field names are JSON keys."""
+
     now: float
     speed: float
     is_lab: bool
-    due: tuple[DueItem, ...]  # the next things
-    sees_all: bool  # who does not is shown no faults
+    due: tuple[DueItem, ...]  # in order of time
+    sees_all: bool  # if not, faults, storms, replays and entries are left out
     faults: tuple[FaultView, ...]
     storms: tuple[StormView, ...]
-    replays: tuple[ReplayView, ...]  # under way
-    lately: tuple[HistoryEntryView, ...]  # newest first
-    done: str
+    replays: tuple[ReplayView, ...]  # that have not ended
+    lately: tuple[HistoryEntryView, ...]  # changes of the clock and of faults, newest first
+    done: str  # the done message of the form that led here
 
     @property
     def speed_choices(self) -> tuple[tuple[float, str], ...]:
+        """The speeds that the page offers, each with its label."""
         return _SPEED_CHOICES
 
     @property
     def advance_choices(self) -> tuple[str, ...]:
+        """The durations by which the page offers to advance the clock."""
         return _ADVANCE_CHOICES
 
     def table(self) -> ExportTable:
-        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(one) for one in self.faults])
+        """One row per fault."""
+        return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(fault) for fault in self.faults])
 
 
 async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> LabPage:
-    """The clock, and what goes wrong on purpose."""
+    """Shows the clock, what is due next, and active faults, storms and replays."""
     now, speed, is_lab = context.control.lab_clock.status()
     sees_all = context.can_see_everything()
-    on = await read_faults(context) if sees_all else None
+    active = await read_faults(context) if sees_all else None
     return LabPage(
         now=now,
         speed=speed,
         is_lab=is_lab,
         due=_due_items(context),
         sees_all=sees_all,
-        faults=on.faults if on else (),
-        storms=on.storms if on else (),
+        faults=active.faults if active else (),
+        storms=active.storms if active else (),
         replays=_active_replays(context) if sees_all else (),
         lately=_recent_entries(context) if sees_all else (),
         done=done_message(query),
@@ -71,7 +76,7 @@ async def show_lab_page(context: RequestContext, call: HandlerCall, query: DoneM
 
 
 def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
-    """When the next notices end, and when a storm sets its next fault."""
+    """The next notices to end, and the next fault of a storm."""
     many = context.store.counts().events > _MAX_LIVE_EVENTS
     scheduled = [] if many else context.store.events(statuses=[EventState.SCHEDULED])
     events = sorted(
@@ -87,32 +92,32 @@ def _due_items(context: RequestContext) -> tuple[DueItem, ...]:
         for e in events
     ]
     if many and (at := context.control.reconciler.next_wake_at()) is not None:
-        found.append(DueItem(at=at, text="the first of many events goes on"))
+        found.append(DueItem(at=at, text="the next of many events continues"))
     if context.can_see_everything() and (at := context.control.fault_storms.next_due_at()) is not None:
         found.append(DueItem(at=at, text="a storm sets its next fault"))
     return tuple(sorted(found, key=lambda due: due.at))
 
 
 def _active_replays(context: RequestContext) -> tuple[ReplayView, ...]:
-    return tuple(one for one in read_replays(context) if one.ended is None)
+    return tuple(replay for replay in read_replays(context) if replay.ended is None)
 
 
 def _recent_entries(context: RequestContext) -> tuple[HistoryEntryView, ...]:
     recent = context.store.history(limit=_MAX_ENTRIES_READ)
-    told = [entry for entry in reversed(recent) if entry.what in (EntryKind.CLOCK, EntryKind.FAULT)]
-    return tuple(HistoryEntryView.from_entry(entry) for entry in told[:_MAX_RECENT_ENTRIES])
+    changes = [entry for entry in reversed(recent) if entry.what in (EntryKind.CLOCK, EntryKind.FAULT)]
+    return tuple(HistoryEntryView.from_entry(entry) for entry in changes[:_MAX_RECENT_ENTRIES])
 
 
-def _csv_row(one: FaultView) -> list[object]:
+def _csv_row(fault: FaultView) -> list[object]:
     return [
-        one.id,
-        one.kind,
-        one.strikes,
-        one.target,
-        one.who,
-        one.set_at,
-        one.left,
-        one.left_s,
-        one.touched,
-        " ".join(one.events),
+        fault.id,
+        fault.kind,
+        fault.strikes,
+        fault.target,
+        fault.who,
+        fault.set_at,
+        fault.left,
+        fault.left_s,
+        fault.touched,
+        " ".join(fault.events),
     ]

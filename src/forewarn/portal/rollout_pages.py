@@ -19,6 +19,7 @@ from forewarn.web.request_views import read_rollouts, rollout_fields_from_snapsh
 from forewarn.web.view_builder import scope_title, scope_title_from_id
 from forewarn.web.views import BaseView, RolloutView
 
+# Parts of a progress bar, in order; also members of RolloutTally and CSV columns.
 PROGRESS_PARTS = ("done", "failed", "withdrawn", "started", "scheduled", "waiting")
 _MAX_SCOPES = 60
 _MAX_ROLLOUTS = 200
@@ -26,19 +27,22 @@ _CSV_COLUMNS = ("rollout", "impact", "over", "progress", "asked_by", "asked_at",
 
 
 class ProgressPart(BaseView, frozen=True, kw_only=True):
-    """A piece of the bar that shows how far a rollout is."""
+    """A part of a rollout's progress bar."""
 
-    name: str
-    count: int
-    since: int  # VMs before it
+    name: str  # one of PROGRESS_PARTS
+    count: int  # VMs
+    since: int  # VMs in the parts before it
 
 
 class RolloutRow(BaseView, frozen=True, kw_only=True):
+    """A rollout with its progress bar."""
+
     rollout: RolloutView
-    parts: tuple[ProgressPart, ...]
+    parts: tuple[ProgressPart, ...]  # without empty ones
 
     @property
     def target_text(self) -> str:
+        """Its scope, or its first hosts."""
         hosts = self.rollout.hosts
         if not hosts:
             return scope_title_from_id(self.rollout.scope)
@@ -46,75 +50,84 @@ class RolloutRow(BaseView, frozen=True, kw_only=True):
 
     @property
     def progress_text(self) -> str:
-        """`12 of 40 done, 4 started, 20 waiting`."""
+        """Its progress in words, such as `12 of 40 done, 4 started, 20 waiting`."""
         tally = self.rollout.tally
         rest = [f"{part.count} {_part_text(part.name, self.rollout)}" for part in self.parts if part.name != "done"]
         return ", ".join([f"{tally.done} of {tally.total} done", *rest])
 
 
 class RolloutsPage(BaseView, frozen=True, kw_only=True):
-    rollouts: tuple[RolloutRow, ...]  # newest first
-    sees_all: bool
+    """The list of rollouts. Field names are JSON keys."""
+
+    rollouts: tuple[RolloutRow, ...]  # open ones first, then the newest
+    sees_all: bool  # if not, the list is empty
 
     def table(self) -> ExportTable:
+        """One row per rollout."""
         return ExportTable(columns=_CSV_COLUMNS, rows=[_csv_row(row) for row in self.rollouts])
 
 
 class UpdateDomainProgress(BaseView, frozen=True, kw_only=True):
-    """An update domain of a scope, as far as the rollout is about it."""
+    """The progress of a rollout in one update domain of a scope."""
 
     number: int
-    vms: int
+    vms: int  # that the rollout affects
     done: int
     state: str  # done, now, next, waiting
 
 
 class ScopeProgress(BaseView, frozen=True, kw_only=True):
+    """The progress of a rollout in one scope, by update domain."""
+
     id: str
     title: str
     domains: tuple[UpdateDomainProgress, ...]
 
 
 class RolloutPage(BaseView, frozen=True, kw_only=True):
+    """The page of one rollout. Field names are JSON keys."""
+
     row: RolloutRow
     scopes: tuple[ScopeProgress, ...]
-    more_scopes: int
+    more_scopes: int  # scopes that are left out
     course: RequestTimeline
-    done: str
+    done: str  # the done message of the form that led here
 
     def svg(self) -> str:
+        """The events over time, as a file."""
         return self.course.svg()
 
     def table(self) -> ExportTable:
+        """One row per event."""
         return self.course.table()
 
 
 async def show_rollouts_page(context: RequestContext, call: HandlerCall) -> RolloutsPage:
-    """The rollouts under way, and the recent ones."""
+    """Shows open rollouts and recent ones; none for users who may not see everything."""
     if not context.can_see_everything():
         return RolloutsPage(rollouts=(), sees_all=False)
-    newest = sorted(read_rollouts(context), key=lambda one: (not one.closed, one.at), reverse=True)
+    newest = sorted(read_rollouts(context), key=lambda rollout: (not rollout.closed, rollout.at), reverse=True)
     return RolloutsPage(rollouts=tuple(map(_rollout_row, newest[:_MAX_ROLLOUTS])), sees_all=True)
 
 
 async def show_rollout_page(context: RequestContext, call: HandlerCall, query: DoneMessageQuery) -> RolloutPage:
-    """One rollout, by its id or the beginning of it."""
+    """Shows one rollout, by its id or a prefix of it."""
     await context.dependencies.flush_observations()
     request = context.find_rollout(call.path_params["id"])
     assert request.rollout is not None
-    reach = context.control.rollouts.snapshot_of(request, request.rollout)
-    await asyncio.sleep(0)  # of a large one all this is much: others get their turn in between
-    view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, reach))
+    snapshot = context.control.rollouts.snapshot_of(request, request.rollout)
+    await asyncio.sleep(0)  # each step of a large rollout takes a while: lets other tasks run in between
+    view = RolloutView(**rollout_fields_from_snapshot(context, request, request.rollout, snapshot))
     await asyncio.sleep(0)
     scopes = _domains_by_scope(
-        reach, is_closed=view.closed, goes_on=view.progress in (RolloutState.RUNNING, RolloutState.PAUSED)
+        snapshot, is_closed=view.closed, is_open=view.progress in (RolloutState.RUNNING, RolloutState.PAUSED)
     )
     await asyncio.sleep(0)
     return RolloutPage(
         row=_rollout_row(view),
         scopes=tuple(_scope_progress(context, scopes[:_MAX_SCOPES])),
         more_scopes=max(0, len(scopes) - _MAX_SCOPES),
-        course=request_timeline(context, reach.events),
+        course=request_timeline(context, snapshot.events),
         done=done_message(query),
     )
 
@@ -136,19 +149,20 @@ def _part_text(part: str, view: RolloutView) -> str:
 
 
 def _domains_by_scope(
-    reach: RolloutSnapshot, *, is_closed: bool, goes_on: bool
+    snapshot: RolloutSnapshot, *, is_closed: bool, is_open: bool
 ) -> list[tuple[str, tuple[UpdateDomainProgress, ...]]]:
-    """Each scope it is about, with its update domains; those under way first."""
-    reached: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
-    for event in reach.events:
-        reached[event.scope_id][event.update_domain].append(event)
-    listed = {(event.scope_id, name) for event in reach.events for name in event.vms}
-    left: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for vm in () if is_closed else reach.vms:
-        if (vm.scope_id, vm.name) not in listed:
-            left[vm.scope_id][vm.update_domain] += 1
+    """The ids of the scopes that the rollout affects, with their update domains; scopes with live events first."""
+    events_by_domain: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
+    for event in snapshot.events:
+        events_by_domain[event.scope_id][event.update_domain].append(event)
+    scheduled_vms = {(event.scope_id, name) for event in snapshot.events for name in event.vms}
+    waiting_by_domain: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for vm in () if is_closed else snapshot.vms:
+        if (vm.scope_id, vm.name) not in scheduled_vms:
+            waiting_by_domain[vm.scope_id][vm.update_domain] += 1
     scopes = [
-        (id_, tuple(_domain_progress(reached[id_], left[id_], goes_on=goes_on))) for id_ in sorted({*reached, *left})
+        (scope_id, tuple(_domain_progress(events_by_domain[scope_id], waiting_by_domain[scope_id], is_open=is_open)))
+        for scope_id in sorted({*events_by_domain, *waiting_by_domain})
     ]
     return sorted(scopes, key=lambda scope: not any(domain.state == "now" for domain in scope[1]))
 
@@ -162,20 +176,20 @@ def _scope_progress(
 
 
 def _domain_progress(
-    reached: dict[int, list[Event]], left: dict[int, int], *, goes_on: bool
+    events_by_domain: dict[int, list[Event]], waiting_by_domain: dict[int, int], *, is_open: bool
 ) -> Iterator[UpdateDomainProgress]:
-    coming = min((number for number, count in left.items() if count), default=None)
-    for number in sorted({*reached, *left}):
-        events = reached.get(number, [])
-        over = sum(len(event.vms) for event in events if event.status is EventState.OVER)
+    next_domain = min((number for number, count in waiting_by_domain.items() if count), default=None)
+    for number in sorted({*events_by_domain, *waiting_by_domain}):
+        events = events_by_domain.get(number, [])
+        done = sum(len(event.vms) for event in events if event.status is EventState.OVER)
         if any(event.is_live for event in events):
             state = "now"
-        elif not left.get(number):
+        elif not waiting_by_domain.get(number):
             state = "done"
         else:
-            state = "next" if goes_on and number == coming else "waiting"
-        vms = sum(len(event.vms) for event in events) + left.get(number, 0)
-        yield UpdateDomainProgress(number=number, vms=vms, done=over, state=state)
+            state = "next" if is_open and number == next_domain else "waiting"
+        vms = sum(len(event.vms) for event in events) + waiting_by_domain.get(number, 0)
+        yield UpdateDomainProgress(number=number, vms=vms, done=done, state=state)
 
 
 def _csv_row(row: RolloutRow) -> list[object]:

@@ -24,6 +24,8 @@ _MAX_REMOVED_VMS = 20
 
 
 class ScopeMemberView(BaseView, frozen=True, kw_only=True):
+    """A VM of a scope. Field names are JSON keys and CSV columns."""
+
     key: str
     name: str
     state: str
@@ -33,16 +35,20 @@ class ScopeMemberView(BaseView, frozen=True, kw_only=True):
     last_polled_at: float | None
     polled_version: str | None
     polls: int
-    is_silent: bool  # it has not asked in the last minute
+    is_silent: bool  # it did not poll in the last minute
 
 
 class RemovedVmView(BaseView, frozen=True, kw_only=True):
+    """A VM that was removed from a scope."""
+
     key: str
     name: str
     removed_at: float
 
 
 class ScopePage(BaseView, frozen=True, kw_only=True):
+    """The page of one scope. Field names are JSON keys."""
+
     id: str
     title: str
     enabled: bool
@@ -52,25 +58,26 @@ class ScopePage(BaseView, frozen=True, kw_only=True):
     forms: tuple[FormLink, ...]
     block: VmBlockView
     vms: tuple[ScopeMemberView, ...]
-    gone: tuple[RemovedVmView, ...]  # the last ones first
-    events: tuple[EventView, ...]
-    over: tuple[EventView, ...]  # newest first
-    api_version: str
-    document: str  # as its VMs see it now
+    gone: tuple[RemovedVmView, ...]  # removed VMs, the last first
+    events: tuple[EventView, ...]  # live events
+    over: tuple[EventView, ...]  # past events, newest first
+    api_version: str  # of `document`
+    document: str  # that its VMs receive now, indented
 
     def table(self) -> ExportTable:
+        """One row per VM."""
         columns = ScopeMemberView.__struct_fields__
         return ExportTable(columns=columns, rows=[[getattr(vm, name) for name in columns] for vm in self.vms])
 
 
 async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePage:
-    """One scope, by its id, its name or a VM of it."""
+    """Shows one scope, by its id, its name or a VM of it."""
     await context.dependencies.flush_observations()
     scope = context.find_scope(call.path_params["id"])
-    polls = {polled.vm: polled for polled in context.store.last_polls(scope_id=scope.id)}
+    polls = {last_poll.vm: last_poll for last_poll in context.store.last_polls(scope_id=scope.id)}
     vms = [vm for vm in scope.present_vms if context.can_see(vm)]
-    over = context.store.events(scope_id=scope.id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS)
-    showing = ViewBuilder(context)
+    past_events = context.store.events(scope_id=scope.id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS)
+    views = ViewBuilder(context)
     title = scope_title(scope)
     return ScopePage(
         id=scope.id,
@@ -85,14 +92,14 @@ async def show_scope_page(context: PortalContext, call: HandlerCall) -> ScopePag
         ),
         vms=tuple(_member_view(context, vm, polls.get(vm.key)) for vm in vms),
         gone=_removed_vms(context, scope),
-        events=showing.events(scope.live_events()),
-        over=showing.events(reversed(over)),
+        events=views.events(scope.live_events()),
+        over=views.events(reversed(past_events)),
         api_version=NEWEST_VERSION,
         document=_document_text(scope),
     )
 
 
-def _member_view(context: PortalContext, vm: Vm, polled: LastPoll | None) -> ScopeMemberView:
+def _member_view(context: PortalContext, vm: Vm, last_poll: LastPoll | None) -> ScopeMemberView:
     pace = context.dependencies.pace_of(vm.key)
     return ScopeMemberView(
         key=vm.key,
@@ -101,21 +108,21 @@ def _member_view(context: PortalContext, vm: Vm, polled: LastPoll | None) -> Sco
         update_domain=vm.update_domain,
         fault_domain=vm.fault_domain,
         host=vm.host,
-        last_polled_at=polled.at if polled else None,
-        polled_version=polled.version if polled else None,
-        polls=polled.count if polled else 0,
+        last_polled_at=last_poll.at if last_poll else None,
+        polled_version=last_poll.version if last_poll else None,
+        polls=last_poll.count if last_poll else 0,
         is_silent=pace is None or pace.is_silent,
     )
 
 
 def _removed_vms(context: PortalContext, scope: Scope) -> tuple[RemovedVmView, ...]:
-    once = [vm for vm in context.store.vms(scope_id=scope.id, removed=True) if context.can_see(vm)]
+    all_vms = [vm for vm in context.store.vms(scope_id=scope.id, removed=True) if context.can_see(vm)]
     gone = [
-        RemovedVmView(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in once if vm.removed_at is not None
+        RemovedVmView(key=vm.key, name=vm.name, removed_at=vm.removed_at) for vm in all_vms if vm.removed_at is not None
     ]
     return tuple(sorted(gone, key=lambda vm: vm.removed_at, reverse=True)[:_MAX_REMOVED_VMS])
 
 
 def _document_text(scope: Scope) -> str:
-    """Its members and their order are those of the answer; only the layout is for readers."""
+    """The current document as VMs receive it, but with line breaks and indentation."""
     return json.dumps(json.loads(encode_document(document_for(scope), NEWEST_VERSION)), indent=2)

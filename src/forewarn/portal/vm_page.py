@@ -15,44 +15,48 @@ from forewarn.web.explanations import explain_vm
 from forewarn.web.lab_views import read_faults
 from forewarn.web.queries import event_lists_vm
 from forewarn.web.request_parsing import HandlerCall
-from forewarn.web.view_builder import ViewBuilder
-from forewarn.web.view_builder import vm_supervisor_view as keeper_view
+from forewarn.web.view_builder import ViewBuilder, vm_supervisor_view
 from forewarn.web.views import BaseView, EventView, FaultView, VmSupervisorView, VmView
 
-_MAX_PAST_EVENTS_READ = 500  # events of its scope that are over
+_MAX_PAST_EVENTS_READ = 500  # of its scope, to find those of the VM
 _MAX_PAST_EVENTS = 20
 
 
 class VmPage(BaseView, frozen=True, kw_only=True):
+    """The page of one VM. Field names are JSON keys."""
+
     vm: VmView
     state: str
     resource: str
     removed_at: float | None
-    poll: str  # a command that asks as the VM does; "" where that cannot be done from outside
+    poll: str  # a curl command that polls as the VM does; "" if the VM has no address of its own
     forms: tuple[FormLink, ...]
-    events: tuple[EventView, ...]
-    over: tuple[EventView, ...]  # newest first
-    faults: tuple[FaultView, ...]  # for those who see everything
+    events: tuple[EventView, ...]  # live events
+    over: tuple[EventView, ...]  # past events, newest first
+    faults: tuple[FaultView, ...]  # active for it; empty for users who may not see everything
     keeper: VmSupervisorView | None
     story: Explanation
 
     def table(self) -> ExportTable:
+        """One row per event."""
         return events_export_table((*self.events, *self.over))
 
 
 async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
-    """One VM, also one that is gone."""
+    """Shows one VM, also a removed one."""
     vm = context.directory.find_any(call.path_params["name"])
     await context.dependencies.flush_observations()
-    story = await explain_vm(context, vm)
+    explanation = await explain_vm(context, vm)
     faults = await _active_faults(context, vm)
     scope = context.store.scope(vm.scope_id)
-    showing = ViewBuilder(context)
-    view = showing.vm(vm)
-    live = [event for event in scope.live_events() if event_lists_vm(event, vm.name)] if scope is not None else []
-    past = context.store.events(scope_id=vm.scope_id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
-    over = [event for event in reversed(past) if event_lists_vm(event, vm.name)][:_MAX_PAST_EVENTS]
-    keeper = context.dependencies.vm_supervisors().get(vm.key)
+    views = ViewBuilder(context)
+    view = views.vm(vm)
+    live_events = (
+        [event for event in scope.live_events() if event_lists_vm(event, vm.name)] if scope is not None else []
+    )
+    past_events = context.store.events(scope_id=vm.scope_id, statuses=[EventState.OVER], limit=_MAX_PAST_EVENTS_READ)
+    over = [event for event in reversed(past_events) if event_lists_vm(event, vm.name)][:_MAX_PAST_EVENTS]
+    supervisor = context.dependencies.vm_supervisors().get(vm.key)
     return VmPage(
         vm=view,
         state=vm_state(vm, scope.live_events() if scope is not None else ()),
@@ -60,11 +64,11 @@ async def show_vm_page(context: RequestContext, call: HandlerCall) -> VmPage:
         removed_at=vm.removed_at,
         poll=_poll_command(view) if vm.removed_at is None else "",
         forms=form_links_for_vm(context, vm, scope),
-        events=showing.events(live),
-        over=showing.events(over),
+        events=views.events(live_events),
+        over=views.events(over),
         faults=faults,
-        keeper=keeper_view(vm.name, keeper) if keeper is not None else None,
-        story=story,
+        keeper=vm_supervisor_view(vm.name, supervisor) if supervisor is not None else None,
+        story=explanation,
     )
 
 
@@ -73,15 +77,16 @@ def _poll_command(vm: VmView) -> str:
 
 
 async def _active_faults(context: RequestContext, vm: Vm) -> tuple[FaultView, ...]:
-    """Those that are on for it, as the API lists them: for those who may read everything."""
+    """The faults that affect the VM, as the API lists them; none for users who may not see everything."""
     if not context.can_see_everything():
         return ()
-    book = context.control.faults.active
-    about_it = {fault.id for fault in book.faults if fault.covers_request(scope_id=vm.scope_id, vm=vm.key)}
-    return tuple(one for one in (await read_faults(context)).faults if one.id in about_it) if about_it else ()
+    active = context.control.faults.active.faults
+    ids = {fault.id for fault in active if fault.covers_request(scope_id=vm.scope_id, vm=vm.key)}
+    return tuple(fault for fault in (await read_faults(context)).faults if fault.id in ids) if ids else ()
 
 
 def events_export_table(events: tuple[EventView, ...]) -> ExportTable:
+    """Events as rows of a CSV file."""
     columns = (
         "id",
         "kind",
