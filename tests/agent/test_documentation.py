@@ -44,7 +44,7 @@ def test_there_are_examples_and_the_defaults_are_those_of_the_page() -> None:
 
 
 def test_every_key_is_explained_and_no_other() -> None:
-    assert keys("## Its file") | {"steps", "rules"} == known("[[rules]]\n[zzzzzz]\n")
+    assert keys("## Configuration file") | {"steps", "rules"} == known("[[rules]]\n[zzzzzz]\n")
     assert keys("### Rules") | {"name"} == known("[[rules]]\nzzzzzz = 1\n")
     step = known('[[rules]]\n[steps.a]\nuse = "command"\nbudget = "1s"\nrun = "x"\nzzzzzz = 1\n')
     assert keys("### Steps") == step - {"run", "undo", "check"}

@@ -81,12 +81,12 @@ _OUTCOMES = tuple(EventOutcome)
 
 _PREFIX = "forewarn_agent_"
 _PROMISED_HELP = "Time from when an event was first seen to its NotBefore."
-_ACTUAL_HELP = "Time from when an event was first seen to its start; shorter than promised if somebody approved it."
-_MISSED_HELP = "Events that were first seen started, or with their NotBefore passed."
-_IN_MAINTENANCE_HELP = "1 from the first step for an event, or its start, until all is undone: mute alerts meanwhile."
-_LAG_HELP = "Time from one answer of the endpoint to the next, beyond what it held it on the agent's behalf."
+_ACTUAL_HELP = "Time from when an event was first seen to its start; shorter than announced if it was approved."
+_MISSED_HELP = "Events first seen when they had started, or after their NotBefore."
+_IN_MAINTENANCE_HELP = "1 from the first step for an event, or its start, until all is undone; mute alerts meanwhile."
+_LAG_HELP = "Time from one answer of the endpoint to the next, without the time of held long polls."
 _POLLED_AT_HELP = "When the endpoint last answered; 0: not yet."
-_DURATION_HELP = "How long steps took, and their undoing."
+_DURATION_HELP = "Duration of steps and undos."
 
 M = TypeVar("M", Counter, Gauge, Histogram)
 
@@ -105,7 +105,7 @@ class AgentMetrics:
         self._read_real_time = read_time
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        Info("forewarn_agent", "The agent itself.", registry=self._registry).info({"version": __version__})
+        Info("forewarn_agent", "The agent's version.", registry=self._registry).info({"version": __version__})
         self._make_event_metrics()
         self._make_poll_metrics()
         self._make_step_metrics(tuple(steps))
@@ -122,7 +122,7 @@ class AgentMetrics:
         self._in_maintenance = self._gauge("in_maintenance", _IN_MAINTENANCE_HELP)
 
     def _make_poll_metrics(self) -> None:
-        self._polls = self._counter("polls", "Questions to the endpoint.", outcome=("answered", "failed"))
+        self._polls = self._counter("polls", "Polls of the endpoint.", outcome=("answered", "failed"))
         self._lag = self._histogram("poll_lag_seconds", _LAG_HELP, _LAG_BUCKETS_S)
         self._polled_at = self._gauge("last_successful_poll_timestamp_seconds", _POLLED_AT_HELP)
 
@@ -131,8 +131,8 @@ class AgentMetrics:
         self._durations = self._histogram(
             "step_duration_seconds", _DURATION_HELP, _STEP_BUCKETS_S, step=names, phase=phases, outcome=outcomes
         )
-        self._cuts = self._counter("steps_cut", "Steps that there was no time for.", step=names)
-        self._ready = self._gauge("ready", "What /ready says: 0 while a step holds it.")
+        self._cuts = self._counter("steps_cut", "Steps that were cut for lack of time.", step=names)
+        self._ready = self._gauge("ready", "1 if /ready answers 200, 0 while a readiness step is in effect.")
 
     def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Counter:
         return _with_all_labels(Counter(_PREFIX + name, text, tuple(labels), registry=self._registry), labels)

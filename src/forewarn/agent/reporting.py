@@ -53,15 +53,32 @@ class AgentObserver(Protocol):
 class NullObserver:
     """An observer that ignores everything."""
 
-    def poll_answered(self, lag_s: float) -> None: ...
-    def poll_failed(self, reason: str) -> None: ...
-    def event_first_seen(self, event: Event, notice_s: float | None) -> None: ...
-    def notice_missed(self, event: Event) -> None: ...
-    def event_started(self, event: Event, notice_s: float) -> None: ...
-    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None: ...
-    def step_cut(self, step: StepConfig, event: Event) -> None: ...
-    def event_approved(self, event: Event) -> None: ...
-    def event_gone(self, event: Event, outcome: str) -> None: ...
+    def poll_answered(self, lag_s: float) -> None:
+        """Does nothing."""
+
+    def poll_failed(self, reason: str) -> None:
+        """Does nothing."""
+
+    def event_first_seen(self, event: Event, notice_s: float | None) -> None:
+        """Does nothing."""
+
+    def notice_missed(self, event: Event) -> None:
+        """Does nothing."""
+
+    def event_started(self, event: Event, notice_s: float) -> None:
+        """Does nothing."""
+
+    def step_ended(self, step: StepConfig, phase: StepPhase, outcome: StepOutcome, took_s: float) -> None:
+        """Does nothing."""
+
+    def step_cut(self, step: StepConfig, event: Event) -> None:
+        """Does nothing."""
+
+    def event_approved(self, event: Event) -> None:
+        """Does nothing."""
+
+    def event_gone(self, event: Event, outcome: str) -> None:
+        """Does nothing."""
 
 
 class _ErrorLoggingObserver:

@@ -60,7 +60,7 @@ def normalize_vm_name(name: str) -> str:
 
 
 def _impact_duration_s(event: Event) -> float:
-    """The event's duration in seconds; unknown counts as endless, because an extra drain is the safer error."""
+    """The event's duration in seconds; an unknown one is endless, because an extra drain is safer."""
     return math.inf if event.duration_s is None or event.duration_s < 0 else float(event.duration_s)
 
 

@@ -77,7 +77,10 @@ class Handler:
         return partial(self._add_rule, _is_gone, kinds, False)
 
     def run(self, client: Client, cursor: Path | str | None = None) -> None:
-        """Watches and calls functions, each in its own thread, until `stop`. Raises Rejected for async functions."""
+        """Watches and calls functions, each in its own thread, until `stop`.
+
+        Raises Rejected if one of the functions is async.
+        """
         for rule in self._rules:
             if inspect.iscoroutinefunction(rule.function):
                 raise Rejected(
