@@ -29,7 +29,7 @@ _WRONG_TOKEN_MESSAGE = (
 def require_csrf_token(
     session: CurrentSession, headers: Mapping[str, str], fields: Mapping[str, str | Sequence[str]]
 ) -> None:
-    """Raises Forbidden unless the form field or the header holds the session's token, and the origin is ours."""
+    """Raises Forbidden unless the request holds the session's token and comes from our own origin."""
     require_same_origin(headers)
     submitted = fields.get(CSRF_FIELD) or headers.get(CSRF_HEADER) or ""
     token = submitted if isinstance(submitted, str) else submitted[0]
@@ -47,7 +47,7 @@ def require_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def _origin_authority(origin: str) -> str | None:
-    """Host and port of an Origin header in lower case; None for `null`, which pages without an origin send."""
+    """Host and port of an Origin header in lower case; None for `null` and for invalid ones."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:

@@ -1,4 +1,4 @@
-"""The clients page: which VMs poll how often, how late events were delivered, and which VMs are unprepared.
+"""The clients page: how VMs poll, how late events were delivered, and which VMs are unprepared.
 
 The roster of all visible VMs comes from memory; the store is read for the VMs in view only.
 """
@@ -48,7 +48,7 @@ class RosterEntry:
 
     @property
     def is_unprepared(self) -> bool:
-        """Whether a pending event was not delivered to any VM of the scope, and will not be with the next poll."""
+        """Whether no VM of its scope has received its pending event, or is about to."""
         return self.pending_event is not None and self.pending_event.awareness is EventAwareness.NO_VM
 
     def matches(self, client_filter: ClientFilter) -> bool:
@@ -73,7 +73,7 @@ class PollingRoster:
 
 
 async def read_polling_roster(context: PortalContext, *, text: str, client_filter: ClientFilter) -> PollingRoster:
-    """Reads how every visible VM polls; `entries` are those whose group or name contains `text`, in lower case."""
+    """Reads how all visible VMs poll; `text`, in lower case, is searched in group and name."""
     expected = await expected_events(context.store, context.dependencies.pace_of)
     counts: Counter[PollingState] = Counter()
     unprepared: list[RosterEntry] = []

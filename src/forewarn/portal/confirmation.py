@@ -30,7 +30,7 @@ ResultFuture = asyncio.Future[str]
 
 
 class IdempotencyKeys:
-    """Keys of confirmation pages, each of which runs its action once. In memory only; the oldest are dropped."""
+    """Keys of confirmation pages, each of which runs its action once; in memory, bounded per user."""
 
     def __init__(self) -> None:
         # Principal id → key → the result; None until the action runs.

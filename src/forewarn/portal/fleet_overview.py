@@ -27,7 +27,7 @@ _STANDALONE_PREFIX = "vms"
 
 
 class VmBlock:
-    """The VMs of one scope, or all standalone VMs of a resource group; by key, in the order they were added."""
+    """The VMs of one scope, or all standalone VMs of a resource group; keys in order of addition."""
 
     __slots__ = ("_group", "_keys", "id", "size")
 
@@ -123,7 +123,7 @@ class GroupOverview:
 
 
 def block_id_for(scope_id: str) -> str:
-    """The id of the block that the VMs of a scope are in: the scope's own, or `vms:GROUP` for a standalone VM."""
+    """The id of the block of a scope's VMs: the scope's own, or `vms:GROUP` for a standalone VM."""
     return f"{_STANDALONE_PREFIX}:{resource_group_of_scope(scope_id)}" if scope_id.startswith("vm:") else scope_id
 
 
@@ -180,7 +180,7 @@ class FleetOverview:
         return {state: counts[state] for state in VmState if state is not VmState.GONE}
 
     def cached(self, derive: Callable[[FleetOverview], Derived]) -> Derived:
-        """The result of `derive`, cached until a VM is added or removed. `derive` must be a module-level function."""
+        """The result of `derive`, a module-level function; cached until a VM is added or removed."""
         if derive not in self._derived:
             self._derived[derive] = derive(self)
         derived: Derived = self._derived[derive]

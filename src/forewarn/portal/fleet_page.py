@@ -128,7 +128,7 @@ class FleetPagination:
 
 
 def paginate_fleet(overview: FleetOverview, directory: VisibleDirectory, vm_filter: VmFilter) -> FleetPagination:
-    """Divides the VMs that match into pages. Caches the pages of the whole fleet, which most users look at."""
+    """Divides the VMs that match into pages; the pages of the whole fleet are cached."""
     if directory.sees_everything and vm_filter == VmFilter():
         return overview.cached(_paginate_all)
     return _split_into_pages(select_blocks(overview, directory, vm_filter))

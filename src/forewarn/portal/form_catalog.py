@@ -428,6 +428,6 @@ class DoneMessageQuery(StrictBody, frozen=True, kw_only=True):
 
 
 def done_message(query: DoneMessageQuery) -> str:
-    """The done message of the form that led here, or "". A link can choose one of these texts, but no other."""
+    """The done message of the form that led here, or ""; a link cannot show any other text."""
     form = FORMS.get(query.done)
     return form.done_message if form is not None else ""

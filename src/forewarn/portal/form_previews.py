@@ -46,7 +46,7 @@ def preview_perform_maintenance(context: RequestContext, call: HandlerCall) -> l
 
 
 def preview_approve(context: RequestContext, call: HandlerCall) -> list[str]:
-    """Says when the event `id` would start if it were approved now. Raises Refused for an event that has ended."""
+    """Says when the event `id` would start if approved now. Raises Refused if it has ended."""
     event = context.find_event(call.path_params["id"])
     if not event.is_live:
         raise Refused(f"event {event.id} is over ({event.ending}): there is nothing to approve")

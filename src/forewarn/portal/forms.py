@@ -124,7 +124,7 @@ def _field_choices(
 def _mark_chosen(
     offered: Sequence[FieldChoice], texts: list[str]
 ) -> tuple[tuple[FieldChoice, ...], Sequence[str], bool]:
-    """The choices, texts that are none of them, and whether choices are left out. Chosen ones are never left out."""
+    """The choices, texts that are none of them, and whether some (never a chosen one) are left out."""
     wanted = {text.casefold() for text in texts}
     chosen = [
         msgspec.structs.replace(choice, is_chosen=True) for choice in offered if choice.value.casefold() in wanted

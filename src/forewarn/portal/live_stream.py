@@ -141,7 +141,7 @@ def live_routes(authenticate: PageAuthenticator) -> list[BaseRoute]:
 
 
 def _last_event_id(request: Request) -> int | None:
-    """The last history entry that the page knows: from Last-Event-ID when a browser reconnects, else from `after`."""
+    """The last history entry that the page knows, from Last-Event-ID (on reconnect) or `after`."""
     text = request.headers.get("last-event-id") or request.query_params.get("after")
     if text is None:
         return None
@@ -161,7 +161,7 @@ def _page_age_s(request: Request) -> float | None:
 
 
 class LiveStreamResponse(Response):
-    """A stream of server-sent events, until the browser disconnects, the session ends or the service stops."""
+    """Server-sent events until the browser disconnects, the session ends or the service stops."""
 
     def __init__(self, context: PortalContext, hub: LiveUpdateHub, after: int | None, age_s: float | None) -> None:
         super().__init__(headers=_STREAM_HEADERS, media_type="text/event-stream")

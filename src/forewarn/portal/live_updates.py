@@ -46,7 +46,7 @@ class PendingUpdates:
 
 
 class LiveSubscriber:
-    """One open page, with its pending updates. Their number is bounded, so that a slow page costs no more memory."""
+    """One open page with its pending updates, which are bounded for a page that reads slowly."""
 
     def __init__(self, principal_id: str) -> None:
         self.principal_id = principal_id
@@ -117,7 +117,7 @@ MAX_SUBSCRIBERS_PER_PRINCIPAL = 100  # so that one user does not use up all of t
 
 
 class LiveUpdateHub:
-    """Sends updates to all open pages; follows the store, deliveries, polling and the clock while one is open."""
+    """Sends changes of the store, deliveries, polling and the clock to all open pages."""
 
     def __init__(self, dependencies: Dependencies, overview: FleetOverview) -> None:
         self._dependencies = dependencies
@@ -175,7 +175,7 @@ class LiveUpdateHub:
                 self._stop()
 
     def changes_since(self, after: int) -> ChangeBatch | None:
-        """The changes after a history entry; None if there are too many, so that the page has to reload everything."""
+        """The changes after a history entry; None if the page has to reload everything."""
         last = self._store.last_seq()
         if not 0 <= last - after <= MAX_MISSED_ENTRIES:
             return None

@@ -127,7 +127,7 @@ def _loop_time() -> float:
 
 
 async def _pop_in_batches(keys: list[str]) -> AsyncIterator[str]:
-    """Pops keys off the list, and lets other tasks run after each batch; the rest stays if it is cancelled."""
+    """Pops keys off the list, lets other tasks run after each batch; if cancelled, the rest stays."""
     while keys:
         for _ in range(min(len(keys), _BATCH_SIZE)):
             yield keys.pop()

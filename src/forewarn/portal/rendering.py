@@ -119,7 +119,7 @@ def page_response(
     status: int = 200,
     **values: Any,
 ) -> Response:
-    """A page for a signed-in user, with the header, the lab clock and the CSRF token; `values` go to the template."""
+    """A page for a signed-in user, with header, lab clock and CSRF token; the template sees `values`."""
     now, speed, is_lab = context.control.lab_clock.status()
 
     def may(right: str, over: str = ROOT_RESOURCE) -> bool:
@@ -142,7 +142,7 @@ def page_response(
 
 
 def public_page_response(template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page for users who are not signed in, such as the sign-in form; `values` go to the template."""
+    """A page for users who are not signed in, such as the sign-in form; the template sees `values`."""
     return Response(render_template(template, **values), status_code=status, media_type=_HTML_MEDIA_TYPE)
 
 
@@ -151,7 +151,7 @@ async def run_page_request(
     authenticate: PageAuthenticator,
     answer: Callable[[PortalContext, CurrentSession], Awaitable[Response]],
 ) -> Response:
-    """Answers a request of a signed-in user; other users are sent to the sign-in page, errors become a page."""
+    """Answers a request of a signed-in user; redirects others to sign in; shows errors as a page."""
 
     async def handle(caller: tuple[PortalContext, CurrentSession]) -> Response:
         return await answer(*caller)
@@ -172,7 +172,7 @@ def error_page_response(
 
 
 def sign_in_redirect(error: Exception, request: Request) -> Response:
-    """Redirects to the sign-in page, which leads back here; for other errors than Unauthenticated, an error page."""
+    """Redirects to the sign-in page and back; for errors other than Unauthenticated, an error page."""
     if isinstance(error, Unauthenticated):
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"{SIGN_IN_PATH}?{urlencode({'to': target})}", status_code=303)

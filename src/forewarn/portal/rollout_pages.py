@@ -151,7 +151,7 @@ def _part_text(part: str, view: RolloutView) -> str:
 def _domains_by_scope(
     snapshot: RolloutSnapshot, *, is_closed: bool, is_open: bool
 ) -> list[tuple[str, tuple[UpdateDomainProgress, ...]]]:
-    """The ids of the scopes that the rollout affects, with their update domains; scopes with live events first."""
+    """The scopes of a rollout by id, with their update domains; scopes with live events first."""
     events_by_domain: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in snapshot.events:
         events_by_domain[event.scope_id][event.update_domain].append(event)

@@ -90,7 +90,7 @@ class SessionManager:
         self._ended_sessions_lock = asyncio.Lock()
 
     async def authenticate(self, request: Request) -> CurrentSession:
-        """The session of a request. Raises Unauthenticated if the cookie is missing, invalid, expired or ended."""
+        """The session of a request. Raises Unauthenticated if there is none, or it expired or ended."""
         text = self._cookie.read(request)
         session = self._read_session(text)
         return CurrentSession(
@@ -110,7 +110,7 @@ class SessionManager:
         self._cookie.write(request, response, text)
 
     async def end_session(self, request: Request, response: Response) -> None:
-        """Signs out: stores that the session ended, so that a copy of its cookie is worthless after a restart too."""
+        """Signs out: stores that the session ended, so that a copy of its cookie is worthless."""
         session = self._read_session(self._cookie.read(request))
         async with self._ended_sessions_lock:
             ended = self._ended_sessions.with_session(session, self.dependencies.real_time())

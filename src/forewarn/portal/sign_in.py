@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -159,20 +160,9 @@ def sign_in_routes(
 ) -> list[BaseRoute]:
     """The routes that need no session: sign-in by secret or one-time link, sign-out, and OpenID Connect.
 
-    With `code_flow`, users sign in at its issuer, and client secrets are rejected.
+    With `code_flow`, users sign in at its issuer.
     """
-
-    def form(*, status: int = 200, **values: Any) -> Response:
-        external = sessions.sign_in.external
-        issuer = external.url if external else ""
-        defaults = {
-            "title": "Sign in",
-            "client_id": ADMIN_CLIENT_ID,
-            "sentence": "",
-            "issuer": issuer,
-            "by_issuer": bool(code_flow),
-        }
-        return public_page_response("sign-in.html", status=status, **{**defaults, **values})
+    form = partial(_sign_in_form, sessions, code_flow is not None)
 
     async def show(request: Request) -> Response:
         to = safe_redirect_path(request.query_params.get("to", ""))
@@ -225,8 +215,20 @@ def sign_in_routes(
     ]
 
 
+def _sign_in_form(sessions: SessionManager, has_code_flow: bool, *, status: int = 200, **values: Any) -> Response:
+    external = sessions.sign_in.external
+    defaults = {
+        "title": "Sign in",
+        "client_id": ADMIN_CLIENT_ID,
+        "sentence": "",
+        "issuer": external.url if external else "",
+        "by_issuer": has_code_flow,
+    }
+    return public_page_response("sign-in.html", status=status, **{**defaults, **values})
+
+
 async def read_form_fields(request: Request) -> dict[str, str]:
-    """The fields of a submitted form; of a repeated field, the last. Raises Rejected for another content type."""
+    """The fields of a submitted form; the last value of each. Raises Rejected for other content."""
     body = await read_limited_body(request, MAX_FORM_BYTES)
     if body is None:
         raise Rejected(f"the form is larger than {MAX_FORM_BYTES} bytes: shorten it")

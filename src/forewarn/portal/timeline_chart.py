@@ -63,7 +63,7 @@ class TimeWindow(BaseView, frozen=True, kw_only=True):
         return (self.since + self.until) / 2
 
     def percent_at(self, at: float) -> float:
-        """The x position of an instant, in percent of the width; outside of 0 to 100 if it is not in the window."""
+        """The x position of an instant in percent of the width; beyond 0 to 100 outside of the window."""
         return 100 * (at - self.since) / self.span_s
 
     def overlaps(self, since: float, until: float) -> bool:
@@ -91,7 +91,7 @@ def window_around(centre: float, span_s: float) -> TimeWindow:
 
 
 def window_for_rows(rows: Sequence[EventRow], now: float) -> TimeWindow:
-    """A window that shows all events from publication to their end, with a margin; around `now` if there are none."""
+    """A window that shows all events from publication to end; around `now` if there are none."""
     since = min((row.published_at for row in rows), default=now)
     until = max((max(row.ends_at(now), row.not_before) for row in rows), default=now)
     margin = max((until - since) * _WINDOW_MARGIN, _MIN_WINDOW_S / 2)
@@ -110,7 +110,7 @@ def parse_span(text: str) -> float:
 
 
 def parse_instant(text: str) -> float:
-    """An instant of a link, in ISO 8601 (UTC without an offset) or POSIX seconds. Raises Rejected for other text."""
+    """Parses ISO 8601 (UTC if it has no offset) or POSIX seconds. Raises Rejected for other text."""
     try:
         at = float(text)
     except ValueError:
@@ -239,7 +239,7 @@ def event_state(event: Event) -> str:
 
 
 def _promised_notice_s(event: Event) -> float | None:
-    """The notice in whole seconds: NotBefore is rounded up to a second, which nobody requested."""
+    """The notice in whole seconds: the rounding of NotBefore to the next second does not count."""
     if not event.listed or started_without_notice(event):
         return None
     return math.floor(event.not_before - event.published_at)
@@ -342,7 +342,7 @@ class TimelineChart(BaseView, frozen=True, kw_only=True):
 
 
 def build_chart(rows: Iterable[EventRow], window: TimeWindow, now: float, *, banded: bool = True) -> TimelineChart:
-    """The chart of events in a window, grouped by scope in a stable order; `banded` leaves room for scope titles."""
+    """The chart of a window, by scope in a stable order; `banded` leaves room for scope titles."""
     bands: list[ScopeBand] = []
     y = 0.0
     ordered = sorted(rows, key=_sort_key)
@@ -389,7 +389,7 @@ def _event_bar(row: EventRow, window: TimeWindow, now: float, y: float) -> Event
 
 
 def _segment_spans(row: EventRow, now: float) -> Iterator[tuple[str, float, float, bool]]:
-    """The promised notice first, so that the notice given covers it: the rest stays visible after an early start."""
+    """The promised notice first: the given notice covers it, and the rest shows an early start."""
     start, end = row.started_at, row.over_at
     if row.promised_s is not None:
         yield "promised", row.published_at, row.not_before, False
