@@ -1,4 +1,4 @@
-"""Gates with events that are not ready: their wake-ups are saved in one commit, and none misses a change."""
+"""Gates that are not ready: their wake-ups are saved in one commit, and none misses a change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOSTS = ("h1", "h2", "h3")
 
 
 class GateRecordingStore(MemoryStore):
-    """Records the gates of every commit that only saves wake-ups; wakes gate `wake_first` right before one."""
+    """Records the gates of commits that save wake-ups; wakes gate `wake_first` right before one."""
 
     def __init__(self) -> None:
         super().__init__()

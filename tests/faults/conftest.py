@@ -1,4 +1,4 @@
-"""A metadata server on real loopback sockets with faults set by hand, and the bytes that a client sees."""
+"""Fixtures: a metadata server on loopback sockets with faults set directly, and raw HTTP clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ from tests.support.service_process import ServiceProcess
 ADDRESSES = {"a": "127.0.8.1", "b": "127.0.8.2", "other": "127.0.8.3"}
 PATH = "/metadata/scheduledevents"
 POLL = f"{PATH}?api-version=2020-07-01"
-STORY_S = 30.0
+SCENARIO_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    raw: bytes  # all of it
+    """An HTTP response as it came over the wire."""
+
+    raw: bytes  # head and body
     status: int
     headers: dict[str, str]
     body: bytes
@@ -38,7 +40,7 @@ class Reply:
 
 
 class Guest:
-    """One connection of a VM."""
+    """One connection of a VM to the metadata server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -50,31 +52,32 @@ class Guest:
         lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
         self.writer.write(f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body)
 
-    async def head(self) -> tuple[bytes, int, dict[str, str]]:
+    async def read_head(self) -> tuple[bytes, int, dict[str, str]]:
         raw = await self.reader.readuntil(b"\r\n\r\n")
         first, *lines = raw.decode("latin-1").split("\r\n")[:-2]
         return raw, int(first.split(" ")[1]), {n.lower(): v for n, _, v in (line.partition(": ") for line in lines)}
 
-    async def reply(self) -> Reply:
-        raw, status, headers = await self.head()
+    async def read_reply(self) -> Reply:
+        raw, status, headers = await self.read_head()
         body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return Reply(raw=raw + body, status=status, headers=headers, body=body)
 
     async def ask(self, target: str = POLL, **given: Any) -> Reply:
         self.send(target, **given)
-        return await self.reply()
+        return await self.read_reply()
 
 
 @dataclass(kw_only=True)
-class World:
-    """VMs a and b share a scope; the other has one of its own."""
+class MetadataWorld:
+    """A metadata server with three VMs: `a` and `b` share scope `pair`, `other` is in scope `single`."""
 
     backend: FakeMetadataBackend
     server: MetadataServer
     lab: LabListeners
     guests: list[Guest] = field(default_factory=list)
 
-    def arm(self, *faults: Fault) -> None:
+    def set_faults(self, *faults: Fault) -> None:
+        """Replace the active faults."""
         self.server.faults.set_faults(faults)
 
     async def connect(self, vm: str = "a") -> Guest:
@@ -85,8 +88,8 @@ class World:
     async def ask(self, target: str = POLL, *, vm: str = "a", **given: Any) -> Reply:
         return await (await self.connect(vm)).ask(target, **given)
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        while not is_so():
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
@@ -98,24 +101,24 @@ class World:
                 await guest.writer.wait_closed()
 
 
-async def make_world(*, enabled: bool = True) -> World:
-    board, callers = PublishedDocuments(), CallerDirectory()
-    backend = FakeMetadataBackend(board)
+async def make_world(*, enabled: bool = True) -> MetadataWorld:
+    documents, callers = PublishedDocuments(), CallerDirectory()
+    backend = FakeMetadataBackend(documents)
     backend.add_scope("pair", "a", "b", enabled=enabled)
     backend.add_scope("single", "other")
     lab = open_lab_listeners(list(ADDRESSES.values()), 0)
     for vm, address in ADDRESSES.items():
         callers.assign(lab.attachment(address), vm)
-    server = MetadataServer(board=board, backend=backend, callers=callers)
+    server = MetadataServer(documents=documents, backend=backend, callers=callers)
     await server.start([lab.listener])
-    return World(backend=backend, server=server, lab=lab)
+    return MetadataWorld(backend=backend, server=server, lab=lab)
 
 
-def a_fault(kind: FaultKind, *, id: str = "f1", vm: str = "a", scope_id: str = "pair", **facts: Any) -> Fault:
+def make_fault(kind: FaultKind, *, id: str = "f1", vm: str = "a", scope_id: str = "pair", **facts: Any) -> Fault:
     return Fault(id=id, kind=kind, who="ann", set_at=0.0, name=vm, vm=vm, vm_name=vm, scope_id=scope_id, **facts)
 
 
-def a_notice(event_id: str = "EVENT-1") -> EventNotice:
+def make_notice(event_id: str = "EVENT-1") -> EventNotice:
     return EventNotice(
         id=event_id, status=NoticeStatus.SCHEDULED, kind=Kind.REBOOT, resources=("a",), not_before=1_700_000_900.0
     )
@@ -129,32 +132,32 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture
-def play(runner: asyncio.Runner) -> Callable[..., None]:
-    """Play a story in a fresh world; a story that hangs fails."""
+def run_scenario(runner: asyncio.Runner) -> Callable[..., None]:
+    """Run a scenario in a new world; a scenario that hangs fails."""
 
-    async def tell(story: Callable[[World], Awaitable[None]], **given: Any) -> None:
-        async with asyncio.timeout(STORY_S):
+    async def run(scenario: Callable[[MetadataWorld], Awaitable[None]], **given: Any) -> None:
+        async with asyncio.timeout(SCENARIO_TIMEOUT_S):
             world = await make_world(**given)
             try:
-                await story(world)
+                await scenario(world)
             finally:
                 await world.close()
 
-    return lambda story, **given: runner.run(tell(story, **given))
+    return lambda scenario, **given: runner.run(run(scenario, **given))
 
 
 @pytest.fixture(name="fault", scope="session")
 def _fault() -> Callable[..., Fault]:
-    return a_fault
+    return make_fault
 
 
 @pytest.fixture(name="notice", scope="session")
 def _notice() -> Callable[..., EventNotice]:
-    return a_notice
+    return make_notice
 
 
 @pytest.fixture(name="new_world", scope="session")
-def _new_world() -> Callable[..., Awaitable[World]]:
+def _new_world() -> Callable[..., Awaitable[MetadataWorld]]:
     return make_world
 
 
@@ -176,16 +179,16 @@ name = "@-{n}"
 count = 2
 availability_set = "@"
 """
-PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "told", "kept")
+PAIRS = ("short", "sudden", "back", "many", "near", "again", "clear", "scoped", "explain", "kept")
 
 
-def fleet() -> str:
-    """Ten availability sets of two VMs each, `short-0` and `short-1` and so on, and a VM alone."""
+def fleet_file() -> str:
+    """Return a fleet file: one single VM, and ten availability sets of two VMs each (`short-0`, …)."""
     return FLEET + "".join(_PAIR.replace("@", pair) for pair in PAIRS)
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     data: Path = tmp_path_factory.mktemp("d")
-    with ServiceProcess(data=data, fleet=fleet()) as running:
+    with ServiceProcess(data=data, fleet=fleet_file()) as running:
         yield running

@@ -1,4 +1,4 @@
-"""The command: every example of docs/faults.md runs, and bad input is told in one sentence (spec §11)."""
+"""`forewarn fault`: every example of docs/faults.md runs, and bad input gets one sentence (spec §11)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = re.findall(r"^forewarn (fault .+)$", DOC, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """The sample fleet, as the page means it."""
+    """A service with the sample fleet, for which the page is written."""
     with ServiceProcess(data=tmp_path_factory.mktemp("d")) as running:
         yield running
 
@@ -33,63 +33,63 @@ def run(lab: ServiceProcess, line: str) -> Any:
     return runner.invoke(forewarn, shlex.split(line), prog_name="forewarn", catch_exceptions=False)
 
 
-def good(lab: ServiceProcess, line: str) -> str:
+def run_ok(lab: ServiceProcess, line: str) -> str:
     result = run(lab, line)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     return str(result.stdout)
 
 
-def test_the_page_has_an_example_of_every_fault() -> None:
+def test_the_docs_page_has_an_example_of_every_fault() -> None:
     assert [FaultKind(line.split()[2]) for line in SETTING] == list(FAULT_DEFINITIONS)
 
 
 @pytest.mark.parametrize("line", SETTING)
-def test_an_example_of_the_page_sets_its_fault(lab: ServiceProcess, line: str) -> None:
+def test_each_example_of_the_docs_page_sets_its_fault(lab: ServiceProcess, line: str) -> None:
     kind = line.split()[2]
-    made = json.loads(good(lab, f"{line} --json"))
+    made = json.loads(run_ok(lab, f"{line} --json"))
     assert made["kind"] == kind
     if made["strikes"] != "at once":
-        assert kind in good(lab, "fault list")
-    good(lab, "fault clear --all")
-    assert good(lab, "fault list").startswith("No fault is on.")
+        assert kind in run_ok(lab, "fault list")
+    run_ok(lab, "fault clear --all")
+    assert run_ok(lab, "fault list").startswith("No fault is active.")
 
 
-def test_the_other_examples_of_the_page_run(lab: ServiceProcess) -> None:
+def test_the_other_examples_of_the_docs_page_run(lab: ServiceProcess) -> None:
     assert {line.split()[1] for line in OTHERS} == {"clear", "storm"}
     for line in OTHERS:
-        good(lab, re.sub(r"\bf3\b", json.loads(good(lab, "fault set reset --all --json"))["id"], line))
-    good(lab, "fault clear --all")
+        run_ok(lab, re.sub(r"\bf3\b", json.loads(run_ok(lab, "fault set reset --all --json"))["id"], line))
+    run_ok(lab, "fault clear --all")
 
 
-def test_people_are_told_what_is_on_and_how_to_end_it(lab: ServiceProcess) -> None:
-    said = good(lab, "fault set throttled retry-after=2s --vm web-0 --count 10 --for 90s")
-    fault_id = said.split()[1].rstrip(",")
-    assert said.splitlines()[0] == (
+def test_fault_set_says_what_is_active_and_how_to_clear_it(lab: ServiceProcess) -> None:
+    printed = run_ok(lab, "fault set throttled retry-after=2s --vm web-0 --count 10 --for 90s")
+    fault_id = printed.split()[1].rstrip(",")
+    assert printed.splitlines()[0] == (
         f"Fault {fault_id}, throttled (retry-after=2s), is on for web-0; left: 10 of 10, 1m 30s. "
         "A client sees: 429 as text, with Retry-After if `retry-after` is given."
     )
-    assert f"forewarn fault clear {fault_id}" in said
-    header, row = good(lab, "fault list").splitlines()
+    assert f"forewarn fault clear {fault_id}" in printed
+    header, row = run_ok(lab, "fault list").splitlines()
     assert header.split() == ["FAULT", "KIND", "FOR", "LEFT", "TOUCHED", "SET"]
     assert row.startswith(f"{fault_id} ")
-    assert good(lab, f"fault clear {fault_id}") == f"Fault {fault_id} (throttled) of web-0 is cleared: 0 requests.\n"
-    assert good(lab, "fault clear --vm web-0") == "No such fault is on.\n"
+    assert run_ok(lab, f"fault clear {fault_id}") == f"Fault {fault_id} (throttled) of web-0 is cleared: 0 requests.\n"
+    assert run_ok(lab, "fault clear --vm web-0") == "No such fault is on.\n"
 
 
-def test_the_list_of_kinds_is_the_whole_table(lab: ServiceProcess) -> None:
-    lines = good(lab, "fault list --kinds").splitlines()
+def test_fault_list_shows_all_kinds(lab: ServiceProcess) -> None:
+    lines = run_ok(lab, "fault list --kinds").splitlines()
     assert [line.split()[0] for line in lines[1:]] == [str(kind) for kind in FAULT_DEFINITIONS]
 
 
-def test_a_storm_is_shown_with_its_schedule_and_is_the_same_again(lab: ServiceProcess) -> None:
-    first = json.loads(good(lab, "fault storm --seed 11 --vm db-0 --vm db-1 --for 3m --json"))
-    second = json.loads(good(lab, "fault storm --seed 11 --vm db-1 --vm db-0 --for 3m --json"))
+def test_fault_list_shows_the_schedule_of_a_storm_which_repeats_with_its_seed(lab: ServiceProcess) -> None:
+    first = json.loads(run_ok(lab, "fault storm --seed 11 --vm db-0 --vm db-1 --for 3m --json"))
+    second = json.loads(run_ok(lab, "fault storm --seed 11 --vm db-1 --vm db-0 --for 3m --json"))
     assert first["gusts"] == second["gusts"]
-    shown = good(lab, "fault list")
+    shown = run_ok(lab, "fault list")
     assert shown.count("seed 11, 3m") == 2
-    assert all(gust["kind"] in shown for gust in first["gusts"])
-    assert f"Storm {first['id']} is cleared" in good(lab, f"fault clear {first['id']}")
-    good(lab, "fault clear --all")
+    assert all(fault["kind"] in shown for fault in first["gusts"])
+    assert f"Storm {first['id']} is cleared" in run_ok(lab, f"fault clear {first['id']}")
+    run_ok(lab, "fault clear --all")
 
 
 BAD = [
@@ -117,7 +117,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "sentence"), BAD)
-def test_bad_input_is_told_in_one_sentence(lab: ServiceProcess, line: str, sentence: str) -> None:
+def test_bad_input_is_rejected_with_one_sentence(lab: ServiceProcess, line: str, sentence: str) -> None:
     result = run(lab, line)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.strip() == sentence

@@ -1,4 +1,4 @@
-"""Faults of events and of scopes: what becomes of events, and that nothing else does (spec §6, §11, §12)."""
+"""Faults of events and scopes change events as described and nothing else (spec §6, §11, §12)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def set_fault(world: World, kind: FaultKind, vm: str = "", *, scope: str = "", *
     return world.do(world.control.faults.set(FaultSpec(kind=kind, target=target, **facts), who="ann"))
 
 
-def told(world: World) -> list[str]:
+def fault_entries(world: World) -> list[str]:
     return [entry.text for entry in world.store.history() if entry.what == "fault"]
 
 
@@ -44,31 +44,31 @@ def document(world: World, vm: str) -> Any:
     return json.loads(world.document(vm))
 
 
-def on(world: World) -> list[str]:
+def active_ids(world: World) -> list[str]:
     return [fault.id for fault in world.control.faults.active.faults]
 
 
-def test_a_short_notice_is_the_next_events_only(world: World) -> None:
+def test_a_short_notice_with_count_one_affects_only_the_next_event(world: World) -> None:
     set_fault(world, FaultKind.SHORT_NOTICE, "web-0", count=1)
     (first,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert first.not_before == world.now + 5
     world.advance(60)
     (second,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert second.not_before == world.now + 900  # spec §6.3
-    assert told(world) == [
+    assert fault_entries(world) == [
         "fault f1 (short-notice) set for web-0 by ann, 1 event at most",
         "fault f1 (short-notice) of web-0 ran out: it touched 1 event",
     ]
 
 
-def test_a_notice_that_is_short_already_is_left_as_it_is(world: World) -> None:
+def test_a_notice_that_is_already_shorter_stays_as_it_is(world: World) -> None:
     set_fault(world, FaultKind.SHORT_NOTICE, "web-0", count=1, parameters={"notice_s": 60})
     (event,) = world.ask(RequestedOperation.RESTART, "web-0", notice_s=20, short_notice=True)
     assert event.not_before == world.now + 20
-    assert on(world) == ["f1"]
+    assert active_ids(world) == ["f1"]
 
 
-def test_no_notice_is_an_event_that_begins_as_started(world: World) -> None:
+def test_an_event_without_notice_is_started_when_it_first_appears(world: World) -> None:
     before = document(world, "web-1")["DocumentIncarnation"]
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=1)
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
@@ -80,7 +80,7 @@ def test_no_notice_is_an_event_that_begins_as_started(world: World) -> None:
     assert world.store.event(event.id).ending is Ending.FINISHED  # type: ignore[union-attr]
 
 
-def test_no_notice_keeps_update_domains_apart(world: World) -> None:
+def test_events_without_notice_still_start_one_update_domain_at_a_time(world: World) -> None:
     """Spec §6.2: while planned maintenance is Started for one update domain, none starts for another."""
     set_fault(world, FaultKind.NO_NOTICE, scope="web-0")
     set_fault(world, FaultKind.SEVERAL_AT_ONCE, "web-0", parameters={"events": 2})
@@ -100,14 +100,14 @@ def test_an_approved_event_is_withdrawn_instead_of_started(world: World) -> None
     assert world.approve("web-1", event.id) is None  # spec §5.2: a retry is harmless
 
 
-def test_an_event_that_nobody_approves_starts_all_the_same(world: World) -> None:
+def test_an_event_without_approval_is_not_withdrawn_by_the_fault(world: World) -> None:
     set_fault(world, FaultKind.WITHDRAWN_AFTER_APPROVAL, "web-0")
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     world.advance(1000)
     assert world.store.event(event.id).ending is Ending.FINISHED  # type: ignore[union-attr]
 
 
-def test_several_events_appear_at_once_and_the_incarnation_grows_by_as_many(world: World) -> None:
+def test_several_events_at_once_increase_the_incarnation_by_their_number(world: World) -> None:
     before = document(world, "web-0")["DocumentIncarnation"]
     set_fault(world, FaultKind.SEVERAL_AT_ONCE, "web-1")
     shown = document(world, "web-0")
@@ -118,32 +118,34 @@ def test_several_events_appear_at_once_and_the_incarnation_grows_by_as_many(worl
     assert {event.ending for event in world.events()} == {Ending.FINISHED}
 
 
-def test_a_neighbours_event_does_not_list_this_vm(world: World) -> None:
+def test_the_event_of_a_neighbour_does_not_list_the_vm(world: World) -> None:
     set_fault(world, FaultKind.NEIGHBOUR_ONLY, "web-0")
     assert [e["Resources"] for e in document(world, "web-0")["Events"]] == [["web-1"]]
     with pytest.raises(Refused, match="alone has no neighbour that runs"):
         set_fault(world, FaultKind.NEIGHBOUR_ONLY, "alone")
 
 
-def test_a_reset_incarnation_lists_what_is_pending_in_a_new_epoch(world: World) -> None:
-    """Spec §4.2: it starts over at 1, with what is pending already listed."""
+def test_an_incarnation_reset_keeps_pending_events_in_a_new_epoch(world: World) -> None:
+    """Spec §4.2: the incarnation starts again at 1, with the pending events listed."""
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     epoch = world.scope("web-0").epoch
     set_fault(world, FaultKind.INCARNATION_RESET, "web-0")
     shown = document(world, "web-0")
     assert (shown["DocumentIncarnation"], [e["EventId"] for e in shown["Events"]]) == (1, [event.id])
     assert world.scope("web-0").epoch == epoch + 1
-    assert told(world)[-1] == f"fault f1 (incarnation-reset) set web-0 back to incarnation 1, epoch {epoch + 1}"
+    assert (
+        fault_entries(world)[-1] == f"fault f1 (incarnation-reset) set web-0 back to incarnation 1, epoch {epoch + 1}"
+    )
 
 
-def test_what_happens_at_once_to_everything_skips_scopes_that_it_cannot_happen_to(world: World) -> None:
+def test_an_at_once_fault_for_everything_skips_scopes_that_cannot_have_it(world: World) -> None:
     fault = set_fault(world, FaultKind.NEIGHBOUR_ONLY)
     assert fault.touched == 2
     assert sorted(event.vms for event in world.events()) == [("db-1",), ("web-1",)]
     assert document(world, "alone")["Events"] == []
 
 
-def test_other_vms_and_scopes_are_not_touched(world: World) -> None:
+def test_a_fault_of_one_vm_does_not_affect_other_vms_and_scopes(world: World) -> None:
     for kind in (FaultKind.SHORT_NOTICE, FaultKind.NO_NOTICE, FaultKind.WITHDRAWN_AFTER_APPROVAL):
         set_fault(world, kind, "web-0")
     events = world.ask(RequestedOperation.RESTART, "web-1", "db-0", "alone")
@@ -155,14 +157,14 @@ def test_other_vms_and_scopes_are_not_touched(world: World) -> None:
     assert all(not event.faults for event in world.events())
 
 
-def test_a_count_is_kept_by_scopes_that_are_decided_side_by_side(world: World) -> None:
+def test_a_count_holds_across_scopes_that_are_decided_concurrently(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, count=2)
     world.ask(RequestedOperation.RESTART, "web-0", "web-1", "db-0", "db-1", "alone")
     statuses = [event.status for event in world.events()]
     assert sorted(statuses) == [EventState.SCHEDULED] * 3 + [EventState.STARTED] * 2
 
 
-def test_what_comes_to_nothing_does_not_count(world: World) -> None:
+def test_an_event_that_was_not_committed_does_not_count(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=1)
     world.store.fail_next(Unavailable("the disk is full"))  # type: ignore[attr-defined]
     with pytest.raises(Unavailable):
@@ -171,7 +173,7 @@ def test_what_comes_to_nothing_does_not_count(world: World) -> None:
     assert event.status is EventState.STARTED
 
 
-def test_a_duration_is_lab_time_and_runs_out_at_its_instant(world: World) -> None:
+def test_the_duration_of_an_event_fault_is_lab_time_and_ends_on_time(world: World) -> None:
     """Spec §12."""
     set_fault(world, FaultKind.NO_NOTICE, "web-0", for_s=600)
     began = world.now
@@ -182,17 +184,17 @@ def test_a_duration_is_lab_time_and_runs_out_at_its_instant(world: World) -> Non
     assert event.status is EventState.SCHEDULED
 
 
-def test_a_cleared_fault_touches_nothing_more(world: World) -> None:
+def test_a_cleared_fault_affects_no_more_events(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0")
     cleared = world.do(world.control.faults.clear(lambda fault: fault.vm_name == "web-0", who="bob"))
     assert [fault.id for fault in cleared] == ["f1"]
-    assert told(world)[-1] == "fault f1 (no-notice) of web-0 cleared by bob: it touched 0 events"
+    assert fault_entries(world)[-1] == "fault f1 (no-notice) of web-0 cleared by bob: it touched 0 events"
     (event,) = world.ask(RequestedOperation.RESTART, "web-0")
     assert event.status is EventState.SCHEDULED
     assert world.do(world.control.faults.clear(lambda fault: True, who="bob")) == ()
 
 
-def test_a_restart_keeps_faults_and_what_they_have_touched(world: World) -> None:
+def test_a_restart_keeps_faults_and_their_counts(world: World) -> None:
     set_fault(world, FaultKind.NO_NOTICE, "web-0", count=2)
     set_fault(world, FaultKind.GONE, "web-1")
     world.ask(RequestedOperation.RESTART, "web-0")
@@ -202,20 +204,20 @@ def test_a_restart_keeps_faults_and_what_they_have_touched(world: World) -> None
     assert [fault.remaining for fault in before.faults] == [1, None]
     world.advance(60)
     assert [world.ask(RequestedOperation.RESTART, "web-0")[0].status for _ in "1"] == [EventState.STARTED]
-    assert on(world) == ["f2"]
-    assert set_fault(world, FaultKind.RESET, "web-0").id == "f3"  # numbers are not given twice
+    assert active_ids(world) == ["f2"]
+    assert set_fault(world, FaultKind.RESET, "web-0").id == "f3"  # numbers are not reused
 
 
-def test_a_store_out_of_reach_sets_no_fault(world: World) -> None:
+def test_a_fault_is_not_set_if_the_store_is_unavailable(world: World) -> None:
     world.store.fail_next(Unavailable("the disk is full"))  # type: ignore[attr-defined]
     with pytest.raises(Unavailable):
         set_fault(world, FaultKind.NO_NOTICE, "web-0")
-    assert on(world) == []
+    assert active_ids(world) == []
     assert world.ask(RequestedOperation.RESTART, "web-0")[0].status is EventState.SCHEDULED
 
 
 @pytest.mark.parametrize("kind", [FaultKind.NO_NOTICE, FaultKind.SHORT_NOTICE, FaultKind.WITHDRAWN_AFTER_APPROVAL])
-def test_a_rollout_comes_to_its_end_whatever_befalls_its_events(world: World, kind: FaultKind) -> None:
+def test_a_rollout_completes_even_if_faults_affect_its_events(world: World, kind: FaultKind) -> None:
     set_fault(world, kind, count=2)
     rollout = Rollout(impact=RolloutImpact.UPDATE, hosts=("h1", "h2"))
     request = world.do(world.control.requests.start_rollout(rollout, who="ann"))
@@ -228,7 +230,7 @@ def test_a_rollout_comes_to_its_end_whatever_befalls_its_events(world: World, ki
     assert ended.rollout is not None
     assert (ended.rollout.progress, ended.rollout.closed) == (RolloutState.COMPLETED, True)
     assert world.events(EventState.SCHEDULED, EventState.STARTED) == []
-    assert on(world) == []
+    assert active_ids(world) == []
 
 
 BAD: list[tuple[FaultKind, dict[str, Any], str]] = [
@@ -257,10 +259,10 @@ BAD: list[tuple[FaultKind, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "facts", "sentence"), BAD, ids=[sentence[:40] for _, _, sentence in BAD])
-def test_what_cannot_be_is_refused_in_a_sentence(
+def test_a_bad_fault_is_rejected_with_a_sentence(
     world: World, kind: FaultKind, facts: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(Rejected) as refusal:
         set_fault(world, kind, "web-0", **facts)
     assert str(refusal.value) == sentence
-    assert (on(world), told(world)) == ([], [])
+    assert (active_ids(world), fault_entries(world)) == ([], [])

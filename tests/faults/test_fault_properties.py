@@ -1,4 +1,4 @@
-"""Whatever faults are set, whenever the service dies: documents keep their rules, everything ends (spec §4.2, §6)."""
+"""With any faults and restarts, documents keep their rules and all events end (spec §4.2, §6)."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ steps = st.lists(
 )
 
 
-def a_world() -> World:
+def make_world() -> World:
     web = [a_vm(f"web-{n}", availability_set="web", update_domain=n, host=f"h{n + 1}") for n in (0, 1)]
     return World(vms=[*web, a_vm("alone", host="h3")], hosts=[a_host(f"h{n}") for n in (1, 2, 3)])
 
 
-def take(world: World, what: str, *how: Any) -> None:
+def take_step(world: World, what: str, *how: Any) -> None:
     try:
         if what == "fault":
             kind, vm, count = how
             target = FaultTarget(name=vm, vm=world.vm(vm)) if vm else FaultTarget()
             at_once = FAULT_DEFINITIONS[kind].category is FaultCategory.AT_ONCE
-            wish = FaultSpec(kind=kind, target=target, count=None if at_once else count)
-            world.do(world.control.faults.set(wish, who="ann"))
+            spec = FaultSpec(kind=kind, target=target, count=None if at_once else count)
+            world.do(world.control.faults.set(spec, who="ann"))
         elif what == "ask":
             world.ask(how[0], how[1])
         elif what == "approve":
@@ -63,19 +63,19 @@ def take(world: World, what: str, *how: Any) -> None:
 
 @given(steps=steps)
 @settings(max_examples=60, deadline=None)
-def test_documents_keep_their_rules_and_everything_ends(steps: list[tuple[Any, ...]]) -> None:
-    world = a_world()
+def test_documents_keep_their_rules_and_all_events_end_with_any_faults(steps: list[tuple[Any, ...]]) -> None:
+    world = make_world()
     shown: dict[tuple[str, int, int], bytes] = {}
     latest: dict[str, tuple[int, int]] = {}
     try:
         for step in steps:
-            take(world, *step)
+            take_step(world, *step)
             for vm in ("web-0", "alone"):
                 scope, document = world.scope(vm), world.document(vm)
-                mark = (scope.epoch, scope.incarnation)
-                assert shown.setdefault((vm, *mark), document) == document  # same number, same content
-                assert latest.setdefault(vm, mark) <= mark
-                latest[vm] = mark
+                position = (scope.epoch, scope.incarnation)
+                assert shown.setdefault((vm, *position), document) == document  # same incarnation, same content
+                assert latest.setdefault(vm, position) <= position
+                latest[vm] = position
         for event in world.events():
             for fault_id in event.faults:
                 assert f"fault {fault_id} " in event.note + event.reason

@@ -1,4 +1,4 @@
-"""All fifteen faults, set on a running service and met by a plain client (spec §11); told, run out, kept (spec §12)."""
+"""All fifteen faults on a running service, as a plain HTTP client sees them (spec §11, §12)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def restart(service: ServiceProcess, vm: str) -> Any:
     return answer.json["events"][0]
 
 
-def told(service: ServiceProcess, **about: str) -> list[str]:
+def fault_texts(service: ServiceProcess, **about: str) -> list[str]:
     query = "&".join(f"{name}={value}" for name, value in about.items())
     entries = service.api("GET", f"/history?{query}").json["entries"]
     return [re.sub(r"local user \w+", "USER", entry["text"]) for entry in entries if entry["what"] == "fault"]
 
 
 def connected(service: ServiceProcess, vm: str) -> socket.socket:
-    """A connection that has asked, and has not read yet."""
+    """Return a connection that has sent a poll and has not read the answer."""
     at = service.endpoint(vm)
     sock = socket.create_connection((at.address, at.port), timeout=15)
     sock.sendall(f"GET {POLL} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
@@ -53,16 +53,16 @@ STATUSES = [("gone", 410), ("throttled", 429), ("internal-error", 500)]
 
 
 @pytest.mark.parametrize(("kind", "status"), STATUSES)
-def test_a_client_meets_the_status(service: ServiceProcess, kind: str, status: int) -> None:
+def test_a_client_gets_the_status_of_the_fault(service: ServiceProcess, kind: str, status: int) -> None:
     set_fault(service, kind, vm="alone", count=2)
     assert [service.guest("alone", "GET", POLL).status for _ in range(3)] == [status, status, 200]
 
 
-def test_a_client_is_told_when_to_try_again(service: ServiceProcess) -> None:
+def test_a_throttled_client_gets_retry_after(service: ServiceProcess) -> None:
     set_fault(service, "throttled", vm="alone", count=1, parameters={"retry_after_s": 2})
     assert service.guest("alone", "GET", POLL).headers["Retry-After"] == "2"
-    told = [entry["text"] for entry in service.api("GET", "/history?limit=100").json["entries"]]
-    assert any(text.endswith(", retry-after 2 s, 1 request at most") for text in told)
+    texts = [entry["text"] for entry in service.api("GET", "/history?limit=100").json["entries"]]
+    assert any(text.endswith(", retry-after 2 s, 1 request at most") for text in texts)
 
 
 def test_a_client_gets_an_empty_body(service: ServiceProcess) -> None:
@@ -71,13 +71,13 @@ def test_a_client_gets_an_empty_body(service: ServiceProcess) -> None:
     assert (answer.status, answer.headers["Content-Length"], answer.body) == (200, "0", b"")
 
 
-def test_a_client_is_reset(service: ServiceProcess) -> None:
+def test_the_connection_of_a_client_is_reset(service: ServiceProcess) -> None:
     set_fault(service, "reset", vm="alone", count=1)
     with connected(service, "alone") as sock, pytest.raises(ConnectionResetError):
         sock.recv(1)
 
 
-def test_a_client_waits_for_its_first_answer(service: ServiceProcess) -> None:
+def test_a_client_waits_for_a_late_first_answer(service: ServiceProcess) -> None:
     set_fault(service, "late-first-answer", vm="alone")
     with connected(service, "alone") as sock:
         eventually(lambda: service.api("GET", "/faults").json["faults"][0]["touched"] == 1)
@@ -90,7 +90,7 @@ def test_a_client_waits_for_its_first_answer(service: ServiceProcess) -> None:
     clear(service, vm="alone")
 
 
-def test_a_client_is_fed_in_drips(service: ServiceProcess) -> None:
+def test_a_client_gets_a_slow_body_in_pieces(service: ServiceProcess) -> None:
     whole = service.guest("alone", "GET", POLL).body
     set_fault(service, "slow-body", vm="alone", parameters={"take_s": 0.5}, count=1)
     with connected(service, "alone") as sock:
@@ -100,7 +100,7 @@ def test_a_client_is_fed_in_drips(service: ServiceProcess) -> None:
     assert len(pieces) > 2
 
 
-def test_a_client_is_given_an_old_document(service: ServiceProcess) -> None:
+def test_a_client_gets_a_stale_document(service: ServiceProcess) -> None:
     before = service.poll("clear-0")
     set_fault(service, "stale", vm="clear-0")
     event = restart(service, "clear-1")
@@ -115,7 +115,7 @@ def test_a_client_with_an_unknown_version_gets_404(service: ServiceProcess) -> N
     assert [service.guest("alone", "GET", UNKNOWN).status for _ in range(2)] == [404, 400]
 
 
-def test_a_client_gets_little_notice(service: ServiceProcess) -> None:
+def test_a_client_gets_a_short_notice(service: ServiceProcess) -> None:
     set_fault(service, "short-notice", vm="short-0", count=1)
     event = restart(service, "short-0")
     assert 5 <= event["not_before"] - event["published_at"] < 6  # rounded up to a whole second
@@ -123,7 +123,7 @@ def test_a_client_gets_little_notice(service: ServiceProcess) -> None:
     assert shown["EventStatus"] == "Scheduled"
 
 
-def test_a_client_meets_an_event_that_has_started(service: ServiceProcess) -> None:
+def test_a_client_gets_an_event_without_notice(service: ServiceProcess) -> None:
     set_fault(service, "no-notice", vm="sudden-0", count=1)
     incarnation = service.poll("sudden-1")["DocumentIncarnation"]
     restart(service, "sudden-0")
@@ -132,7 +132,7 @@ def test_a_client_meets_an_event_that_has_started(service: ServiceProcess) -> No
     assert [(e["EventStatus"], e["NotBefore"]) for e in document["Events"]] == [("Started", "")]
 
 
-def test_a_client_approves_and_the_event_is_gone(service: ServiceProcess) -> None:
+def test_an_event_disappears_after_the_approval_of_a_client(service: ServiceProcess) -> None:
     set_fault(service, "withdrawn-after-approval", vm="back-0", count=1)
     event = restart(service, "back-0")
     assert service.approve("back-0", event["id"]).status == 200
@@ -142,7 +142,7 @@ def test_a_client_approves_and_the_event_is_gone(service: ServiceProcess) -> Non
     assert over["reason"].endswith("(withdrawn-after-approval) of back-0")
 
 
-def test_a_client_meets_several_events_at_once(service: ServiceProcess) -> None:
+def test_a_client_gets_several_events_at_once(service: ServiceProcess) -> None:
     before = service.poll("many-0")["DocumentIncarnation"]
     made = set_fault(service, "several-at-once", scope="many", parameters={"events": 4})
     document = service.poll("many-0")
@@ -150,12 +150,12 @@ def test_a_client_meets_several_events_at_once(service: ServiceProcess) -> None:
     assert (len(document["Events"]), document["DocumentIncarnation"]) == (4, before + 4)
 
 
-def test_a_client_meets_an_event_that_is_not_its_own(service: ServiceProcess) -> None:
+def test_a_client_gets_an_event_of_its_neighbour_only(service: ServiceProcess) -> None:
     set_fault(service, "neighbour-only", vm="near-0")
     assert [e["Resources"] for e in service.poll("near-0")["Events"]] == [["near-1"]]
 
 
-def test_a_client_sees_the_incarnation_start_over(service: ServiceProcess) -> None:
+def test_a_client_gets_a_reset_incarnation(service: ServiceProcess) -> None:
     restart(service, "again-0")
     before = service.guest("again-1", "GET", POLL)
     set_fault(service, "incarnation-reset", vm="again-0")
@@ -165,18 +165,18 @@ def test_a_client_sees_the_incarnation_start_over(service: ServiceProcess) -> No
     assert before.headers["ETag"] != after.headers["ETag"]
 
 
-def test_each_of_the_fifteen_has_its_story_here() -> None:
+def test_each_of_the_fifteen_faults_has_a_test_here() -> None:
     kinds = {str(kind) for kind in FaultKind}
     assert len(kinds) == 15
     assert {kind for kind in kinds if f'"{kind}"' in Path(__file__).read_text(encoding="utf-8")} == kinds
 
 
-def test_a_count_and_a_duration_that_run_out_are_told_by_themselves(service: ServiceProcess) -> None:
+def test_a_fault_expires_by_its_count_and_by_its_duration_and_the_history_says_so(service: ServiceProcess) -> None:
     counted = set_fault(service, "gone", vm="scoped-0", count=2)["id"]
     brief = set_fault(service, "reset", scope="scoped", for_s=0.05)["id"]
     for _ in range(2):
         service.guest("scoped-0", "GET", POLL)
-    ends = eventually(lambda: texts if len(texts := told(service, scope="scoped")) == 4 else [])
+    ends = eventually(lambda: texts if len(texts := fault_texts(service, scope="scoped")) == 4 else [])
     assert sorted(ends) == sorted(
         [
             f"fault {counted} (gone) set for scoped-0 by USER, 2 requests at most, for 70 s at most",
@@ -188,37 +188,37 @@ def test_a_count_and_a_duration_that_run_out_are_told_by_themselves(service: Ser
     assert service.api("GET", "/faults").json["faults"] == []
 
 
-def test_the_story_of_a_vm_tells_what_is_on_and_what_was_touched(service: ServiceProcess) -> None:
-    fault = set_fault(service, "internal-error", vm="told-0", count=5)["id"]
-    everyone = set_fault(service, "no-notice", scope="told", for_s=3600)["id"]
+def test_the_explanation_of_a_vm_names_active_faults_and_affected_requests(service: ServiceProcess) -> None:
+    fault = set_fault(service, "internal-error", vm="explain-0", count=5)["id"]
+    everyone = set_fault(service, "no-notice", scope="explain", for_s=3600)["id"]
     for _ in range(3):
-        assert service.guest("told-0", "GET", POLL).status == 500
-    assert service.guest("told-1", "GET", POLL).status == 200
+        assert service.guest("explain-0", "GET", POLL).status == 500
+    assert service.guest("explain-1", "GET", POLL).status == 200
 
-    story = service.api("GET", "/explain/told-0").json
-    now = [re.sub(r"local user \w+", "USER", text) for text in story["now"]]
-    assert f"Fault {fault} (internal-error) is on for told-0, set by USER: it began" in " ".join(now)
+    explanation = service.api("GET", "/explain/explain-0").json
+    now = [re.sub(r"local user \w+", "USER", text) for text in explanation["now"]]
+    assert f"Fault {fault} (internal-error) is on for explain-0, set by USER: it began" in " ".join(now)
     assert "2 of 5 left." in " ".join(now)
-    assert any(text.startswith("It has affected 3 requests of told-0, the last") for text in now)
-    assert any(f"Fault {everyone} (no-notice) is on for availability set told" in text for text in now)
-    assert any(f"fault {fault} (internal-error) set for told-0" in line["text"] for line in story["lines"])
+    assert any(text.startswith("It has affected 3 requests of explain-0, the last") for text in now)
+    assert any(f"Fault {everyone} (no-notice) is on for availability set explain" in text for text in now)
+    assert any(f"fault {fault} (internal-error) set for explain-0" in line["text"] for line in explanation["lines"])
 
-    neighbour = service.api("GET", "/explain/told-1").json
+    neighbour = service.api("GET", "/explain/explain-1").json
     assert not any(f"Fault {fault} " in text for text in neighbour["now"])
     assert any(f"Fault {everyone} " in text for text in neighbour["now"])
 
-    event = restart(service, "told-0")
-    assert event["note"] == f"fault {everyone} (no-notice) of availability set told: no notice"
-    lines = [line.get("detail", "") for line in service.api("GET", "/explain/told-0").json["lines"]]
+    event = restart(service, "explain-0")
+    assert event["note"] == f"fault {everyone} (no-notice) of availability set explain: no notice"
+    lines = [line.get("detail", "") for line in service.api("GET", "/explain/explain-0").json["lines"]]
     assert any(f"no notice: fault {everyone} (no-notice)" in detail for detail in lines)
 
     assert [f["touched"] for f in clear(service, ids=[fault, everyone])["cleared"]] == [3, 1]
-    story = service.api("GET", "/explain/told-0").json
-    assert not any("is on for" in text for text in story["now"])
-    assert any("it touched 3 requests" in line["text"] for line in story["lines"])
+    explanation = service.api("GET", "/explain/explain-0").json
+    assert not any("is on for" in text for text in explanation["now"])
+    assert any("it touched 3 requests" in line["text"] for line in explanation["lines"])
 
 
-def test_what_is_cleared_is_chosen_by_kind_vm_scope_or_id(service: ServiceProcess) -> None:
+def test_faults_are_cleared_by_kind_vm_scope_or_id(service: ServiceProcess) -> None:
     kinds = ("reset", "empty-body")
     ids = {(kind, vm): set_fault(service, kind, vm=vm)["id"] for kind in kinds for vm in ("kept-0", "kept-1")}
     whole = set_fault(service, "stale", scope="kept")["id"]
@@ -231,10 +231,10 @@ def test_what_is_cleared_is_chosen_by_kind_vm_scope_or_id(service: ServiceProces
     assert cleared(kind="reset") == {ids["reset", "kept-1"]}
     assert service.api("DELETE", f"/faults/{ids['empty-body', 'kept-0']}").status == 200
     assert cleared(all=True) == {ids["empty-body", "kept-1"]}
-    assert service.api("POST", "/faults/clear", {}).json["error"]["message"].startswith("nothing says which faults")
+    assert service.api("POST", "/faults/clear", {}).json["error"]["message"].startswith("no faults are named")
 
 
-def test_a_killed_service_keeps_its_faults_and_its_counts(tmp_path: Path) -> None:
+def test_a_killed_service_keeps_faults_and_counts(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path / "d") as service:
         plain = service.guest("web-0", "GET", POLL).body
         set_fault(service, "gone", vm="web-0", count=3, for_s=60)
@@ -249,7 +249,7 @@ def test_a_killed_service_keeps_its_faults_and_its_counts(tmp_path: Path) -> Non
         assert answers[-1].body == plain
 
 
-def test_a_service_stops_while_answers_are_late_and_slow(tmp_path: Path) -> None:
+def test_a_service_stops_cleanly_while_answers_are_late_and_slow(tmp_path: Path) -> None:
     with ServiceProcess(data=tmp_path / "d") as service:
         set_fault(service, "late-first-answer", vm="web-0")
         set_fault(service, "slow-body", vm="web-1", parameters={"take_s": 120})

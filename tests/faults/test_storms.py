@@ -1,4 +1,4 @@
-"""Storms: same seed, same faults at the same offsets (spec §11)."""
+"""Fault storms: the same seed gives the same faults at the same offsets (spec §11)."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ TWO = [StormTarget(vm="sub/lab/a", has_neighbour=True), StormTarget(vm="sub/lab/
 
 @given(seed=st.integers(0, 2**53), for_s=st.floats(1, 3600))
 @settings(max_examples=100, deadline=None)
-def test_a_storm_follows_from_its_seed_alone(seed: int, for_s: float) -> None:
-    gusts = plan_storm(seed, TWO, for_s)
-    assert gusts == plan_storm(seed, list(reversed(TWO)), for_s)
-    assert all(0 <= gust.after_s < for_s for gust in gusts)
-    assert [gust.after_s for gust in gusts] == sorted(gust.after_s for gust in gusts)
+def test_a_storm_depends_only_on_its_seed(seed: int, for_s: float) -> None:
+    faults = plan_storm(seed, TWO, for_s)
+    assert faults == plan_storm(seed, list(reversed(TWO)), for_s)
+    assert all(0 <= fault.after_s < for_s for fault in faults)
+    assert [fault.after_s for fault in faults] == sorted(fault.after_s for fault in faults)
     longer = plan_storm(seed, TWO, for_s + 600)
-    assert longer[: len(gusts)] == gusts  # a longer storm begins the same
+    assert longer[: len(faults)] == faults  # a longer storm starts with the same faults
 
 
 @given(seed=st.integers(0, 2**53))
 @settings(max_examples=50, deadline=None)
-def test_every_fault_of_a_storm_could_be_set_by_hand(seed: int) -> None:
-    for gust in plan_storm(seed, TWO, 3600):
-        check_parameters(gust.kind, gust.parameters)
-        at_once = FAULT_DEFINITIONS[gust.kind].category is FaultCategory.AT_ONCE
-        assert (gust.count is None, gust.for_s is None) == (at_once, at_once)
-        assert fault_duration_s(gust.kind, gust.count, gust.for_s) == gust.for_s
-        assert gust.kind is not FaultKind.NEIGHBOUR_ONLY or gust.vm == "sub/lab/a"
+def test_every_fault_of_a_storm_is_a_valid_fault(seed: int) -> None:
+    for fault in plan_storm(seed, TWO, 3600):
+        check_parameters(fault.kind, fault.parameters)
+        at_once = FAULT_DEFINITIONS[fault.kind].category is FaultCategory.AT_ONCE
+        assert (fault.count is None, fault.for_s is None) == (at_once, at_once)
+        assert fault_duration_s(fault.kind, fault.count, fault.for_s) == fault.for_s
+        assert fault.kind is not FaultKind.NEIGHBOUR_ONLY or fault.vm == "sub/lab/a"
 
 
 def test_a_long_storm_has_every_kind() -> None:
-    assert {gust.kind for gust in plan_storm(1, TWO, 24 * 3600)} == set(FaultKind)
+    assert {fault.kind for fault in plan_storm(1, TWO, 24 * 3600)} == set(FaultKind)
 
 
-def test_this_seed_gives_this_storm_on_every_machine_and_in_every_release() -> None:
-    assert [(gust.after_s, str(gust.kind), gust.vm[-1], gust.count, gust.for_s) for gust in plan_storm(7, TWO, 60)] == [
+def test_a_seed_gives_the_same_storm_on_every_machine_and_in_every_release() -> None:
+    assert [
+        (fault.after_s, str(fault.kind), fault.vm[-1], fault.count, fault.for_s) for fault in plan_storm(7, TWO, 60)
+    ] == [
         (0, "gone", "b", 8, 26),
         (6, "unknown-version-404", "a", 2, 13),
         (21, "stale", "a", 5, 10),
@@ -53,8 +55,8 @@ def test_this_seed_gives_this_storm_on_every_machine_and_in_every_release() -> N
 
 
 @pytest.fixture
-def a_world() -> Iterator[Callable[[], World]]:
-    """Makes worlds that are all alike; closes them afterwards."""
+def make_world() -> Iterator[Callable[[], World]]:
+    """Return a function that makes equal worlds, which are closed after the test."""
     made: list[World] = []
 
     def make() -> World:
@@ -67,49 +69,51 @@ def a_world() -> Iterator[Callable[[], World]]:
         world.close()
 
 
-def play(world: World, seed: int = 7) -> list[str]:
+def run_storm(world: World, seed: int = 7) -> list[str]:
     begun = world.now
     vms = [world.vm("web-0"), world.vm("web-1")]
     world.do(world.control.fault_storms.start(seed, vms, for_s=600, who="ann"))
     for _ in range(20):
         world.advance(90)
-    told = [entry for entry in world.store.history() if entry.what == "fault"]
-    return [f"{entry.at - begun:.0f} {entry.text}" for entry in told]
+    entries = [entry for entry in world.store.history() if entry.what == "fault"]
+    return [f"{entry.at - begun:.0f} {entry.text}" for entry in entries]
 
 
-def test_two_labs_live_through_the_same_storm_in_the_same_way(a_world: Callable[[], World]) -> None:
-    one, other, third = a_world(), a_world(), a_world()
-    assert play(one) == play(other)
+def test_a_storm_has_the_same_effects_in_two_equal_labs(make_world: Callable[[], World]) -> None:
+    one, other, third = make_world(), make_world(), make_world()
+    assert run_storm(one) == run_storm(other)
     assert one.document("web-0") == other.document("web-0")
-    assert play(third, seed=8) != play(a_world())
+    assert run_storm(third, seed=8) != run_storm(make_world())
 
 
-def test_a_storm_tells_when_it_begins_and_when_its_last_fault_is_set(a_world: Callable[[], World]) -> None:
-    world = a_world()
-    lines = play(world)
+def test_the_history_says_when_a_storm_starts_and_when_its_last_fault_is_set(make_world: Callable[[], World]) -> None:
+    world = make_world()
+    lines = run_storm(world)
     assert lines[0].startswith("0 storm s1 with seed 7 set by ann: ")
     assert any(line.endswith("storm s1 is over: its last fault is set") for line in lines)
     assert world.control.faults.active.storms == ()
     assert all(" by storm s1" in line for line in lines if " set for " in line)
 
 
-def test_a_storm_goes_on_after_a_restart(a_world: Callable[[], World]) -> None:
-    calm, shaken = a_world(), a_world()
-    play(calm)
-    shaken.do(shaken.control.fault_storms.start(7, [shaken.vm("web-0"), shaken.vm("web-1")], for_s=600, who="ann"))
+def test_a_storm_continues_after_a_restart(make_world: Callable[[], World]) -> None:
+    uninterrupted, restarted = make_world(), make_world()
+    run_storm(uninterrupted)
+    restarted.do(
+        restarted.control.fault_storms.start(7, [restarted.vm("web-0"), restarted.vm("web-1")], for_s=600, who="ann")
+    )
     for _ in range(20):
-        shaken.advance(90)
-        shaken.restart()
+        restarted.advance(90)
+        restarted.restart()
 
     def kinds(world: World) -> list[str]:
         texts = (entry.text for entry in world.store.history() if entry.what == "fault")
         return [text.partition("(")[2].partition(")")[0] for text in texts if " set for " in text]
 
-    assert kinds(shaken) == kinds(calm)
+    assert kinds(restarted) == kinds(uninterrupted)
 
 
-def test_a_cleared_storm_sets_nothing_more(a_world: Callable[[], World]) -> None:
-    world = a_world()
+def test_a_cleared_storm_sets_no_more_faults(make_world: Callable[[], World]) -> None:
+    world = make_world()
     storm = world.do(world.control.fault_storms.start(7, [world.vm("web-0")], for_s=600, who="ann"))
     world.settle()
     ended = world.do(world.control.fault_storms.clear([storm.id], who="bob"))
@@ -119,8 +123,8 @@ def test_a_cleared_storm_sets_nothing_more(a_world: Callable[[], World]) -> None
     assert len([e for e in world.store.history() if " set for " in e.text]) == count
 
 
-def test_a_vm_that_has_left_is_passed_over(a_world: Callable[[], World]) -> None:
-    world = a_world()
+def test_a_storm_skips_a_vm_that_was_removed(make_world: Callable[[], World]) -> None:
+    world = make_world()
     vm = world.vm("web-0")
     world.do(world.control.fault_storms.start(7, [vm], for_s=600, who="ann"))
     world.do(world.control.fleet.apply_change(FleetChange(removed=(vm,)), who="ann"))
@@ -130,8 +134,8 @@ def test_a_vm_that_has_left_is_passed_over(a_world: Callable[[], World]) -> None
     assert texts[-1].endswith("for web-0: VM 'web-0' does not exist any more")
 
 
-def test_a_storm_that_cannot_be_is_refused(a_world: Callable[[], World]) -> None:
-    world = a_world()
+def test_a_storm_without_duration_or_vms_is_rejected(make_world: Callable[[], World]) -> None:
+    world = make_world()
     with pytest.raises(Rejected, match="a storm cannot last 0 s: give more than 0 s, up to 86400 s"):
         world.do(world.control.fault_storms.start(7, [world.vm("web-0")], for_s=0, who="ann"))
     with pytest.raises(Refused, match="a storm needs a VM to hit"):

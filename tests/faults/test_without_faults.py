@@ -1,4 +1,4 @@
-"""With no fault set nothing differs, and a fault for others differs for them alone (spec §11)."""
+"""Without a fault nothing changes, and a fault changes nothing for other VMs and scopes (spec §11)."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ requests = st.fixed_dictionaries(
 )
 
 
-@given(asked=st.lists(requests, min_size=1, max_size=6), kinds=st.sets(st.sampled_from(FaultKind), min_size=1))
+@given(sent=st.lists(requests, min_size=1, max_size=6), kinds=st.sets(st.sampled_from(FaultKind), min_size=1))
 @settings(max_examples=40, deadline=None)
 def test_a_vm_without_a_fault_is_answered_byte_for_byte_as_before(
-    new_world: Any, fault: Any, notice: Any, asked: list[dict[str, Any]], kinds: set[FaultKind]
+    new_world: Any, fault: Any, notice: Any, sent: list[dict[str, Any]], kinds: set[FaultKind]
 ) -> None:
     async def answers(world: Any) -> list[bytes]:
         got = []
-        for each in asked:
+        for each in sent:
             reply = await world.ask(each["target"], method=each["method"], body=each["body"], **each["headers"])
             got.append(reply.raw)
         return got
 
-    async def story() -> None:
+    async def scenario() -> None:
         world = await new_world()
         try:
             world.backend.show("pair", notice())
             before = await answers(world)
-            world.arm(*(fault(kind, id=kind, vm="b") for kind in sorted(kinds)))
+            world.set_faults(*(fault(kind, id=kind, vm="b") for kind in sorted(kinds)))
             assert await answers(world) == before
-            world.arm(*(fault(kind, id=kind, vm="", scope_id="single") for kind in sorted(kinds)))
+            world.set_faults(*(fault(kind, id=kind, vm="", scope_id="single") for kind in sorted(kinds)))
             assert await answers(world) == before
             assert world.server.faults.take_hits() == []
-            world.arm()
+            world.set_faults()
             assert await answers(world) == before
         finally:
             await world.close()
 
     with asyncio.Runner() as runner:
-        runner.run(story())
+        runner.run(scenario())
 
 
 steps = st.lists(
@@ -76,13 +76,13 @@ steps = st.lists(
 LASTING = [kind for kind, row in FAULT_DEFINITIONS.items() if row.category is not FaultCategory.AT_ONCE]
 
 
-def a_world() -> World:
+def make_world() -> World:
     web = [a_vm(f"web-{n}", availability_set="web", update_domain=n, host=f"h{n + 1}") for n in (0, 1)]
     return World(vms=[*web, a_vm("other", host="h3")], hosts=[a_host(f"h{n}") for n in (1, 2, 3)])
 
 
-def lived(world: World, steps: list[tuple[Any, ...]]) -> list[str]:
-    """What was said of the scope, and what its VMs were shown."""
+def take_steps(world: World, steps: list[tuple[Any, ...]]) -> list[str]:
+    """Take the steps; return the documents of web-0 and the history of its scope."""
     shown = []
     for what, how, vm in steps:
         if what == "ask" and not any(
@@ -101,17 +101,17 @@ def lived(world: World, steps: list[tuple[Any, ...]]) -> list[str]:
 
 @given(steps=steps, kinds=st.lists(st.sampled_from(LASTING), unique=True), clear=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_a_scope_lives_as_if_the_faults_of_another_did_not_exist(
+def test_faults_of_another_scope_have_no_effect_on_a_scope(
     steps: list[tuple[Any, ...]], kinds: list[FaultKind], clear: bool
 ) -> None:
-    plain, faulty = a_world(), a_world()
+    plain, faulty = make_world(), make_world()
     try:
         other = FaultTarget(name="other", vm=faulty.vm("other"))
         for kind in kinds:
             faulty.do(faulty.control.faults.set(FaultSpec(kind=kind, target=other), who="ann"))
         if clear:
             faulty.do(faulty.control.faults.clear(lambda fault: True, who="ann"))
-        assert lived(faulty, steps) == lived(plain, steps)
+        assert take_steps(faulty, steps) == take_steps(plain, steps)
     finally:
         plain.close()
         faulty.close()

@@ -1,6 +1,7 @@
-"""The judge of single commits: what may become of a scope and its events from one commit to the next.
+"""Checks of single commits: how a scope and its events may change from one commit to the next.
 
-A subscriber's error is only reported, so what is wrong is gathered in `wrongs`; the machine asks after every step.
+An error that a subscriber raises is only logged, so violations are collected in `violations`, and the state machine
+checks them after every step.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from forewarn.core.scope import Scope
 from forewarn.protocol.document import Kind
 from forewarn.store.interface import AppliedCommit, Store
 
-_STEPS = {EntryKind.PUBLISHED, EntryKind.STARTED, EntryKind.FINISHED, EntryKind.WITHDRAWN}
+_DOCUMENT_CHANGES = {EntryKind.PUBLISHED, EntryKind.STARTED, EntryKind.FINISHED, EntryKind.WITHDRAWN}
 _USER_OPERATIONS = {Cause.SCALE_IN, *(cause for cause, row in CAUSE_RULES.items() if row.by_user)}
-_NEXT = {
+_NEXT_STATES = {
     None: set(EventState),
     EventState.SCHEDULED: set(EventState),
     EventState.STARTED: {EventState.STARTED, EventState.OVER},
@@ -28,138 +29,140 @@ _NEXT = {
 }
 
 
-class Watch:
+class CommitChecker:
+    """Subscribes to a store and checks every commit against the specification."""
+
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.scopes: dict[str, Scope] = {}
         self.events: dict[str, Event] = {}
         self.hosts: set[str] = set()
         self.resumed_at: float | None = None
-        self.wrongs: list[str] = []
+        self.violations: list[str] = []
         self._shown: dict[tuple[str, int, int], object] = {}
         self._store: Store
 
     def follow(self, store: Store, resumed_at: float | None) -> None:
-        """Hear what this process commits; what its predecessors did is known already."""
+        """Check the commits of a new process on this store; the state that earlier ones left is known."""
         self._store = store
         self.resumed_at = resumed_at
         self.hosts = {host.name for host in store.hosts()}
-        store.subscribe(self._hear)
+        store.subscribe(self._check_commit)
 
-    def _hear(self, committed: AppliedCommit) -> None:
-        commit = committed.commit
+    def _check_commit(self, applied: AppliedCommit) -> None:
+        commit = applied.commit
         self.hosts = (self.hosts | {host.name for host in commit.hosts}) - set(commit.removed_hosts)
         for scope in commit.scopes:
             entries = [entry for entry in commit.entries if entry.scope_id == scope.id]
             for event in commit.events:
                 if event.scope_id == scope.id:
-                    self._judge_event(scope, self.events.get(event.id), event)
+                    self._check_event(scope, self.events.get(event.id), event)
                     self.events[event.id] = event
-            self._judge_document(self.scopes.get(scope.id), scope, entries)
-            self._judge_scope(scope)
+            self._check_document(self.scopes.get(scope.id), scope, entries)
+            self._check_scope(scope)
             self.scopes[scope.id] = scope
 
-    def _say(self, sentence: str, *things: object) -> None:
-        self.wrongs.append(f"{sentence}: {things!r}")
+    def _report(self, sentence: str, *things: object) -> None:
+        self.violations.append(f"{sentence}: {things!r}")
 
-    def _judge_document(self, old: Scope | None, new: Scope, entries: list[HistoryEntry]) -> None:
+    def _check_document(self, old: Scope | None, new: Scope, entries: list[HistoryEntry]) -> None:
         """Spec §4.2, DocumentIncarnation."""
-        steps = sum(1 for entry in entries if entry.what in _STEPS and self.events[entry.event_id].listed)
+        steps = sum(1 for entry in entries if entry.what in _DOCUMENT_CHANGES and self.events[entry.event_id].listed)
         if old is not None and old.epoch == new.epoch:
             if new.incarnation - old.incarnation != steps:
-                self._say("§4.2 the incarnation counts changes", old.incarnation, new.incarnation, entries)
+                self._report("§4.2 the incarnation counts changes", old.incarnation, new.incarnation, entries)
         elif old is not None and (new.epoch != old.epoch + 1 or old.is_enabled or not new.is_enabled):
-            self._say("§8.1 only enabling begins an epoch", old.epoch, new.epoch)
+            self._report("§8.1 only enabling begins an epoch", old.epoch, new.epoch)
         if not new.is_enabled:
             return
         document = document_for(new)
         if self._shown.setdefault((new.id, new.epoch, new.incarnation), document) != document:
-            self._say("§4.2 same number, same content", new.id, new.epoch, document)
+            self._report("§4.2 same incarnation, same content", new.id, new.epoch, document)
 
-    def _judge_scope(self, scope: Scope) -> None:
+    def _check_scope(self, scope: Scope) -> None:
         domains = {e.update_domain for e in scope.live_events(EventState.STARTED) if e.rules.planned}
         if len(domains) > 1:
-            self._say("§6.2 one update domain at a time", scope.id, domains)
+            self._report("§6.2 one update domain at a time", scope.id, domains)
         busy = Counter(name for e in scope.live_events() if e.cause in _USER_OPERATIONS for name in e.vms)
         if any(count > 1 for count in busy.values()):
-            self._say("§8.4 one user operation per VM", busy)
+            self._report("§8.4 one user operation per VM", busy)
         pending = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
         if len(pending) > self.policy.max_user_operations:
-            self._say("§8.4 the limit of user operations", len(pending))
+            self._report("§8.4 the limit of user operations", len(pending))
         for vm in scope.present_vms:
             if (vm.power is PowerState.DEALLOCATED) != (vm.host == ""):
-                self._say("a VM is on a host unless it is deallocated", vm.name, vm.power, vm.host)
+                self._report("a VM is on a host unless it is deallocated", vm.name, vm.power, vm.host)
             if vm.host and vm.host not in self.hosts:
-                self._say("a VM is on a host that exists", vm.name, vm.host)
+                self._report("a VM is on a host that exists", vm.name, vm.host)
 
-    def _judge_event(self, scope: Scope, old: Event | None, new: Event) -> None:
-        if new.status not in _NEXT[old.status if old else None]:
-            self._say("§6.1 every edge goes one way", old and old.status, new)
+    def _check_event(self, scope: Scope, old: Event | None, new: Event) -> None:
+        if new.status not in _NEXT_STATES[old.status if old else None]:
+            self._report("§6.1 states change in one direction only", old and old.status, new)
         if old is None:
-            self._judge_new(scope, new)
+            self._check_new(scope, new)
         else:
-            self._judge_facts(old, new)
+            self._check_facts(old, new)
         started_before = old is not None and old.status is not EventState.SCHEDULED
         if new.started_at is not None and not started_before:
-            self._judge_start(scope, old, new)
+            self._check_start(scope, old, new)
         if new.status is EventState.OVER:
-            self._judge_end(new)
+            self._check_end(new)
 
-    def _judge_new(self, scope: Scope, event: Event) -> None:
-        there = [scope.vm(name) for name in event.vms]
+    def _check_new(self, scope: Scope, event: Event) -> None:
+        vms = [scope.vm(name) for name in event.vms]
         if not event.vms or len(set(event.vms)) != len(event.vms):
-            self._say("an event lists each of its VMs once", event)
-        if any(vm is not None and vm.update_domain != event.update_domain for vm in there):
-            self._say("§7.3 Resources stay within one update domain", event)
+            self._report("an event lists each of its VMs once", event)
+        if any(vm is not None and vm.update_domain != event.update_domain for vm in vms):
+            self._report("§7.3 Resources stay within one update domain", event)
         if event.not_before != int(event.not_before):
-            self._say("§4.2 NotBefore is whole seconds", event)
+            self._report("§4.2 NotBefore is whole seconds", event)
 
-    def _judge_facts(self, old: Event, new: Event) -> None:
+    def _check_facts(self, old: Event, new: Event) -> None:
         fixed = ("vms", "not_before", "cause", "gate_id", "scope_id", "update_domain", "seq", "published_at", "listed")
         if any(getattr(old, name) != getattr(new, name) for name in fixed):
-            self._say("§4.2 what was published never changes", old, new)
+            self._report("§4.2 what was published never changes", old, new)
         if old.approved_at is not None and (old.approved_at, old.approved_by) != (new.approved_at, new.approved_by):
-            self._say("§5.3 an approval is never lost", old, new)
+            self._report("§5.3 an approval is never lost", old, new)
         known = {act.id: act for act in new.acts}
         for act in old.acts:
             if act.outcome is not None and known.get(act.id) != act:
-                self._say("an outcome is never lost", act, known.get(act.id))
+                self._report("an outcome is never lost", act, known.get(act.id))
 
-    def _judge_start(self, scope: Scope, old: Event | None, event: Event) -> None:
+    def _check_start(self, scope: Scope, old: Event | None, event: Event) -> None:
         """Spec §6.2: when an event starts."""
         assert event.started_at is not None
         if old is None and event.status is not EventState.OVER and event.cause is not Cause.HOST_FAILED:
             if event.listed and event.approved_by != "policy":
-                self._say("§6.1 only failures and policy start with no notice", event)
+                self._report("§6.1 only failures and policy start with no notice", event)
             return
         if old is None:
             return
         approved = event.approved_at is not None
         if not approved and event.started_at < event.not_before:
-            self._say("§6.2 no event starts before it is ready", event)
+            self._report("§6.2 no event starts before it is ready", event)
         gate = self._store.gate(event.gate_id) if event.gate_id else None
         if event.gate_id and (gate is None or gate.released_at != event.started_at):
-            self._say("§6.2 events start together, through a released gate", event, gate)
+            self._report("§6.2 events start together, through a released gate", event, gate)
         if not approved and gate is None:
-            self._judge_grace(event)
+            self._check_grace(event)
         if event.rules.kind is Kind.TERMINATE and scope.is_placement_group and event.started_at < event.not_before:
             left = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.kind is Kind.TERMINATE]
             if left:
-                self._say("§6.2 Terminates of a placement group start together", event, left)
+                self._report("§6.2 Terminates of a placement group start together", event, left)
 
-    def _judge_grace(self, event: Event) -> None:
-        back = self.resumed_at
-        if back is None or event.not_before > back or event.started_at is None:
+    def _check_grace(self, event: Event) -> None:
+        resumed_at = self.resumed_at
+        if resumed_at is None or event.not_before > resumed_at or event.started_at is None:
             return
-        if event.started_at < back + self.policy.grace_s:
-            self._say("what came due while nobody could poll waits a moment", event, back)
+        if event.started_at < resumed_at + self.policy.grace_s:
+            self._report("events that came due while no VM could poll wait for the grace period", event, resumed_at)
 
-    def _judge_end(self, event: Event) -> None:
+    def _check_end(self, event: Event) -> None:
         if event.unfinished_acts:
-            self._say("§6.5 an event stays until every outcome is known", event)
+            self._report("§6.5 an event stays until every outcome is known", event)
         known = [act.outcome.at for act in event.acts if act.outcome is not None]
         settle_s = self.policy.settle_s if event.listed else 0
         if known and event.over_at is not None and event.over_at < max(known) + settle_s:
-            self._say("§6.5 the settling time", event)
+            self._report("§6.5 the settling time", event)
         if event.started_at is None and event.ending is None:
-            self._say(f"an event that {PLATFORM_ACTOR} ended says how", event)
+            self._report(f"an event that {PLATFORM_ACTOR} ended has an ending", event)

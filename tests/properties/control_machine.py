@@ -1,7 +1,7 @@
-"""Everything that can be asked of a control plane, in any order, with crashes between any two writes.
+"""A hypothesis state machine: any requests to a control plane, with crashes between any two writes.
 
-The machine knows what was accepted; `watch` judges every commit, `rest` a world at rest. Calls come in as they do in
-life: some one after the other, some together, with or without a turn in between.
+The machine knows which requests were accepted. `commit_checks` checks every commit, `resting_state_checks` a world at
+rest. Calls come one after the other or together, with or without a reconcile pass between them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from forewarn.hypervisor.simulated import (
 )
 from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import LastPoll
-from tests.properties.commit_checks import Watch
-from tests.properties.crashing_stores import Died, Fate, MortalMemory, MortalStore, MortalWorld
+from tests.properties.commit_checks import CommitChecker
+from tests.properties.crashing_stores import CrashingMemoryStore, CrashingStore, CrashingWorld, FailurePlan, ProcessDied
 from tests.properties.random_fleets import SmallFleet, small_fleets
-from tests.properties.resting_state_checks import LIVE, must_be_at_rest, must_be_over
+from tests.properties.resting_state_checks import LIVE, assert_all_over, assert_at_rest
 from tests.support.world import a_host
 
 T = TypeVar("T")
-Doing = Coroutine[Any, Any, object]
+Call = Coroutine[Any, Any, object]
 DAY = 24 * 3600.0
 
 ASKS = st.sampled_from(
@@ -56,7 +56,7 @@ ASKS = st.sampled_from(
 )
 PICKS = st.integers(0, 19)
 NOTICES = st.sampled_from([(0.0, False), (0.0, True), (5.0, True), (60.0, False), (3600.0, False)])
-SPANS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
+DURATIONS = st.sampled_from([0.5, 1.0, 9.0, 31.0, 61.0, 299.0, 601.0, 900.0, 901.0, 3600.0, 25 * 3600.0])
 RULES: st.SearchStrategy[BehaviourRule] = st.one_of(
     st.builds(FailRule, vm=st.sampled_from(["*", "a_*", "*_0"]), verb=st.sampled_from([None, *Verb])),
     st.builds(UnreachableRule, vm=st.sampled_from(["*", "a_*", "*_0"]), times=st.integers(1, 6)),
@@ -72,55 +72,57 @@ def chosen(things: Sequence[T], pick: int) -> T:
 class ControlMachine(RuleBasedStateMachine):
     enablement: ClassVar[EnablementMode] = EnablementMode.ALWAYS
 
-    def new_store(self) -> MortalStore:
-        return MortalMemory()
+    def new_store(self) -> CrashingStore:
+        return CrashingMemoryStore()
 
-    @initialize(fleet=small_fleets(), settle_s=st.sampled_from([0.0, 0.0, 45.0]), most=st.sampled_from([1, 2, 100]))
-    def begin(self, fleet: SmallFleet, settle_s: float, most: int) -> None:
-        policy = Policy(enablement=self.enablement, max_user_operations=most, settle_s=settle_s)
-        self.world = MortalWorld(self.new_store(), policy=policy)
-        self.watch = Watch(policy)
-        self.watch.follow(self.world.store, None)
+    @initialize(
+        fleet=small_fleets(), settle_s=st.sampled_from([0.0, 0.0, 45.0]), max_operations=st.sampled_from([1, 2, 100])
+    )
+    def begin(self, fleet: SmallFleet, settle_s: float, max_operations: int) -> None:
+        policy = Policy(enablement=self.enablement, max_user_operations=max_operations, settle_s=settle_s)
+        self.world = CrashingWorld(self.new_store(), policy=policy)
+        self.checker = CommitChecker(policy)
+        self.checker.follow(self.world.store, None)
         self.accepted: dict[str, tuple[str, ...]] = {}  # request → the VMs it is about
         self.rollouts: list[str] = []
         self.approved: set[str] = set()
         self.attempt(self._change(FleetChange(hosts=fleet.hosts, vms=fleet.vms)))
 
-    # --- doing -------------------------------------------------------------------------------------------------
+    # --- running calls ---
 
-    def attempt(self, *doings: Doing) -> bool:
-        """Run these together; what is refused must leave no trace, and what dies is followed by a new process.
+    def attempt(self, *calls: Call) -> bool:
+        """Run these calls together; return whether all of them succeeded.
 
-        Whether all of them came to a good end.
+        A refused call must change nothing. If the process dies, a new one takes over.
         """
-        self.fate.turns = 0
+        self.failures.passes = 0
         seq = self.world.store.last_seq()
 
         async def together() -> list[object]:
-            return await asyncio.gather(*doings, return_exceptions=True)
+            return await asyncio.gather(*calls, return_exceptions=True)
 
         results = self.world.do(together())
 
-        if any(isinstance(result, Died) for result in results):
-            self._revive()
+        if any(isinstance(result, ProcessDied) for result in results):
+            self._restart_process()
             return False
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, Rejected | Unavailable | Conflict):
                 raise result
             assert not isinstance(result, ForewarnError) or str(result)
         if len(results) == 1 and isinstance(results[0], Rejected):
-            assert self.world.store.last_seq() == seq, f"refused, and not without effect: {results[0]}"
+            assert self.world.store.last_seq() == seq, f"refused, but something was written: {results[0]}"
         return not any(isinstance(result, BaseException) for result in results)
 
-    def _revive(self) -> None:
-        self.world.reborn()
-        self.watch.follow(self.world.store, self.world.now)
+    def _restart_process(self) -> None:
+        self.world.restart_process()
+        self.checker.follow(self.world.store, self.world.now)
 
     @property
-    def fate(self) -> Fate:
-        return self.world.fate
+    def failures(self) -> FailurePlan:
+        return self.world.failures
 
-    # --- what there is -----------------------------------------------------------------------------------------
+    # --- picking things ---
 
     def vms(self) -> list[Vm]:
         return self.world.store.vms()
@@ -137,7 +139,7 @@ class ControlMachine(RuleBasedStateMachine):
     def live(self) -> list[Event]:
         return self.world.store.events(statuses=LIVE)
 
-    # --- what can be done --------------------------------------------------------------------------------------
+    # --- calls ---
 
     async def _ask(self, ask: RequestedOperation, vms: Sequence[Vm], notice: tuple[float, bool]) -> None:
         requests = self.world.control.requests
@@ -147,7 +149,7 @@ class ControlMachine(RuleBasedStateMachine):
     async def _change(self, change: FleetChange) -> None:
         await self.world.control.fleet.apply_change(change, who="test")
 
-    async def _strike_host(self, ask: RequestedOperation, host: Host, notice: tuple[float, bool]) -> None:
+    async def _break_host(self, ask: RequestedOperation, host: Host, notice: tuple[float, bool]) -> None:
         requests = self.world.control.requests
         names = tuple(vm.name for vm in self.world.store.vms(host=host.name))
         if ask is RequestedOperation.FAIL:
@@ -171,14 +173,14 @@ class ControlMachine(RuleBasedStateMachine):
             assert event is None or event.scope_id != vm.scope_id or not event.listed
 
     async def _poll(self, vm: Vm) -> None:
-        """What a metadata server does for a request: enable the scope, and note who asked."""
+        """Do what the metadata server does for a poll: enable the scope, and record the poll."""
         scope = self.world.store.scope(vm.scope_id)
         if scope is not None and not scope.is_enabled:
             await self.world.control.guests.enable_scope_of(vm.key)
-        polled = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST_VERSION)
-        await self.world.store.record_observations([polled], [])
+        last_poll = LastPoll(vm=vm.key, scope_id=vm.scope_id, at=self.world.now, version=NEWEST_VERSION)
+        await self.world.store.record_observations([last_poll], [])
 
-    # --- rules -------------------------------------------------------------------------------------------------
+    # --- rules ---
 
     @rule(ask=ASKS, picks=st.lists(PICKS, min_size=1, max_size=3), notice=NOTICES)
     def ask(self, ask: RequestedOperation, picks: list[int], notice: tuple[float, bool]) -> None:
@@ -186,8 +188,8 @@ class ControlMachine(RuleBasedStateMachine):
         self.attempt(self._ask(ask, vms, notice))
 
     @rule(ask=st.sampled_from([RequestedOperation.DEGRADE, RequestedOperation.FAIL]), pick=PICKS, notice=NOTICES)
-    def strike_host(self, ask: RequestedOperation, pick: int, notice: tuple[float, bool]) -> None:
-        self.attempt(self._strike_host(ask, self.host(pick), notice))
+    def break_host(self, ask: RequestedOperation, pick: int, notice: tuple[float, bool]) -> None:
+        self.attempt(self._break_host(ask, self.host(pick), notice))
 
     @rule(pick=PICKS)
     def repair(self, pick: int) -> None:
@@ -196,15 +198,15 @@ class ControlMachine(RuleBasedStateMachine):
     @rule(
         impact=st.sampled_from(RolloutImpact),
         picks=st.lists(PICKS, min_size=1, max_size=3),
-        loud=st.booleans(),
+        upper_case=st.booleans(),
         max_failures=st.integers(0, 2),
         notice=NOTICES,
     )
     def roll_out_over_hosts(
-        self, impact: RolloutImpact, picks: list[int], loud: bool, max_failures: int, notice: tuple[float, bool]
+        self, impact: RolloutImpact, picks: list[int], upper_case: bool, max_failures: int, notice: tuple[float, bool]
     ) -> None:
         names = [self.host(pick).name for pick in picks]
-        hosts = tuple(name.upper() if loud else name for name in names)
+        hosts = tuple(name.upper() if upper_case else name for name in names)
         self.attempt(self._roll_out(Rollout(impact=impact, hosts=hosts, max_failures=max_failures), notice))
 
     @precondition(lambda self: self.vms())
@@ -217,7 +219,7 @@ class ControlMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rollouts)
     @rule(pick=PICKS, progress=st.sampled_from([RolloutState.PAUSED, RolloutState.RUNNING, RolloutState.ABORTED]))
-    def steer(self, pick: int, progress: RolloutState) -> None:
+    def change_rollout_state(self, pick: int, progress: RolloutState) -> None:
         self.attempt(self.world.control.requests.change_rollout_state(chosen(self.rollouts, pick), progress, who="op"))
 
     @precondition(lambda self: self.vms() and self.world.store.events())
@@ -230,14 +232,14 @@ class ControlMachine(RuleBasedStateMachine):
             assert self.world.store.last_seq() == seq, "§5.2 nothing of the request takes effect"
 
     @precondition(lambda self: self.live())
-    @rule(pick=PICKS, everything=st.booleans(), also_turn=st.booleans())
-    def approve_what_is_pending(self, pick: int, everything: bool, also_turn: bool) -> None:
+    @rule(pick=PICKS, everything=st.booleans(), then_settle=st.booleans())
+    def approve_what_is_pending(self, pick: int, everything: bool, then_settle: bool) -> None:
         event = chosen(self.live(), pick)
         scope = self.world.store.scope(event.scope_id)
         if scope is not None and scope.present_vms and event.listed:
             wanted = [e.id for e in scope.live_events() if e.listed and (everything or e.id == event.id)]
             self.attempt(self._approve(chosen(scope.present_vms, pick), tuple(wanted)))
-        if also_turn:
+        if then_settle:
             self.settle()
 
     @precondition(lambda self: self.world.store.events())
@@ -254,10 +256,10 @@ class ControlMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, twice=st.booleans())
     def withdraw(self, pick: int, twice: bool) -> None:
         event = chosen(self.live() or self.world.store.events(), pick)
-        doings = [self.world.control.requests.withdraw(event.id, who="op") for _ in range(1 + twice)]
-        self.fate.naps = 1
-        self.attempt(*doings)
-        self.fate.naps = 0
+        calls = [self.world.control.requests.withdraw(event.id, who="op") for _ in range(1 + twice)]
+        self.failures.yields = 1
+        self.attempt(*calls)
+        self.failures.yields = 0
 
     @precondition(lambda self: self.vms())
     @rule(pick=PICKS)
@@ -296,37 +298,37 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.vms())
     @rule(
         asks=st.lists(st.tuples(ASKS, PICKS, PICKS, NOTICES), min_size=1, max_size=4),
-        naps=st.integers(1, 3),
-        turn=st.booleans(),
+        yields=st.integers(1, 3),
+        with_reconciler=st.booleans(),
     )
     def ask_together(
-        self, asks: list[tuple[RequestedOperation, int, int, tuple[float, bool]]], naps: int, turn: bool
+        self, asks: list[tuple[RequestedOperation, int, int, tuple[float, bool]]], yields: int, with_reconciler: bool
     ) -> None:
-        """Several callers and the reconciler at once, on a store whose writes take a moment."""
+        """Several callers and the reconciler run concurrently, on a store with slow writes."""
         vms = self.vms()
-        doings: list[Doing] = [
+        calls: list[Call] = [
             self._ask(ask, [vms[n] for n in {one % len(vms), other % len(vms)}], notice)
             for ask, one, other, notice in asks
         ]
-        if turn:
-            doings.insert(len(doings) // 2, self.world.control.reconciler.run_until_settled())
-        self.fate.naps = naps
-        self.attempt(*doings)
-        self.fate.naps = 0
+        if with_reconciler:
+            calls.insert(len(calls) // 2, self.world.control.reconciler.run_until_settled())
+        self.failures.yields = yields
+        self.attempt(*calls)
+        self.failures.yields = 0
 
     @rule()
     def settle(self) -> None:
         if self.attempt(self.world.control.reconciler.run_until_settled()):
-            must_be_at_rest(self.world)
+            assert_at_rest(self.world)
 
-    @rule(by_s=SPANS)
+    @rule(by_s=DURATIONS)
     def advance(self, by_s: float) -> None:
         if self.attempt(self.world.control.lab_clock.advance(by_s)):
-            must_be_at_rest(self.world)
+            assert_at_rest(self.world)
 
     @rule(by_s=st.sampled_from([61.0, 900.0, 25 * 3600.0]))
     def let_time_pass(self, by_s: float) -> None:
-        """Nobody steps from wake-up to wake-up, and nobody counts as polling meanwhile."""
+        """Skip time without stopping at due times, and without VMs that count as polling."""
         if self.attempt(self.world.control.reconciler.run_until_settled()):
             self.world.clock.apply_setting(self.world.clock.setting_after_jump(self.world.now + by_s))
             self.settle()
@@ -334,13 +336,13 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.store.events(statuses=[EventState.SCHEDULED]))
     @rule(pick=PICKS, writes=st.integers(1, 6), late=st.booleans())
     def die_when_due(self, pick: int, writes: int, late: bool) -> None:
-        """The process dies in the very turn in which an event falls due."""
+        """The process dies in the reconcile pass in which an event is due."""
         event = chosen(self.world.store.events(statuses=[EventState.SCHEDULED]), pick)
         if (left_s := event.not_before - 0.5 - self.world.now) > 0:
             self.advance(left_s)
         self.die_soon(writes, late)
         self.advance(0.5)
-        self.fate.dies_in = None
+        self.failures.dies_in = None
         self.settle()
 
     @rule(impact=st.sampled_from(RolloutImpact), at=PICKS, pick=PICKS, writes=st.integers(1, 8), late=st.booleans())
@@ -352,8 +354,8 @@ class ControlMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._gated())
     @rule(pick=PICKS)
-    def part_a_host(self, pick: int) -> None:
-        """All but one of the events behind a gate are approved, and that one is withdrawn."""
+    def approve_all_but_one_behind_a_gate(self, pick: int) -> None:
+        """Approve all but one of the events behind a gate, and withdraw that one."""
         last, *others = [e for e in self._gated() if e.gate_id == chosen(self._gated(), pick).gate_id]
         requests = self.world.control.requests
         for event in others:
@@ -368,7 +370,7 @@ class ControlMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.vms())
     @rule(ask=st.sampled_from([RequestedOperation.DELETE, RequestedOperation.SCALE_IN]), pick=PICKS, first=PICKS)
     def shrink_a_scope(self, ask: RequestedOperation, pick: int, first: int) -> None:
-        """Two VMs of a scope are to be deleted, and one of the two is approved."""
+        """Delete two VMs of a scope, and approve one of the two events."""
         scope_id = chosen(self.vms(), pick).scope_id
         self.attempt(self._ask(ask, self.world.store.vms(scope_id=scope_id)[:2], (0.0, False)))
         if pending := self.world.store.events(scope_id=scope_id, statuses=[EventState.SCHEDULED]):
@@ -377,21 +379,21 @@ class ControlMachine(RuleBasedStateMachine):
 
     @rule(writes=st.integers(0, 8), late=st.booleans())
     def die_soon(self, writes: int, late: bool) -> None:
-        self.fate.dies_in, self.fate.dies_late = writes, late
+        self.failures.dies_in, self.failures.dies_late = writes, late
 
     @rule(writes=st.integers(0, 8))
     def fail_soon(self, writes: int) -> None:
-        self.fate.fails_in = writes
+        self.failures.fails_in = writes
 
     @rule()
     def restart(self) -> None:
-        self._revive()
+        self._restart_process()
 
-    # --- what must hold ----------------------------------------------------------------------------------------
+    # --- invariants ---
 
     @invariant()
-    def no_commit_was_wrong(self) -> None:
-        assert not self.watch.wrongs, "\n".join(self.watch.wrongs)
+    def every_commit_was_correct(self) -> None:
+        assert not self.checker.violations, "\n".join(self.checker.violations)
 
     @invariant()
     def nothing_accepted_is_lost(self) -> None:
@@ -404,7 +406,7 @@ class ControlMachine(RuleBasedStateMachine):
             assert event.approved_at is not None or event.status is not EventState.SCHEDULED
 
     def _accounted_for(self, request_id: str) -> set[str]:
-        """The VMs for which there is an event, or will be, or the history says why not."""
+        """Return the VMs that have an event, a planned event, or a history entry that says why not."""
         store = self.world.store
         events = store.events(request_id=request_id)
         listed = {name for event in events for name in event.vms}
@@ -416,21 +418,21 @@ class ControlMachine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         try:
-            self._end_well()
+            self._run_to_the_end()
         finally:
             self.world.close()
 
-    def _end_well(self) -> None:
-        """With a hypervisor that works and nobody interfering, everything comes to its end."""
-        self.fate.dies_in = self.fate.fails_in = None
+    def _run_to_the_end(self) -> None:
+        """With a working hypervisor and no more requests, all events end."""
+        self.failures.dies_in = self.failures.fails_in = None
         self.world.hypervisor.set_behaviour(SimulatedBehaviour())
-        self.fate.turns = 0
+        self.failures.passes = 0
         self.world.settle()
-        self.no_commit_was_wrong()
-        must_be_at_rest(self.world)
+        self.every_commit_was_correct()
+        assert_at_rest(self.world)
         self.let_time_pass(61.0)
         self.world.advance(30 * DAY)
-        self.no_commit_was_wrong()
+        self.every_commit_was_correct()
         self.nothing_accepted_is_lost()
-        must_be_at_rest(self.world)
-        must_be_over(self.world)
+        assert_at_rest(self.world)
+        assert_all_over(self.world)

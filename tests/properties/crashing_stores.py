@@ -1,6 +1,6 @@
-"""Stores that a process may die at, and a world that comes back from it.
+"""Stores at which a process may die, and a world that restarts the process.
 
-A death falls at one write: before it, or right after it took effect. From then on that process writes nothing.
+A process dies at one write: before it, or right after it took effect. From then on that process writes nothing.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from forewarn.store.sqlite import SqliteStore
 from tests.support.world import World
 
 T = TypeVar("T")
-MOST_TURNS = 5000  # between two steps of a test; more is a reconciler that never comes to rest
+MAX_PASSES = 5000  # reconcile passes between two steps of a test; more means that it never comes to rest
 
 
-class Died(BaseException):
-    """The process is gone."""
+class ProcessDied(BaseException):
+    """The death of the process, as an exception."""
 
 
-class Restless(BaseException):
-    """The reconciler turns for ever."""
+class NeverAtRest(BaseException):
+    """The reconciler runs passes without end."""
 
 
-class Fate:
-    """What is to befall the writes of one process."""
+class FailurePlan:
+    """When the writes of one process fail, or the process dies."""
 
     def __init__(self) -> None:
-        self.dies_in: int | None = None  # writes
+        self.dies_in: int | None = None  # after this many writes
         self.dies_late = False  # after the write took effect
         self.fails_in: int | None = None
-        self.naps = 0  # how often a write lets others go first
-        self.turns = 0
+        self.yields = 0  # how often a write lets other tasks run first
+        self.passes = 0
 
-    def look(self) -> None:
-        self.turns += 1
-        if self.turns > MOST_TURNS:
-            raise Restless(f"{MOST_TURNS} turns and no rest")
+    def count_pass(self) -> None:
+        self.passes += 1
+        if self.passes > MAX_PASSES:
+            raise NeverAtRest(f"{MAX_PASSES} passes and not at rest")
 
-    async def meet(self, write: Callable[[], Awaitable[T]]) -> T:
-        await self._nap()
+    async def run_write(self, write: Callable[[], Awaitable[T]]) -> T:
+        await self._yield()
         self._maybe_fail()
         if self._is_last():
             if self.dies_late and self.dies_in == 0:
                 await write()
             self.dies_in = -1
-            raise Died
+            raise ProcessDied
         answer = await write()
-        await self._nap()
+        await self._yield()
         return answer
 
-    async def _nap(self) -> None:
-        for _ in range(self.naps):
+    async def _yield(self) -> None:
+        for _ in range(self.yields):
             await asyncio.sleep(0)
 
     def _maybe_fail(self) -> None:
@@ -79,78 +79,79 @@ class Fate:
         return False
 
 
-class MortalMemory(MemoryStore):
+class CrashingMemoryStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
-        self.fate = Fate()
+        self.failures = FailurePlan()
 
-    def reopened(self) -> MortalMemory:
-        other = MortalMemory()
+    def reopen(self) -> CrashingMemoryStore:
+        other = CrashingMemoryStore()
         other._tables = self._tables.copy()
         return other
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        self.fate.look()
+        self.failures.count_pass()
         return super().due_scopes(now, limit)
 
     async def commit(self, commit: Commit) -> int:
-        return await self.fate.meet(lambda: MemoryStore.commit(self, commit))
+        return await self.failures.run_write(lambda: MemoryStore.commit(self, commit))
 
-    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
-        await self.fate.meet(lambda: MemoryStore.record_observations(self, polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        await self.failures.run_write(lambda: MemoryStore.record_observations(self, polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        await self.fate.meet(lambda: MemoryStore.save(self, name, value))
+        await self.failures.run_write(lambda: MemoryStore.save(self, name, value))
 
 
-class MortalSqlite(SqliteStore):
-    fate: Fate
+class CrashingSqliteStore(SqliteStore):
+    failures: FailurePlan
     path: Path
 
     @classmethod
-    def at(cls, path: Path) -> MortalSqlite:
+    def open_at(cls, path: Path) -> CrashingSqliteStore:
         store = cls.open(path)
-        assert isinstance(store, MortalSqlite)
-        store.fate, store.path = Fate(), path
+        assert isinstance(store, CrashingSqliteStore)
+        store.failures, store.path = FailurePlan(), path
         return store
 
-    def reopened(self) -> MortalSqlite:
-        return MortalSqlite.at(self.path)
+    def reopen(self) -> CrashingSqliteStore:
+        return CrashingSqliteStore.open_at(self.path)
 
     def due_scopes(self, now: float, limit: int = 1000) -> list[str]:
-        self.fate.look()
+        self.failures.count_pass()
         return super().due_scopes(now, limit)
 
     async def commit(self, commit: Commit) -> int:
-        return await self.fate.meet(lambda: SqliteStore.commit(self, commit))
+        return await self.failures.run_write(lambda: SqliteStore.commit(self, commit))
 
-    async def record_observations(self, polls: Sequence[LastPoll], sightings: Sequence[EventDelivery]) -> None:
-        await self.fate.meet(lambda: SqliteStore.record_observations(self, polls, sightings))
+    async def record_observations(self, polls: Sequence[LastPoll], deliveries: Sequence[EventDelivery]) -> None:
+        await self.failures.run_write(lambda: SqliteStore.record_observations(self, polls, deliveries))
 
     async def save(self, name: str, value: bytes) -> None:
-        await self.fate.meet(lambda: SqliteStore.save(self, name, value))
+        await self.failures.run_write(lambda: SqliteStore.save(self, name, value))
 
 
-MortalStore = MortalMemory | MortalSqlite
+CrashingStore = CrashingMemoryStore | CrashingSqliteStore
 
 
-class MortalWorld(World):
-    """A world whose process may die at any write; `reborn` is the next process, which has not turned yet."""
+class CrashingWorld(World):
+    """A world whose process may die at any write."""
 
-    mortal: MortalStore
+    crashing_store: CrashingStore
 
-    def __init__(self, store: MortalStore, **facts: Any) -> None:
-        self.mortal = store
+    def __init__(self, store: CrashingStore, **facts: Any) -> None:
+        self.crashing_store = store
         super().__init__(store=store, **facts)
 
     @property
-    def fate(self) -> Fate:
-        return self.mortal.fate
+    def failures(self) -> FailurePlan:
+        return self.crashing_store.failures
 
-    def reborn(self) -> None:
+    def restart_process(self) -> None:
+        """Replace the process by a new one on the same store, which has not run a reconcile pass yet."""
         self.do(self.control.close())
         self.do(self.store.close())
-        self.store = self.mortal = self.mortal.reopened()
+        self.store = self.crashing_store = self.crashing_store.reopen()
         if (setting := load_clock_setting(self.store)) is not None and setting.lab_at > self.now:
             self.clock.apply_setting(setting)
         self.control = self.do(self._build())

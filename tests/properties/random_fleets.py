@@ -1,4 +1,4 @@
-"""Random small fleets: sets, placement groups, services and single VMs that share a few hosts."""
+"""Random small fleets: availability sets, placement groups, cloud services and single VMs on a few hosts."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ LETTERS = "abcd"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallFleet:
+    """Hosts and VMs of a generated fleet."""
+
     hosts: tuple[Host, ...]
     vms: tuple[Vm, ...]
 
 
-def _set(letter: str) -> dict[str, Any]:
+def _availability_set(letter: str) -> dict[str, Any]:
     return {"availability_set": f"set-{letter}"}
 
 
-def _group(letter: str) -> dict[str, Any]:
+def _placement_group(letter: str) -> dict[str, Any]:
     return {"scale_set": f"{letter}", "placement_group": "pg"}
 
 
-def _service(letter: str) -> dict[str, Any]:
+def _cloud_service(letter: str) -> dict[str, Any]:
     return {"cloud_service": f"service-{letter}"}
 
 
-_KINDS = [_set, _set, _group, _service, None]
-_CHARACTERS: list[dict[str, Any]] = [
+_KINDS = [_availability_set, _availability_set, _placement_group, _cloud_service, None]
+_VM_SETTINGS: list[dict[str, Any]] = [
     {},
     {},
     {"terminate_notice_min": 5},
@@ -47,15 +49,15 @@ def small_fleets(draw: st.DrawFn) -> SmallFleet:
     hosts = [f"h{n}" for n in range(1, draw(st.integers(2, 4)) + 1)]
     vms: list[Vm] = []
     for letter in LETTERS[: draw(st.integers(1, len(LETTERS)))]:
-        vms.extend(_members(draw, letter, hosts))
+        vms.extend(_vms_of_group(draw, letter, hosts))
     return SmallFleet(hosts=tuple(a_host(name) for name in hosts), vms=tuple(vms))
 
 
-def _members(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
+def _vms_of_group(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
     kind = draw(st.sampled_from(_KINDS))
-    character = draw(st.sampled_from(_CHARACTERS[2:4] if kind is _group else _CHARACTERS))
+    vm_settings = draw(st.sampled_from(_VM_SETTINGS[2:4] if kind is _placement_group else _VM_SETTINGS))
     if kind is None:
-        return [a_vm(f"{letter}_0", host=draw(st.sampled_from(hosts)), **character)]
+        return [a_vm(f"{letter}_0", host=draw(st.sampled_from(hosts)), **vm_settings)]
     domains = draw(st.integers(2, 4))
     return [
         a_vm(
@@ -63,7 +65,7 @@ def _members(draw: st.DrawFn, letter: str, hosts: list[str]) -> list[Vm]:
             host=draw(st.sampled_from(hosts)),
             update_domain=number % domains,
             **kind(letter),
-            **character,
+            **vm_settings,
         )
         for number in range(draw(st.integers(2, 5)))
     ]

@@ -1,4 +1,4 @@
-"""The judges of a world at rest, and of a world in which everything has been given time to end."""
+"""Checks of a world at rest, and of a world in which all events have had time to end."""
 
 from __future__ import annotations
 
@@ -13,45 +13,49 @@ from tests.support.world import World
 LIVE = (EventState.SCHEDULED, EventState.STARTED)
 
 
-def must_be_at_rest(world: World) -> None:
-    """Everything due has happened: nothing that could start is left, and the next thing is in the future."""
+def assert_at_rest(world: World) -> None:
+    """Assert that all due work is done: no event could start, and the next due time is in the future."""
     wake = world.control.reconciler.next_wake_at()
-    assert wake is None or wake > world.now, f"woken for {wake} at {world.now}, and at rest"
-    assert not world.store.planned(), "what was accepted is published"
-    around = world.control.transactions.decision_context()
+    assert wake is None or wake > world.now, f"due at {wake}, but at rest at {world.now}"
+    assert not world.store.planned(), "planned events are left"
+    context = world.control.transactions.decision_context()
     for event in world.store.events(statuses=[EventState.SCHEDULED]):
         scope = world.store.scope(event.scope_id)
         assert scope is not None
-        assert start_wait(scope, event, around) is not None, f"§6.2 a ready event starts at once: {event}"
+        assert start_wait(scope, event, context) is not None, f"§6.2 a ready event starts at once: {event}"
     for gate_id in {event.gate_id for event in world.store.events() if event.gate_id}:
-        _judge_gate(world, gate_id)
+        _check_gate(world, gate_id)
     for scope_id in world.store.scope_ids():
-        _judge_idleness(world, scope_id)
+        _check_idleness(world, scope_id)
     for event in world.store.events(statuses=[EventState.SCHEDULED]):
         assert not _is_overdue(world, event), f"§6.2 each starts at its own NotBefore at the latest: {event}"
     for event in world.store.events(statuses=[EventState.STARTED]):
-        assert event.unfinished_acts or world.policy.settle_s, f"§6.5 nothing is owed, and it is still there: {event}"
+        assert event.unfinished_acts or world.policy.settle_s, (
+            f"§6.5 all acts are finished, but the event is live: {event}"
+        )
 
 
 def _is_overdue(world: World, event: Event) -> bool:
-    """Said without the core: what is no planned maintenance waits for its time alone."""
-    back = world.control.transactions.resumed_at
-    in_grace = back is not None and event.not_before <= back and world.now < back + world.policy.grace_s
+    """Computed without `core`: an event that is not planned maintenance waits only for its NotBefore."""
+    resumed_at = world.control.transactions.resumed_at
+    in_grace = (
+        resumed_at is not None and event.not_before <= resumed_at and world.now < resumed_at + world.policy.grace_s
+    )
     return not event.rules.planned and world.now >= event.not_before and not in_grace
 
 
-def _judge_idleness(world: World, scope_id: str) -> None:
+def _check_idleness(world: World, scope_id: str) -> None:
     """Spec §8.2: 24 hours of silence disable a scope; never in a lab."""
     scope = world.store.scope(scope_id)
     assert scope is not None
     if world.policy.enablement is EnablementMode.ALWAYS:
         assert scope.is_enabled
     elif scope.enabled_at is not None:
-        heard_at = max(scope.enabled_at, scope.last_request_at or 0)
-        assert world.now < heard_at + 24 * 3600, f"nobody has asked since {heard_at}, and it is enabled: {scope_id}"
+        last_poll_at = max(scope.enabled_at, scope.last_request_at or 0)
+        assert world.now < last_poll_at + 24 * 3600, f"no poll since {last_poll_at}, but enabled: {scope_id}"
 
 
-def _judge_gate(world: World, gate_id: str) -> None:
+def _check_gate(world: World, gate_id: str) -> None:
     """Spec §6.2: the events of one host start together."""
     gate = world.store.gate(gate_id)
     assert gate is not None
@@ -60,20 +64,20 @@ def _judge_gate(world: World, gate_id: str) -> None:
     waiting = [event for event in events if event.status is EventState.SCHEDULED]
     if gate.released_at is None:
         assert not instants, f"started through a closed gate: {events}"
-        assert not waiting or not all(_is_free(world, event) for event in waiting), f"all are free: {waiting}"
+        assert not waiting or not all(_is_ready(world, event) for event in waiting), f"all are ready: {waiting}"
     else:
         assert instants <= {gate.released_at}
         assert not waiting, f"left behind by the others on its host: {waiting}"
 
 
-def _is_free(world: World, event: Event) -> bool:
+def _is_ready(world: World, event: Event) -> bool:
     scope = world.store.scope(event.scope_id)
     assert scope is not None
     return waits_only_for_gate(scope, event, world.control.transactions.decision_context())
 
 
-def must_be_over(world: World) -> None:
-    """No act is forgotten, and none took effect twice."""
+def assert_all_over(world: World) -> None:
+    """Assert that all events are over, no act was lost, and none took effect twice."""
     assert not world.store.events(statuses=LIVE), "everything is over"
     assert not world.store.planned()
     assert world.control.reconciler.next_wake_at() is None or world.policy.settle_s is not None
@@ -84,28 +88,30 @@ def must_be_over(world: World) -> None:
     assert {effect.act_id for effect in effects} <= set(acts)
     done = {effect.act_id for effect in effects if effect.ended}
     for act in acts.values():
-        assert act.outcome is not None, f"an act was forgotten: {act}"
-        assert not act.outcome.ok or act.id in done, f"said to be done, and is not: {act}"
+        assert act.outcome is not None, f"an act has no outcome: {act}"
+        assert not act.outcome.ok or act.id in done, f"reported as done without an effect: {act}"
     for request in world.store.requests():
         ended = request.rollout is None or request.rollout.progress in (RolloutState.PAUSED, RolloutState.RUNNING)
         assert ended or not request.is_open, f"a rollout that ended is closed: {request}"
-        assert request.rollout is None or request.rollout.progress is not RolloutState.RUNNING, f"it goes on: {request}"
-    _judge_hosts(world)
+        assert request.rollout is None or request.rollout.progress is not RolloutState.RUNNING, (
+            f"still running: {request}"
+        )
+    _check_hosts(world)
 
 
-def _judge_hosts(world: World) -> None:
-    """Who is where, kept from commits, is who is where in the store; and nobody stays where nothing runs."""
-    fresh, kept = PlacementIndex(world.store), world.control.placement
+def _check_hosts(world: World) -> None:
+    """Assert that the placement index equals the store, and that no VM stays on a failed host."""
+    rebuilt, index = PlacementIndex(world.store), world.control.placement
     failed = {host.name for host in world.store.hosts() if host.health is HostHealth.FAILED}
     for host in world.store.hosts():
-        assert kept.vm_count(host.name) == fresh.vm_count(host.name), f"crowd of {host.name}"
+        assert index.vm_count(host.name) == rebuilt.vm_count(host.name), f"VM count of {host.name}"
     for vm in world.store.vms():
         for host in world.store.hosts():
-            assert kept.has_other_update_domain(host.name, vm) == fresh.has_other_update_domain(host.name, vm)
+            assert index.has_other_update_domain(host.name, vm) == rebuilt.has_other_update_domain(host.name, vm)
         if vm.host in failed:
-            assert _was_tried(world, vm.name), f"§6.4 {vm} is on a host that has failed, and nobody moves it"
+            assert _has_failed_act(world, vm.name), f"§6.4 {vm} stays on a failed host"
 
 
-def _was_tried(world: World, name: str) -> bool:
-    """Whether a move of this VM failed: then it may stay, and history says why."""
+def _has_failed_act(world: World, name: str) -> bool:
+    """Return whether an act on this VM failed: then it may stay on the failed host."""
     return any(act.name == name for event in world.store.events() for act in event.failed_acts)

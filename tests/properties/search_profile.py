@@ -1,4 +1,4 @@
-"""How long to search: the same few examples each time by default, many new ones with HYPOTHESIS_PROFILE=thorough."""
+"""Hypothesis settings: few fixed examples by default, many random ones with HYPOTHESIS_PROFILE=thorough."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 from hypothesis import HealthCheck, settings
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-_MORE = int(os.environ.get("FOREWARN_PROPERTY_FACTOR", "20"))
-_SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+_THOROUGH_FACTOR = int(os.environ.get("FOREWARN_PROPERTY_FACTOR", "20"))
+_SUPPRESSED_CHECKS = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 
 
-def searching(examples: int, steps: int = 50) -> settings:
+def search_settings(examples: int, steps: int = 50) -> settings:
+    """Return settings for this many examples by default, and many more in the thorough profile."""
     return settings(
-        max_examples=examples * _MORE if THOROUGH else examples,
+        max_examples=examples * _THOROUGH_FACTOR if THOROUGH else examples,
         stateful_step_count=steps * 2 if THOROUGH else steps,
         derandomize=not THOROUGH,
         deadline=None,
-        suppress_health_check=_SLOW_IS_FINE,
+        suppress_health_check=_SUPPRESSED_CHECKS,
         print_blob=THOROUGH,
     )

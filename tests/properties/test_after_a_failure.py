@@ -1,4 +1,4 @@
-"""What a process that died, or a store that hiccuped, must not leave behind; each was once found by the machine."""
+"""After a crash or a failed write: regression tests for failures that the state machine found."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from forewarn.core.event import EventState
 from forewarn.core.fleet import Vm
 from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
 from forewarn.errors import Unavailable
-from tests.properties.crashing_stores import Died, MortalMemory, MortalWorld
+from tests.properties.crashing_stores import CrashingMemoryStore, CrashingWorld, ProcessDied
 from tests.support.world import a_host, a_vm
 
 POLICY = Policy(enablement=EnablementMode.ALWAYS)
 
 
 @pytest.fixture
-def make_world() -> Iterator[Callable[[list[Vm]], MortalWorld]]:
+def make_world() -> Iterator[Callable[[list[Vm]], CrashingWorld]]:
     with ExitStack() as stack:
 
-        def make(vms: list[Vm]) -> MortalWorld:
-            world = MortalWorld(MortalMemory(), vms=vms, hosts=[a_host("h1"), a_host("h2")], policy=POLICY)
+        def make(vms: list[Vm]) -> CrashingWorld:
+            world = CrashingWorld(CrashingMemoryStore(), vms=vms, hosts=[a_host("h1"), a_host("h2")], policy=POLICY)
             stack.callback(world.close)
             return world
 
@@ -32,32 +32,32 @@ def make_world() -> Iterator[Callable[[list[Vm]], MortalWorld]]:
 
 
 @pytest.fixture
-def world(make_world: Callable[[list[Vm]], MortalWorld]) -> MortalWorld:
+def world(make_world: Callable[[list[Vm]], CrashingWorld]) -> CrashingWorld:
     """Two single VMs on one host, so that work on it goes through a gate, and a spare host."""
     return make_world([a_vm("web", host="h1"), a_vm("db", host="h1")])
 
 
-def roll_out(world: MortalWorld, *hosts: str, impact: RolloutImpact = RolloutImpact.UPDATE) -> str:
+def roll_out(world: CrashingWorld, *hosts: str, impact: RolloutImpact = RolloutImpact.UPDATE) -> str:
     rollout = Rollout(impact=impact, hosts=hosts)
     return world.do(world.control.requests.start_rollout(rollout, who="op")).id
 
 
-def die_when_due(world: MortalWorld, writes: int, late: bool) -> None:
-    """Let the notice end in a process that dies after so many writes of its last turn."""
+def die_when_due(world: CrashingWorld, writes: int, late: bool) -> None:
+    """Let the notice end in a process that dies after this many writes of its reconcile pass."""
     world.clock.apply_setting(world.clock.setting_after_jump(world.now + 900))
-    world.fate.dies_in, world.fate.dies_late = writes, late
-    with pytest.raises(Died):
+    world.failures.dies_in, world.failures.dies_late = writes, late
+    with pytest.raises(ProcessDied):
         world.settle()
-    world.reborn()
+    world.restart_process()
     world.settle()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("writes", range(5))
 def test_events_behind_a_gate_start_together_wherever_the_process_dies(
-    world: MortalWorld, writes: int, late: bool
+    world: CrashingWorld, writes: int, late: bool
 ) -> None:
-    """Spec §6.2: nobody is left behind a gate that was released, nor held up by the grace after a restart."""
+    """Spec §6.2: no event stays behind a released gate or waits for the grace period after a restart."""
     roll_out(world, "h1")
     world.settle()
     die_when_due(world, writes, late)
@@ -69,10 +69,10 @@ def test_events_behind_a_gate_start_together_wherever_the_process_dies(
     assert not world.events(EventState.SCHEDULED, EventState.STARTED)
 
 
-def test_rollouts_behind_one_that_met_a_failing_store_go_on(make_world: Callable[[list[Vm]], MortalWorld]) -> None:
+def test_other_rollouts_continue_after_one_met_a_failing_store(make_world: Callable[[list[Vm]], CrashingWorld]) -> None:
     world = make_world([a_vm("web", host="h1"), a_vm("db", host="h2")])
     requests = [roll_out(world, "h1"), roll_out(world, "h2")]
-    world.fate.fails_in = 0
+    world.failures.fails_in = 0
     with pytest.raises(Unavailable):
         world.settle()
     world.settle()
@@ -80,8 +80,8 @@ def test_rollouts_behind_one_that_met_a_failing_store_go_on(make_world: Callable
     assert {event.request_id for event in world.events()} == set(requests)
 
 
-def test_outcomes_of_many_scopes_survive_a_store_that_fails_for_a_moment(
-    make_world: Callable[[list[Vm]], MortalWorld],
+def test_outcomes_of_many_scopes_survive_a_failed_write(
+    make_world: Callable[[list[Vm]], CrashingWorld],
 ) -> None:
     """Outcomes are recorded in batches; those of later batches are kept when an earlier one fails."""
     world = make_world([a_vm(f"vm-{number}", host="h1") for number in range(300)])
@@ -91,7 +91,7 @@ def test_outcomes_of_many_scopes_survive_a_store_that_fails_for_a_moment(
     world.do(world.control.reconciler.reconcile())
     while world.control.executor.running_acts:
         world.do(world.control.executor.wait_for_any())
-    world.fate.fails_in = 0
+    world.failures.fails_in = 0
     with pytest.raises(Unavailable):
         world.settle()
     performs = {effect.act_id: effect.performs for effect in world.ledger.effects()}
@@ -102,8 +102,8 @@ def test_outcomes_of_many_scopes_survive_a_store_that_fails_for_a_moment(
 
 
 @pytest.mark.parametrize("hosts", [("H1",), ("h1", "h1"), ("h1", "H1")], ids=str)
-def test_a_rollout_takes_each_host_once_in_whatever_case_it_is_named(
-    world: MortalWorld, hosts: tuple[str, ...]
+def test_a_rollout_takes_each_host_once_whatever_the_case_of_its_name(
+    world: CrashingWorld, hosts: tuple[str, ...]
 ) -> None:
     request_id = roll_out(world, *hosts)
     world.settle()
@@ -115,11 +115,11 @@ def test_a_rollout_takes_each_host_once_in_whatever_case_it_is_named(
     assert rollout.progress is RolloutState.RUNNING
 
 
-def test_a_vm_that_goes_before_its_event_is_published_keeps_nobody_waiting(world: MortalWorld) -> None:
-    """Spec §6.2: the others on its host start without it, and the rollout comes to its end."""
+def test_a_vm_removed_before_its_event_is_published_blocks_no_other_event(world: CrashingWorld) -> None:
+    """Spec §6.2: the other events on its host start without it, and the rollout ends."""
     request_id = roll_out(world, "h1")
     world.do(world.control.reconciler.reconcile())
-    world.fate.fails_in = 1
+    world.failures.fails_in = 1
     with pytest.raises(Unavailable):
         world.settle()
     assert [planned.vms for planned in world.store.planned()] == [("db",)]
@@ -134,13 +134,13 @@ def test_a_vm_that_goes_before_its_event_is_published_keeps_nobody_waiting(world
     assert not world.control.requests.rollout(request_id).is_open
 
 
-def test_a_rollout_whose_last_vm_goes_before_its_event_is_published_ends(
-    make_world: Callable[[list[Vm]], MortalWorld],
+def test_a_rollout_ends_if_its_last_vm_is_removed_before_its_event_is_published(
+    make_world: Callable[[list[Vm]], CrashingWorld],
 ) -> None:
     world = make_world([a_vm("web", host="h1")])
     request_id = roll_out(world, "h1")
     world.do(world.control.reconciler.reconcile())
-    world.fate.fails_in = 0
+    world.failures.fails_in = 0
     with pytest.raises(Unavailable):
         world.settle()
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web"),)), who="op"))
@@ -149,8 +149,8 @@ def test_a_rollout_whose_last_vm_goes_before_its_event_is_published_ends(
     assert not world.control.requests.rollout(request_id).is_open
 
 
-def test_terminates_wait_for_one_that_is_in_the_grace_after_a_restart(
-    make_world: Callable[[list[Vm]], MortalWorld],
+def test_terminates_wait_for_one_in_the_grace_period_after_a_restart(
+    make_world: Callable[[list[Vm]], CrashingWorld],
 ) -> None:
     """Spec §6.2: Terminates of one placement group start together when each pending one is ready."""
     facts = {"scale_set": "web", "placement_group": "pg", "terminate_notice_min": 5}
@@ -158,7 +158,7 @@ def test_terminates_wait_for_one_that_is_in_the_grace_after_a_restart(
     world.ask(RequestedOperation.DELETE, "web_0")
     [late] = world.ask(RequestedOperation.DELETE, "web_1", notice_s=3600)
     world.clock.apply_setting(world.clock.setting_after_jump(world.now + 300))
-    world.reborn()
+    world.restart_process()
     world.approve("web_0", late.id)
     assert {event.status for event in world.events()} == {EventState.SCHEDULED}
     world.advance(60)
@@ -166,10 +166,10 @@ def test_terminates_wait_for_one_that_is_in_the_grace_after_a_restart(
     assert len({event.started_at for event in world.events()}) == 1
 
 
-def test_a_move_that_was_never_committed_leaves_no_trace_in_who_is_where(world: MortalWorld) -> None:
+def test_a_move_that_was_not_committed_does_not_change_the_placement_index(world: CrashingWorld) -> None:
     world.ask(RequestedOperation.DEALLOCATE, "web")
     world.advance(60)
-    world.fate.fails_in = 0
+    world.failures.fails_in = 0
     with pytest.raises(Unavailable):
         world.do(world.control.requests.request_for_vms(RequestedOperation.START, [world.vm("web")], who="ann"))
 

@@ -1,4 +1,4 @@
-"""Callers at the same moment, and acts that meet on one VM or host; each was once found by the machine."""
+"""Concurrent callers, and acts on the same VM or host: regression tests found by the state machine."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from forewarn.core.fleet import PowerState, Priority
 from forewarn.core.history import EntryKind
 from forewarn.core.request import RequestedOperation
 from forewarn.errors import Refused
-from tests.properties.crashing_stores import MortalMemory, MortalWorld
+from tests.properties.crashing_stores import CrashingMemoryStore, CrashingWorld
 from tests.support.world import a_host, a_vm
 
 
 @pytest.fixture
-def world() -> Iterator[MortalWorld]:
+def world() -> Iterator[CrashingWorld]:
     vms = [a_vm("web"), a_vm("db"), a_vm("mail"), a_vm("spot", priority=Priority.SPOT)]
     hosts = [a_host("h1"), a_host("h2"), a_host("h3")]
-    world = MortalWorld(MortalMemory(), vms=vms, hosts=hosts, policy=Policy(enablement=EnablementMode.ALWAYS))
+    world = CrashingWorld(CrashingMemoryStore(), vms=vms, hosts=hosts, policy=Policy(enablement=EnablementMode.ALWAYS))
     yield world
     world.close()
 
 
-def test_of_two_withdrawals_at_once_one_is_told_that_it_is_over(world: MortalWorld) -> None:
-    """Spec §6.1: over is over, and the incarnation counts the removal once."""
+def test_one_of_two_concurrent_withdrawals_is_refused(world: CrashingWorld) -> None:
+    """Spec §6.1: an event ends once, and the incarnation counts the removal once."""
     [event] = world.ask(RequestedOperation.RESTART, "web")
-    world.fate.naps = 1
+    world.failures.yields = 1
     withdraw = world.control.requests.withdraw
 
     async def both() -> Sequence[object]:
@@ -46,26 +46,24 @@ def test_of_two_withdrawals_at_once_one_is_told_that_it_is_over(world: MortalWor
     assert world.scope("web").incarnation == 3
 
 
-def test_what_is_accepted_while_the_reconciler_writes_is_published_too(world: MortalWorld) -> None:
+def test_a_request_accepted_during_a_reconcile_pass_is_published_too(world: CrashingWorld) -> None:
     """Spec §9: a request over several scopes is accepted first, and its events follow."""
-    ask, turn = world.control.requests.request_for_vms, world.control.reconciler.reconcile
-    world.fate.naps = 3
+    ask, reconcile = world.control.requests.request_for_vms, world.control.reconciler.reconcile
+    world.failures.yields = 3
 
-    async def ask_while_turning() -> None:
+    async def ask_during_a_pass() -> None:
         await ask(RequestedOperation.RESTART, [world.vm("web"), world.vm("db")], who="ann")
-        turning = asyncio.create_task(turn())
+        running = asyncio.create_task(reconcile())
         await ask(RequestedOperation.RESTART, [world.vm("spot"), world.vm("mail")], who="ann")
-        await turning
+        await running
 
-    world.do(ask_while_turning())
+    world.do(ask_during_a_pass())
     world.settle()
     assert {event.vms[0] for event in world.events()} == {"web", "db", "spot", "mail"}
 
 
 @pytest.mark.parametrize("late", [RequestedOperation.REDEPLOY, RequestedOperation.POWER_OFF])
-def test_an_act_that_comes_after_a_deallocation_leaves_the_vm_on_no_host(
-    world: MortalWorld, late: RequestedOperation
-) -> None:
+def test_an_act_after_a_deallocation_leaves_the_vm_on_no_host(world: CrashingWorld, late: RequestedOperation) -> None:
     world.ask(RequestedOperation.EVICT, "spot", short_notice=True)
     [event] = world.ask(late, "spot", short_notice=late is RequestedOperation.REDEPLOY)
     assert event.status is EventState.STARTED
@@ -74,8 +72,8 @@ def test_an_act_that_comes_after_a_deallocation_leaves_the_vm_on_no_host(
     assert (world.vm("spot").power, world.vm("spot").host) == (PowerState.DEALLOCATED, "")
 
 
-def test_a_host_that_fails_sends_on_the_vms_that_are_moving_to_it(world: MortalWorld) -> None:
-    """Spec §6.4: a VM does not stay where nothing runs."""
+def test_vms_that_move_to_a_failing_host_are_redeployed_elsewhere(world: CrashingWorld) -> None:
+    """Spec §6.4: no VM stays on a failed host."""
     [event] = world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
     [act] = event.acts
     world.do(world.control.requests.fail_host(act.to_host, who="op"))
@@ -84,15 +82,15 @@ def test_a_host_that_fails_sends_on_the_vms_that_are_moving_to_it(world: MortalW
     assert world.vm("web").host not in ("h1", act.to_host)
 
 
-def test_a_host_stays_while_a_vm_is_moving_to_it(world: MortalWorld) -> None:
+def test_a_host_cannot_be_removed_while_a_vm_is_moving_to_it(world: CrashingWorld) -> None:
     [event] = world.ask(RequestedOperation.REDEPLOY, "web", short_notice=True)
     [act] = event.acts
     with pytest.raises(Refused, match="is moving to it"):
         world.do(world.control.fleet.apply_change(FleetChange(removed_hosts=(act.to_host,)), who="op"))
 
 
-def test_a_vm_that_came_back_in_another_update_domain_is_hit_there(world: MortalWorld) -> None:
-    """Spec §7.3: Resources stay within one update domain, also of what was planned before."""
+def test_a_planned_event_follows_a_vm_to_its_new_update_domain(world: CrashingWorld) -> None:
+    """Spec §7.3: Resources stay within one update domain, also for events planned before the change."""
     requests, fleets, web = world.control.requests, world.control.fleet, world.vm("web")
     world.do(requests.request_for_vms(RequestedOperation.RESTART, [web, world.vm("db")], who="ann"))
     world.do(fleets.apply_change(FleetChange(removed=(web,)), who="op"))

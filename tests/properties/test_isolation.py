@@ -1,6 +1,6 @@
-"""No VM ever learns anything of another scope, nor can it approve there, whatever is asked (spec §7.4).
+"""No VM learns anything about another scope or can approve events there (spec §7.4).
 
-Every fleet is doubled into a second resource group, so that names alone tell nobody apart.
+Every fleet is copied into a second resource group, so that VM names are not unique.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forewarn.protocol.instance import instance_response
 from forewarn.protocol.responses import approval_accepted, unknown_event
 from forewarn.protocol.versions import VERSIONS
 from tests.properties.random_fleets import SmallFleet, small_fleets
-from tests.properties.search_profile import searching
+from tests.properties.search_profile import search_settings
 from tests.support.world import World
 
 METADATA = (("metadata", "true"),)
@@ -44,7 +44,7 @@ ASKS = st.sampled_from(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that somebody does, and the VM that then approves everything it can think of."""
+    """A request, and the VM that then tries to approve events of other scopes."""
 
     ask: RequestedOperation | RolloutImpact | None
     pick: int
@@ -65,13 +65,13 @@ STEPS = st.lists(
 )
 
 
-def doubled(fleet: SmallFleet) -> World:
-    twins = tuple(replace(vm, resource_group="twin") for vm in fleet.vms)
-    return World(vms=(*fleet.vms, *twins), hosts=fleet.hosts)
+def world_with_copies(fleet: SmallFleet) -> World:
+    copies = tuple(replace(vm, resource_group="copy") for vm in fleet.vms)
+    return World(vms=(*fleet.vms, *copies), hosts=fleet.hosts)
 
 
 def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
-    """A metadata server for one VM, without sockets."""
+    """Answer a request of one VM as the metadata server does, without sockets."""
     asked = read_request(request, is_known_caller=True, rules=EndpointRules())
     scope = world.store.scope(vm.scope_id)
     assert scope is not None
@@ -87,18 +87,18 @@ def answer(world: World, vm: Vm, request: HttpRequest) -> HttpResponse:
             return instance_response(asked, instance_facts(vm))
 
 
-def polled(world: World, vm: Vm, version: str) -> HttpResponse:
+def poll(world: World, vm: Vm, version: str) -> HttpResponse:
     target = f"/metadata/scheduledevents?api-version={version}"
     return answer(world, vm, HttpRequest(method="GET", target=target, headers=METADATA))
 
 
-def posted(world: World, vm: Vm, event_ids: Sequence[str]) -> HttpResponse:
+def post_approval(world: World, vm: Vm, event_ids: Sequence[str]) -> HttpResponse:
     body = json.dumps({"StartRequests": [{"EventId": event_id} for event_id in event_ids]}).encode()
     target = f"/metadata/scheduledevents?api-version={VERSIONS[-1]}"
     return answer(world, vm, HttpRequest(method="POST", target=target, headers=METADATA, body=body))
 
 
-def do(world: World, step: Step) -> None:
+def make_request(world: World, step: Step) -> None:
     vms, hosts = world.store.vms(), world.store.hosts()
     try:
         if isinstance(step.ask, RolloutImpact):
@@ -111,34 +111,37 @@ def do(world: World, step: Step) -> None:
     world.settle()
 
 
-def must_see_its_own_only(world: World, vm: Vm, events: dict[str, Event]) -> None:
+def assert_sees_only_its_scope(world: World, vm: Vm, events: dict[str, Event]) -> None:
     own = {other.name for other in world.store.vms(scope_id=vm.scope_id, removed=True)}
     foreign = [event_id for event_id, event in events.items() if event.scope_id != vm.scope_id]
     for version in VERSIONS:
-        body = polled(world, vm, version).body
+        body = poll(world, vm, version).body
         for seen in decode_document(body).events:
             assert events[seen.id].scope_id == vm.scope_id
             assert {name.removeprefix("_") for name in seen.resources} <= own
         assert not any(event_id.encode() in body for event_id in foreign)
 
 
-def must_not_approve_elsewhere(world: World, vm: Vm, events: dict[str, Event]) -> None:
-    """A foreign id is answered as one that never was, and an own one beside it is not approved either."""
+def assert_cannot_approve_elsewhere(world: World, vm: Vm, events: dict[str, Event]) -> None:
+    """A foreign id is answered like an unknown one, and an own id in the same request is not approved."""
     foreign = next((e for e in events.values() if e.scope_id != vm.scope_id and e.listed), None)
     own = [e.id for e in events.values() if e.scope_id == vm.scope_id and e.listed]
     if foreign is None:
         return
-    seq, never = world.store.last_seq(), "00000000-0000-4000-8000-FFFFFFFFFFFF"
-    told, told_never = posted(world, vm, [*own, foreign.id]), posted(world, vm, [*own, never])
+    seq, unknown = world.store.last_seq(), "00000000-0000-4000-8000-FFFFFFFFFFFF"
+    answer_foreign, answer_unknown = (
+        post_approval(world, vm, [*own, foreign.id]),
+        post_approval(world, vm, [*own, unknown]),
+    )
 
-    assert told.status == told_never.status == 400
-    assert told.headers == told_never.headers
-    assert told.body.replace(foreign.id.encode(), never.encode()) == told_never.body
+    assert answer_foreign.status == answer_unknown.status == 400
+    assert answer_foreign.headers == answer_unknown.headers
+    assert answer_foreign.body.replace(foreign.id.encode(), unknown.encode()) == answer_unknown.body
     assert world.store.last_seq() == seq
     assert world.store.event(foreign.id) == foreign
 
 
-def must_keep_history_apart(world: World) -> None:
+def assert_history_is_per_scope(world: World) -> None:
     for scope_id in world.store.scope_ids():
         names = {vm.name for vm in world.store.vms(scope_id=scope_id, removed=True)}
         for entry in world.store.history(scope_id=scope_id):
@@ -148,18 +151,18 @@ def must_keep_history_apart(world: World) -> None:
 
 
 @given(fleet=small_fleets(), steps=STEPS)
-@searching(60)
+@search_settings(60)
 def test_a_vm_sees_and_approves_in_its_own_scope_only(fleet: SmallFleet, steps: list[Step]) -> None:
-    world = doubled(fleet)
+    world = world_with_copies(fleet)
     try:
         for step in steps:
-            do(world, step)
+            make_request(world, step)
             events = {event.id: event for event in world.events()}
             for vm in world.store.vms():
-                must_see_its_own_only(world, vm, events)
+                assert_sees_only_its_scope(world, vm, events)
             if vms := world.store.vms():
-                must_not_approve_elsewhere(world, vms[step.approver % len(vms)], events)
+                assert_cannot_approve_elsewhere(world, vms[step.approver % len(vms)], events)
             world.advance(step.by_s)
-        must_keep_history_apart(world)
+        assert_history_is_per_scope(world)
     finally:
         world.close()

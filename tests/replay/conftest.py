@@ -1,4 +1,4 @@
-"""What tests of recordings share: stories as they would be recorded, and a lab to tell them to."""
+"""Fixtures of record and replay tests: sample recordings, and a lab in which they are replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.protocol.versions import NEWEST_VERSION
 from forewarn.store.interface import AppliedCommit
 from tests.support.world import World, a_host, a_vm
 
-THEN = 1_600_000_000.0  # when the stories were recorded
+RECORDED_AT = 1_600_000_000.0  # when the sample recordings were made
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 
 
@@ -30,7 +30,7 @@ def event(event_id: str = ID, **facts: Any) -> dict[str, Any]:
         "EventType": "Reboot",
         "ResourceType": "VirtualMachine",
         "Resources": ["theirs"],
-        "NotBefore": http_date(THEN + 900),
+        "NotBefore": http_date(RECORDED_AT + 900),
         "Description": "",
         "EventSource": "User",
         "DurationInSeconds": -1,
@@ -39,28 +39,28 @@ def event(event_id: str = ID, **facts: Any) -> dict[str, Any]:
     return whole | started | facts
 
 
-def taken(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> RecordedAnswer:
-    """A document as it was recorded."""
+def answer(at_s: float, *events: dict[str, Any], incarnation: int = 1, **facts: Any) -> RecordedAnswer:
+    """Return a recorded document with these events."""
     body = json.dumps({"DocumentIncarnation": incarnation, "Events": events}).encode()
-    return RecordedAnswer(**{"at_s": at_s, "date": THEN + int(at_s), "status": 200, "body": body} | facts)
+    return RecordedAnswer(**{"at_s": at_s, "date": RECORDED_AT + int(at_s), "status": 200, "body": body} | facts)
 
 
 def recording(*answers: RecordedAnswer, **facts: Any) -> UploadedRecording:
-    given = {"vm": "theirs", "api_version": NEWEST_VERSION, "started_at": THEN, "answers": answers}
+    given = {"vm": "theirs", "api_version": NEWEST_VERSION, "started_at": RECORDED_AT, "answers": answers}
     return UploadedRecording(**given | facts)
 
 
 @dataclass(kw_only=True)
 class Lab:
-    """A world, and everything that web-0 was shown since the lab began."""
+    """A world, and every document or status that web-0 was shown since `listen`."""
 
     world: World
     seen: list[tuple[float, Any]] = field(default_factory=list)
 
     def listen(self) -> None:
-        self.world.store.subscribe(self._hear)
+        self.world.store.subscribe(self._record_shown)
 
-    def _hear(self, committed: AppliedCommit) -> None:
+    def _record_shown(self, applied: AppliedCommit) -> None:
         now = (self.world.now, self.shows())
         if not self.seen or self.seen[-1][1] != now[1]:
             self.seen.append(now)
@@ -69,7 +69,7 @@ class Lab:
         return self.world.control.replays.current_answer(self.world.scope(vm))
 
     def shows(self, vm: str = "web-0", version: str = NEWEST_VERSION) -> Any:
-        """The document that this VM would be given, or the status in its place."""
+        """Return the document that this VM would get, or the status shown in its place."""
         shown = self.shown(vm)
         if shown is None:
             return json.loads(self.world.document(vm, version))
@@ -94,28 +94,30 @@ def lab() -> Iterator[Lab]:
 
 
 @dataclass(frozen=True)
-class Maker:
+class RecordingMaker:
+    """Functions that make recordings and their parts."""
+
     event: Callable[..., dict[str, Any]]
-    taken: Callable[..., RecordedAnswer]
+    answer: Callable[..., RecordedAnswer]
     recording: Callable[..., UploadedRecording]
-    then: float = THEN
+    recorded_at: float = RECORDED_AT
     id: str = ID
 
 
 @pytest.fixture(scope="session")
-def make() -> Maker:
-    """Makes recordings."""
-    return Maker(event=event, taken=taken, recording=recording)
+def make() -> RecordingMaker:
+    """Functions that make recordings and their parts."""
+    return RecordingMaker(event=event, answer=answer, recording=recording)
 
 
 @pytest.fixture
-def restart_story(make: Maker) -> UploadedRecording:
-    """A Reboot that was approved after a minute and took ten seconds."""
+def restart_recording(make: RecordingMaker) -> UploadedRecording:
+    """A recording of a Reboot that was approved after a minute and took ten seconds."""
     return make.recording(
-        make.taken(0.0, incarnation=4),
-        make.taken(5.0, make.event(NotBefore=http_date(THEN + 905)), incarnation=5),
-        make.taken(65.0, make.event(EventStatus="Started"), incarnation=6),
-        make.taken(75.0, incarnation=7),
+        make.answer(0.0, incarnation=4),
+        make.answer(5.0, make.event(NotBefore=http_date(RECORDED_AT + 905)), incarnation=5),
+        make.answer(65.0, make.event(EventStatus="Started"), incarnation=6),
+        make.answer(75.0, incarnation=7),
         ended_s=80.0,
-        ended_date=THEN + 80,
+        ended_date=RECORDED_AT + 80,
     )

@@ -1,4 +1,4 @@
-"""The whole way, over real sockets: a life is recorded in one VM of a lab and told to another."""
+"""End to end over real sockets: events of one VM of a lab are recorded and replayed to another VM."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         yield running
 
 
-class Tape:
-    """A recorder in a VM: `next` waits for the next answer that differs. By its clock ten seconds lie between two."""
+class RecordingVm:
+    """A recorder in a VM; by its clock, answers come ten seconds apart."""
 
     def __init__(self, service: ServiceProcess, vm: str) -> None:
         at = service.endpoint(vm)
@@ -51,16 +51,17 @@ class Tape:
         )
         self._coming = self.recorder.answers()
 
-    def hear(self) -> RecordedResponse:
+    def next_answer(self) -> RecordedResponse:
+        """Wait for the next answer that differs from the one before."""
         self.answers.append(next(self._coming))
         return self.answers[-1]
 
-    def next(self) -> Any:
-        return json.loads(self.hear().body)
+    def next_document(self) -> Any:
+        return json.loads(self.next_answer().body)
 
     def write(self, path: Path) -> Path:
-        beginning = RecordingHeader(vm=self.vm, api_version="2020-07-01", started_at=1.0)
-        recording = EndpointRecording(header=beginning, answers=tuple(self.answers), end=self.recorder.end())
+        header = RecordingHeader(vm=self.vm, api_version="2020-07-01", started_at=1.0)
+        recording = EndpointRecording(header=header, answers=tuple(self.answers), end=self.recorder.end())
         path.write_bytes(encode_recording(recording))
         return path
 
@@ -72,19 +73,19 @@ def ask(service: ServiceProcess, what: str, vm: str) -> str:
     return event_id
 
 
-def alike(documents: list[Any], own: str) -> list[Any]:
-    """Documents without what may differ: ids by their order, names by whose they are, numbers from the first."""
+def normalize(documents: list[Any], own: str) -> list[Any]:
+    """Number ids by their order, replace the name of the VM, and count incarnations from the first."""
     first = documents[0]["DocumentIncarnation"]
     ids: dict[str, int] = {}
-    told = []
+    normalized = []
     for document in documents:
         events = [dict(event) for event in document["Events"]]
         for event in events:
             event["EventId"] = ids.setdefault(event["EventId"], len(ids))
             event["Resources"] = ["own" if name == own else name for name in event["Resources"]]
             event["NotBefore"] = bool(event["NotBefore"])
-        told.append((document["DocumentIncarnation"] - first, events))
-    return told
+        normalized.append((document["DocumentIncarnation"] - first, events))
+    return normalized
 
 
 def replay(service: ServiceProcess, path: Path, vm: str, *options: str) -> Any:
@@ -93,23 +94,23 @@ def replay(service: ServiceProcess, path: Path, vm: str, *options: str) -> Any:
     return json.loads(ran.stdout)
 
 
-def life(service: ServiceProcess, tape: Tape) -> list[Any]:
-    """A restart that is approved, a restart that is withdrawn; each change is recorded as it happens."""
-    seen = [tape.next()]
-    event_id = ask(service, "restart", tape.vm)
-    seen.append(tape.next())
-    service.approve(tape.vm, event_id)
-    seen.append(tape.next())
+def record_two_restarts(service: ServiceProcess, recorder: RecordingVm) -> list[Any]:
+    """Approve one restart and withdraw another, record each change, and return the recorded documents."""
+    seen = [recorder.next_document()]
+    event_id = ask(service, "restart", recorder.vm)
+    seen.append(recorder.next_document())
+    service.approve(recorder.vm, event_id)
+    seen.append(recorder.next_document())
     service.advance(600)
-    seen.append(tape.next())
-    withdrawn = ask(service, "restart", tape.vm)
-    seen.append(tape.next())
+    seen.append(recorder.next_document())
+    withdrawn = ask(service, "restart", recorder.vm)
+    seen.append(recorder.next_document())
     service.api("POST", f"/events/{withdrawn}/withdraw", {})
-    return [*seen, tape.next()]
+    return [*seen, recorder.next_document()]
 
 
-def told_to(service: ServiceProcess, vm: str) -> list[Any]:
-    """The documents that a VM is shown: time goes on in steps shorter than those of the story."""
+def replayed_documents(service: ServiceProcess, vm: str) -> list[Any]:
+    """Advance in small steps until the replay ends; return the documents that a VM was shown."""
     documents = [service.poll(vm)]
     while service.api("GET", "/replays").json["replays"][-1]["ended"] is None:
         service.advance(5)
@@ -118,11 +119,11 @@ def told_to(service: ServiceProcess, vm: str) -> list[Any]:
     return documents
 
 
-def test_a_life_is_recorded_and_told_to_another_vm(service: ServiceProcess, tmp_path: Path) -> None:
-    """Spec §4, §5, §6.1, §12: equal but for ids, times, names and where the incarnation began."""
-    tape = Tape(service, "web-0")
-    recorded = life(service, tape)
-    path = tape.write(tmp_path / "life.jsonl")
+def test_recorded_events_are_replayed_to_another_vm(service: ServiceProcess, tmp_path: Path) -> None:
+    """Spec §4, §5, §6.1, §12: equal except for ids, times, names and the first incarnation."""
+    recorder = RecordingVm(service, "web-0")
+    recorded = record_two_restarts(service, recorder)
+    path = recorder.write(tmp_path / "restarts.jsonl")
     assert [[event["EventStatus"] for event in document["Events"]] for document in recorded] == [
         [],
         ["Scheduled"],
@@ -132,21 +133,21 @@ def test_a_life_is_recorded_and_told_to_another_vm(service: ServiceProcess, tmp_
         [],
     ]
     replay(service, path, "web-1")
-    assert alike(told_to(service, "web-1"), "web-1") == alike(recorded, "web-0")
+    assert normalize(replayed_documents(service, "web-1"), "web-1") == normalize(recorded, "web-0")
     assert service.api("GET", "/replays").json["replays"][0]["ended"] == "finished"
 
 
-def test_an_eviction_is_told_to_a_vm_that_is_no_spot_vm_and_nothing_is_done_to_it(
+def test_an_eviction_can_be_replayed_to_a_vm_that_is_not_spot_and_stays_running(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    """Spec §6.4: what Azure does not do on demand."""
-    tape = Tape(service, "spot")
-    tape.next()
+    """Spec §6.4: Azure cannot do this on demand."""
+    recorder = RecordingVm(service, "spot")
+    recorder.next_document()
     ask(service, "evict", "spot")
-    tape.next()
+    recorder.next_document()
     service.advance(31)
-    tape.next()
-    replay(service, tape.write(tmp_path / "eviction.jsonl"), "web-0")
+    recorder.next_document()
+    replay(service, recorder.write(tmp_path / "eviction.jsonl"), "web-0")
     service.advance(15)
     (event,) = service.poll("web-0")["Events"]
     assert (event["EventType"], event["Resources"]) == ("Preempt", ["web-0"])
@@ -156,8 +157,8 @@ def test_an_eviction_is_told_to_a_vm_that_is_no_spot_vm_and_nothing_is_done_to_i
     assert service.api("GET", "/vms/web-0").json["power"] == "running"
 
 
-def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProcess, tmp_path: Path) -> None:
-    """Spec §11: 410, 429, an empty body, 500, a reset, each for as long as it lasted; approvals go on meanwhile."""
+def test_recorded_errors_are_replayed_byte_for_byte(service: ServiceProcess, tmp_path: Path) -> None:
+    """Spec §11: 410, 429, an empty body, 500, a reset, each for as long as it lasted."""
     document = json_reply({"DocumentIncarnation": 7, "Events": []})
     throttled = ScriptedReply(status=429, body=b"Throttle Result: Too Many Requests", headers=(("Retry-After", "3"),))
     script = [
@@ -168,16 +169,16 @@ def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProces
         ScriptedReply(status=500),
         ScriptedReply(resets=True),
     ]
-    path = _recorded(tmp_path, *script, document)
+    path = _record_replies(tmp_path, *script, document)
 
     replay(service, path, "web-0")
     assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
-    told = []
+    answers = []
     for _ in script[1:-1]:
         service.advance(1)
         answer = service.guest("web-0", "GET", "/metadata/scheduledevents?api-version=2020-07-01")
-        told.append((answer.status, answer.body, answer.headers.get("Retry-After")))
-    assert told == [(410, b"gone", None), (429, throttled.body, "3"), (200, b"", None), (500, b"", None)]
+        answers.append((answer.status, answer.body, answer.headers.get("Retry-After")))
+    assert answers == [(410, b"gone", None), (429, throttled.body, "3"), (200, b"", None), (500, b"", None)]
     service.advance(1)
     with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
         service.poll("web-0")
@@ -186,8 +187,8 @@ def test_what_a_bad_day_gave_is_given_again_byte_for_byte(service: ServiceProces
     assert service.poll("web-0") == {"DocumentIncarnation": 1, "Events": []}
 
 
-def _recorded(tmp_path: Path, *script: ScriptedReply) -> Path:
-    """A recording of these replies, one a second."""
+def _record_replies(tmp_path: Path, *script: ScriptedReply) -> Path:
+    """Record these replies, one per second, and return the path of the recording."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -198,26 +199,26 @@ def _recorded(tmp_path: Path, *script: ScriptedReply) -> Path:
             parse_endpoint(server.url), for_s=len(script) - 0.5, clock=lambda: now[0], sleep=sleep
         )
         answers = tuple(recorder.answers())
-    beginning = RecordingHeader(vm="theirs", api_version="2020-07-01", started_at=1.0)
-    path = tmp_path / "bad-day.jsonl"
-    path.write_bytes(encode_recording(EndpointRecording(header=beginning, answers=answers, end=recorder.end())))
+    header = RecordingHeader(vm="theirs", api_version="2020-07-01", started_at=1.0)
+    path = tmp_path / "errors.jsonl"
+    path.write_bytes(encode_recording(EndpointRecording(header=header, answers=answers, end=recorder.end())))
     return path
 
 
 def test_a_held_poll_is_answered_by_the_next_step(service: ServiceProcess, tmp_path: Path) -> None:
-    """Spec §4.4: by a document, and by what comes in its place."""
+    """Spec §4.4: by a document, and by an error in its place."""
     document = json_reply({"DocumentIncarnation": 7, "Events": []})
-    replay(service, _recorded(tmp_path, document, ScriptedReply(status=410)), "web-0")
-    tape = Tape(service, "web-0")
-    tape.next()
+    replay(service, _record_replies(tmp_path, document, ScriptedReply(status=410)), "web-0")
+    recorder = RecordingVm(service, "web-0")
+    recorder.next_document()
     service.advance(1)
-    assert tape.hear().status == 410
+    assert recorder.next_answer().status == 410
 
 
-def test_a_killed_service_goes_on_with_the_story(service: ServiceProcess, tmp_path: Path) -> None:
-    tape = Tape(service, "web-0")
-    life(service, tape)
-    replay(service, tape.write(tmp_path / "life.jsonl"), "web-1")
+def test_a_killed_service_continues_the_replay(service: ServiceProcess, tmp_path: Path) -> None:
+    recorder = RecordingVm(service, "web-0")
+    record_two_restarts(service, recorder)
+    replay(service, recorder.write(tmp_path / "restarts.jsonl"), "web-1")
     for _ in range(40):
         service.advance(5)
         if service.poll("web-1")["Events"]:

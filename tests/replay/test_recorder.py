@@ -1,4 +1,4 @@
-"""Recording: every answer that differs from the one before, and whatever came in place of one (spec §11)."""
+"""The recorder keeps every answer that differs from the one before, and every error (spec §11)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EMPTY = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(DATE,))
 BUSY = json_reply({"DocumentIncarnation": 2, "Events": [{"EventId": "X"}]}, headers=(DATE,))
 
 
-class Time:
-    """A clock that goes on only while somebody sleeps."""
+class FakeTime:
+    """A clock that advances only by `sleep`."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -28,12 +28,12 @@ class Time:
 
 
 def recorder_of(server: ScriptedServer, **options: Any) -> EndpointRecorder:
-    time = Time()
+    time = FakeTime()
     return EndpointRecorder(parse_endpoint(server.url), clock=lambda: time.now, sleep=time.sleep, **options)
 
 
 def record(*replies: ScriptedReply, polls: int) -> list[RecordedResponse]:
-    """What is kept of so many polls, one a second."""
+    """Poll this many times, once per second, and return the recorded answers."""
     with ScriptedServer(*replies) as server:
         return list(recorder_of(server, for_s=polls - 0.5).answers())
 
@@ -45,11 +45,11 @@ def test_an_answer_is_kept_once_with_its_offset_and_the_servers_date() -> None:
     assert second.body == BUSY.body
 
 
-def test_answers_that_come_again_after_others_are_kept_again() -> None:
+def test_an_answer_that_comes_again_after_another_is_kept_again() -> None:
     assert [answer.body for answer in record(EMPTY, BUSY, EMPTY, polls=4)] == [EMPTY.body, BUSY.body, EMPTY.body]
 
 
-def test_every_fault_is_kept_with_what_it_said() -> None:
+def test_every_error_is_kept_with_its_headers_and_body() -> None:
     """Spec §11: empty bodies, 410, 429, 500, resets."""
     throttled = ScriptedReply(
         status=429, body=b"Throttle Result", headers=(("Retry-After", "2"), ("Content-Type", "text/x"))
@@ -68,13 +68,13 @@ def test_every_fault_is_kept_with_what_it_said() -> None:
     assert "broke off its answer" in kept[4].broke
 
 
-def test_a_fault_that_stays_is_kept_once() -> None:
+def test_an_error_that_persists_is_kept_once() -> None:
     assert [answer.status for answer in record(EMPTY, ScriptedReply(resets=True), polls=5)] == [200, None]
     assert [answer.status for answer in record(EMPTY, ScriptedReply(status=410), polls=5)] == [200, 410]
 
 
-def test_an_endpoint_that_holds_polls_is_asked_to_hold_them() -> None:
-    """Spec §4.4; the last one not past the end."""
+def test_the_recorder_asks_an_endpoint_that_can_to_hold_its_polls() -> None:
+    """Spec §4.4; the last poll is not held past the end of the recording."""
     held = ScriptedReply(status=304, headers=(("Preference-Applied", "wait=9"),))
     tagged = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'), DATE))
     with ScriptedServer(tagged, held, BUSY, EMPTY) as server:
@@ -87,14 +87,14 @@ def test_an_endpoint_that_holds_polls_is_asked_to_hold_them() -> None:
     assert recorder.end().polls == len(server.requests)
 
 
-def test_after_a_fault_the_whole_document_is_asked_for_again() -> None:
+def test_the_recorder_asks_for_the_whole_document_after_an_error() -> None:
     tagged = json_reply({"DocumentIncarnation": 1, "Events": []}, headers=(("ETag", '"1-1"'),))
     with ScriptedServer(tagged, ScriptedReply(status=500), tagged) as server:
         list(recorder_of(server, for_s=2.5).answers())
     assert [request.header_values("if-none-match") for request in server.requests[:3]] == [(), ('"1-1"',), ()]
 
 
-def test_the_end_says_how_long_and_how_often() -> None:
+def test_the_end_of_a_recording_has_its_length_and_number_of_polls() -> None:
     with ScriptedServer(EMPTY) as server:
         recorder = recorder_of(server, for_s=10.0, every_s=2.0)
         list(recorder.answers())
@@ -102,14 +102,14 @@ def test_the_end_says_how_long_and_how_often() -> None:
     assert (end.at_s, end.date, end.polls) == (10.0, 1474308887.0, 5)
 
 
-def test_an_endpoint_where_nobody_listens_is_told_and_not_recorded() -> None:
+def test_an_endpoint_that_never_answers_raises_and_is_not_recorded() -> None:
     with ScriptedServer(EMPTY) as server:
         pass
     with pytest.raises(Unreachable, match="nothing answers"):
         list(recorder_of(server, for_s=1.0).answers())
 
 
-def test_an_endpoint_that_goes_away_meanwhile_is_recorded() -> None:
+def test_an_endpoint_that_stops_answering_is_recorded() -> None:
     with ScriptedServer(EMPTY) as server:
         answers = recorder_of(server, for_s=3.0).answers()
         next(answers)

@@ -1,4 +1,4 @@
-"""The file of a recording: what is written is read again, and what cannot be read is told with its line."""
+"""The recording file: it is read as written, and an error names the line that cannot be read."""
 
 import json
 
@@ -53,9 +53,7 @@ def test_any_recording_is_read_as_it_was_written(recording: EndpointRecording) -
 
 @given(recordings(), st.integers(min_value=0, max_value=10_000))
 @settings(max_examples=100, deadline=None)
-def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence(
-    recording: EndpointRecording, at: int
-) -> None:
+def test_a_file_cut_off_anywhere_gives_its_first_answers_or_a_sentence(recording: EndpointRecording, at: int) -> None:
     raw = encode_recording(recording)[:at]
     try:
         read = decode_recording(raw, "f")
@@ -67,7 +65,7 @@ def test_a_file_cut_off_anywhere_gives_what_was_written_until_then_or_a_sentence
 
 @given(st.binary(max_size=200))
 @settings(max_examples=100, deadline=None)
-def test_any_other_file_is_refused_with_a_sentence(raw: bytes) -> None:
+def test_any_other_file_is_rejected_with_a_sentence(raw: bytes) -> None:
     with pytest.raises(BadRecording):
         decode_recording(raw, "f")
 
@@ -95,14 +93,14 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
-def test_a_bad_file_is_refused_with_its_line_and_a_remedy(text: str, sentence: str) -> None:
+def test_a_bad_file_is_rejected_with_the_line_and_a_remedy(text: str, sentence: str) -> None:
     with pytest.raises(BadRecording) as refusal:
         decode_recording(text.encode(), "f")
     assert str(refusal.value).startswith(sentence)
     assert ";" in str(refusal.value)
 
 
-def test_a_line_is_plain_json_that_people_can_read() -> None:
+def test_a_line_of_a_recording_is_plain_json() -> None:
     line = encode_line(RecordedResponse(at_s=1.5, date=7.0, status=200, content_type="text/plain", body=b"caf\xc3\xa9"))
     assert json.loads(line) == {"at_s": 1.5, "date": 7.0, "status": 200, "content_type": "text/plain", "body": "café"}
     assert line.endswith(b"\n")

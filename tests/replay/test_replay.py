@@ -1,4 +1,4 @@
-"""A story told again in virtual time: the same documents at the same pace, with new ids, names and times."""
+"""Replays in virtual time: the same documents at the same pace, with new ids, names and times."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def incarnations(lab: Any) -> list[int]:
     return [document["DocumentIncarnation"] for _, document in lab.seen if isinstance(document, dict)]
 
 
-def test_the_story_is_told_at_its_pace_and_ends_with_the_scopes_own_document(lab: Any, restart_story: Any) -> None:
+def test_a_replay_keeps_the_recorded_pace_and_ends_with_the_document_of_the_scope(
+    lab: Any, restart_recording: Any
+) -> None:
     """Spec §4.2, §12."""
-    lab.start(restart_story)
+    lab.start(restart_recording)
     lab.world.advance(100)
-    told = [(at - NOON, document["DocumentIncarnation"], listed(document)) for at, document in lab.seen]
-    assert told == [
+    shown = [(at - NOON, document["DocumentIncarnation"], listed(document)) for at, document in lab.seen]
+    assert shown == [
         (0, 1, []),
         (5, 2, [("Reboot", "Scheduled", ("web-0",))]),
         (65, 3, [("Reboot", "Started", ("web-0",))]),
@@ -40,8 +42,8 @@ def test_the_story_is_told_at_its_pace_and_ends_with_the_scopes_own_document(lab
     assert lab.world.scope("web-0").incarnation == 4
 
 
-def test_ids_are_new_upper_case_and_stay_the_same_throughout(lab: Any, restart_story: Any, make: Any) -> None:
-    lab.start(restart_story)
+def test_replayed_event_ids_are_new_upper_case_and_stable(lab: Any, restart_recording: Any, make: Any) -> None:
+    lab.start(restart_recording)
     lab.world.advance(100)
     ids = {event["EventId"] for _, document in lab.seen for event in document["Events"]}
     assert len(ids) == 1
@@ -49,17 +51,17 @@ def test_ids_are_new_upper_case_and_stay_the_same_throughout(lab: Any, restart_s
     assert all(len(event_id) == 36 and event_id == event_id.upper() for event_id in ids)
 
 
-def test_the_notice_is_as_long_as_it_was(lab: Any, restart_story: Any) -> None:
+def test_a_replayed_notice_is_as_long_as_the_recorded_one(lab: Any, restart_recording: Any) -> None:
     """Spec §6.3, §12: NotBefore minus Date."""
-    lab.start(restart_story)
+    lab.start(restart_recording)
     lab.world.advance(30)
     (event,) = lab.shows()["Events"]
     assert parse_date(event["NotBefore"]) == NOON + 5 + 900
 
 
-def test_a_story_told_faster_has_shorter_notices(lab: Any, restart_story: Any) -> None:
-    """So nothing starts before its NotBefore that did not when it was recorded."""
-    lab.start(restart_story, speed=10)
+def test_a_faster_replay_has_shorter_notices(lab: Any, restart_recording: Any) -> None:
+    """So no event starts before its NotBefore unless it did in the recording."""
+    lab.start(restart_recording, speed=10)
     lab.world.advance(1)
     (event,) = lab.shows()["Events"]
     assert parse_date(event["NotBefore"]) == NOON + 91  # (5 + 900) / 10, in whole seconds, never less
@@ -67,8 +69,8 @@ def test_a_story_told_faster_has_shorter_notices(lab: Any, restart_story: Any) -
     assert [at - NOON for at, _ in lab.seen] == [0, 0.5, 6.5, 7.5]
 
 
-def test_a_story_is_told_several_times_with_ids_of_their_own(lab: Any, restart_story: Any) -> None:
-    lab.start(restart_story, loops=3)
+def test_each_loop_of_a_replay_has_its_own_event_ids(lab: Any, restart_recording: Any) -> None:
+    lab.start(restart_recording, loops=3)
     lab.world.advance(300)
     ids = [event["EventId"] for _, document in lab.seen for event in document["Events"]]
     assert len(ids) == 6
@@ -77,33 +79,33 @@ def test_a_story_is_told_several_times_with_ids_of_their_own(lab: Any, restart_s
     assert [at - NOON for at, _ in lab.seen] == [0, 5, 65, 75, 85, 145, 155, 165, 225, 235]
 
 
-def test_a_telling_that_ends_amid_events_takes_them_off_the_list(lab: Any, make: Any) -> None:
-    lab.start(make.recording(make.taken(0.0, make.event(), incarnation=3), ended_s=10.0), loops=2)
+def test_a_loop_that_ends_with_events_removes_them_from_the_document(lab: Any, make: Any) -> None:
+    lab.start(make.recording(make.answer(0.0, make.event(), incarnation=3), ended_s=10.0), loops=2)
     lab.world.advance(30)
     shown = [(at - NOON, document["DocumentIncarnation"], len(document["Events"])) for at, document in lab.seen]
     assert shown == [(0, 1, 0), (0, 2, 1), (10, 3, 0), (10, 4, 1), (20, 5, 0)]
 
 
-def test_every_vm_of_the_scope_sees_it_and_no_other_does(lab: Any, make: Any) -> None:
+def test_every_vm_of_the_scope_and_no_other_is_shown_a_replay(lab: Any, make: Any) -> None:
     """Spec §7.2, §7.4."""
-    lab.start(make.recording(make.taken(0.0, make.event()), ended_s=60.0), "db-0")
+    lab.start(make.recording(make.answer(0.0, make.event()), ended_s=60.0), "db-0")
     assert lab.shows("db-1") == lab.shows("db-0")
     assert listed(lab.shows("db-1")) == [("Reboot", "Scheduled", ("db-0",))]
     assert lab.shows("web-0")["Events"] == []
 
 
-def test_each_version_shows_what_it_knows_of_the_story(lab: Any, make: Any) -> None:
+def test_each_api_version_shows_the_replayed_events_that_it_knows(lab: Any, make: Any) -> None:
     """Spec §3."""
-    lab.start(make.recording(make.taken(0.0, make.event(), make.event("B", EventType="Terminate")), ended_s=60.0))
+    lab.start(make.recording(make.answer(0.0, make.event(), make.event("B", EventType="Terminate")), ended_s=60.0))
     assert listed(lab.shows(version="2017-03-01")) == [("Reboot", "Scheduled", ("_web-0",))]
     assert len(lab.shows(version="2019-01-01")["Events"]) == 2
 
 
-def test_what_the_wire_gave_in_place_of_documents_is_given_again(lab: Any, make: Any) -> None:
+def test_recorded_errors_are_replayed_in_place_of_documents(lab: Any, make: Any) -> None:
     """Spec §11."""
     statuses = (410, 429, 500)
     faults = [RecordedAnswer(at_s=5.0 + n, status=status, body=b"x") for n, status in enumerate(statuses)]
-    lab.start(make.recording(make.taken(0.0), *faults, RecordedAnswer(at_s=8.0), make.taken(9.0), ended_s=20.0))
+    lab.start(make.recording(make.answer(0.0), *faults, RecordedAnswer(at_s=8.0), make.answer(9.0), ended_s=20.0))
     lab.world.advance(30)
     assert [(at - NOON, shown) for at, shown in lab.seen if not isinstance(shown, dict)] == [
         (5, 410),
@@ -114,11 +116,9 @@ def test_what_the_wire_gave_in_place_of_documents_is_given_again(lab: Any, make:
     assert lab.world.scope("web-0").incarnation == 1
 
 
-def test_an_approval_of_a_replayed_event_is_taken_written_down_once_and_changes_nothing(
-    lab: Any, restart_story: Any
-) -> None:
+def test_an_approval_of_a_replayed_event_is_recorded_once_and_changes_nothing(lab: Any, restart_recording: Any) -> None:
     """Spec §5.2, §5.3."""
-    lab.start(restart_story)
+    lab.start(restart_recording)
     lab.world.advance(10)
     document = lab.shows()
     event_id = document["Events"][0]["EventId"]
@@ -130,9 +130,11 @@ def test_an_approval_of_a_replayed_event_is_taken_written_down_once_and_changes_
     assert entry.text == "web-0 approved Reboot of web-0, a replayed event: the replay keeps its pace"
 
 
-def test_a_replayed_id_counts_as_approved_after_its_event_and_after_the_replay(lab: Any, restart_story: Any) -> None:
+def test_a_replayed_event_id_can_be_approved_after_its_event_and_after_the_replay(
+    lab: Any, restart_recording: Any
+) -> None:
     """Spec §5.2."""
-    lab.start(restart_story)
+    lab.start(restart_recording)
     lab.world.advance(10)
     event_id = lab.shows()["Events"][0]["EventId"]
     for _ in range(2):
@@ -143,9 +145,9 @@ def test_a_replayed_id_counts_as_approved_after_its_event_and_after_the_replay(l
     assert lab.world.store.history(event_id=event_id) == []
 
 
-def test_an_id_of_the_recording_or_of_another_scope_is_unknown(lab: Any, restart_story: Any, make: Any) -> None:
-    """Spec §5.2, §7.4: then nothing takes effect."""
-    lab.start(restart_story)
+def test_a_recorded_event_id_and_one_of_another_scope_are_unknown(lab: Any, restart_recording: Any, make: Any) -> None:
+    """Spec §5.2, §7.4: then no part of the request takes effect."""
+    lab.start(restart_recording)
     lab.world.advance(10)
     event_id = lab.shows()["Events"][0]["EventId"]
     assert lab.world.approve("web-0", event_id, make.id) == make.id
@@ -153,8 +155,8 @@ def test_an_id_of_the_recording_or_of_another_scope_is_unknown(lab: Any, restart
     assert lab.world.store.history(event_id=event_id) == []
 
 
-def test_a_restart_in_the_middle_goes_on_where_it_was(lab: Any, restart_story: Any) -> None:
-    lab.start(restart_story, loops=2)
+def test_a_replay_continues_after_a_restart(lab: Any, restart_recording: Any) -> None:
+    lab.start(restart_recording, loops=2)
     lab.world.advance(30)
     before = lab.shows()
     lab.world.restart()
@@ -168,8 +170,8 @@ def test_a_restart_in_the_middle_goes_on_where_it_was(lab: Any, restart_story: A
     assert incarnations(lab) == list(range(1, 8))
 
 
-def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab: Any, restart_story: Any) -> None:
-    lab.start(restart_story)
+def test_steps_that_came_due_while_the_service_was_down_are_shown_in_order(lab: Any, restart_recording: Any) -> None:
+    lab.start(restart_recording)
     lab.world.clock.apply_setting(lab.world.clock.setting_after_jump(NOON + 70))
     lab.world.restart()
     texts = [entry.text for entry in lab.world.store.history() if entry.what == "replayed"]
@@ -180,26 +182,26 @@ def test_steps_that_came_due_while_nobody_was_there_are_told_in_their_order(lab:
     ]
 
 
-def test_two_replays_on_one_scope_are_refused(lab: Any, restart_story: Any) -> None:
-    first = lab.start(restart_story, "db-0")
+def test_two_replays_on_one_scope_are_refused(lab: Any, restart_recording: Any) -> None:
+    first = lab.start(restart_recording, "db-0")
     with pytest.raises(Refused, match=f"scope of VM 'db-1' is being shown replay {first.id} already") as refusal:
-        lab.start(restart_story, "db-1")
+        lab.start(restart_recording, "db-1")
     assert refusal.value.remedy_code is Remedy.STOP_REPLAY
     assert refusal.value.remedy_fields == {"replay": first.id}
-    lab.start(restart_story, "web-0")
+    lab.start(restart_recording, "web-0")
     assert len(lab.world.control.replays.list_replays()) == 2
 
 
-def test_a_scope_with_an_event_under_way_is_told_no_story(lab: Any, restart_story: Any) -> None:
+def test_a_replay_is_refused_while_the_scope_has_an_event(lab: Any, restart_recording: Any) -> None:
     (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     with pytest.raises(Refused, match=f"has event {event.id} .* under way: replay when it is over, or withdraw it"):
-        lab.start(restart_story)
+        lab.start(restart_recording)
     assert lab.world.control.replays.list_replays() == []
 
 
-def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: Any, restart_story: Any) -> None:
-    """Spec §4.2: what really happens comes first; the number grows, and the old list is gone."""
-    request = lab.start(restart_story)
+def test_a_real_event_of_the_scope_ends_the_replay_and_is_shown_at_once(lab: Any, restart_recording: Any) -> None:
+    """Spec §4.2: real events come first; the incarnation grows, and the replayed events disappear."""
+    request = lab.start(restart_recording)
     lab.world.advance(10)
     (event,) = lab.world.ask(RequestedOperation.RESTART, "web-0")
     assert [shown["EventId"] for shown in lab.shows()["Events"]] == [event.id]
@@ -210,42 +212,42 @@ def test_an_event_of_the_scopes_own_ends_the_replay_and_is_shown_at_once(lab: An
     assert lab.shows()["Events"] == []
 
 
-def test_what_no_document_shows_does_not_end_a_replay(lab: Any, restart_story: Any) -> None:
+def test_an_operation_without_an_event_does_not_end_a_replay(lab: Any, restart_recording: Any) -> None:
     """Spec §6.4: power operations have no event."""
-    lab.start(restart_story)
+    lab.start(restart_recording)
     lab.world.ask(RequestedOperation.POWER_OFF, "web-0")
     lab.world.advance(10)
     assert len(lab.shows()["Events"]) == 1
 
 
-def test_a_replay_ends_when_its_vm_goes(lab: Any, restart_story: Any) -> None:
-    request = lab.start(restart_story)
+def test_a_replay_ends_when_its_vm_is_removed(lab: Any, restart_recording: Any) -> None:
+    request = lab.start(restart_recording)
     lab.world.ask(RequestedOperation.DELETE, "web-0")
     lab.world.advance(10)
     assert lab.world.control.replays.find(request.id).replay.reason == "VM web-0 was removed"
 
 
-def test_a_replay_that_is_stopped_leaves_the_scopes_own_document_under_a_new_number(
-    lab: Any, restart_story: Any
+def test_stopping_a_replay_shows_the_document_of_the_scope_with_a_new_incarnation(
+    lab: Any, restart_recording: Any
 ) -> None:
     """Spec §4.2."""
-    request = lab.start(restart_story)
+    request = lab.start(restart_recording)
     lab.world.advance(10)
     lab.world.do(lab.world.control.replays.stop(request.id[:30], who="ann"))
     assert lab.shows() == {"DocumentIncarnation": 3, "Events": []}
     with pytest.raises(Refused, match=r"is over \(stopped\): there is nothing to stop"):
         lab.world.do(lab.world.control.replays.stop(request.id, who="ann"))
-    lab.start(restart_story)
+    lab.start(restart_recording)
     with pytest.raises(NotFound, match="replay 'nope' does not exist") as refusal:
         lab.world.control.replays.find("nope")
     assert refusal.value.remedy_code is Remedy.LIST_REPLAYS
 
 
-def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
-    request = lab.start(restart_story)
+def test_the_history_lists_the_steps_of_a_replay(lab: Any, restart_recording: Any) -> None:
+    request = lab.start(restart_recording)
     lab.world.advance(100)
-    told = [(entry.what, entry.text) for entry in lab.world.store.history(request_id=request.id)]
-    assert told == [
+    entries = [(entry.what, entry.text) for entry in lab.world.store.history(request_id=request.id)]
+    assert entries == [
         ("requested", "ann asked for replay of a recording to web-0"),
         ("replayed", "web-0 is shown no events"),
         ("replayed", "web-0 is shown Reboot of web-0 scheduled"),
@@ -264,18 +266,20 @@ def test_the_history_tells_the_story(lab: Any, restart_story: Any) -> None:
         ({"names": {"nobody": "x"}}, "no recorded event names VM 'nobody': those named are theirs"),
     ],
 )
-def test_bad_wishes_are_refused(lab: Any, restart_story: Any, options: dict[str, Any], sentence: str) -> None:
+def test_a_replay_with_bad_options_is_rejected(
+    lab: Any, restart_recording: Any, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(Rejected, match=sentence):
-        lab.start(restart_story, **options)
+        lab.start(restart_recording, **options)
     assert lab.world.control.replays.list_replays() == []
 
 
-def test_only_a_lab_tells_stories(restart_story: Any) -> None:
+def test_only_a_lab_replays_recordings(restart_recording: Any) -> None:
     world = World(vms=[a_vm("web-0")])
     try:
         world.control.transactions.clock = SystemClock()
         with pytest.raises(Rejected, match="this service is not a lab, and its VMs only get real events") as refusal:
-            world.do(world.control.replays.start(world.vm("web-0"), restart_story, who="ann"))
+            world.do(world.control.replays.start(world.vm("web-0"), restart_recording, who="ann"))
         assert refusal.value.remedy_code is Remedy.USE_LAB
     finally:
         world.close()
@@ -290,29 +294,29 @@ def documents() -> st.SearchStrategy[Any]:
 
 @given(st.lists(documents(), min_size=1, max_size=8), st.integers(1, 3), st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_was_recorded_the_number_never_goes_back_and_same_number_is_same_content(
+def test_the_incarnation_of_any_replay_never_decreases_and_identifies_the_content(
     make: Any, answers: list[Any], loops: int, data: st.DataObject
 ) -> None:
-    """Spec §4.2, with restarts anywhere."""
-    told: list[RecordedAnswer] = []
+    """Spec §4.2, with restarts at any time."""
+    recorded: list[RecordedAnswer] = []
     for n, answer in enumerate(answers):
         if not isinstance(answer, tuple):
-            told.append(RecordedAnswer(at_s=float(n), status=answer))
+            recorded.append(RecordedAnswer(at_s=float(n), status=answer))
             continue
         events = [make.event(name, EventStatus=status) for name, status in answer[1]]
-        told.append(make.taken(float(n), *events, incarnation=answer[0]))
+        recorded.append(make.answer(float(n), *events, incarnation=answer[0]))
     world = World(vms=[a_vm("web-0")])
     try:
-        _tell(world, make.recording(*told, ended_s=float(len(told))), loops, data)
+        _replay(world, make.recording(*recorded, ended_s=float(len(recorded))), loops, data)
     finally:
         world.close()
 
 
-def _tell(world: World, recording: UploadedRecording, loops: int, data: st.DataObject) -> None:
+def _replay(world: World, recording: UploadedRecording, loops: int, data: st.DataObject) -> None:
     content: dict[int, Any] = {}
     latest = 0
 
-    def look(_: Any) -> None:
+    def check(_: Any) -> None:
         nonlocal latest
         shown = world.control.replays.current_answer(world.scope("web-0"))
         document = shown.document if shown else None
@@ -322,13 +326,13 @@ def _tell(world: World, recording: UploadedRecording, loops: int, data: st.DataO
         assert content.setdefault(number, notices) == notices
         latest = number
 
-    world.store.subscribe(look)
+    world.store.subscribe(check)
     world.do(world.control.replays.start(world.vm("web-0"), recording, who="ann", loops=loops))
     world.settle()
     for _ in range(3):
         if data.draw(st.booleans()):
             world.restart()
-            world.store.subscribe(look)
+            world.store.subscribe(check)
         world.advance(data.draw(st.floats(0.5, 20)))
     world.advance(100)
     assert world.control.replays.list_replays()[0].replay.ended == "finished"

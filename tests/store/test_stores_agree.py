@@ -1,4 +1,4 @@
-"""The SQLite store and the memory store give equal answers after any sequence of writes, stale ones too."""
+"""The SQLite store and the memory store give equal answers after any writes, stale ones too."""
 
 from __future__ import annotations
 
