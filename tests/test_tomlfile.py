@@ -72,13 +72,13 @@ def test_a_key_is_found_among_strings_lists_and_comments(path: TomlPath, line: i
     assert index_lines(TRICKY).line_of(path) == line
 
 
-def test_what_is_not_written_is_at_the_line_of_what_is_around_it() -> None:
+def test_a_missing_key_has_the_line_of_its_table() -> None:
     lines = index_lines(TRICKY)
     assert lines.line_of(("vms", 1, "name")) == 26
     assert lines.line_of(("hosts", 0)) == 1
 
 
-def test_windows_line_ends_count_as_one() -> None:
+def test_a_windows_line_end_counts_as_one_line() -> None:
     assert index_lines(TRICKY.replace("\n", "\r\n")).line_of(("vms", 1)) == 26
 
 
@@ -204,7 +204,7 @@ def paths_of(value: object, path: TomlPath = ()) -> set[TomlPath]:
 
 @given(documents, st.data())
 @settings(max_examples=300, deadline=None)
-def test_every_path_of_any_document_is_at_the_line_where_it_was_written(data: dict[str, Any], draws: Any) -> None:
+def test_every_path_of_a_random_document_has_the_line_where_it_is_written(data: dict[str, Any], draws: Any) -> None:
     writer = Writer(draws.draw)
     writer.table(data, (), [])
     assert tomllib.loads(writer.text) == data  # the writer wrote what it meant

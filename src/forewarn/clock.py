@@ -27,7 +27,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSetting:
-    """The setting of a lab clock: it showed `lab_at` at the real time `real_at`, and runs at `speed` since."""
+    """A lab clock's setting: it showed `lab_at` at real time `real_at`, and runs at `speed` since."""
 
     lab_at: float
     real_at: float

@@ -27,7 +27,7 @@ def der(path: Path) -> bytes:
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_the_bundle_holds_the_systems_certificates_and_ours(tmp_path: Path) -> None:
+def test_the_bundle_has_the_certificates_of_the_system_and_ours(tmp_path: Path) -> None:
     ours, system = a_ca(tmp_path / "tls"), a_ca(tmp_path / "system")
     made = write_ca_bundle(tmp_path / "tls", [tmp_path / "missing.pem", system, ours])
     assert made == tmp_path / "tls" / "ca-bundle.pem"
@@ -35,7 +35,7 @@ def test_the_bundle_holds_the_systems_certificates_and_ours(tmp_path: Path) -> N
     assert made.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_machine_without_certificates_gets_a_bundle_of_ours_alone(tmp_path: Path) -> None:
+def test_a_machine_without_certificates_gets_a_bundle_with_only_ours(tmp_path: Path) -> None:
     ours = a_ca(tmp_path)
     assert trusted_by(write_ca_bundle(tmp_path, [])) == [der(ours)]
 
@@ -45,7 +45,7 @@ def test_the_bundle_of_this_machine_can_be_loaded(tmp_path: Path) -> None:
     assert der(ours) in trusted_by(write_ca_bundle(tmp_path))
 
 
-def test_the_bundle_is_written_anew_only_when_it_is_stale(tmp_path: Path) -> None:
+def test_the_bundle_is_rewritten_only_if_it_is_outdated(tmp_path: Path) -> None:
     a_ca(tmp_path / "tls")
     system = a_ca(tmp_path / "system")
     first = write_ca_bundle(tmp_path / "tls", [system]).stat()
@@ -55,7 +55,7 @@ def test_the_bundle_is_written_anew_only_when_it_is_stale(tmp_path: Path) -> Non
     assert der(other) in trusted_by(write_ca_bundle(tmp_path / "tls", [other]))
 
 
-def test_a_shell_that_already_uses_our_bundle_does_not_keep_an_old_ca_alive(tmp_path: Path) -> None:
+def test_a_bundle_used_as_the_systems_bundle_keeps_no_old_ca(tmp_path: Path) -> None:
     old = der(a_ca(tmp_path / "tls"))
     system = a_ca(tmp_path / "system")
     made = write_ca_bundle(tmp_path / "tls", [system])
@@ -66,7 +66,7 @@ def test_a_shell_that_already_uses_our_bundle_does_not_keep_an_old_ca_alive(tmp_
     assert old not in trusted_by(made)
 
 
-def test_the_bundles_of_two_labs_do_not_grow_in_turn(tmp_path: Path) -> None:
+def test_the_bundles_of_two_labs_that_use_each_other_do_not_grow(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     a_ca(one)
     a_ca(other)
@@ -78,6 +78,6 @@ def test_the_bundles_of_two_labs_do_not_grow_in_turn(tmp_path: Path) -> None:
     assert (one / "ca-bundle.pem").read_bytes().count(b"BEGIN") == 2
 
 
-def test_without_a_ca_there_is_no_bundle(tmp_path: Path) -> None:
+def test_a_bundle_needs_a_ca(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file '.*ca.pem'"):
         write_ca_bundle(tmp_path)

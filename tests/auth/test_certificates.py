@@ -33,21 +33,21 @@ def the_certificate(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def test_the_first_start_makes_a_ca_and_a_server_certificate(tmp_path: Path) -> None:
+def test_the_first_start_creates_a_ca_and_a_server_certificate(tmp_path: Path) -> None:
     made = ServiceCertificates.load_or_create(tmp_path / "tls", ["VMHost.example.org"], NOW)
     assert modes(tmp_path / "tls") == {"ca.pem": 0o644, "ca.key": 0o600, "server.pem": 0o644, "server.key": 0o600}
     assert made.server.facts.names == ("localhost", "vmhost.example.org", "127.0.0.1", "::1")
     assert (tmp_path / "tls").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_ca_lasts_ten_years_and_a_server_certificate_no_longer_than_clients_take(tmp_path: Path) -> None:
+def test_a_ca_is_valid_for_ten_years_and_a_server_certificate_as_long_as_clients_accept(tmp_path: Path) -> None:
     made = ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert made.ca.facts.not_after - NOW > 3650 * DAY
     assert made.server.facts.not_after - made.server.facts.not_before < 397 * DAY
     assert made.server.facts.not_before < NOW - 600  # for clients whose clock is behind
 
 
-def test_the_next_start_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_start_keeps_the_certificates(tmp_path: Path) -> None:
     first = ServiceCertificates.load_or_create(tmp_path, ["a.example"], NOW)
     before = contents(tmp_path)
     assert ServiceCertificates.load_or_create(tmp_path, ["A.example"], NOW + 300 * DAY) == first
@@ -69,7 +69,7 @@ def test_the_fingerprint_is_the_one_that_openssl_prints(tmp_path: Path) -> None:
     [([], 380 * DAY), (["new.example"], 0.0), (["10.1.2.3"], 0.0), ([], -2 * 3600.0)],
     ids=["ends soon", "a name more", "an address more", "begins in the future"],
 )
-def test_a_server_certificate_that_no_longer_serves_is_renewed(tmp_path: Path, names: list[str], later: float) -> None:
+def test_an_unusable_server_certificate_is_renewed(tmp_path: Path, names: list[str], later: float) -> None:
     first = ServiceCertificates.load_or_create(tmp_path, ["a.example"], NOW - 3 * DAY)
     ServiceCertificates.load_or_create(tmp_path, ["a.example", "b.example"], NOW)
     before = contents(tmp_path)
@@ -94,7 +94,7 @@ def test_a_server_certificate_of_another_ca_is_renewed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ca.pem", "server.pem", "server.key"])
-def test_what_is_missing_is_made_again(tmp_path: Path, name: str) -> None:
+def test_a_missing_certificate_file_is_created_again(tmp_path: Path, name: str) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
     before = contents(tmp_path)
     (tmp_path / name).unlink()
@@ -126,7 +126,7 @@ def test_a_crash_in_the_middle_of_a_renewal_is_repaired(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["server.pem", "server.key"])
-def test_garbage_in_place_of_the_servers_files_is_replaced(tmp_path: Path, name: str) -> None:
+def test_invalid_server_certificate_files_are_replaced(tmp_path: Path, name: str) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
     (tmp_path / name).write_bytes(b"garbage")
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
@@ -136,32 +136,32 @@ def test_garbage_in_place_of_the_servers_files_is_replaced(tmp_path: Path, name:
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
-        (lambda tls: (tls / "ca.pem").write_bytes(b"garbage"), "ca.pem' is no certificate in PEM"),
-        (lambda tls: (tls / "ca.key").write_bytes(b"garbage"), "ca.key' is no private key in PEM"),
+        (lambda tls: (tls / "ca.pem").write_bytes(b"garbage"), "ca.pem' is not a certificate in PEM"),
+        (lambda tls: (tls / "ca.key").write_bytes(b"garbage"), "ca.key' is not a private key in PEM"),
         (lambda tls: (tls / "ca.key").unlink(), "there is no file"),
         (lambda tls: (tls / "ca.key").chmod(0o640), "others may read it (mode 0640): run chmod 600"),
         (lambda tls: (tls / "ca.key").write_bytes((tls / "server.key").read_bytes()), "does not belong to the key"),
     ],
     ids=["garbage", "garbage for a key", "no key", "a key others may read", "another key"],
 )  # fmt: skip
-def test_a_ca_that_cannot_be_used_is_never_replaced(tmp_path: Path, spoil: Spoiling, sentence: str) -> None:
+def test_an_unusable_ca_is_never_replaced(tmp_path: Path, spoil: Spoiling, sentence: str) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
     spoil(tmp_path)
     before = contents(tmp_path)
     with pytest.raises(Rejected) as refusal:
         ServiceCertificates.load_or_create(tmp_path, [], NOW)
     assert sentence in str(refusal.value)
-    assert "move 'ca.pem' and 'ca.key' away to have a new CA made" in str(refusal.value)
+    assert "move 'ca.pem' and 'ca.key' away to get a new CA" in str(refusal.value)
     assert contents(tmp_path) == before
 
 
-def test_an_expired_ca_says_which_files_to_move_away(tmp_path: Path) -> None:
+def test_an_expired_ca_is_rejected_with_the_files_to_move_away(tmp_path: Path) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
     with pytest.raises(Rejected, match=r"ca.pem' expired at 2036-.*: move 'ca.pem' and 'ca.key' away"):
         ServiceCertificates.load_or_create(tmp_path, [], NOW + 3660 * DAY)
 
 
-def test_a_ca_of_the_future_says_that_the_clock_may_be_wrong(tmp_path: Path) -> None:
+def test_a_ca_that_is_not_valid_yet_is_rejected_with_a_hint_about_the_clock(tmp_path: Path) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], NOW)
     with pytest.raises(Rejected, match=r"ca.pem' is not valid before .*: set the clock, or move"):
         ServiceCertificates.load_or_create(tmp_path, [], NOW - DAY)
@@ -173,14 +173,14 @@ def test_a_server_certificate_never_outlives_its_ca(tmp_path: Path) -> None:
     assert made.server.facts.not_after == made.ca.facts.not_after
 
 
-def test_a_ca_made_for_loopback_vouches_for_nothing_else(tmp_path: Path) -> None:
+def test_a_ca_for_loopback_names_signs_no_other_names(tmp_path: Path) -> None:
     ServiceCertificates.load_or_create(tmp_path, ["lab.localhost", "127.0.0.9"], NOW)
-    with pytest.raises(Rejected, match="loopback names only, not for 'vmhost': leave that name out, or move"):
+    with pytest.raises(Rejected, match="loopback names only, not 'vmhost': leave that name out, or move"):
         ServiceCertificates.load_or_create(tmp_path, ["vmhost"], NOW)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a..b", "höst", "*", "a.*.b", "a" * 64, "https://a", "1.2.3.4:5"])
-def test_what_is_no_name_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+def test_an_invalid_name_is_rejected_before_any_file_is_written(tmp_path: Path, name: str) -> None:
     with pytest.raises(Rejected, match="is neither a host name nor an address"):
         ServiceCertificates.load_or_create(tmp_path / "tls", [name], NOW)
     assert not (tmp_path / "tls").exists()
@@ -195,7 +195,7 @@ def test_private_files_are_private_from_the_first_moment(tmp_path: Path) -> None
     assert {name: modes(tmp_path)[name] for name in PRIVATE} == dict.fromkeys(PRIVATE, 0o600)
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "server.key").mkdir()  # nothing can be renamed onto a directory
     with pytest.raises(Unavailable, match=r"server.key' cannot be written now"):
         ServiceCertificates.load_or_create(tmp_path, [], NOW)

@@ -56,16 +56,16 @@ def test_the_keys_are_discovered_and_kept_for_an_hour(issuer: OidcIssuer) -> Non
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH] * 2
 
 
-def test_an_issuer_may_be_named_with_a_slash_at_its_end(issuer: OidcIssuer) -> None:
+def test_the_url_of_an_issuer_may_end_with_a_slash(issuer: OidcIssuer) -> None:
     assert verified(ExternalIssuer(f"{issuer.url}/", [AUDIENCE]), issuer.token(ANN))
 
 
-def test_keys_at_a_given_address_need_no_discovery(issuer: OidcIssuer) -> None:
+def test_a_configured_jwks_url_needs_no_discovery(issuer: OidcIssuer) -> None:
     verified(ExternalIssuer(issuer.url, [AUDIENCE], issuer.url + KEYS_PATH), issuer.token(ANN))
     assert issuer.requested_paths == [KEYS_PATH]
 
 
-def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
+def test_concurrent_verifications_share_one_fetch(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
     async def story() -> list[Claims]:
@@ -75,7 +75,7 @@ def test_many_who_come_at_once_share_one_fetch(issuer: OidcIssuer) -> None:
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
-def test_a_fetch_that_takes_long_is_not_joined_by_a_second(issuer: OidcIssuer) -> None:
+def test_a_slow_fetch_is_not_repeated_meanwhile(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
     async def story() -> list[Claims]:
@@ -85,7 +85,7 @@ def test_a_fetch_that_takes_long_is_not_joined_by_a_second(issuer: OidcIssuer) -
     assert issuer.requested_paths == [DISCOVERY_PATH, KEYS_PATH]
 
 
-def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: OidcIssuer) -> None:
+def test_a_cancelled_verification_does_not_cancel_the_fetch_for_others(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
     async def story() -> Claims:
@@ -98,7 +98,7 @@ def test_who_gives_up_waiting_does_not_take_the_keys_from_the_others(issuer: Oid
     assert asyncio.run(story()).primary_id == "oidc:ann"
 
 
-def test_the_loop_goes_on_while_keys_are_fetched(issuer: OidcIssuer) -> None:
+def test_fetching_keys_does_not_block_the_event_loop(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
 
     async def story() -> int:
@@ -121,7 +121,7 @@ def test_a_rotated_key_is_found_at_once(issuer: OidcIssuer) -> None:
     assert refusal(external, issuer.token(ANN, "first"), NOW + 80).reason is TokenErrorReason.UNKNOWN_KEY
 
 
-def test_tokens_with_random_keys_become_no_flood_of_fetches(issuer: OidcIssuer) -> None:
+def test_tokens_with_random_key_ids_cause_few_fetches(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -134,7 +134,7 @@ def test_tokens_with_random_keys_become_no_flood_of_fetches(issuer: OidcIssuer) 
     assert issuer.requested_paths.count(KEYS_PATH) == 1 + 3  # in 100 seconds
 
 
-def test_an_outage_goes_unnoticed_by_those_whose_key_is_known(issuer: OidcIssuer) -> None:
+def test_tokens_with_known_keys_are_accepted_during_an_outage_of_the_issuer(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
     issuer.is_down = True
@@ -146,20 +146,20 @@ def test_an_outage_goes_unnoticed_by_those_whose_key_is_known(issuer: OidcIssuer
     assert verified(external, issuer.token(ANN, "second"), NOW + 90_030)
 
 
-def test_keys_that_vanish_by_mistake_are_kept(issuer: OidcIssuer) -> None:
+def test_known_keys_are_kept_if_the_issuer_publishes_none(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     verified(external, issuer.token(ANN))
     issuer.published = []
     assert verified(external, issuer.token(ANN), NOW + 3600).primary_id == "oidc:ann"
 
 
-def test_an_issuer_that_never_answered_is_unavailable_until_it_does(issuer: OidcIssuer) -> None:
+def test_an_issuer_is_unavailable_until_its_first_answer(issuer: OidcIssuer) -> None:
     external = ExternalIssuer(issuer.url, [AUDIENCE])
     issuer.is_down = True
     for later in (0, 1, 4):
         sentence = trouble(external, issuer.token(ANN), NOW + later)
         assert sentence.startswith(
-            f"issuer {issuer.url!r} cannot vouch for anybody now: '{issuer.url}{DISCOVERY_PATH}' does"
+            f"tokens of issuer {issuer.url!r} cannot be verified now: '{issuer.url}{DISCOVERY_PATH}' does"
         )
         assert sentence.endswith("; try again later")
     assert issuer.requested_paths == [DISCOVERY_PATH]
@@ -167,7 +167,7 @@ def test_an_issuer_that_never_answered_is_unavailable_until_it_does(issuer: Oidc
     assert verified(external, issuer.token(ANN), NOW + 5).primary_id == "oidc:ann"
 
 
-def test_a_port_where_nobody_listens_is_unavailable(issuer: OidcIssuer) -> None:
+def test_an_issuer_with_a_closed_port_is_unavailable(issuer: OidcIssuer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         external = ExternalIssuer(f"http://127.0.0.1:{unused.getsockname()[1]}", [AUDIENCE])
@@ -177,32 +177,32 @@ def test_a_port_where_nobody_listens_is_unavailable(issuer: OidcIssuer) -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "sentence"),
     [
-        (DISCOVERY_PATH, (404, b"{}"), "answers 404"),
-        (DISCOVERY_PATH, (302, b"http://127.0.0.1:9/"), "answers 302"),
+        (DISCOVERY_PATH, (404, b"{}"), "answered 404"),
+        (DISCOVERY_PATH, (302, b"http://127.0.0.1:9/"), "answered 302"),
         (DISCOVERY_PATH, (200, b"<html>"), "its openid-configuration cannot be read"),
         (DISCOVERY_PATH, (200, b'{"issuer": "x"}'), "its openid-configuration cannot be read"),
-        (DISCOVERY_PATH, (200, b'{"issuer": "https://evil", "jwks_uri": "https://evil"}'), "is that of 'https://evil'"),
-        (KEYS_PATH, (500, b""), "answers 500"),
-        (KEYS_PATH, (200, b"{}"), "is no list of keys"),
-        (KEYS_PATH, (200, b'{"keys": []}'), "publishes no key that can be used"),
-        (KEYS_PATH, (200, b'{"keys": [{"kty": "RSA", "kid": "first"}, {}]}'), "publishes no key that can be used"),
-        (KEYS_PATH, (200, b" " * 1_100_000), "answers with more than 1048576 bytes"),
+        (DISCOVERY_PATH, (200, b'{"issuer": "https://evil", "jwks_uri": "https://evil"}'), "belongs to 'https://evil'"),
+        (KEYS_PATH, (500, b""), "answered 500"),
+        (KEYS_PATH, (200, b"{}"), "JWKS document is not valid"),
+        (KEYS_PATH, (200, b'{"keys": []}'), "has no usable key"),
+        (KEYS_PATH, (200, b'{"keys": [{"kty": "RSA", "kid": "first"}, {}]}'), "has no usable key"),
+        (KEYS_PATH, (200, b" " * 1_100_000), "answered with more than 1048576 bytes"),
     ],
 )  # fmt: skip
-def test_an_issuer_that_answers_nonsense_is_unavailable(
+def test_an_issuer_with_invalid_answers_is_unavailable(
     issuer: OidcIssuer, path: str, answer: tuple[int, bytes], sentence: str
 ) -> None:
     issuer.answers[path] = answer
     assert sentence in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
 
 
-def test_keys_are_not_fetched_over_plain_http_from_elsewhere(issuer: OidcIssuer) -> None:
+def test_keys_are_not_fetched_over_plain_http_from_other_machines(issuer: OidcIssuer) -> None:
     found = {"issuer": issuer.url, "jwks_uri": "http://keys.example/"}
     issuer.answers[DISCOVERY_PATH] = (200, json.dumps(found).encode())
     assert "neither https nor on loopback" in trouble(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN))
 
 
-def test_an_issuer_over_https_is_believed_only_with_a_certificate_that_the_system_trusts(
+def test_an_https_issuer_needs_a_certificate_that_the_system_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = ServiceCertificates.load_or_create(tmp_path, [], time.time())
@@ -230,8 +230,10 @@ def test_an_issuer_must_be_https_unless_it_is_on_loopback(url: str) -> None:
             ExternalIssuer("https://login.example", [AUDIENCE], url)
 
 
-def test_an_issuer_without_an_audience_is_refused() -> None:
-    with pytest.raises(Rejected, match="has no audience, so tokens for anybody would do: name at least one"):
+def test_an_issuer_without_an_audience_is_rejected() -> None:
+    with pytest.raises(
+        Rejected, match="has no audience, so its tokens for any service would be accepted: name at least one"
+    ):
         ExternalIssuer("https://login.example", [])
 
 
@@ -250,7 +252,7 @@ def test_an_issuer_without_an_audience_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_token_must_be_from_there_for_here_and_for_now(
+def test_a_token_needs_the_right_issuer_audience_and_time(
     issuer: OidcIssuer, change: dict[str, Any], reason: TokenErrorReason
 ) -> None:
     assert refusal(ExternalIssuer(issuer.url, [AUDIENCE]), issuer.token(ANN | change)).reason is reason

@@ -45,23 +45,23 @@ def test_rsa_signatures_are_accepted(issuer: OidcIssuer, algorithm: str) -> None
 
 
 @pytest.mark.parametrize("algorithm", ["ES256", "ES384"])
-def test_signatures_on_curves_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
+def test_elliptic_curve_signatures_are_accepted(issuer: OidcIssuer, algorithm: str) -> None:
     issuer.add(algorithm, ec.generate_private_key(CURVES[algorithm]))
     assert verified(issuer, issuer.token(ANN, algorithm, algorithm)).primary_id == "oidc:ann"
 
 
-def test_algorithms_that_are_not_on_the_list_are_refused(issuer: OidcIssuer) -> None:
+def test_other_algorithms_are_rejected(issuer: OidcIssuer) -> None:
     issuer.add("ES512", ec.generate_private_key(CURVES["ES512"]))
     assert reason(issuer, issuer.token(ANN, "ES512", "ES512")) is TokenErrorReason.BAD_SIGNATURE
     assert reason(issuer, issuer.token(ANN, algorithm="PS512")) is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_token_without_a_signature_is_refused(issuer: OidcIssuer) -> None:
+def test_an_unsigned_external_token_is_rejected(issuer: OidcIssuer) -> None:
     said = {"iss": issuer.url, **ANN}
     assert reason(issuer, jwt.encode(said, "", "none", {"kid": "first"})) is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_shared_secret_never_counts_even_if_the_issuer_publishes_it(issuer: OidcIssuer) -> None:
+def test_a_published_shared_secret_is_never_accepted(issuer: OidcIssuer) -> None:
     secret = b"a secret that everybody can read"
     published = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
     issuer.published.append({"kty": "oct", "k": published, "kid": "shared", "alg": "HS256"})
@@ -69,13 +69,13 @@ def test_a_shared_secret_never_counts_even_if_the_issuer_publishes_it(issuer: Oi
     assert reason(issuer, token) is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_key_of_a_stranger_under_a_known_name_is_refused(issuer: OidcIssuer) -> None:
+def test_a_foreign_key_with_a_known_key_id_is_rejected(issuer: OidcIssuer) -> None:
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     token = jwt.encode({"iss": issuer.url, **ANN}, stranger, "RS256", {"kid": "first"})
     assert reason(issuer, token) is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_token_that_names_no_key_is_refused(issuer: OidcIssuer) -> None:
+def test_a_token_without_a_key_id_is_rejected(issuer: OidcIssuer) -> None:
     token = jwt.encode({"iss": issuer.url, **ANN}, issuer.keys["first"], "RS256")
     assert reason(issuer, token) is TokenErrorReason.UNKNOWN_KEY
 
@@ -92,7 +92,7 @@ def test_a_key_is_used_only_for_the_algorithm_it_names(issuer: OidcIssuer) -> No
     ids=["for encryption", "for shared secrets", "too weak"],
 )
 @pytest.mark.filterwarnings("ignore:The RSA key is 1024 bits")  # the issuer that signs with it is warned
-def test_keys_that_are_not_for_us_are_passed_over(issuer: OidcIssuer, bits: int, more: dict[str, Any]) -> None:
+def test_unsuitable_keys_are_ignored(issuer: OidcIssuer, bits: int, more: dict[str, Any]) -> None:
     issuer.add("unfit", rsa.generate_private_key(public_exponent=65537, key_size=bits), **more)
     assert reason(issuer, issuer.token(ANN, "unfit")) is TokenErrorReason.UNKNOWN_KEY
     assert verified(issuer, issuer.token(ANN))
@@ -118,14 +118,14 @@ WHO = {
 
 
 @pytest.mark.parametrize(("said", "ids", "name", "tenant"), WHO.values(), ids=WHO)
-def test_a_token_says_who_is_asking(
+def test_an_external_token_gives_the_ids_and_name_of_its_owner(
     issuer: OidcIssuer, said: dict[str, Any], ids: tuple[str, ...], name: str, tenant: str
 ) -> None:
     claims = verified(issuer, issuer.token(WHEN | said))
     assert claims == Claims(ids=ids, name=name, tenant=tenant, expires_at=NOW + 3600)
 
 
-def test_an_issuer_outside_cannot_make_anybody_a_vm_or_a_client_of_ours(issuer: OidcIssuer) -> None:
+def test_an_external_token_cannot_claim_to_be_a_vm_or_a_client_of_ours(issuer: OidcIssuer) -> None:
     said = ANN | {"forewarn_vm_id": "c3", "forewarn_vm_key": "rg/web", "xms_mirid": "/subscriptions/s", "sub": "vm:c3"}
     claims = verified(issuer, issuer.token(said))
     assert (claims.primary_id, claims.vm_id, claims.vm_key) == ("oidc:vm:c3", "", "")

@@ -61,7 +61,7 @@ def refusal(token: str, now: float = NOW) -> InvalidToken:
     return refused.value
 
 
-def test_a_client_is_known_by_its_token() -> None:
+def test_the_token_of_a_client_gives_its_claims() -> None:
     issuer = an_issuer()
     claims = issuer.verify(issuer.issue_text(CLIENT, ARM, NOW), NOW)
     assert (claims.primary_id, claims.ids) == ("client:deploy", ("client:deploy",))
@@ -69,13 +69,13 @@ def test_a_client_is_known_by_its_token() -> None:
     assert (claims.vm_key, claims.vm_id) == ("", "")
 
 
-def test_a_vm_is_known_by_the_token_of_its_managed_identity() -> None:
+def test_the_token_of_a_managed_identity_gives_the_vm() -> None:
     issuer = an_issuer()
     claims = issuer.verify(issuer.issue_text(VM, ARM, NOW), NOW)
     assert (claims.primary_id, claims.vm_key, claims.vm_id) == ("vm:c3-4d", "rg/web-1", "C3-4D")
 
 
-def test_a_token_holds_what_the_vendors_clients_read() -> None:
+def test_a_token_has_the_claims_that_azure_clients_read() -> None:
     said = said_by(an_issuer().issue_text(VM, f"{ARM}/", NOW))
     identifier = said.pop("uti")
     assert said.pop("jti") == identifier
@@ -87,7 +87,7 @@ def test_a_token_holds_what_the_vendors_clients_read() -> None:
     }  # fmt: skip
 
 
-def test_anybody_can_check_a_token_with_the_published_keys() -> None:
+def test_a_token_can_be_verified_with_the_published_keys() -> None:
     issuer = an_issuer()
     token = issuer.issue_text(CLIENT, ARM, NOW)
     published = jwt.PyJWKSet.from_dict(issuer.jwks())
@@ -100,7 +100,7 @@ def test_anybody_can_check_a_token_with_the_published_keys() -> None:
     "audience",
     [ARM, f"{ARM}/", "HTTPS://Management.Azure.COM//", "https://management.core.windows.net/", HERE, f"{HERE}/"],
 )
-def test_an_audience_is_ours_however_it_is_spelled(audience: str) -> None:
+def test_every_spelling_of_our_audience_is_accepted(audience: str) -> None:
     issuer = an_issuer()
     assert issuer.verify(issuer.issue_text(CLIENT, audience, NOW), NOW).primary_id == "client:deploy"
 
@@ -110,7 +110,7 @@ def test_an_audience_is_ours_however_it_is_spelled(audience: str) -> None:
     ["https://vault.azure.net", "http://management.azure.com", f"{ARM}/x", f"{ARM}.evil", "https://a@management.azure.com",
      "management.azure.com", "", "https://["],
 )  # fmt: skip
-def test_a_token_for_somebody_else_is_issued_but_not_accepted(audience: str) -> None:
+def test_a_token_for_another_audience_is_issued_but_not_accepted(audience: str) -> None:
     bad = refusal(an_issuer().issue_text(CLIENT, audience, NOW))
     assert bad.reason is TokenErrorReason.WRONG_AUDIENCE
     assert str(bad) == f"the token is for {audience!r}, not for this service: ask for {HERE!r}"
@@ -133,7 +133,9 @@ def test_one_of_several_audiences_is_enough() -> None:
         (1e9, TokenErrorReason.EXPIRED),
     ],
 )
-def test_a_token_may_be_a_minute_early_and_never_late(later: float, reason: TokenErrorReason | None) -> None:
+def test_a_token_may_be_used_a_minute_early_but_never_after_its_end(
+    later: float, reason: TokenErrorReason | None
+) -> None:
     token = an_issuer().issue_text(CLIENT, ARM, NOW)
     if reason:
         assert refusal(token, NOW + later).reason is reason
@@ -141,7 +143,7 @@ def test_a_token_may_be_a_minute_early_and_never_late(later: float, reason: Toke
         an_issuer().verify(token, NOW + later)
 
 
-def test_an_expired_token_says_since_when() -> None:
+def test_an_expired_token_is_rejected_with_its_end() -> None:
     token = an_issuer().issue_text(CLIENT, ARM, NOW)
     assert str(refusal(token, NOW + 4000)) == "the token expired at 2026-09-21T15:13:20Z: get a new one"
 
@@ -178,7 +180,7 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize(("token", "reason"), FORGERIES.values(), ids=FORGERIES)
-def test_a_token_that_proves_nothing_is_refused_with_its_reason(token: str, reason: TokenErrorReason) -> None:
+def test_a_forged_token_is_rejected_with_its_reason(token: str, reason: TokenErrorReason) -> None:
     assert refusal(token).reason is reason
 
 
@@ -186,7 +188,7 @@ def encoded(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
-def test_our_public_key_is_not_taken_for_a_shared_secret() -> None:
+def test_our_public_key_is_not_accepted_as_a_shared_secret() -> None:
     kid, public = SigningKey(PRIVATE).kid, PRIVATE.public_key()
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     body = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")[1]
@@ -197,29 +199,29 @@ def test_our_public_key_is_not_taken_for_a_shared_secret() -> None:
             assert refusal(f"{signed}.{encoded(proof)}").reason is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_token_without_its_signature_is_refused() -> None:
+def test_a_token_without_its_signature_is_rejected() -> None:
     header, body, _ = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
     assert refusal(f"{header}.{body}.").reason is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_changed_token_is_refused() -> None:
+def test_a_changed_token_is_rejected() -> None:
     header, body, proof = an_issuer().issue_text(CLIENT, ARM, NOW).split(".")
     said = said_by(f"{header}.{body}.{proof}") | {"forewarn_vm_id": "C3-4D"}
     assert refusal(f"{header}.{encoded(json.dumps(said).encode())}.{proof}").reason is TokenErrorReason.BAD_SIGNATURE
 
 
-def test_a_header_nested_too_deep_is_malformed() -> None:
+def test_a_deeply_nested_header_is_malformed() -> None:
     deep = encoded(b'{"alg":"RS256","x":' + b"[" * 11_000)
     assert refusal(f"{deep}.e30.e30").reason is TokenErrorReason.MALFORMED
 
 
 @given(st.text(max_size=60) | st.lists(st.binary(max_size=40).map(encoded), min_size=3, max_size=3).map(".".join))
-def test_whatever_is_sent_as_a_token_is_refused_as_one(text: str) -> None:
+def test_any_other_text_is_rejected_as_a_token(text: str) -> None:
     with pytest.raises(InvalidToken):
         an_issuer().verify(text, NOW)
 
 
-def test_a_token_is_reused_until_half_of_its_life_is_over() -> None:
+def test_a_token_is_reused_until_half_of_its_lifetime_is_over() -> None:
     issuer = an_issuer()
     first = issuer.issue_text(CLIENT, ARM, NOW)
     assert issuer.issue_text(CLIENT, ARM, NOW + 1799) == first
@@ -230,14 +232,14 @@ def test_a_token_is_reused_until_half_of_its_life_is_over() -> None:
     assert second.expires_at == NOW + 1800 + 3600
 
 
-def test_a_token_of_the_future_is_not_reused_after_the_clock_was_set_back() -> None:
+def test_a_token_is_not_reused_after_the_clock_was_set_back() -> None:
     issuer = an_issuer()
     first = issuer.issue_text(CLIENT, ARM, NOW)
     issuer.verify(again := issuer.issue_text(CLIENT, ARM, NOW - 7200), NOW - 7200)
     assert again != first
 
 
-def test_only_so_many_tokens_are_remembered() -> None:
+def test_the_cache_of_tokens_is_limited() -> None:
     issuer = TokenIssuer(URL, SigningKey(PRIVATE))
     for number in range(1100):
         issuer.issue_text(CLIENT, f"https://{number}.example", NOW)
@@ -245,12 +247,12 @@ def test_only_so_many_tokens_are_remembered() -> None:
     assert (CLIENT, "https://1099.example") in issuer._cached_tokens
 
 
-def test_a_token_is_not_shown_where_its_answer_is_logged() -> None:
+def test_the_repr_of_an_issued_token_hides_the_token() -> None:
     issued = an_issuer().issue_token(CLIENT, ARM, NOW)
     assert issued.token not in repr(issued)
 
 
-def test_the_signing_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+def test_the_signing_key_is_created_once_and_is_private(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "token.pem"
     first, again = SigningKey.load_or_create(path), SigningKey.load_or_create(path)
     assert first.kid == again.kid
@@ -259,7 +261,7 @@ def test_the_signing_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> Non
     assert TokenIssuer(URL, again).verify(token, NOW).primary_id == "client:deploy"
 
 
-def test_a_signing_key_that_will_not_do_is_refused_and_kept(tmp_path: Path) -> None:
+def test_an_unusable_signing_key_is_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "token.pem"
     SigningKey.load_or_create(path)
     path.chmod(0o644)
@@ -267,6 +269,6 @@ def test_a_signing_key_that_will_not_do_is_refused_and_kept(tmp_path: Path) -> N
         SigningKey.load_or_create(path)
     path.chmod(0o600)
     path.write_bytes(b"garbage")
-    with pytest.raises(Rejected, match="is no private key in PEM"):
+    with pytest.raises(Rejected, match="is not a private key in PEM"):
         SigningKey.load_or_create(path)
     assert path.read_bytes() == b"garbage"

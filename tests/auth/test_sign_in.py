@@ -36,24 +36,24 @@ def verified(outside: OidcIssuer, token: str) -> Claims:
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "PS256", "ES256"])
-def test_a_person_comes_with_a_token_from_outside_however_it_is_signed(outside: OidcIssuer, algorithm: str) -> None:
+def test_people_sign_in_with_external_tokens_of_every_algorithm(outside: OidcIssuer, algorithm: str) -> None:
     if algorithm == "ES256":
         outside.rotate("first", ec.generate_private_key(ec.SECP256R1()))
     assert verified(outside, outside.token(ANN, algorithm=algorithm)).primary_id == "oidc:ann"
 
 
-def test_a_vm_comes_with_our_own_token_and_nobody_outside_is_asked(outside: OidcIssuer) -> None:
+def test_the_token_of_a_vm_is_verified_without_the_external_issuer(outside: OidcIssuer) -> None:
     assert verified(outside, OURS.issue_text(VM, ARM, NOW)).primary_id == "vm:c3"
     assert outside.requested_paths == []
 
 
-def test_a_client_of_ours_is_sent_to_the_issuer_outside(outside: OidcIssuer) -> None:
+def test_a_token_of_our_own_client_is_rejected_if_there_is_an_external_issuer(outside: OidcIssuer) -> None:
     with pytest.raises(InvalidToken, match="clients sign in at") as refused:
         verified(outside, OURS.issue_text(CLIENT, ARM, NOW))
     assert refused.value.reason is TokenErrorReason.WRONG_ISSUER
 
 
-def test_without_an_issuer_outside_its_tokens_are_of_an_unknown_key(outside: OidcIssuer) -> None:
+def test_external_tokens_have_an_unknown_key_without_an_external_issuer(outside: OidcIssuer) -> None:
     alone = TokenService(issuer=OURS, tenant_id="72f9")
     assert asyncio.run(alone.verify(OURS.issue_text(CLIENT, ARM, NOW), NOW)).primary_id == "client:deploy"
     with pytest.raises(InvalidToken) as refused:

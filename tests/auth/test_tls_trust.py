@@ -91,7 +91,7 @@ def test_clients_do_not_trust_another_ca(tmp_path: Path) -> None:
         served(made.server.certificate, made.server.key, lambda port: visit_by_python(port, other, "localhost"))
 
 
-def test_a_stolen_loopback_ca_convinces_nobody_of_another_name(tmp_path: Path) -> None:
+def test_clients_reject_other_names_from_a_stolen_loopback_ca(tmp_path: Path) -> None:
     ServiceCertificates.load_or_create(tmp_path, [], time.time())
     ca_key = pem.parse_private_key((tmp_path / "ca.key").read_bytes(), tmp_path)
     stolen = CertificateAuthority(certificate=pem.read_certificate(ca_certificate_path(tmp_path)), key=ca_key)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ def refusal(certificate: Path, key: Path, now: float = NOW) -> str:
     return str(refused.value)
 
 
-def test_a_certificate_with_its_chain_is_served_as_it_is(mine: Path) -> None:
+def test_a_user_certificate_with_its_chain_is_used_unchanged(mine: Path) -> None:
     chain = mine / "fullchain.pem"
     chain.write_bytes((mine / "server.pem").read_bytes() + (mine / "ca.pem").read_bytes())
     pair = load_user_certificate(chain, mine / "server.key", now=NOW)
@@ -39,27 +39,27 @@ def test_a_certificate_with_its_chain_is_served_as_it_is(mine: Path) -> None:
     assert "vmhost.example.org" in pair.facts.names
 
 
-def test_a_chain_in_the_wrong_order_says_what_comes_first(mine: Path) -> None:
+def test_a_chain_in_the_wrong_order_is_rejected_with_the_right_order(mine: Path) -> None:
     chain = mine / "chain.pem"
     chain.write_bytes((mine / "ca.pem").read_bytes() + (mine / "server.pem").read_bytes())
     assert "put the server's certificate before its chain" in refusal(chain, mine / "server.key")
 
 
-def test_a_key_of_another_certificate_is_refused(mine: Path) -> None:
+def test_the_key_of_another_certificate_is_rejected(mine: Path) -> None:
     assert "ca.key' does not belong to the first certificate" in refusal(mine / "server.pem", mine / "ca.key")
 
 
-def test_an_expired_certificate_is_refused_with_the_day_it_ended(mine: Path) -> None:
+def test_an_expired_user_certificate_is_rejected_with_its_end(mine: Path) -> None:
     sentence = refusal(mine / "server.pem", mine / "server.key", NOW + 400 * 86400)
     assert "server.pem' expired at 2027-10-" in sentence
     assert sentence.endswith(": give one that is valid now")
 
 
-def test_a_certificate_of_the_future_is_refused(mine: Path) -> None:
+def test_a_user_certificate_that_is_not_valid_yet_is_rejected(mine: Path) -> None:
     assert "is not valid before 2026-" in refusal(mine / "server.pem", mine / "server.key", NOW - 86400)
 
 
-def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(mine: Path) -> None:
+def test_a_key_with_a_passphrase_is_rejected_without_a_prompt(mine: Path) -> None:
     key = pem.parse_private_key((mine / "server.key").read_bytes(), mine / "server.key")
     locked = serialization.BestAvailableEncryption(b"open sesame")
     form = serialization.PrivateFormat.PKCS8
@@ -67,12 +67,12 @@ def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(mine: Path) ->
     assert "locked.key' is protected by a passphrase" in refusal(mine / "server.pem", mine / "locked.key")
 
 
-def test_files_given_the_wrong_way_round_are_refused(mine: Path) -> None:
-    assert "server.key' is no certificate in PEM" in refusal(mine / "server.key", mine / "server.pem")
-    assert "server.pem' is no private key in PEM" in refusal(mine / "server.pem", mine / "server.pem")
+def test_exchanged_certificate_and_key_files_are_rejected(mine: Path) -> None:
+    assert "server.key' is not a certificate in PEM" in refusal(mine / "server.key", mine / "server.pem")
+    assert "server.pem' is not a private key in PEM" in refusal(mine / "server.pem", mine / "server.pem")
 
 
-def test_what_is_wrong_with_a_key_is_told_without_its_bytes(mine: Path) -> None:
+def test_the_message_about_an_invalid_key_does_not_contain_its_bytes(mine: Path) -> None:
     text = (mine / "server.key").read_text()
     (mine / "cut.key").write_text(text[: len(text) // 2])
     with pytest.raises(Rejected) as refused:
@@ -81,13 +81,13 @@ def test_what_is_wrong_with_a_key_is_told_without_its_bytes(mine: Path) -> None:
     assert text.splitlines()[1][:20] not in str(refused.value)
 
 
-def test_a_missing_file_and_a_directory_are_named(mine: Path) -> None:
+def test_a_missing_file_and_a_directory_are_named_in_the_message(mine: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file '.*/none.pem'"):
         load_user_certificate(mine / "none.pem", mine / "server.key", now=NOW)
-    assert "is not a file: name one" in refusal(mine / "server.pem", mine)
+    assert "is not a regular file: name one" in refusal(mine / "server.pem", mine)
 
 
-def test_a_certificate_too_weak_to_serve_is_refused(tmp_path: Path) -> None:
+def test_a_weak_user_certificate_is_rejected(tmp_path: Path) -> None:
 
     key = rsa.generate_private_key(65537, 1024)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "weak")])

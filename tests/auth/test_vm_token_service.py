@@ -33,7 +33,7 @@ def given(
 
 
 @pytest.mark.parametrize("resource", [ARM, f"{ARM}/", "https://management.core.windows.net/", URL, f"{URL}/"])
-def test_a_token_says_which_vm_its_bearer_is(sign_in: TokenService, resource: str) -> None:
+def test_the_token_of_a_vm_identifies_the_vm(sign_in: TokenService, resource: str) -> None:
     token = given(VmTokens(sign_in, URL), resource)
     assert isinstance(token, ManagedIdentityToken)
     claims = asyncio.run(sign_in.verify(token.text, read_real_time()))
@@ -42,14 +42,14 @@ def test_a_token_says_which_vm_its_bearer_is(sign_in: TokenService, resource: st
     assert (claims.expires_at, token.expires_at - token.not_before) == (token.expires_at, 3600)
 
 
-def test_a_resource_is_signed_for_once_however_it_is_spelled(sign_in: TokenService) -> None:
+def test_every_spelling_of_a_resource_gives_the_same_token(sign_in: TokenService) -> None:
     """Signing takes time: nobody who varies the spelling can take more of it."""
     tokens = VmTokens(sign_in, URL)
     spellings = (ARM, f"{ARM}/", f"{ARM}//", ARM.upper().replace("HTTPS", "https"))
     assert len({given(tokens, spelling) for spelling in spellings}) == 1
 
 
-def test_no_two_vms_have_one_token(sign_in: TokenService) -> None:
+def test_two_vms_never_have_the_same_token(sign_in: TokenService) -> None:
     """Nor have a VM that was deleted and the one that came back under its name."""
     back = ManagedIdentity(vm=IDENTITY.vm, vm_id="ID-2", name=IDENTITY.name, resource_id=IDENTITY.resource_id)
     token, another = given(VmTokens(sign_in, URL), ARM), given(VmTokens(sign_in, URL), ARM, back)
@@ -60,16 +60,16 @@ def test_no_two_vms_have_one_token(sign_in: TokenService) -> None:
 
 
 @pytest.mark.parametrize("resource", ["https://vault.azure.net", "", "x", f"{URL}0", "https://["])
-def test_nothing_is_signed_for_others(sign_in: TokenService, resource: str) -> None:
+def test_a_vm_gets_no_token_for_other_resources(sign_in: TokenService, resource: str) -> None:
     accepted = (ARM, "https://management.core.windows.net", URL)
     assert given(VmTokens(sign_in, URL), resource) == WrongResource(accepted=accepted)
 
 
-def test_without_a_console_there_is_nobody_to_have_a_token_for() -> None:
+def test_a_service_without_an_api_port_issues_no_tokens() -> None:
     assert given(VmTokens(), ARM) == WrongResource(accepted=())
 
 
-def test_a_lab_gives_no_tokens_on_loopback_and_one_with_the_setting_says_so_at_its_start(tmp_path: Path) -> None:
+def test_a_lab_issues_tokens_on_loopback_only_with_the_setting_and_logs_a_warning(tmp_path: Path) -> None:
     environment = {"FOREWARN_CONSOLE": f"127.0.0.1:{free_port()}"}
     with ServiceProcess(data=tmp_path, fleet=FLEET, environment=environment) as service:
         assert service.guest("web-0", "GET", ASK).status == 403

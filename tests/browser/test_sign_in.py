@@ -50,7 +50,7 @@ def test_an_issuer_of_another_site_signs_somebody_in_and_back_to_their_page(
 
     issuer.authorization.denial = "access_denied"
     page.get_by_role("link", name="Sign in with").click()
-    expect(page.locator(".refusal")).to_contain_text("did not sign you in")
+    expect(page.locator(".error")).to_contain_text("did not sign you in")
     looker.forgive()
 
 
@@ -65,7 +65,7 @@ def test_a_link_that_another_site_shows_signs_in_and_is_spent(
     page.wait_for_url(f"{looker.base}/portal/")
     expect(page.locator(".who")).to_have_text("client admin")
     page.goto(link)
-    expect(page.locator(".refusal")).to_contain_text("this link signs nobody in")
+    expect(page.locator(".error")).to_contain_text("this sign-in link is not valid")
     looker.forgive()
 
 
@@ -83,7 +83,7 @@ def test_a_page_of_another_port_of_this_machine_cannot_write(
         neighbour.answers["/form"] = 200, f"<!doctype html>{form}".encode()
         page.goto(f"{neighbour.url.replace('127.0.0.1', 'localhost')}/form")
         page.get_by_role("button").click()
-        expect(page.locator(".refusal")).to_contain_text("sent by a page that is not of this portal")
+        expect(page.locator(".error")).to_contain_text("another site sent this request")
     looker.forgive()
     looker.go("/portal/")
     expect(page.locator(".who")).to_have_text("client admin")

@@ -33,7 +33,7 @@ def test_the_ca_is_exported_to_a_file_or_to_standard_output(
     pem = made.ca.certificate.read_text()
     assert command.good("ca", "export") == command.good("ca", "export", "-") == pem
     file = tmp_path / "out.pem"
-    assert "holds the CA: no secret" in command.good("ca", "export", str(file))
+    assert "holds the CA. It is not secret" in command.good("ca", "export", str(file))
     assert file.read_text() == pem
     ssl.create_default_context(cafile=str(file))
     assert command.json("ca", "export")["pem"] == pem
@@ -56,11 +56,11 @@ def test_a_file_that_holds_something_else_is_not_overwritten(
 
 def test_where_there_is_no_ca_the_command_says_what_makes_one(command: Any) -> None:
     for words in (["ca"], ["ca", "export"]):
-        assert command.refused(*words).startswith(f"there is no CA in {command.data}: a service makes one when")
+        assert command.refused(*words).startswith(f"there is no CA in {command.data}: a service creates one when")
 
 
 def test_a_ca_that_is_broken_is_told(command: Any, made: ServiceCertificates) -> None:
     made.ca.certificate.write_bytes(b"\xff\xfe")
     assert "cannot be read" in command.refused("ca", "export")
     made.ca.certificate.write_text("junk")
-    assert "is no certificate in PEM" in command.refused("ca")
+    assert "is not a certificate in PEM" in command.refused("ca")

@@ -46,13 +46,13 @@ def somebody(role: Role, over: str) -> Principal:
         (Role.ADMINISTRATOR, "read operate approve platform administer"),
     ],
 )
-def test_a_role_holds_these_rights_and_no_others(role: Role, rights: str) -> None:
+def test_a_role_has_exactly_these_rights(role: Role, rights: str) -> None:
     principal = somebody(role, ROOT_RESOURCE)
     assert {right for right in Right if principal.may(right, VMS)} == set(rights.split())
     assert set(ROLE_RIGHTS) == set(Role)
 
 
-def test_of_the_roles_with_a_right_the_smallest_is_proposed() -> None:
+def test_the_role_with_the_fewest_other_rights_is_proposed() -> None:
     assert [role_granting(right) for right in Right] == list(Role)
 
 
@@ -72,25 +72,25 @@ def test_of_the_roles_with_a_right_the_smallest_is_proposed() -> None:
         (f"{SETS}/pool/virtualMachines/0", f"{SETS}/pool", False),
     ],
 )
-def test_what_is_granted_over_a_resource_reaches_all_within_and_nothing_beside(
+def test_a_grant_over_a_resource_covers_everything_below_it_and_nothing_else(
     over: str, resource: str, is_covered: bool
 ) -> None:
     assert is_within_resource(over, resource) is is_covered
     assert somebody(Role.READER, over).may(Right.READ, resource) is is_covered
 
 
-def test_without_a_grant_nothing_is_allowed() -> None:
+def test_a_principal_without_grants_may_do_nothing() -> None:
     nobody = Principal(id="vm:1", name="VM web")
     assert not any(nobody.may(right, f"{VMS}/web") for right in Right)
     assert not nobody.may_anywhere(Right.READ)
     assert all(owner_principal("ann").may(right, ROOT_RESOURCE) for right in Right)
 
 
-def test_principals_are_told_apart_without_case() -> None:
+def test_principal_ids_are_compared_without_case() -> None:
     assert client_principal("CI") == client_principal("ci") != vm_principal("ci")
 
 
-def test_vms_are_called_as_azure_calls_them() -> None:
+def test_vms_have_the_resource_ids_of_azure() -> None:
     assert vm_resource_id(a_vm("web-0", availability_set="web")) == f"{VMS}/web-0"
     assert availability_set_resource_id(a_vm("web-0", availability_set="Web")).endswith("/availabilitySets/Web")
     pool = a_vm("Pool_3", scale_set="pool", placement_group="pg")
@@ -101,16 +101,16 @@ def test_vms_are_called_as_azure_calls_them() -> None:
 
 
 @pytest.mark.parametrize(("name", "instance"), [("pool_0", "0"), ("pool_a_b", "a_b"), ("pool_", "pool_"), ("x", "x")])
-def test_an_instance_is_known_by_what_its_set_did_not_name(name: str, instance: str) -> None:
+def test_an_instance_id_is_the_name_without_the_name_of_the_scale_set(name: str, instance: str) -> None:
     assert scale_set_instance_id(a_vm(name, scale_set="pool")) == instance
 
 
 @pytest.mark.parametrize("text", ["/", "/subscriptions/s", f"{GROUP}/", f"{VMS}/web", f"{SETS}/pool/virtualMachines/0"])
-def test_a_resource_can_be_typed(text: str) -> None:
+def test_a_typed_resource_id_is_normalized(text: str) -> None:
     assert parse_resource_id(f" {text} ") == (text.rstrip("/") or ROOT_RESOURCE)
 
 
 @pytest.mark.parametrize("text", ["", "web-0", "/subscriptions", "/subscriptions//x", f"{VMS}/", f"{VMS}/web/disks/0"])
-def test_what_is_no_resource_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_resource_id_is_rejected(text: str) -> None:
     with pytest.raises(Rejected, match="not a resource that roles can be granted over"):
         parse_resource_id(text)

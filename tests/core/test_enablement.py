@@ -30,7 +30,7 @@ def platform_event(number: int = 1) -> Event:
     )  # fmt: skip
 
 
-def test_a_scope_that_was_just_enabled_shows_incarnation_1_and_nothing() -> None:
+def test_a_newly_enabled_scope_shows_an_empty_document_at_incarnation_1() -> None:
     """Spec §4.2."""
     enabled = enable_scope(scope(), by="web-0", now=NOW)
     assert (enabled.epoch, enabled.incarnation, enabled.enabled_at) == (1, 1, NOW)
@@ -43,7 +43,7 @@ def test_enabling_an_enabled_scope_changes_nothing() -> None:
     assert enable_scope(enabled, by="web-1", now=NOW + 5) is enabled
 
 
-def test_what_was_pending_is_listed_from_the_start_at_incarnation_1() -> None:
+def test_pending_events_are_listed_at_incarnation_1_of_an_enabled_scope() -> None:
     """Spec §8.1, §4.2: platform maintenance of a disabled scope becomes visible when it is enabled."""
     pending = lifecycle.announce(lifecycle.announce(scope(), platform_event(1)), platform_event(2))
     document = document_for(enable_scope(pending, by="web-0", now=NOW))
@@ -51,7 +51,7 @@ def test_what_was_pending_is_listed_from_the_start_at_incarnation_1() -> None:
     assert [notice.id for notice in document.notices] == ["E1", "E2"]
 
 
-def test_enabling_again_starts_a_new_epoch_at_incarnation_1() -> None:
+def test_enabling_a_scope_again_starts_a_new_epoch_at_incarnation_1() -> None:
     """Spec §4.2, §4.3: the epoch tells a re-enabled scope from the one before."""
     first = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
     idle = disable_scope_if_idle(first, ON_REQUEST, NOW + DAY)
@@ -69,7 +69,7 @@ def test_enabling_again_starts_a_new_epoch_at_incarnation_1() -> None:
         pytest.param(NOW - 3600, NOW + DAY, id="an old request does not shorten the day"),
     ],
 )
-def test_a_scope_is_disabled_after_24_hours_of_silence_and_no_sooner(
+def test_a_scope_is_disabled_after_exactly_24_hours_without_polls(
     last_request_at: float | None, disabled_at: float
 ) -> None:
     """Spec §8.2."""
@@ -83,7 +83,7 @@ def test_a_scope_is_disabled_after_24_hours_of_silence_and_no_sooner(
     ]
 
 
-def test_a_turn_disables_what_is_idle() -> None:
+def test_reconciling_disables_an_idle_scope() -> None:
     enabled = enable_scope(scope(), by="web-0", now=NOW)
     assert not reconcile_scope(enabled, DecisionContext(now=NOW + DAY)).is_enabled
 
@@ -95,13 +95,13 @@ def test_always_enabled_scopes_are_never_idle() -> None:
     assert disable_scope_if_idle(enabled, ALWAYS, NOW + 1000 * DAY) is enabled
 
 
-def test_a_disabled_scope_has_no_day_to_wait_for() -> None:
+def test_a_disabled_scope_has_no_idle_time() -> None:
     assert scope_idle_at(scope(), ON_REQUEST) is None
     untouched = scope()
     assert disable_scope_if_idle(untouched, ON_REQUEST, NOW + DAY) is untouched
 
 
-def test_disabling_leaves_what_is_pending_in_place() -> None:
+def test_disabling_a_scope_keeps_its_pending_events() -> None:
     """Spec §8.2: platform maintenance keeps to its time, unseen."""
     pending = lifecycle.announce(enable_scope(scope(), by="web-0", now=NOW), platform_event())
     assert [event.id for event in disable_scope_if_idle(pending, ON_REQUEST, NOW + DAY).live_events()] == ["E1"]

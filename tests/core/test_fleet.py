@@ -29,25 +29,25 @@ from tests.support.world import a_host, a_vm
         pytest.param({"cloud_service": "Shop"}, "service:sub/lab/shop", id="a cloud service"),
     ],
 )  # fmt: skip
-def test_a_vm_belongs_to_the_scope_the_specification_gives_it(facts: dict[str, str], scope_id: str) -> None:
+def test_a_vm_belongs_to_the_scope_that_the_specification_says(facts: dict[str, str], scope_id: str) -> None:
     """Spec §7.1: a zone never makes a scope."""
     assert scope_id_for(a_vm("web-0", **facts)) == scope_id
 
 
 @pytest.mark.parametrize("different", ["subscription_id", "resource_group"])
-def test_equal_names_elsewhere_are_other_scopes(different: str) -> None:
+def test_equal_names_in_other_groups_are_other_scopes(different: str) -> None:
     """Spec §7.4."""
     here, there = a_vm("web-0", availability_set="web"), a_vm("web-0", availability_set="web", **{different: "other"})
     assert here.scope_id != there.scope_id
     assert here.key != there.key
 
 
-def test_names_are_one_whatever_their_case() -> None:
+def test_names_of_scopes_are_compared_without_case() -> None:
     assert a_vm("Web-0", resource_group="LAB").key == a_vm("web-0").key
     assert a_vm("a", availability_set="WEB").scope_id == a_vm("b", availability_set="web").scope_id
 
 
-def test_a_set_a_group_and_a_service_of_one_name_are_three_scopes() -> None:
+def test_a_set_a_placement_group_and_a_service_of_one_name_are_three_scopes() -> None:
     ids = {a_vm("x", **{kind: "web"}).scope_id for kind in ("availability_set", "scale_set", "cloud_service")}
     assert len(ids) == 3
 
@@ -92,11 +92,11 @@ def test_a_vm_moves_only_to_another_healthy_host_of_its_location_and_zone(unfit:
     )
 
 
-def test_a_vm_may_move_where_there_is_a_host() -> None:
+def test_a_vm_may_move_if_a_host_is_possible() -> None:
     require_destination(VM, [a_host("h1", zone="1"), a_host("h2", zone="1")])
 
 
-def test_the_least_crowded_host_is_taken_and_the_first_by_name_of_equals() -> None:
+def test_the_host_with_the_fewest_vms_is_chosen_and_then_the_first_by_name() -> None:
     hosts = [a_host(name, zone="1") for name in ("h4", "h3", "h2")]
     assert choose_destination(VM, hosts, Guests({"h2": 2, "h3": 1, "h4": 1})) == "h3"
 

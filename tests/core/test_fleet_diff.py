@@ -69,21 +69,21 @@ def names(vms: Sequence[Vm | Host]) -> list[str]:
     return [vm.name for vm in vms]
 
 
-def test_an_empty_service_gets_the_whole_file_as_it_was_read() -> None:
+def test_applying_a_file_to_an_empty_service_adds_everything() -> None:
     proposal = read_fleet_file(BASE)
     difference = diff_fleet(proposal, hosts=(), vms=(), live_events=())
     assert (difference.hosts_added, difference.added) == (proposal.hosts, proposal.vms)
     assert difference.problems == ()
 
 
-def test_the_same_file_again_changes_nothing() -> None:
+def test_applying_the_same_file_again_changes_nothing() -> None:
     difference = Fleet().against(BASE)
     assert difference.is_empty
     assert names(difference.unchanged) == ["web-0", "web-1", "db-0", "db-1"]
     assert difference.to_lines() == ["nothing to do"]
 
 
-def test_what_the_running_fleet_owns_is_never_reset() -> None:
+def test_a_file_never_resets_what_the_running_fleet_owns() -> None:
     fleet = Fleet()
     fleet.change("web-0", host="h-2", power=PowerState.STOPPED)
     fleet.change("web-1", host="", power=PowerState.DEALLOCATED)
@@ -92,11 +92,11 @@ def test_what_the_running_fleet_owns_is_never_reset() -> None:
     assert fleet.against(BASE.replace("count = 2\n", 'count = 2\nhost = "h-1"\n', 1)).is_empty
 
 
-def test_a_name_keeps_the_spelling_it_came_with() -> None:
+def test_a_name_keeps_its_first_spelling() -> None:
     assert Fleet().against(BASE.replace('"web"', '"WEB"').replace('"h"', '"H"')).is_empty
 
 
-def test_a_change_is_told_field_by_field() -> None:
+def test_a_changed_vm_lists_its_changed_fields() -> None:
     more = 'count = 2\nsize = "L"\ntags = { a = "1" }\naddress = "10.0.0.1"\n'
     difference = Fleet().against(BASE.replace("count = 2\n", more, 1))
     assert [change.old.name for change in difference.changed] == ["web-0", "web-1"]
@@ -109,7 +109,7 @@ def test_a_change_is_told_field_by_field() -> None:
     assert difference.changed[1].new.vm_id == "id-web-1"
 
 
-def test_update_domains_stay_when_a_vm_is_put_before_the_others() -> None:
+def test_update_domains_stay_the_same_when_a_vm_is_inserted_before_others() -> None:
     fleet = Fleet()
     earlier = '[[vms]]\nname = "db-first"\navailability_set = "db"\n'
     difference = fleet.against(HOSTS + WEB + SET + earlier + DB)
@@ -133,7 +133,7 @@ def test_a_new_vm_goes_to_the_healthy_host_with_the_fewest_vms() -> None:
     assert [(vm.name, vm.host, vm.vm_id) for vm in difference.added] == [("new", "h-2", "")]
 
 
-def test_a_vm_on_its_way_counts_where_it_is_going() -> None:
+def test_a_moving_vm_counts_on_its_destination_host() -> None:
     fleet = Fleet(HOSTS + '[[vms]]\nname = "a"\n')
     act = Act(
         id="E1:a", vm=fleet.vm("a").key, name="a", verb=Verb.REDEPLOY, event_id="E1", from_host="h-0", to_host="h-1"
@@ -143,13 +143,13 @@ def test_a_vm_on_its_way_counts_where_it_is_going() -> None:
     assert [vm.host for vm in difference.added] == ["h-0", "h-2"]
 
 
-def test_what_the_file_no_longer_has_is_removed() -> None:
+def test_vms_and_hosts_that_the_file_lacks_are_removed() -> None:
     difference = Fleet().against(HOSTS + SET + DB)
     assert names(difference.removed) == ["web-0", "web-1"]
     assert difference.problems == ()
 
 
-def test_what_the_file_no_longer_has_can_be_kept() -> None:
+def test_vms_and_hosts_that_the_file_lacks_can_be_kept() -> None:
     difference = Fleet().against(HOSTS.replace("3", "2") + SET + DB, remove_missing=False)
     assert difference.is_empty
     assert (names(difference.kept), names(difference.hosts_kept)) == (["web-0", "web-1"], ["h-2"])
@@ -166,7 +166,7 @@ def test_a_deleted_vm_stays_deleted() -> None:
     assert difference.to_lines()[0] == "  VM web-0 was deleted and stays deleted"
 
 
-def test_a_deleted_vm_comes_back_when_somebody_says_so() -> None:
+def test_a_deleted_vm_is_added_again_if_resurrection_is_requested() -> None:
     fleet = Fleet()
     fleet.delete("web-0")
     (vm,) = fleet.against(BASE, resurrect=True).resurrected
@@ -174,7 +174,7 @@ def test_a_deleted_vm_comes_back_when_somebody_says_so() -> None:
     assert vm.host
 
 
-def test_a_vm_that_comes_back_gets_another_address_when_its_own_is_taken() -> None:
+def test_a_resurrected_vm_gets_another_address_if_its_own_is_taken() -> None:
     fleet = Fleet()
     fleet.delete("web-0")
     fleet.change("web-1", address="127.0.0.1")
@@ -183,7 +183,7 @@ def test_a_vm_that_comes_back_gets_another_address_when_its_own_is_taken() -> No
     assert difference.problems == ()
 
 
-def test_a_vm_that_an_event_is_scheduled_for_may_be_removed() -> None:
+def test_a_vm_with_a_scheduled_event_may_be_removed() -> None:
     """The event is withdrawn by the lifecycle, with history (spec §4.2)."""
     fleet = Fleet()
     fleet.event("web-0", EventState.SCHEDULED)
@@ -280,7 +280,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize(("happened", "text", "line", "what", "remedy"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
-def test_nothing_can_be_applied_with(happened: Any, text: str, line: int, what: str, remedy: str) -> None:
+def test_a_diff_with_a_problem_cannot_be_applied(happened: Any, text: str, line: int, what: str, remedy: str) -> None:
     fleet = Fleet()
     happened(fleet)
     difference = fleet.against(text)
@@ -293,7 +293,7 @@ def test_nothing_can_be_applied_with(happened: Any, text: str, line: int, what: 
         require_applicable_diff(difference)
 
 
-def test_a_placement_group_does_not_overflow_by_what_is_kept() -> None:
+def test_kept_vms_count_towards_the_size_of_a_placement_group() -> None:
     """Spec §7.1."""
     fleet = Fleet(HOSTS + '[[scale_sets]]\nname = "s"\ncount = 60\nplacement_group = "pg"\n')
     text = (
@@ -304,7 +304,7 @@ def test_a_placement_group_does_not_overflow_by_what_is_kept() -> None:
     assert "placement group 'pg' of scale set 's' would have 101 VMs" in problem.what
 
 
-def test_a_vm_out_of_the_file_and_back_again_may_have_another_scope() -> None:
+def test_a_resurrected_vm_may_be_in_another_scope() -> None:
     """The way out that a refused move names works."""
     fleet = Fleet()
     fleet.delete("web-0")
@@ -315,7 +315,7 @@ def test_a_vm_out_of_the_file_and_back_again_may_have_another_scope() -> None:
     require_applicable_diff(difference)
 
 
-def test_the_difference_reads_line_by_line() -> None:
+def test_a_diff_prints_one_line_per_change() -> None:
     fleet = Fleet()
     fleet.delete("db-1")
     text = '[[hosts]]\nname = "h"\ncount = 4\n[[vms]]\nname = "web-0"\nsize = "L"\n[[vms]]\nname = "new"\n' + SET + DB
@@ -329,14 +329,14 @@ def test_the_difference_reads_line_by_line() -> None:
     ]
 
 
-def test_a_long_difference_is_told_in_short() -> None:
+def test_a_long_diff_is_shortened() -> None:
     text = HOSTS + '[[vms]]\nname = "web"\ncount = 1000\n'
     lines = Fleet(HOSTS).against(text).to_lines(limit=2)
     assert lines[:3] == ["+ VM web-0 on h-0", "+ VM web-1 on h-1", "+ … and 998 more of the kind"]
     assert len(Fleet(HOSTS).against(text).to_lines(limit=None)) == 1001
 
 
-def test_a_refusal_reads_with_its_line() -> None:
+def test_a_refused_diff_names_the_line_of_each_problem() -> None:
     fleet = Fleet()
     fleet.event("web-0", EventState.STARTED)
     difference = fleet.against(HOSTS + SET + DB)
@@ -344,7 +344,7 @@ def test_a_refusal_reads_with_its_line() -> None:
     assert difference.to_lines()[-1].endswith("cannot be applied")
 
 
-def test_the_difference_is_plain_data_for_json() -> None:
+def test_a_diff_converts_to_plain_data_for_json() -> None:
     fleet = Fleet()
     fleet.delete("db-1")
     plain = json.loads(json.dumps(fleet.against(HOSTS + WEB.replace("2", "3") + SET + DB).to_builtins()))
@@ -352,7 +352,7 @@ def test_the_difference_is_plain_data_for_json() -> None:
     assert [vm["name"] for vm in plain["stay_deleted"]] == ["db-1"]
 
 
-def test_what_is_to_be_written_is_what_comes_and_what_changes() -> None:
+def test_added_and_changed_vms_and_hosts_are_written() -> None:
     difference = Fleet().against(
         BASE.replace("count = 2\n", 'count = 3\nsize = "L"\n', 1) + '[[hosts]]\nname = "new"\n'
     )
@@ -360,7 +360,7 @@ def test_what_is_to_be_written_is_what_comes_and_what_changes() -> None:
     assert names(difference.hosts_to_set) == ["new"]
 
 
-def test_a_hundred_thousand_vms_are_compared_as_well() -> None:
+def test_a_hundred_thousand_vms_can_be_compared() -> None:
     sets = '[[scale_sets]]\nname = "s"\ncount = 50000\n'
     text = f'[[hosts]]\nname = "h"\ncount = 100\n[[vms]]\nname = "v"\ncount = 50000\n{sets}'
     difference = Fleet(text.replace("50000", "25000")).against(text)

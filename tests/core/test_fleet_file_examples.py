@@ -29,7 +29,7 @@ def test_the_sample_fleet_shows_every_kind_of_scope() -> None:
     assert any(vm.priority is Priority.SPOT for vm in fleet.vms)
 
 
-def test_every_vm_of_the_sample_has_another_host_to_go_to() -> None:
+def test_every_vm_of_the_sample_fleet_can_move_to_another_host() -> None:
     """Spec §6.4: a VM moves to another healthy host of its location and zone."""
     fleet = read_fleet_file(SAMPLE.read_text(encoding="utf-8"))
     for vm in fleet.vms:
@@ -37,7 +37,7 @@ def test_every_vm_of_the_sample_has_another_host_to_go_to() -> None:
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=["shortest", "full"])
-def test_an_example_of_the_page_is_a_fleet(text: str) -> None:
+def test_every_example_of_the_page_is_a_valid_fleet(text: str) -> None:
     assert read_fleet_file(text).vms
 
 
@@ -48,7 +48,7 @@ def test_the_page_names_every_key() -> None:
     assert all(f"[[{table}]]" in PAGE for table in tables.TABLES)
 
 
-def test_the_problems_that_the_page_shows_are_the_ones_that_are_told() -> None:
+def test_the_problems_on_the_page_are_the_real_ones() -> None:
     shown = [line for line in PAGE.splitlines() if line.startswith("fleet.toml:")]
     text = EXAMPLES[0] + '\navaliability_set = "x"\n\n[[vms]]\nname = "b"\n\nterminate_notification = 20\n'
     with pytest.raises(InvalidFleetFile) as caught:

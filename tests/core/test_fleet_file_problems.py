@@ -314,7 +314,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("text", "line", "what", "remedy"), CASES.values(), ids=CASES.keys())
-def test_a_problem_has_its_line_and_a_way_out(text: str, line: int, what: str, remedy: str) -> None:
+def test_a_problem_has_its_line_and_a_remedy(text: str, line: int, what: str, remedy: str) -> None:
     found = problems_of(HOSTS + text)
     assert len(found) == 1, [problem.sentence("f") for problem in found]
     assert found[0].line == line
@@ -322,7 +322,7 @@ def test_a_problem_has_its_line_and_a_way_out(text: str, line: int, what: str, r
     assert remedy in found[0].remedy
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
+def test_all_problems_are_reported_together_in_the_order_of_their_lines() -> None:
     texts = [
         '[[vms]]\nname = "a"\nzone = 1',
         '[[vms]]\nname = "b"\npriority = "Spot"\nterminate_notification = 5',
@@ -332,7 +332,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_their_lines() -> None:
     assert [problem.line for problem in problems_of(HOSTS + "\n".join(texts))] == [6, 10, 13, 14, 17]
 
 
-def test_the_error_reads_one_sentence_per_problem() -> None:
+def test_the_error_message_has_one_sentence_per_problem() -> None:
     with pytest.raises(Rejected) as caught:
         read_fleet_file('[[vms]]\nname = "a"\ncount = 0\nsise = "x"', source="lab.toml")
     assert str(caught.value).splitlines() == [
@@ -343,7 +343,7 @@ def test_the_error_reads_one_sentence_per_problem() -> None:
     ]
 
 
-def test_a_mistake_made_by_many_alike_is_told_once() -> None:
+def test_the_same_mistake_of_many_vms_is_reported_once() -> None:
     found = problems_of(HOSTS + '[[vms]]\nname = "a"\ncount = 1000\n[[vms]]\nname = "a-{n}"\ncount = 1000')
     assert [problem.line for problem in found] == [8]
 
@@ -359,12 +359,12 @@ def test_a_mistake_made_by_many_alike_is_told_once() -> None:
     ],
     ids=["set without name", "set without location", "no set", "no count", "host without zone"],
 )
-def test_one_mistake_is_one_problem_and_what_follows_from_it_is_not_told(broken: str) -> None:
+def test_one_mistake_is_reported_as_one_problem_without_its_consequences(broken: str) -> None:
     assert len(problems_of(HOSTS + broken)) == 1
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000, "a = " + "9" * 5000, "\x00", "a = 1979-99-99", "="])
-def test_text_that_is_no_toml_is_a_problem_not_a_crash(text: str) -> None:
+def test_invalid_toml_is_reported_as_a_problem(text: str) -> None:
     assert len(problems_of(text)) == 1
 
 
@@ -407,14 +407,14 @@ def problems_if_any(text: str) -> tuple[FleetFileProblem, ...]:
 
 @given(st.lists(st.sampled_from(TABLES) | PAIRS))
 @settings(max_examples=300, deadline=None)
-def test_whatever_the_file_says_it_is_a_fleet_or_a_list_of_problems(lines: list[str]) -> None:
+def test_reading_any_file_gives_a_fleet_or_a_list_of_problems(lines: list[str]) -> None:
     found = problems_if_any("\n".join(lines))
     assert all(1 <= problem.line <= len(lines) for problem in found)
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_slip_in_a_good_file_is_never_a_crash(data: st.DataObject) -> None:
+def test_a_random_change_of_a_valid_file_never_crashes_the_reader(data: st.DataObject) -> None:
     text = SAMPLE.read_text(encoding="utf-8")
     at = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(at, min(len(text), at + 12)))

@@ -16,13 +16,13 @@ def vms_of(text: str) -> dict[str, Vm]:
     return {vm.name: vm for vm in read_fleet_file(HOSTS + text).vms}
 
 
-def test_a_vm_says_what_runs_inside_it() -> None:
+def test_a_fleet_file_can_declare_the_program_of_a_vm() -> None:
     keys = 'program = ["python3", "app.py"]\nenvironment = { PORT = "80" }\ndirectory = "/srv"'
     vm = vms_of(f'[[vms]]\nname = "web"\n{keys}')["web"]
     assert (vm.program, vm.environment, vm.directory) == (("python3", "app.py"), {"PORT": "80"}, "/srv")
 
 
-def test_a_vm_of_a_scale_set_has_its_program_unless_it_says_another() -> None:
+def test_a_vm_inherits_the_program_of_its_scale_set() -> None:
     vms = vms_of(
         '[[scale_sets]]\nname = "pool"\ncount = 2\nprogram = ["a"]\nenvironment = { X = "1", Y = "1" }\n'
         '[[vms]]\nname = "odd"\nscale_set = "pool"\nprogram = ["b"]\nenvironment = { Y = "2" }'
@@ -43,7 +43,7 @@ def test_a_vm_of_a_scale_set_has_its_program_unless_it_says_another() -> None:
         ('directory = "srv"', "is not an absolute path in quotes"),
     ],
 )
-def test_a_program_that_cannot_be_run_is_refused_with_its_line(line: str, what: str) -> None:
+def test_an_invalid_program_is_rejected_with_its_line(line: str, what: str) -> None:
     with pytest.raises(InvalidFleetFile) as caught:
         vms_of(f'[[vms]]\nname = "web"\n{line}')
     (problem,) = caught.value.problems

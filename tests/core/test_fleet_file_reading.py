@@ -42,11 +42,11 @@ def test_an_empty_file_is_an_empty_fleet() -> None:
     ],
     ids=["plain", "pattern alone", "pattern", "digits", "first", "count adds a number", "a count of one too"],
 )
-def test_a_pattern_names_many_alike(keys: str, expected: list[str]) -> None:
+def test_a_pattern_numbers_the_names_of_vms(keys: str, expected: list[str]) -> None:
     assert names(f"[[vms]]\n{keys}") == expected
 
 
-def test_a_vm_without_words_is_what_the_defaults_say() -> None:
+def test_a_vm_without_keys_gets_the_defaults() -> None:
     text = (
         '[defaults]\nresource_group = "rg"\nsize = "L"\nos_type = "Windows"\ntags = { a = "1" }\n[[vms]]\nname = "web"'
     )
@@ -64,7 +64,7 @@ def test_a_vm_without_words_is_what_the_defaults_say() -> None:
     )
 
 
-def test_a_vm_may_say_everything_itself() -> None:
+def test_a_vm_may_set_every_key_itself() -> None:
     text = """
 [[hosts]]
 name = "z1"
@@ -105,7 +105,7 @@ host = "Z1"
     )
 
 
-def test_the_nearest_word_counts_vm_then_set_then_group_then_defaults() -> None:
+def test_values_of_the_vm_win_over_those_of_its_set_group_and_defaults() -> None:
     text = """
 [defaults]
 location = "far"
@@ -137,7 +137,7 @@ size = "L"
     assert two.size == "L"
 
 
-def test_a_subscription_goes_by_its_name_or_its_id() -> None:
+def test_a_subscription_can_be_named_by_name_or_id() -> None:
     guid = "6f1a4b52-7c3e-4a51-9a0e-2f60c1b7a001"
     declared = f'[[subscriptions]]\nname = "Prod"\nid = "{guid}"\n'
     group = '[[resource_groups]]\nname = "rg"\nsubscription = "prod"\ntags = { a = "1" }\n'
@@ -151,7 +151,7 @@ def test_a_subscription_goes_by_its_name_or_its_id() -> None:
     )
 
 
-def test_vms_of_a_set_take_its_update_and_fault_domains_in_turn_whichever_tables_they_are_in() -> None:
+def test_vms_of_a_set_take_its_update_and_fault_domains_in_turn_over_all_tables() -> None:
     """Spec §7.3 rests on it."""
     text = (
         '[[availability_sets]]\nname = "db"\nupdate_domains = 3\n'
@@ -170,14 +170,14 @@ def test_vms_of_a_set_take_its_update_and_fault_domains_in_turn_whichever_tables
     assert len({vm.scope_id for vm in read(text).vms}) == 1
 
 
-def test_scale_set_instances_have_names_and_hostnames_of_their_kind() -> None:
+def test_scale_set_instances_have_the_names_and_hostnames_of_azure() -> None:
     """Spec §4.2: instance `set_7`, hostname `set000007`, base 36."""
     vms = read('[[scale_sets]]\nname = "set"\ncount = 38').vms
     assert (vms[7].name, vms[7].computer_name) == ("set_7", "set000007")
     assert (vms[35].computer_name, vms[36].computer_name) == ("set00000Z", "set000010")
 
 
-def test_a_scale_set_gives_its_instances_what_it_says() -> None:
+def test_instances_inherit_the_values_of_their_scale_set() -> None:
     text = (
         '[[scale_sets]]\nname = "set"\ncount = 2\nterminate_notification = 15\nauto_approve = ["restart"]\n'
         'computer_name_prefix = "w"\naddress = "10.1.0.255"\nsize = "L"\n'
@@ -194,13 +194,13 @@ def test_a_big_scale_set_has_placement_groups_of_a_hundred() -> None:
     assert len({vm.scope_id for vm in vms}) == 3
 
 
-def test_exactly_a_hundred_fit_into_a_placement_group_that_is_named() -> None:
+def test_a_named_placement_group_may_have_exactly_a_hundred_vms() -> None:
     """Spec §7.1."""
     vms = read('[[scale_sets]]\nname = "set"\ncount = 100\nplacement_group = "pg"').vms
     assert {vm.scope_id for vm in vms} == {vms[0].scope_id}
 
 
-def test_a_vm_can_join_a_scale_set_and_is_as_the_set_is() -> None:
+def test_a_vm_that_joins_a_scale_set_inherits_its_values() -> None:
     text = (
         '[[scale_sets]]\nname = "set"\npriority = "Spot"\neviction_policy = "Delete"\n'
         '[[vms]]\nname = "one"\nscale_set = "set"\n[[vms]]\nname = "two"\nscale_set = "set"\nplacement_group = "mine"'
@@ -219,13 +219,13 @@ def test_a_placement_group_is_one_scope_even_across_zones() -> None:
     assert len({vm.scope_id for vm in vms}) == 1
 
 
-def test_zoned_vms_of_no_set_are_scopes_of_their_own() -> None:
+def test_standalone_vms_in_zones_are_scopes_of_their_own() -> None:
     """Spec §7.1."""
     text = '[[hosts]]\nname = "z"\nzone = "1"\n[[vms]]\nname = "a"\ncount = 3\nzone = "1"'
     assert len({vm.scope_id for vm in read(text).vms}) == 3
 
 
-def test_the_roles_of_a_cloud_service_share_a_scope_and_have_role_names() -> None:
+def test_the_roles_of_a_cloud_service_share_one_scope() -> None:
     """Spec §4.2 and §7.1."""
     roles = (
         '[[cloud_services.roles]]\nname = "FrontEnd"\ncount = 2\n[[cloud_services.roles]]\nname = "Worker"\nsize = "L"'
@@ -238,7 +238,7 @@ def test_the_roles_of_a_cloud_service_share_a_scope_and_have_role_names() -> Non
     assert len({vm.scope_id for vm in vms}) == 1
 
 
-def test_tables_written_on_one_line_mean_the_same() -> None:
+def test_inline_tables_mean_the_same_as_other_tables() -> None:
     text = (
         'scale_sets = [{ name = "a", count = 2 }, { name = "b", count = 2 }]\n'
         'cloud_services = [{ name = "s", roles = [{ name = "R" }] }]\n'
@@ -253,7 +253,7 @@ def test_tables_written_on_one_line_mean_the_same() -> None:
     ]
 
 
-def test_vms_stand_in_the_order_of_the_file() -> None:
+def test_vms_are_in_the_order_of_the_file() -> None:
     text = '[[vms]]\nname = "z"\n[[scale_sets]]\nname = "m"\ncount = 1\n[[vms]]\nname = "a"'
     assert names(text) == ["z", "m_0", "a"]
 
@@ -270,7 +270,7 @@ def test_hosts_may_differ_in_location_and_zone() -> None:
     )
 
 
-def test_two_update_domains_may_be_put_on_one_host_on_purpose() -> None:
+def test_a_file_may_put_two_update_domains_on_one_host() -> None:
     text = '[[availability_sets]]\nname = "db"\n[[vms]]\nname = "a"\ncount = 2\navailability_set = "db"\nhost = "h-1"'
     assert [(vm.update_domain, vm.host) for vm in read(text).vms] == [(0, "h-1"), (1, "h-1")]
 
@@ -284,7 +284,7 @@ def test_vms_that_name_their_host_are_counted_before_the_others_choose() -> None
     assert vm(text, "free").host == "h-1"
 
 
-def test_what_the_file_leaves_open_is_known() -> None:
+def test_a_declared_vm_knows_its_unspecified_fields() -> None:
     text = '[[vms]]\nname = "a"\naddress = "10.0.0.4"\nhost = "h-0"\n[[scale_sets]]\nname = "s"\ncount = 1'
     proposal = read(text)
     origins = [proposal.origins[vm.key] for vm in proposal.vms]
@@ -293,7 +293,7 @@ def test_what_the_file_leaves_open_is_known() -> None:
     assert origins[1].unspecified_fields == origins[0].unspecified_fields | {"address", "host", "placement_group"}
 
 
-def test_a_hundred_thousand_vms_are_a_few_lines() -> None:
+def test_a_few_lines_declare_a_hundred_thousand_vms() -> None:
     text = '[[hosts]]\nname = "h"\ncount = 1000\n[[scale_sets]]\nname = "s"\ncount = 100000\naddress = "10.0.0.1"'
     proposal = read_fleet_file(text)
     crowd = Counter(vm.host for vm in proposal.vms)
@@ -302,7 +302,7 @@ def test_a_hundred_thousand_vms_are_a_few_lines() -> None:
 
 
 @pytest.mark.parametrize(("written", "minutes"), [("true", 5), ("false", 0), ("5", 5), ("15", 15)])
-def test_terminate_notification_is_five_minutes_unless_the_file_says_how_many(written: str, minutes: int) -> None:
+def test_the_terminate_notification_is_five_minutes_by_default(written: str, minutes: int) -> None:
     """spec §6.3"""
     place = 'location = "w"\nname = "a"\n'
     text = f"[[hosts]]\n{place}[[vms]]\n{place}terminate_notification = {written}\n"

@@ -74,13 +74,13 @@ def status_in(scope: Scope) -> EventState:
 
 
 @pytest.mark.parametrize(("state", "happening"), CELLS)
-def test_a_cell_leads_where_the_specification_says_or_is_refused(state: LifecycleState, happening: Transition) -> None:
+def test_every_cell_of_the_table_follows_the_specification(state: LifecycleState, happening: Transition) -> None:
     """Spec §6.1."""
     assert is_allowed(state, happening) is ((state, happening) in EXPECTED)
     assert TRANSITIONS.get((state, happening), "refused") == EXPECTED.get((state, happening), "refused")
 
 
-def test_every_edge_goes_one_way() -> None:
+def test_every_transition_goes_forward() -> None:
     """Spec §6.1: so following edges never comes back, and nothing leads out of over."""
     order = [NONEXISTENT, *EventState]
     assert all(order.index(to) > order.index(state) for (state, _), to in TRANSITIONS.items() if to is not UNCHANGED)
@@ -94,7 +94,7 @@ def test_an_event_begins_as_scheduled_or_as_started(happening: Transition) -> No
 
 
 @pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_event_does_what_its_cell_says(status: EventState, happening: Transition) -> None:
+def test_an_event_follows_its_cell_of_the_table(status: EventState, happening: Transition) -> None:
     """Spec §4.2: the incarnation steps by one exactly when the status changes."""
     before = event(status)
     scope = scope_with(before)
@@ -109,19 +109,19 @@ def test_an_event_does_what_its_cell_says(status: EventState, happening: Transit
 
 
 @pytest.mark.parametrize(("status", "happening"), EXISTING)
-def test_an_unlisted_event_never_moves_the_incarnation(status: EventState, happening: Transition) -> None:
+def test_an_unlisted_event_never_changes_the_incarnation(status: EventState, happening: Transition) -> None:
     """Spec §4.2: no document shows it, so no document changes."""
     if (status, happening) in EXPECTED:
         before = event(status, listed=False)
         assert HAPPEN[happening](scope_with(before), before).incarnation == 7
 
 
-def test_what_is_carried_out_at_once_leaves_the_incarnation_alone() -> None:
+def test_an_operation_performed_at_once_does_not_change_the_incarnation() -> None:
     """Spec §8.2."""
     assert lifecycle.start_without_notice(scope_with(), event(listed=False), (ACT,), NOW).incarnation == 7
 
 
-def test_two_events_added_at_once_add_two() -> None:
+def test_two_new_events_add_two_to_the_incarnation() -> None:
     """Spec §4.2."""
     other = replace(event(), id=ID[:-1] + "2")
     scope = lifecycle.announce(lifecycle.announce(scope_with(), event()), other)
@@ -129,7 +129,7 @@ def test_two_events_added_at_once_add_two() -> None:
     assert [e.seq for e in scope.events] == [1, 2]
 
 
-def test_a_whole_life_takes_three_steps_of_the_incarnation() -> None:
+def test_the_whole_life_of_an_event_adds_three_to_the_incarnation() -> None:
     """Spec §4.2: added, started, removed; approval and outcome do not count."""
     scope = lifecycle.announce(scope_with(), event())
     seen = [scope.incarnation]
@@ -161,12 +161,12 @@ def test_the_outcome_of_an_act_is_recorded_once() -> None:
     assert scope.events[0].acts[0].outcome == OK
 
 
-def test_word_about_an_act_the_event_does_not_owe_changes_nothing() -> None:
+def test_the_outcome_of_an_unknown_act_changes_nothing() -> None:
     scope = scope_with(event(EventState.STARTED))
     assert lifecycle.record_outcome(scope, event(EventState.STARTED), f"{ID}:web-9", OK) is scope
 
 
-def test_an_event_with_a_failed_act_ends_as_failed_and_says_why() -> None:
+def test_an_event_with_a_failed_act_ends_as_failed_with_the_reason() -> None:
     """Spec §6.1: history keeps every event with its outcome."""
     started = event(EventState.STARTED)
     bad = ActOutcome(ok=False, at=NOW, note="no power")
@@ -211,7 +211,7 @@ def test_withdrawing_an_event_that_is_over_is_refused_with_its_ending() -> None:
         (EventState.OVER, Transition.FINISHED, f"event {ID} is over: it cannot be finished"),
     ],
 )
-def test_a_refusal_names_the_event_its_state_and_what_cannot_be(
+def test_a_refused_transition_names_the_event_and_its_state(
     status: EventState, happening: Transition, message: str
 ) -> None:
     with pytest.raises(Refused) as refusal:
@@ -231,7 +231,7 @@ def test_the_history_names_a_few_vms_and_counts_the_rest(vms: tuple[str, ...], t
     assert lifecycle.announce(scope_with(), event(vms=vms)).new_entries[0].text == title
 
 
-def test_the_history_names_the_vm_where_an_entry_is_about_one() -> None:
+def test_a_history_entry_names_its_vm_if_it_is_about_one() -> None:
     alone = lifecycle.announce(scope_with(), event()).new_entries[0]
     both = lifecycle.announce(scope_with(), event(vms=("a", "b"))).new_entries[0]
     assert (alone.vm, both.vm) == ("web-0", "")

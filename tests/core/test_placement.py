@@ -51,7 +51,7 @@ guests = st.lists(
 
 @given(hosts_there, guests)
 @settings(max_examples=300, deadline=None)
-def test_the_quick_choice_is_the_slow_choice(
+def test_the_allocator_chooses_the_same_hosts_as_the_single_choice(
     there: list[tuple[str, HostHealth]], coming: list[tuple[str, int, str, int]]
 ) -> None:
     hosts = [Host(name=f"h{n}", location="here", zone=zone, health=health) for n, (zone, health) in enumerate(there)]
@@ -69,7 +69,7 @@ def test_the_quick_choice_is_the_slow_choice(
             seated.append(a_vm(number, group, domain, zone, host))
 
 
-def test_update_domains_of_a_set_are_kept_on_hosts_of_their_own() -> None:
+def test_update_domains_of_a_set_are_placed_on_different_hosts() -> None:
     hosts = [Host(name=f"h{n}", location="here") for n in range(3)]
     seating = HostAllocator(hosts)
     chosen: list[str | None] = []

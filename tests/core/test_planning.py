@@ -88,7 +88,7 @@ def notice(ask: RequestedOperation, vm: Vm, *, notice_s: float = 0, short_notice
     return plan_events_for_vms(asked, [vm], lambda: "E1")[0].notice_s
 
 
-def test_the_table_of_causes_is_the_specifications() -> None:
+def test_the_table_of_causes_matches_the_specification() -> None:
     assert set(CAUSE_RULES) == {*ROWS, *AT_ONCE}
     assert set(OPERATION_CAUSES.values()) | set(IMPACT_CAUSES.values()) == set(CAUSE_RULES)
     assert set(OPERATION_CAUSES) == set(RequestedOperation) - {
@@ -100,7 +100,7 @@ def test_the_table_of_causes_is_the_specifications() -> None:
 
 
 @pytest.mark.parametrize("cause", ROWS)
-def test_a_cause_shows_what_its_row_says(cause: Cause) -> None:
+def test_an_event_follows_the_rules_of_its_cause(cause: Cause) -> None:
     """Spec §6.4, and the minimum notice of §6.3."""
     kind, source, description, duration_s, minimum_s, moves = ROWS[cause]
     vm = vm_for(cause)
@@ -110,7 +110,7 @@ def test_a_cause_shows_what_its_row_says(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("cause", AT_ONCE)
-def test_power_off_start_deallocate_reapply_and_reimage_give_no_event(cause: Cause) -> None:
+def test_power_off_start_deallocate_reapply_and_reimage_publish_no_event(cause: Cause) -> None:
     """Spec §6.4: carried out at once, and no document changes."""
     vm = vm_for(cause)
     before = scope_of(vm)
@@ -120,7 +120,7 @@ def test_power_off_start_deallocate_reapply_and_reimage_give_no_event(cause: Cau
     assert document_for(scope) == document_for(before)
 
 
-def test_a_failed_host_strikes_without_notice() -> None:
+def test_a_failed_host_gives_no_notice() -> None:
     """Spec §6.4: Started at once."""
     struck = applied(Cause.HOST_FAILED, vm_for(Cause.HOST_FAILED))
     assert (struck.status, struck.listed) == (EventState.STARTED, True)
@@ -156,14 +156,14 @@ def test_not_before_is_whole_seconds_and_never_less_than_the_notice() -> None:
         (RequestedOperation.FAIL, 0),
     ],
 )
-def test_without_a_wish_the_notice_is_the_minimum_of_the_kind(ask: RequestedOperation, seconds: int) -> None:
+def test_the_default_notice_is_the_minimum_of_the_kind(ask: RequestedOperation, seconds: int) -> None:
     """Spec §6.3."""
     assert notice(ask, a_vm("web-0")) == seconds
 
 
 @pytest.mark.parametrize("ask", [RequestedOperation.DELETE, RequestedOperation.SCALE_IN])
 @pytest.mark.parametrize("minutes", [5, 10, 15])
-def test_the_notice_of_a_terminate_is_the_users_own_setting(ask: RequestedOperation, minutes: int) -> None:
+def test_the_notice_of_a_terminate_is_the_setting_of_the_vm(ask: RequestedOperation, minutes: int) -> None:
     """Spec §6.3: 5 to 15 minutes."""
     assert notice(ask, a_vm("web-0", terminate_notice_min=minutes)) == minutes * MIN
 
@@ -192,19 +192,19 @@ def test_too_short_a_notice_is_rejected_with_the_minimum(
 
 
 @pytest.mark.parametrize("seconds", [0, 1, 60, 5000])
-def test_a_short_notice_is_given_when_somebody_names_it(seconds: int) -> None:
+def test_a_short_notice_is_given_if_the_request_allows_it(seconds: int) -> None:
     """Spec §6.3: for rehearsal."""
     assert notice(RequestedOperation.RESTART, a_vm("web-0"), notice_s=seconds, short_notice=True) == seconds
 
 
-def test_a_notice_for_what_happens_at_once_is_rejected() -> None:
+def test_a_notice_for_an_operation_without_event_is_rejected() -> None:
     with pytest.raises(
         Rejected, match=r"^power-off gives no notice, because it is performed at once: leave the notice out$"
     ):
         notice(RequestedOperation.POWER_OFF, a_vm("web-0"), notice_s=60)
 
 
-def test_a_request_for_several_vms_is_one_event_per_vm_within_its_scope_and_update_domain() -> None:
+def test_a_request_for_several_vms_plans_one_event_per_vm() -> None:
     """Spec §7.3."""
     vms = [a_vm("a", availability_set="web", update_domain=2), a_vm("b")]
     numbers = sequential_ids()
@@ -222,13 +222,13 @@ def test_applying_a_plan_twice_changes_nothing() -> None:
     assert apply_planned_event(once, planned(Cause.USER_RESTART, vm), AROUND) is once
 
 
-def test_a_plan_for_vms_that_are_gone_is_refused() -> None:
+def test_a_planned_event_of_removed_vms_is_refused() -> None:
     gone = a_vm("web-0", removed_at=NOW)
     with pytest.raises(Refused, match=r"^VM 'web-0' no longer exists: there is nothing to reboot$"):
         apply_planned_event(scope_of(gone), planned(Cause.USER_RESTART, gone), AROUND)
 
 
-def test_a_vm_that_is_gone_is_left_out_of_the_event() -> None:
+def test_a_removed_vm_is_left_out_of_the_event() -> None:
     vms = [a_vm(name, availability_set="web") for name in ("a", "b")]
     both = replace(planned(Cause.HOST_UPDATE, vms[0]), vms=("a", "b"))
     assert apply_planned_event(scope_of(vms[0], replace(vms[1], removed_at=NOW)), both, AROUND).events[0].vms == ("a",)
@@ -239,7 +239,7 @@ BY_USER = {Cause.USER_RESTART, Cause.USER_REDEPLOY, Cause.USER_DELETE}
 
 @pytest.mark.parametrize("cause", ROWS)
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
-def test_a_disabled_scope_gets_no_events_for_what_users_start(cause: Cause, enabled: bool) -> None:
+def test_user_operations_in_a_disabled_scope_publish_no_event(cause: Cause, enabled: bool) -> None:
     """Spec §8.2: at once, and whoever asked is told why; platform maintenance keeps to its time, unseen."""
     event = applied(cause, vm_for(cause), enabled=enabled)
     if enabled or cause not in BY_USER:
@@ -305,7 +305,7 @@ SUITS_DEALLOCATED = {Cause.USER_DELETE, Cause.SCALE_IN, Cause.DEALLOCATE, Cause.
 
 @pytest.mark.parametrize("cause", list(Cause))
 @pytest.mark.parametrize("power", list(PowerState))
-def test_what_can_be_asked_of_a_vm_depends_on_its_power(cause: Cause, power: PowerState) -> None:
+def test_the_power_state_of_a_vm_decides_which_operations_are_possible(cause: Cause, power: PowerState) -> None:
     vm = vm_for(cause, power=power, host="" if power is PowerState.DEALLOCATED else "h1")
     refusals = {
         (
@@ -338,19 +338,19 @@ def test_a_user_may_perform_pending_platform_maintenance_now(cause: Cause) -> No
             pending_platform_events(scope, "web-0")
 
 
-def test_a_verb_moves_exactly_when_it_is_a_migration_or_a_redeploy() -> None:
+def test_only_migrations_and_redeploys_move_a_vm() -> None:
     assert {row.verb for row in CAUSE_RULES.values() if row.moves_vm} == {Verb.MIGRATE, Verb.REDEPLOY}
 
 
 @pytest.mark.parametrize("ask", [RequestedOperation.DELETE, RequestedOperation.SCALE_IN])
-def test_a_notice_that_would_not_be_given_is_refused(ask: RequestedOperation) -> None:
+def test_a_notice_for_a_vm_without_terminate_notification_is_refused(ask: RequestedOperation) -> None:
     """Spec §6.3: without terminate notification a delete is carried out at once, whatever was hoped for."""
     with pytest.raises(Refused, match="'web-0' has no terminate notification and would be deleted at once"):
         notice(ask, a_vm("web-0"), notice_s=3600)
 
 
 @pytest.mark.parametrize("cause", [Cause.HOST_FAILED, Cause.USER_REDEPLOY])
-def test_only_a_failed_host_is_abrupt(cause: Cause) -> None:
+def test_only_the_acts_of_a_failed_host_are_abrupt(cause: Cause) -> None:
     """Spec §6.4: a failure comes with no notice."""
     event = applied(cause, vm_for(cause, auto_approve=AutoApproval(redeploy=True)))
     assert [act.abrupt for act in event.acts] == [cause is Cause.HOST_FAILED]

@@ -58,14 +58,14 @@ def test_a_scheduled_event_is_shown_with_everything_the_wire_has() -> None:
     )
 
 
-def test_a_started_event_has_no_not_before_any_more() -> None:
+def test_a_started_event_shows_no_not_before() -> None:
     """Spec §4.2."""
     scope = scope_of(event())
     (notice,) = document_for(lifecycle.start(scope, scope.events[0], (), NOW)).notices
     assert (notice.status, notice.not_before) == (wire.NoticeStatus.STARTED, None)
 
 
-def test_an_approval_changes_nothing_that_is_shown() -> None:
+def test_an_approval_does_not_change_the_document() -> None:
     """Spec §4.2: same number, same content."""
     scope = scope_of(event())
     approved = lifecycle.approve(scope, scope.events[0], by="Web-1", now=NOW)
@@ -87,7 +87,7 @@ def test_events_are_listed_in_the_order_they_were_published() -> None:
 
 
 @pytest.mark.parametrize("status", list(EventState))
-def test_what_is_carried_out_at_once_is_never_listed(status: EventState) -> None:
+def test_an_operation_performed_at_once_is_never_listed(status: EventState) -> None:
     """Spec §8.2."""
     unlisted = event("E1", Cause.USER_RESTART, listed=False, status=status)
     assert document_for(Scope(id="vm:sub/lab/x", events=(unlisted,))).notices == ()
@@ -101,7 +101,7 @@ def test_only_a_cloud_service_has_roles(scope_id: str, roles: bool) -> None:
     assert document_for(scope_of(scope_id=scope_id)).roles is roles
 
 
-def test_a_vm_knows_its_own_facts() -> None:
+def test_instance_metadata_describes_the_vm() -> None:
     """Spec §2.6."""
     facts = instance_facts(
         a_vm(
@@ -120,7 +120,7 @@ def test_a_vm_knows_its_own_facts() -> None:
     assert (facts.address, facts.mac) == ("10.0.0.4", "00-0D-3A-0a-1b-2c")
 
 
-def test_a_scale_set_instance_has_a_host_name_of_its_own() -> None:
+def test_instance_metadata_of_a_scale_set_instance_has_its_hostname() -> None:
     """Spec §4.2: `set_7` is called `set000007` inside."""
     facts = instance_facts(a_vm("set_7", scale_set="set", computer_name="set000007"))
     assert (facts.name, facts.computer_name) == ("set_7", "set000007")
@@ -130,7 +130,7 @@ def test_a_scale_set_instance_has_a_host_name_of_its_own() -> None:
     ("priority", "shown"),
     [(Priority.SPOT, ("Spot", "Delete")), (Priority.REGULAR, ("", ""))],
 )
-def test_only_a_spot_vm_speaks_of_priority_and_eviction(priority: Priority, shown: tuple[str, str]) -> None:
+def test_only_spot_vms_show_priority_and_eviction_policy(priority: Priority, shown: tuple[str, str]) -> None:
     facts = instance_facts(a_vm("x", priority=priority, eviction_policy=EvictionPolicy.DELETE))
     assert (facts.priority, facts.eviction_policy) == shown
 
@@ -142,6 +142,6 @@ def test_only_a_spot_vm_speaks_of_priority_and_eviction(priority: Priority, show
         ({"scale_set": "web"}, "virtualMachineScaleSets/web/virtualMachines/7"),
     ],
 )
-def test_a_resource_id_is_the_vendors(facts: dict[str, str], tail: str) -> None:
+def test_the_resource_id_of_a_vm_is_that_of_azure(facts: dict[str, str], tail: str) -> None:
     head = "/subscriptions/sub/resourceGroups/lab/providers/Microsoft.Compute/"
     assert instance_facts(a_vm("web_7", **facts)).resource_id == head + tail

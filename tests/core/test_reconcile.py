@@ -65,19 +65,19 @@ def performed(scope: Scope, at: float, *, ok: bool = True, name: str = "E1") -> 
     return scope
 
 
-def test_nothing_due_leaves_the_very_same_scope() -> None:
+def test_reconciling_returns_the_same_scope_if_nothing_is_due() -> None:
     scope = scope_of(events=(event(),))
     assert reconcile_scope(scope, around(NOW + 899)) is scope
 
 
-def test_an_event_starts_when_its_time_has_come() -> None:
+def test_an_event_starts_when_its_notice_ends() -> None:
     """Spec §6.2."""
     scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
     assert (the(scope).status, the(scope).started_at) == (EventState.STARTED, NOW + 900)
     assert [act.id for act in the(scope).unfinished_acts] == ["E1:web-0"]
 
 
-def test_a_vm_that_is_gone_when_the_event_starts_is_skipped() -> None:
+def test_a_vm_removed_before_the_start_is_skipped() -> None:
     """Spec §4.2: the list itself never changes."""
     gone = vm("web-1", removed_at=NOW + 5)
     idle = vm("web-2", power=PowerState.DEALLOCATED, host="")
@@ -94,7 +94,7 @@ def test_a_vm_that_is_gone_when_the_event_starts_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("facts", [{"removed_at": NOW + 5}, {"power": PowerState.DEALLOCATED, "host": ""}])
-def test_an_event_with_no_vm_left_is_withdrawn_without_waiting_for_its_time(facts: dict[str, Any]) -> None:
+def test_an_event_without_remaining_vms_is_withdrawn_at_once(facts: dict[str, Any]) -> None:
     """Spec §4.2."""
     scope = scope_of(events=(event(),)).with_vm(vm(**facts))
     assert next_wake_at(scope, around()) == NOW
@@ -102,14 +102,14 @@ def test_an_event_with_no_vm_left_is_withdrawn_without_waiting_for_its_time(fact
     assert (over.ending, over.reason) == (Ending.WITHDRAWN, "none of its VMs exists any more")
 
 
-def test_a_terminate_of_a_deallocated_vm_stands() -> None:
+def test_a_terminate_of_a_deallocated_vm_stays_scheduled() -> None:
     """There is still something to delete."""
     scope = scope_of(vm(power=PowerState.DEALLOCATED, host=""), events=(event("E1", Cause.USER_DELETE),))
     assert reconcile_scope(scope, around()) is scope
 
 
 @pytest.mark.parametrize("cause", [Cause.PREDICTED_FAILURE, Cause.HOST_UPDATE, Cause.USER_REDEPLOY])
-def test_only_a_predicted_failure_is_settled_when_its_vm_has_left_the_host(cause: Cause) -> None:
+def test_only_a_predicted_failure_is_withdrawn_when_its_vm_leaves_the_host(cause: Cause) -> None:
     """Spec §6.4."""
     moved = reconcile_scope(scope_of(vm(host="h2"), events=(event("E1", cause, host="h1"),)), around())
     if cause is Cause.PREDICTED_FAILURE:
@@ -118,7 +118,7 @@ def test_only_a_predicted_failure_is_settled_when_its_vm_has_left_the_host(cause
         assert the(moved).status is EventState.SCHEDULED
 
 
-def test_a_predicted_failure_stands_while_its_vm_is_on_the_host() -> None:
+def test_a_predicted_failure_stays_scheduled_while_its_vm_is_on_the_host() -> None:
     scope = scope_of(events=(event("E1", Cause.PREDICTED_FAILURE, host="h1"),))
     assert reconcile_scope(scope, around()) is scope
 
@@ -144,7 +144,7 @@ def test_an_event_stays_started_for_the_settling_time_after_its_last_outcome() -
     assert the(reconcile_scope(scope, around(NOW + 1050, policy=slow))).ending is Ending.FINISHED
 
 
-def test_what_is_carried_out_at_once_needs_no_settling() -> None:
+def test_an_operation_performed_at_once_has_no_settling_time() -> None:
     """No document shows it, so there is nobody to settle for."""
     slow = replace_policy(settle_s=120)
     act = Act(id="E1:web-0", vm=vm().key, name="web-0", verb=CAUSE_RULES[Cause.POWER_OFF].verb, event_id="E1")
@@ -158,7 +158,7 @@ def replace_policy(**facts: float) -> Policy:
     return Policy(enablement=EnablementMode.ALWAYS, **facts)  # type: ignore[arg-type]
 
 
-def test_a_failed_act_ends_its_event_and_leaves_the_vm_as_it_was() -> None:
+def test_a_failed_act_ends_its_event_without_changing_the_vm() -> None:
     """Spec §6.1, §6.5."""
     scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900))
     over = reconcile_scope(performed(scope, NOW + 905, ok=False), around(NOW + 905))
@@ -166,7 +166,7 @@ def test_a_failed_act_ends_its_event_and_leaves_the_vm_as_it_was() -> None:
     assert over.vms[0].host == "h1"
 
 
-def test_a_move_with_nowhere_to_go_fails_and_says_so() -> None:
+def test_a_move_without_a_destination_host_fails_with_the_reason() -> None:
     """Spec §6.4: no healthy host was left by the time the event started."""
     scope = reconcile_scope(scope_of(events=(event("E1", Cause.USER_REDEPLOY),)), around(NOW + 900, host=None))
     assert (the(scope).ending, the(scope).reason) == (
@@ -193,7 +193,7 @@ def test_a_move_with_nowhere_to_go_fails_and_says_so() -> None:
         (Cause.REIMAGE, {}, "h1", PowerState.RUNNING, False),
     ],
 )
-def test_an_act_leaves_its_vm_where_the_table_says(
+def test_an_act_changes_its_vm_as_the_table_says(
     cause: Cause, facts: dict[str, Any], host: str, power: PowerState, removed: bool
 ) -> None:
     """Spec §6.4, last column."""
@@ -202,7 +202,7 @@ def test_an_act_leaves_its_vm_where_the_table_says(
     assert (left.host, left.power, left.removed_at is not None) == (host, power, removed)
 
 
-def test_an_outcome_nobody_waits_for_changes_nothing() -> None:
+def test_an_unexpected_outcome_changes_nothing() -> None:
     scope = reconcile_scope(scope_of(events=(event(),)), around(NOW + 900))
     (act,) = the(scope).unfinished_acts
     known = performed(scope, NOW + 930)
@@ -211,7 +211,7 @@ def test_an_outcome_nobody_waits_for_changes_nothing() -> None:
     assert record_act_outcome(known, stray, ActOutcome(ok=True, at=NOW + 931)) is known
 
 
-def test_one_turn_does_everything_that_follows_from_itself() -> None:
+def test_one_reconcile_pass_does_everything_that_becomes_due_by_it() -> None:
     """An update domain that is done with lets the next one start in the same turn (spec §6.2)."""
     first = event("E1", Cause.PLATFORM_REBOOT, "web-0", update_domain=0)
     second = event("E2", Cause.PLATFORM_REBOOT, "web-1", update_domain=1)
@@ -230,12 +230,12 @@ def test_one_turn_does_everything_that_follows_from_itself() -> None:
         pytest.param(scope_of(events=(event(approved_at=NOW, gate_id="G"),)), None, id="a gate"),
     ],
 )
-def test_a_scope_is_looked_at_again_when_something_falls_due(scope: Scope, at: float | None) -> None:
+def test_the_next_wake_up_is_when_something_is_due(scope: Scope, at: float | None) -> None:
     assert next_wake_at(scope, around()) == at
     assert with_next_wake(scope, around()).wakes_at == at
 
 
-def test_a_scope_that_may_become_idle_is_looked_at_then() -> None:
+def test_the_next_wake_up_is_when_the_scope_becomes_idle() -> None:
     """Spec §8.2."""
     assert next_wake_at(scope_of(), around(policy=Policy())) == NOW + DAY
 
@@ -274,7 +274,7 @@ EVENTS = st.lists(
     policy=st.sampled_from([EnablementMode.ALWAYS, EnablementMode.ON_REQUEST]),
     silent_s=st.sampled_from([0.0, DAY, 2 * DAY]),
 )
-def test_after_a_turn_nothing_is_due_and_another_turn_changes_nothing(
+def test_a_second_reconcile_pass_changes_nothing(
     events: list[Event],
     placement: bool,
     resumed: float | None,

@@ -53,7 +53,7 @@ def reason_for(scope: Scope, around: DecisionContext | None = None, name: str = 
 
 @pytest.mark.parametrize("cause", WITH_EVENT)
 @pytest.mark.parametrize(("approved", "due"), list(product([False, True], repeat=2)))
-def test_an_event_is_ready_once_it_was_approved_or_its_time_has_come(cause: Cause, approved: bool, due: bool) -> None:
+def test_an_event_is_ready_once_it_is_approved_or_its_notice_has_ended(cause: Cause, approved: bool, due: bool) -> None:
     """Spec §6.2, first sentence: alone in its scope it then starts at once, whatever its cause."""
     scope = scope_of(event(cause=cause, approved=approved, due=due))
     assert reason_for(scope) is (None if approved or due else WaitReason.NOTICE)
@@ -68,13 +68,13 @@ def test_an_event_is_ready_once_it_was_approved_or_its_time_has_come(cause: Caus
         pytest.param(list("abcdef"), "a, b, c, d and 2 more on host h1, which are not ready yet", id="many"),
     ],
 )
-def test_an_operator_is_told_who_keeps_a_gate_closed(names: list[str], text: str) -> None:
+def test_operators_see_which_vms_keep_a_gate_closed(names: list[str], text: str) -> None:
     """Spec §6.2, shared host."""
     unready = [event(f"E-{name}", vms=(name,), host="h1") for name in names]
     assert describe_gate_wait(event(host="h1"), unready).text == text
 
 
-def test_an_event_that_waits_for_its_notice_says_until_when() -> None:
+def test_a_wait_for_the_notice_says_when_it_ends() -> None:
     wait = start_wait(scope_of(event()), event(), DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("an approval, or the end of its notice", NOW + 60)
@@ -94,7 +94,7 @@ def test_planned_platform_maintenance_takes_one_update_domain_at_a_time(
     assert reason_for(scope) is (WaitReason.UPDATE_DOMAIN if must_wait else None)
 
 
-def test_an_event_that_waits_for_an_update_domain_names_it_and_the_event_there() -> None:
+def test_a_wait_for_an_update_domain_names_the_domain_and_its_event() -> None:
     scope = scope_of(event("E2", status=EventState.STARTED, update_domain=3), event(due=True))
     wait = start_wait(scope, scope.events[1], DecisionContext(now=NOW))
     assert wait is not None
@@ -103,7 +103,7 @@ def test_an_event_that_waits_for_an_update_domain_names_it_and_the_event_there()
 
 @pytest.mark.parametrize("released", [True, False])
 @pytest.mark.parametrize("gate_id", ["", "G1"])
-def test_an_event_behind_a_gate_starts_only_through_it(gate_id: str, released: bool) -> None:
+def test_an_event_behind_a_gate_starts_only_after_its_release(gate_id: str, released: bool) -> None:
     """Spec §6.2, shared host: the events on it start together when each is ready."""
     scope = scope_of(event(approved=True, gate_id=gate_id, host="h1"))
     around = DecisionContext(now=NOW, is_gate_released=lambda gate: released and gate == "G1")
@@ -128,27 +128,27 @@ def test_a_released_gate_counts_as_a_start_for_the_other_update_domains(
         assert reason_for(scope, around) is (WaitReason.UPDATE_DOMAIN if held_up else WaitReason.GATE)
 
 
-def test_the_grace_after_an_outage_does_not_part_the_vms_of_a_host_that_was_released() -> None:
+def test_the_grace_after_an_outage_does_not_delay_events_of_a_released_gate() -> None:
     """Spec §6.2: the others on the host may have started before the service went away."""
     scope = scope_of(event(not_before=NOW - 300, gate_id="G1"))
     assert reason_for(scope, DecisionContext(now=NOW, resumed_at=NOW, is_gate_released=lambda gate: True)) is None
 
 
-def test_an_event_that_waits_for_its_host_says_so() -> None:
+def test_a_wait_for_a_gate_names_the_host() -> None:
     waiting = event(approved=True, gate_id="G1", host="h1")
     wait = start_wait(scope_of(waiting), waiting, DecisionContext(now=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("the other VMs on host h1, which are not ready yet", None)
 
 
-def test_only_work_on_a_whole_host_is_marked_so() -> None:
+def test_only_host_updates_and_reboots_are_work_on_a_whole_host() -> None:
     """Spec §6.2: redeploy, migration and predicted failure never wait for the other VMs of a host."""
     assert {cause for cause, row in CAUSE_RULES.items() if row.whole_host} == WHOLE_HOST
     assert {cause for cause, row in CAUSE_RULES.items() if row.planned} == QUEUES
 
 
 @pytest.mark.parametrize(("ready", "busy"), list(product([False, True], repeat=2)))
-def test_an_event_is_free_for_its_gate_when_only_the_gate_keeps_it(ready: bool, busy: bool) -> None:
+def test_a_gate_counts_an_event_as_ready_if_it_waits_only_for_the_gate(ready: bool, busy: bool) -> None:
     mine = event(approved=ready, gate_id="G1")
     others = [event("E2", status=EventState.STARTED, update_domain=1)] if busy else []
     assert waits_only_for_gate(scope_of(mine, *others), mine, DecisionContext(now=NOW)) is (ready and not busy)
@@ -173,7 +173,7 @@ def test_terminates_of_one_placement_group_start_together(
     assert reason_for(scope) is (WaitReason.TERMINATES if must_wait else None)
 
 
-def test_a_terminate_starts_at_its_own_not_before_at_the_latest() -> None:
+def test_a_terminate_starts_no_later_than_its_own_not_before() -> None:
     """Spec §6.2."""
     slow = event("E2", Cause.USER_DELETE, not_before=NOW + 600)
     scope = scope_of(event(cause=Cause.USER_DELETE, approved=True), slow, scope_id=PLACEMENT)
@@ -197,7 +197,7 @@ def test_a_terminate_starts_at_its_own_not_before_at_the_latest() -> None:
         pytest.param(NOW + 1, False, NOW + 1, None, id="comes due after the outage"),
     ],
 )
-def test_what_came_due_while_nobody_could_poll_waits_a_moment(
+def test_an_event_whose_notice_ended_during_an_outage_waits_for_the_grace(
     not_before: float, approved: bool, now: float, reason: WaitReason | None
 ) -> None:
     """After an outage VMs get the policy's grace to look, unless they had approved (spec §6.2, §6.3)."""
@@ -207,14 +207,14 @@ def test_what_came_due_while_nobody_could_poll_waits_a_moment(
     assert waits_only_for_gate(scope, scope.events[0], around) is (reason is None)
 
 
-def test_the_grace_says_whom_it_is_for_and_when_it_ends() -> None:
+def test_a_wait_for_the_grace_says_why_and_when_it_ends() -> None:
     late = event(not_before=NOW - 300)
     wait = start_wait(scope_of(late), late, DecisionContext(now=NOW, resumed_at=NOW))
     assert wait is not None
     assert (wait.text, wait.until) == ("VMs that could not poll while the service was down", NOW + 60)
 
 
-def test_what_is_told_first_is_what_must_happen_first() -> None:
+def test_the_first_wait_is_reported_first() -> None:
     """Before its notice is over an event does not speak of gates and update domains."""
     scope = scope_of(event(gate_id="G1"), event("E2", status=EventState.STARTED, update_domain=1))
     assert reason_for(scope) is WaitReason.NOTICE

@@ -78,19 +78,19 @@ def test_hosts_of_one_update_domain_are_published_together() -> None:
 
 
 @pytest.mark.parametrize("status", list(EventState))
-def test_the_next_update_domain_waits_until_the_previous_one_is_gone(status: EventState) -> None:
+def test_the_next_update_domain_waits_until_the_events_of_the_previous_one_are_over(status: EventState) -> None:
     """Spec §6.2."""
     vms = [vm("a", "h1", 0), vm("b", "h2", 1)]
     (first,) = wave_of(vms).planned
     assert listed(wave_of(vms, [event_of(first, status)])) == ([("b",)] if status is EventState.OVER else [])
 
 
-def test_what_is_planned_but_not_yet_published_counts_as_under_way() -> None:
+def test_planned_events_count_as_in_progress() -> None:
     vms = [vm("a", "h1", 0), vm("b", "h2", 1)]
     assert listed(wave_of(vms, planned=wave_of(vms).planned)) == []
 
 
-def test_a_host_makes_one_event_per_scope_behind_one_gate() -> None:
+def test_a_host_gets_one_event_per_scope_behind_one_gate() -> None:
     """Spec §6.2: shared host."""
     wave = wave_of([vm("a", "h1"), vm("b", "h1"), vm("c", "h1", scope="db")])
     assert listed(wave) == [("a", "b"), ("c",)]
@@ -98,7 +98,7 @@ def test_a_host_makes_one_event_per_scope_behind_one_gate() -> None:
     assert {planned.gate_id for planned in wave.planned} == {wave.gates[0].id}
 
 
-def test_a_host_waits_whole_while_one_scope_on_it_is_busy_elsewhere() -> None:
+def test_a_host_waits_while_one_of_its_scopes_is_busy_in_another_update_domain() -> None:
     """Two hosts must never wait for each other."""
     vms = [vm("a", "h1", 0), vm("b", "h2", 1), vm("c", "h2", 1, "db")]
     (first,) = wave_of(vms).planned
@@ -107,7 +107,7 @@ def test_a_host_waits_whole_while_one_scope_on_it_is_busy_elsewhere() -> None:
     assert listed(wave_of(vms, [event_of(first, EventState.OVER)])) == [("b",), ("c",)]
 
 
-def test_two_update_domains_of_a_scope_on_one_host_take_turns() -> None:
+def test_two_update_domains_of_a_scope_on_one_host_are_updated_one_after_the_other() -> None:
     """Spec §7.3: the Resources of one event stay within one update domain."""
     vms = [vm("a", "h1", 1), vm("b", "h1", 0)]
     (first,) = wave_of(vms).planned
@@ -129,12 +129,12 @@ def test_a_rollout_over_a_scope_needs_no_gate() -> None:
     assert listed(wave) == [("a",), ("b",)]
 
 
-def test_a_deallocated_vm_is_passed_over() -> None:
+def test_a_deallocated_vm_is_left_out_of_a_rollout() -> None:
     """Spec §4.2: there is nothing to hit."""
     assert listed(wave_of([vm("a", "h1", power=PowerState.DEALLOCATED), vm("b", "h2")])) == [("b",)]
 
 
-def test_a_vm_that_moved_to_a_host_of_the_rollout_is_not_hit_twice() -> None:
+def test_a_vm_that_moved_to_another_host_of_the_rollout_is_updated_once() -> None:
     (first,) = wave_of([vm("a", "h1")]).planned
     assert listed(wave_of([vm("a", "h2")], [event_of(first, EventState.OVER)])) == []
 
@@ -151,7 +151,7 @@ def test_a_vm_that_moved_to_a_host_of_the_rollout_is_not_hit_twice() -> None:
         pytest.param(9, 0, False, 2, RolloutState.RUNNING, id="never stops"),
     ],
 )
-def test_a_rollout_stops_by_itself_at_its_maximum_of_failures(
+def test_a_rollout_stops_after_its_maximum_of_failures(
     failures: int, maximum: int, live: bool, left: int, progress: RolloutState
 ) -> None:
     (planned,) = wave_of([vm("a", "h1")]).planned
@@ -161,7 +161,7 @@ def test_a_rollout_stops_by_itself_at_its_maximum_of_failures(
 
 
 @pytest.mark.parametrize("ended", [RolloutState.STOPPED, RolloutState.ABORTED, RolloutState.COMPLETED])
-def test_a_rollout_that_has_ended_stays_so(ended: RolloutState) -> None:
+def test_a_rollout_that_has_ended_keeps_its_state(ended: RolloutState) -> None:
     assert next_rollout_state(replace(UPDATE, progress=ended), [], 0) is ended
 
 
@@ -175,7 +175,9 @@ def test_a_rollout_that_has_ended_stays_so(ended: RolloutState) -> None:
         pytest.param(1, RolloutState.RUNNING, "", id="not ended"),
     ],
 )
-def test_a_rollout_that_ended_with_failures_says_which(failures: int, progress: RolloutState, why: str) -> None:
+def test_a_rollout_that_ended_with_failures_names_the_failed_vms(
+    failures: int, progress: RolloutState, why: str
+) -> None:
     (planned,) = wave_of([vm("a", "h1")]).planned
     events = [event_of(planned, EventState.OVER, failed=True)] * failures
     assert rollout_end_reason(UPDATE, events, progress) == why
@@ -258,7 +260,7 @@ def _at_most_one_domain_per_scope(live: list[Event]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(vms=FLEETS, impact=st.sampled_from(list(RolloutImpact)), data=st.data())
-def test_any_rollout_ends_and_reaches_every_vm_exactly_once(
+def test_every_rollout_ends_and_lists_every_vm_exactly_once(
     vms: list[Vm], impact: RolloutImpact, data: st.DataObject
 ) -> None:
     """Spec §6.2: whatever the order in which events end, never two update domains of a scope are live."""
@@ -270,7 +272,7 @@ def test_any_rollout_ends_and_reaches_every_vm_exactly_once(
 
 @settings(max_examples=150, deadline=None)
 @given(vms=FLEETS, impact=st.sampled_from(list(RolloutImpact)), data=st.data())
-def test_any_event_stays_within_one_scope_one_update_domain_and_one_host(
+def test_every_event_of_a_rollout_stays_within_one_scope_update_domain_and_host(
     vms: list[Vm], impact: RolloutImpact, data: st.DataObject
 ) -> None:
     """Spec §7.3, §4.2."""
@@ -281,7 +283,7 @@ def test_any_event_stays_within_one_scope_one_update_domain_and_one_host(
 
 @settings(max_examples=150, deadline=None)
 @given(vms=FLEETS, impact=st.sampled_from([RolloutImpact.UPDATE, RolloutImpact.REBOOT]), data=st.data())
-def test_a_host_is_published_whole_or_not_at_all(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> None:
+def test_all_scopes_on_a_host_are_published_together(vms: list[Vm], impact: RolloutImpact, data: st.DataObject) -> None:
     """Spec §6.2, shared host: each scope that is left on the host has its lowest update domain in the wave."""
     play = _play(vms, impact, data)
     left = {(vm.scope_id, vm.name): vm for vm in vms}
@@ -301,6 +303,6 @@ def _lowest_on(host: str, vms: Iterable[Vm]) -> set[tuple[str, str]]:
     return {(vm.scope_id, vm.name) for vm in here if vm.update_domain == lowest[vm.scope_id]}
 
 
-def test_only_planned_work_can_be_rolled_out() -> None:
+def test_rollouts_have_only_planned_causes() -> None:
     """Spec §6.2: rollouts are planned platform maintenance."""
     assert all(CAUSE_RULES[Rollout(impact=impact).cause].planned for impact in RolloutImpact)

@@ -108,26 +108,26 @@ def test_a_replacement_adds_two_to_the_incarnation() -> None:
 
 
 @pytest.mark.parametrize("cause", WITH_EVENT)
-def test_an_operation_on_another_vm_of_the_scope_is_no_rival(cause: Cause) -> None:
+def test_user_operations_on_different_vms_of_a_scope_are_independent(cause: Cause) -> None:
     scope = asked(scope_of(vm(), vm("web-1")), cause)
     assert len(live(asked(scope, cause, "web-1"))) == 2
 
 
 @pytest.mark.parametrize("cause", [Cause.HOST_UPDATE, Cause.PREDICTED_FAILURE, Cause.HOST_FAILED])
 @pytest.mark.parametrize("operation", WITH_EVENT)
-def test_platform_maintenance_and_user_operations_of_one_vm_stand_side_by_side(cause: Cause, operation: Cause) -> None:
+def test_a_vm_may_have_platform_maintenance_and_a_user_operation_at_once(cause: Cause, operation: Cause) -> None:
     """Spec §11: several events at once."""
     assert len(live(asked(asked(scope_of(vm()), operation), cause))) == 2
     assert len(live(asked(asked(scope_of(vm()), cause), operation))) == 2
 
 
-def test_a_vm_is_evicted_once_at_a_time() -> None:
+def test_a_vm_has_at_most_one_eviction() -> None:
     scope = asked(scope_of(vm(priority=Priority.SPOT)), Cause.EVICTION)
     with pytest.raises(Refused, match=r"^the eviction of VM 'web-0' is pending"):
         asked(scope, Cause.EVICTION)
 
 
-def test_as_many_operations_as_the_limit_may_be_scheduled_and_not_one_more() -> None:
+def test_a_scope_may_have_exactly_the_limit_of_scheduled_user_operations() -> None:
     """Spec §8.4: 100 per scope unless set otherwise."""
     scope = scope_of(*(vm(f"web-{n}") for n in range(101)))
     for n in range(100):
@@ -140,14 +140,14 @@ def test_as_many_operations_as_the_limit_may_be_scheduled_and_not_one_more() -> 
     )
 
 
-def test_restarts_and_redeploys_count_together() -> None:
+def test_restarts_and_redeploys_count_towards_the_same_limit() -> None:
     scope = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART)
     with pytest.raises(Refused):
         asked(scope, Cause.USER_REDEPLOY, "web-1", limited_to(1))
 
 
 @pytest.mark.parametrize("cause", [Cause.USER_DELETE, Cause.SCALE_IN, Cause.POWER_OFF, Cause.HOST_UPDATE])
-def test_terminates_what_runs_at_once_and_the_platform_do_not_count(cause: Cause) -> None:
+def test_terminates_immediate_operations_and_platform_events_do_not_count_towards_the_limit(cause: Cause) -> None:
     """Spec §8.4."""
     full = asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART, around=limited_to(1))
     assert len(live(asked(full, cause, "web-1", limited_to(1)))) == 2
@@ -155,18 +155,18 @@ def test_terminates_what_runs_at_once_and_the_platform_do_not_count(cause: Cause
     assert len(live(asked(other_first, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
 
 
-def test_a_replacement_needs_no_room_of_its_own() -> None:
+def test_a_replacement_fits_into_a_full_limit() -> None:
     full = asked(scope_of(vm()), Cause.USER_RESTART, around=limited_to(1))
     assert [e.cause for e in live(asked(full, Cause.USER_REDEPLOY, around=limited_to(1)))] == [Cause.USER_REDEPLOY]
 
 
-def test_what_a_policy_approved_runs_at_once_and_does_not_count() -> None:
+def test_operations_that_a_policy_approved_do_not_count_towards_the_limit() -> None:
     """Spec §9, §8.4."""
     eager = vm("web-1", auto_approve=AutoApproval(restart=True))
     full = asked(scope_of(vm(), eager), Cause.USER_RESTART, around=limited_to(1))
     assert len(live(asked(full, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2
 
 
-def test_room_is_made_when_an_operation_starts() -> None:
+def test_a_started_operation_no_longer_counts_towards_the_limit() -> None:
     started = reconcile_scope(asked(scope_of(vm(), vm("web-1")), Cause.USER_RESTART), DecisionContext(now=NOW + 900))
     assert len(live(asked(started, Cause.USER_RESTART, "web-1", limited_to(1)))) == 2

@@ -94,7 +94,7 @@ def test_a_neighbour_that_knows_of_the_event_may_prepare_for_the_vm() -> None:
 
 
 def test_no_vm_learns_of_an_event_in_a_scope_that_has_never_polled() -> None:
-    assert event_awareness(an_event(), "a", given=set(), scope={}) is EventAwareness.NOBODY
+    assert event_awareness(an_event(), "a", given=set(), scope={}) is EventAwareness.NO_VM
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_no_vm_learns_of_an_event_in_a_scope_that_has_never_polled() -> None:
     [
         (poller(), Cause.USER_RESTART, EventAwareness.SOON),
         (poller(at=PUBLISHED), Cause.USER_RESTART, EventAwareness.SOON),
-        (poller(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NOBODY),
-        (poller(SILENT), Cause.USER_RESTART, EventAwareness.NOBODY),
-        (poller(None), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(at=PUBLISHED + 1), Cause.USER_RESTART, EventAwareness.NO_VM),
+        (poller(SILENT), Cause.USER_RESTART, EventAwareness.NO_VM),
+        (poller(None), Cause.USER_RESTART, EventAwareness.NO_VM),
         (poller(version="2017-08-01"), Cause.USER_RESTART, EventAwareness.SOON),
-        (poller(version="2017-08-01"), Cause.EVICTION, EventAwareness.NOBODY),
+        (poller(version="2017-08-01"), Cause.EVICTION, EventAwareness.NO_VM),
         (poller(version="2017-11-01"), Cause.EVICTION, EventAwareness.SOON),
-        (poller(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NOBODY),
-        (poller(version="2099-01-01"), Cause.USER_RESTART, EventAwareness.NOBODY),
+        (poller(version="2017-11-01"), Cause.USER_DELETE, EventAwareness.NO_VM),
+        (poller(version="2099-01-01"), Cause.USER_RESTART, EventAwareness.NO_VM),
     ],
     ids=[
         "it polls, but has not since the publication",

@@ -25,7 +25,7 @@ from tests.support.operator_api import Api
 
 BEGIN = "/portal/sign-in/issuer?to=/portal/timeline"
 BACK = "/portal/sign-in/callback"
-AGAIN = "this sign-in was begun in another browser, or more than ten minutes ago: sign in once more"
+AGAIN = "this sign-in was started in another browser, or more than ten minutes ago: sign in again"
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_a_code_is_good_once_even_for_whoever_copied_everything(doors: Doors, br
     thief.jar = dict(browser.jar)
     assert came_back(browser, back).status == 303
     refused(Browser(doors), came_back(browser, back), AGAIN)
-    refused(thief, came_back(thief, back), "does not say who you are ('invalid_grant'): sign in once more")
+    refused(thief, came_back(thief, back), "did not confirm your identity ('invalid_grant'): sign in again")
 
 
 def test_somebody_elses_code_leads_nowhere(doors: Doors, browser: Browser) -> None:
@@ -172,13 +172,13 @@ def test_somebody_elses_code_leads_nowhere(doors: Doors, browser: Browser) -> No
 
 
 WRONG = [
-    pytest.param({"nonce": "another"}, "the issuer answers another sign-in than this one", id="nonce"),
-    pytest.param({"nonce": None}, "the issuer answers another sign-in than this one", id="no nonce"),
+    pytest.param({"nonce": "another"}, "the issuer belongs to another sign-in", id="nonce"),
+    pytest.param({"nonce": None}, "the issuer belongs to another sign-in", id="no nonce"),
     pytest.param({"aud": "another-client"}, "not for this service", id="audience"),
     pytest.param({"aud": ["forewarn-portal", "x"], "azp": "x"}, "the sign-in was for 'x'", id="authorized party"),
     pytest.param({"iss": "https://evil.example"}, "the token was issued by 'https://evil.example'", id="issuer"),
     pytest.param({"exp": 1000}, "the token expired", id="expired"),
-    pytest.param({"sub": None}, "does not say whose it is", id="nobody's"),
+    pytest.param({"sub": None}, "names no owner", id="nobody's"),
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_token_that_is_not_for_this_sign_in_leads_nowhere(
 
 def test_a_token_that_somebody_else_signed_leads_nowhere(browser: Browser, issuer: OidcIssuer) -> None:
     issuer.keys["first"] = rsa.generate_private_key(public_exponent=65537, key_size=2048)  # not what is published
-    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), "signature does not fit")
+    refused(browser, came_back(browser, at_issuer(browser.get(BEGIN))), "signature is not valid")
 
 
 def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later(
@@ -200,7 +200,7 @@ def test_an_issuer_that_cannot_be_reached_is_told_and_tried_again_a_moment_later
 ) -> None:
     issuer.is_down = True
     page = browser.get(BEGIN)
-    assert (page.status, f"nobody can sign in at issuer {issuer.url!r} now" in page.text) == (503, True)
+    assert (page.status, f"sign-in at issuer {issuer.url!r} does not work now" in page.text) == (503, True)
     issuer.is_down = False
     assert browser.get(BEGIN).status == 503  # whoever clicks often does not flood it
     assert issuer.requested_paths == [DISCOVERY_PATH]
@@ -212,7 +212,7 @@ def test_an_issuer_that_fails_to_redeem_is_told_as_its_failure(browser: Browser,
     left = browser.get(BEGIN)
     issuer.answers[TOKEN_PATH] = 500, b"oops"
     page = came_back(browser, at_issuer(left))
-    assert (page.status, "answers 500 and redeems no code now: try again" in page.text) == (503, True)
+    assert (page.status, "answered 500, so the sign-in failed: try again" in page.text) == (503, True)
 
 
 @pytest.mark.parametrize("endpoint", ["http://evil.example/authorize", "javascript:alert(1)", ""])
@@ -315,5 +315,5 @@ def test_codes_are_redeemed_a_few_at_a_time_however_many_strangers_bring_them(is
 
 def test_whoever_comes_back_without_a_code_is_not_asked_about(browser: Browser, issuer: OidcIssuer) -> None:
     state = parse_qs(urlsplit(browser.get(BEGIN).headers["location"]).query)["state"][0]
-    refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in once more")
+    refused(browser, came_back(browser, f"{BACK}?state={state}"), "sent you back without a code: sign in again")
     assert TOKEN_PATH not in issuer.requested_paths

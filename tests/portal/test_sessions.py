@@ -87,7 +87,7 @@ def test_two_browsers_of_one_client_sign_out_each_for_itself(doors: Doors) -> No
 def test_nobody_is_signed_out_without_the_token_of_the_session(ann: Browser, token: str) -> None:
     page = ann.post("/portal/sign-out", {"token": token})
     assert (page.status, ann.who()) == (403, "client ann")
-    assert "the form is not of this sign-in" in page.text
+    assert "the form does not belong to your current session" in page.text
 
 
 def test_the_token_of_one_session_does_not_fit_another(doors: Doors, ann: Browser) -> None:
@@ -213,7 +213,7 @@ def test_sessions_that_are_over_are_forgotten_among_those_that_were_ended() -> N
 def test_what_is_kept_of_ended_sessions_is_bounded_and_none_comes_back() -> None:
     ended = EndedSessions()
     for number in (5, 1, 2, 3, 4):
-        ended = ended.with_session(ending(number), now=0, most=3)
+        ended = ended.with_session(ending(number), now=0, limit=3)
         assert ended.contains(ending(number))
     assert len(ended.ids["client:ann"]) == 3
     assert all(ended.contains(ending(number)) for number in range(1, 6))

@@ -13,7 +13,7 @@ from forewarn.errors import Unauthenticated
 from tests.portal.http_browser import ORIGIN, Browser, Doors
 from tests.support.operator_api import Api
 
-SPENT = "this link signs nobody in: it was used already, or its 15 minutes are over"
+SPENT = "this sign-in link is not valid: it was used already, or its 15 minutes are over"
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ class Chaos:
 
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS)
-def test_whatever_happens_the_rules_hold_and_everything_ends(steps: list[Step]) -> None:
+def test_random_histories_keep_the_rules_and_end(steps: list[Step]) -> None:
     with closing(World(hosts=[a_host(name) for name in HOSTS], vms=fleet())) as world:
         chaos = Chaos(world)
         for step in steps:

@@ -38,7 +38,7 @@ def progress_of(world: World, request: MaintenanceRequest) -> RolloutState:
     return rollout.progress
 
 
-def test_a_rollout_goes_on_when_a_vm_went_before_its_event_was_published(world: World) -> None:
+def test_a_rollout_goes_on_if_a_vm_is_removed_before_its_event_is_published(world: World) -> None:
     """Spec §4.2, §6.2: the VM is skipped, and the next update domain takes its turn."""
     request = begun(world)
     world.do(world.control.fleet.apply_change(FleetChange(removed=(world.vm("web-0"),)), who="ops"))
@@ -48,7 +48,7 @@ def test_a_rollout_goes_on_when_a_vm_went_before_its_event_was_published(world: 
     assert progress_of(world, request) is RolloutState.COMPLETED
 
 
-def test_an_abort_drops_what_was_planned_but_not_published(world: World) -> None:
+def test_an_abort_drops_planned_events(world: World) -> None:
     """Spec §6.2: withdrawal is possible until the event has started."""
     request = begun(world)
     world.do(world.control.requests.change_rollout_state(request.id, RolloutState.ABORTED, who="ops"))
@@ -59,7 +59,7 @@ def test_an_abort_drops_what_was_planned_but_not_published(world: World) -> None
     assert progress_of(world, request) is RolloutState.ABORTED
 
 
-def test_a_process_that_dies_before_publishing_leaves_it_to_the_next(world: World) -> None:
+def test_the_next_process_publishes_events_that_a_killed_one_had_planned(world: World) -> None:
     """What a request plans is durable before it is answered (spec §6.1)."""
     begun(world)
     world.restart()

@@ -23,7 +23,7 @@ document 1 of epoch 1
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_the_story_goes_as_told(path: Path, play: Play) -> None:
+def test_the_scenario_matches_its_transcript(path: Path, play: Play) -> None:
     told = path.read_text(encoding="utf-8")
     assert told.startswith("# "), f"{path.name} does not begin with what it is about: `# ...`"
     assert "spec §" in told.split("\n\n")[0], f"{path.name} names no section of the specification"
@@ -33,11 +33,11 @@ def test_the_story_goes_as_told(path: Path, play: Play) -> None:
     assert told == really, "\n".join(["the story goes otherwise:", *difference])
 
 
-def test_there_are_stories() -> None:
+def test_more_than_thirty_scenarios_are_found() -> None:
     assert len(STORIES) > 30
 
 
-def test_a_story_that_goes_as_told_is_the_same_when_played(play: Play) -> None:
+def test_a_correct_transcript_is_reproduced(play: Play) -> None:
     assert play(SHORT) == SHORT
 
 
@@ -48,16 +48,16 @@ def test_a_story_that_goes_as_told_is_the_same_when_played(play: Play) -> None:
         pytest.param("(nothing)\n", id="of nothing"),
     ],
 )
-def test_a_missing_expectation_makes_a_difference(missing: str, play: Play) -> None:
+def test_a_missing_expectation_fails_a_scenario(missing: str, play: Play) -> None:
     """An expectation is never made up: what is not told is not accepted."""
     told = SHORT.replace(missing, "")
     assert play(told) == SHORT != told
 
 
-def test_an_expectation_too_many_makes_a_difference(play: Play) -> None:
+def test_a_surplus_expectation_fails_a_scenario(play: Play) -> None:
     assert play(SHORT + "05 12:01:00 started    by magic\n") == SHORT
 
 
-def test_a_word_that_nobody_knows_is_an_error(play: Play) -> None:
+def test_an_unknown_command_in_a_scenario_is_an_error(play: Play) -> None:
     with pytest.raises(AttributeError, match="do_conjure"):
         play(SHORT + "> conjure web-0\n")

@@ -20,10 +20,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from forewarn.errors import Rejected
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")  # in every server certificate
 
 _CA_LIFETIME = timedelta(days=3652)
-_SERVER_LIFETIME = timedelta(days=397)  # no client takes more
+_SERVER_LIFETIME = timedelta(days=397)  # clients accept no more
 _CLOCK_SKEW = timedelta(hours=1)  # clocks of VMs may be behind ours
 _HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(\*\.)?{_HOST_LABEL}(\.{_HOST_LABEL})*", re.ASCII)
@@ -35,15 +35,17 @@ _LOOPBACK_CONSTRAINTS = (
 
 
 class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificate of a CA and its key, which belong together."""
+    """The certificate of a CA and its private key."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     def may_sign(self, name: str) -> bool:
+        """Return whether its name constraints allow a certificate for this host name or address."""
         return is_loopback_name(name) or not _has_name_constraints(self.certificate)
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
+        """Return whether it issued this certificate, checked by the signature."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):
@@ -52,15 +54,19 @@ class CertificateAuthority(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_ec_key() -> ec.EllipticCurvePrivateKey:
+    """Generate a private key on the curve P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def new_certificate_authority(
     key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> CertificateAuthority:
-    """Where all names are loopback, the CA can vouch for nothing else: whoever trusts it risks little."""
+    """Return a new self-signed CA with this key, valid for ten years.
+
+    If all names are loopback names, it can sign only loopback names, so trusting it carries little risk.
+    """
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # tells two CAs in one bundle apart
+    subject = _x509_name(f"forewarn local CA {identifier.digest.hex()[:8]}")  # unique, for bundles with several CAs
     begins = _to_datetime(now) - _CLOCK_SKEW
     builder = _start_builder(subject, subject, key.public_key(), begins, begins + _CA_LIFETIME)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -74,11 +80,12 @@ def new_certificate_authority(
 def issue_server_certificate(
     authority: CertificateAuthority, key: ec.EllipticCurvePrivateKey, names: Iterable[str], now: float
 ) -> x509.Certificate:
+    """Return a server certificate of the CA for this key and these names, valid for 397 days at most."""
     issuer = authority.certificate
     begins = max(_to_datetime(now) - _CLOCK_SKEW, issuer.not_valid_before_utc)
     ends = min(
         begins + _SERVER_LIFETIME - timedelta(seconds=1), issuer.not_valid_after_utc
-    )  # the last second counts too
+    )  # `not_valid_after` is inclusive
     builder = _start_builder(_x509_name("forewarn server"), issuer.subject, key.public_key(), begins, ends)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -90,11 +97,12 @@ def issue_server_certificate(
 
 
 def certificate_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The loopback names and these, each once, as certificates spell them. Rejected where one is no name."""
+    """Return the loopback names and these, normalized, each once. Rejected if one is not valid."""
     return tuple(dict.fromkeys((*LOOPBACK_NAMES, *map(_normalize_name, names))))
 
 
 def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the host names, then the addresses, of the certificate's subject alternative names."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -104,6 +112,7 @@ def names_in_certificate(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def is_loopback_name(name: str) -> bool:
+    """Return whether this is a loopback address, `localhost`, or a name below it."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

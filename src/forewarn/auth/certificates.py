@@ -1,6 +1,6 @@
 """The certificates of the HTTPS port: a local CA and a server certificate, or the user's own.
 
-The CA is made once and never replaced, because people told their clients to trust it. The server certificate is
+The CA is created once and never replaced, because clients were configured to trust it. The server certificate is
 renewed when needed. Keys are written before certificates, so that a crash leaves nothing unusable.
 """
 
@@ -26,20 +26,20 @@ from forewarn.auth.pem import CertificateFacts, CertificateFiles
 from forewarn.errors import Rejected
 
 _RENEW_BEFORE_S = 30 * 86400
-_REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to have a new CA made, which clients must then be told to trust"
+_REPLACE_CA_ADVICE = "move 'ca.pem' and 'ca.key' away to get a new CA, which clients must then be made to trust"
 
 
 class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the directory `tls`."""
+    """The CA and the server certificate in the directory `tls`."""
 
     ca: CertificateFiles
     server: CertificateFiles
 
     @classmethod
     def load_or_create(cls, directory: Path, names: Iterable[str], now: float) -> ServiceCertificates:
-        """Make what is missing, renew the server's certificate where it no longer serves, keep the rest.
+        """Load both; create what is missing, and renew a server certificate that is no longer usable.
 
-        `names` come on top of the loopback ones. Rejected, and nothing changed, where the CA cannot be used.
+        The certificate has `names` and the loopback names. Rejected, with nothing changed, if the CA cannot be used.
         """
         wanted = certificate_names(names)
         secure_files.make_directory(directory)
@@ -58,7 +58,7 @@ class ServiceCertificates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_user_certificate(certificate: Path, key: Path, *, now: float) -> CertificateFiles:
-    """The user's own certificate, with the chain after it if there is one. Rejected where it cannot serve."""
+    """Load the user's certificate, which its chain may follow, and key. Rejected if not usable now."""
     leaf, private = pem.read_certificate(certificate), pem.parse_private_key(secure_files.read_public(key), key)
     if not pem.public_keys_match(leaf, private):
         raise Rejected(
@@ -69,12 +69,13 @@ def load_user_certificate(certificate: Path, key: Path, *, now: float) -> Certif
     pem.require_valid_now(certificate, facts, now, "give one that is valid now")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")
-    except OSError as error:  # also what ssl raises, of a key too weak and the like
+    except OSError as error:  # ssl.SSLError is an OSError, for example for a weak key
         raise Rejected(f"certificate {str(certificate)!r} cannot be served ({error}): give another") from error
     return CertificateFiles(certificate=certificate, key=key, facts=facts)
 
 
 def ca_certificate_path(directory: Path) -> Path:
+    """Return the path of the CA certificate in the directory `tls`."""
     return directory / "ca.pem"
 
 
@@ -90,14 +91,14 @@ def _load_or_create_authority(directory: Path, wanted: tuple[str, ...], now: flo
     pem.require_valid_now(path, pem.certificate_facts(authority.certificate), now, _REPLACE_CA_ADVICE)
     if foreign := [name for name in wanted if not authority.may_sign(name)]:
         raise Rejected(
-            f"CA {str(path)!r} vouches for loopback names only, not for {foreign[0]!r}: "
+            f"CA {str(path)!r} can sign loopback names only, not {foreign[0]!r}: "
             f"leave that name out, or {_REPLACE_CA_ADVICE}"
         )
     return authority
 
 
 def _create_authority(directory: Path, wanted: tuple[str, ...], now: float) -> CertificateAuthority:
-    """A key that a crash left without its certificate is used, not replaced."""
+    """Create the CA; a key that a crash left without a certificate is used, not replaced."""
     path = _ca_key_path(directory)
     if path.exists():
         key = _read_ca_key(path)
@@ -124,14 +125,14 @@ def _read_authority(path: Path, key_path: Path) -> CertificateAuthority:
 def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
     key = pem.parse_private_key(secure_files.read_private(path), path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise Rejected(f"key {str(path)!r} is no EC key, so not of forewarn's making: put the right one back")
+        raise Rejected(f"key {str(path)!r} is not an EC key, so forewarn did not create it: put the right one back")
     return key
 
 
 def _usable_server_certificate(
     directory: Path, authority: CertificateAuthority, wanted: tuple[str, ...], now: float
 ) -> CertificateFiles | None:
-    """The server's certificate and key, if they will do for a while."""
+    """Return the server certificate and key if they are valid and not to be renewed soon."""
     path, key_path = _server_paths(directory)
     if not (path.exists() and key_path.exists()):
         return None
@@ -141,12 +142,10 @@ def _usable_server_certificate(
     except Rejected:
         return None
     facts = pem.certificate_facts(certificate)
-    sound = pem.public_keys_match(certificate, key) and authority.has_signed(certificate)
-    return (
-        CertificateFiles(certificate=path, key=key_path, facts=facts)
-        if sound and _is_usable(facts, wanted, now)
-        else None
-    )
+    valid = pem.public_keys_match(certificate, key) and authority.has_signed(certificate)
+    if not valid or not _is_usable(facts, wanted, now):
+        return None
+    return CertificateFiles(certificate=path, key=key_path, facts=facts)
 
 
 def _is_usable(facts: CertificateFacts, wanted: tuple[str, ...], now: float) -> bool:
@@ -171,17 +170,20 @@ def _server_paths(directory: Path) -> tuple[Path, Path]:
 _PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _USUAL_BUNDLE_PATHS = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Arch
-    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora and kin
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # Alpine, macOS
 )
 
 
 def write_ca_bundle(directory: Path, system: Iterable[Path] | None = None) -> Path:
-    """`ca-bundle.pem` beside our CA, written anew where it is missing or stale. `system`: where to look instead."""
+    """Write `ca-bundle.pem`, the system's CAs and ours, beside our CA if it is missing or outdated.
+
+    Returns its path. `system` replaces the paths where the system's bundle is searched.
+    """
     path = directory / "ca-bundle.pem"
     known = _read_system_bundle(_system_bundle_paths() if system is None else system, directory)
-    # Each once: a shell may name another lab's bundle as the system's, and the two must not grow in turn.
+    # Each once: an environment variable may name another lab's bundle as the system's, and both would grow.
     certificates = dict.fromkeys(
         _PEM_CERTIFICATE.findall(known + secure_files.read_public(ca_certificate_path(directory)))
     )
@@ -197,7 +199,7 @@ def _system_bundle_paths() -> list[Path]:
 
 
 def _read_system_bundle(places: Iterable[Path], directory: Path) -> bytes:
-    """What the first of these holds that exists; never a bundle of our own, which would outlive our CA."""
+    """Return the first bundle that exists; never one of our own, which may contain an old CA of ours."""
     for place in places:
         if place.is_file() and place.resolve().parent != directory.resolve():
             return secure_files.read_public(place)

@@ -14,10 +14,12 @@ import msgspec
 from forewarn.errors import Rejected
 from forewarn.protocol.dates import iso_date
 
-_CLOCK_SKEW_S = 60  # two machines' clocks differ; a token that has ended has ended
+_CLOCK_SKEW_S = 60  # tolerated for the beginning of a token's validity, not for its end
 
 
 class TokenErrorReason(StrEnum):
+    """Why a token is not accepted."""
+
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
     WRONG_AUDIENCE = "wrong audience"
@@ -28,7 +30,7 @@ class TokenErrorReason(StrEnum):
 
 
 class InvalidToken(Rejected):
-    """A token that proves nothing. The sentence never holds the token itself."""
+    """A token is not accepted; `reason` says why. The message never contains the token."""
 
     def __init__(self, reason: TokenErrorReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -36,23 +38,24 @@ class InvalidToken(Rejected):
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is asking. Grants may name any of `ids`; the history calls them by the first."""
+    """Who a verified token belongs to. Grants may name any of `ids`."""
 
     ids: tuple[str, ...]
     name: str
     tenant: str
     expires_at: float
-    secret_fingerprint: str = ""  # of a client: by which of its secrets it signed in
-    vm_key: str = ""
+    secret_fingerprint: str = ""  # of the secret with which a client signed in
+    vm_key: str = ""  # only for a VM's managed identity
     vm_id: str = ""
 
     @property
     def primary_id(self) -> str:
+        """The first of its ids, which identifies sessions."""
         return self.ids[0]
 
 
 class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """What every token must keep to, whoever issued it."""
+    """The claims of RFC 7519 that every token must have, from any issuer."""
 
     iss: str
     aud: str | list[str]
@@ -61,7 +64,10 @@ class RegisteredClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[str], now: float) -> None:
-    """Raise BadToken unless this token is from there, for here, and for now. `audiences` are `spelled`."""
+    """Raise InvalidToken if the token has another issuer or audience, or is not valid now.
+
+    `audiences` are normalized.
+    """
     if token.iss.rstrip("/") != issuer.rstrip("/"):
         raise InvalidToken(
             TokenErrorReason.WRONG_ISSUER,
@@ -69,7 +75,7 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
         )
     asked = [token.aud] if isinstance(token.aud, str) else token.aud
     if audiences.isdisjoint(map(normalize_audience, asked)):
-        named = ", ".join(map(quote_excerpt, asked[:3])) or "nobody"
+        named = ", ".join(map(quote_excerpt, asked[:3])) or "no audience"
         wanted = min(audiences, default="")
         raise InvalidToken(
             TokenErrorReason.WRONG_AUDIENCE, f"the token is for {named}, not for this service: ask for {wanted!r}"
@@ -84,7 +90,7 @@ def check_claims(token: RegisteredClaims, *, issuer: str, audiences: frozenset[s
 
 
 def normalize_audience(audience: str) -> str:
-    """An audience in the one spelling that is compared: scheme and host in small letters, no slash at the end."""
+    """Return an audience as it is compared: scheme and host in lower case, without a slash at the end."""
     try:
         parts = urlsplit(audience)
     except ValueError:
@@ -95,14 +101,15 @@ def normalize_audience(audience: str) -> str:
 
 
 def normalize_audiences(audiences: Iterable[str]) -> frozenset[str]:
+    """Return the normalized audiences."""
     return frozenset(map(normalize_audience, audiences))
 
 
 def quote_excerpt(text: str) -> str:
-    """What a stranger wrote, cut short."""
+    """Return untrusted text quoted and cut to 100 characters, for messages."""
     return repr(text if len(text) <= 100 else f"{text[:100]}…")
 
 
 def _format_time(at: float) -> str:
-    """Strangers may write any number."""
+    """Format a time from a token, which may be any number."""
     return iso_date(at) if 0 <= at < 2**37 else f"second {at:g}"

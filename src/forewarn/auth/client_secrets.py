@@ -15,42 +15,47 @@ from forewarn.errors import Rejected
 
 _SECRET_BYTES = 32
 _SALT_BYTES = 16
-_FINGERPRINT_CHARACTERS = 16  # characters
+_FINGERPRINT_CHARACTERS = 16
 
 
 def new_secret() -> str:
-    """256 bits, as 43 characters that need no quoting anywhere, and that no command takes for an option."""
+    """Return a random secret of 256 bits: 43 characters that need no quoting and do not begin with a dash."""
     while (secret := secrets.token_urlsafe(_SECRET_BYTES)).startswith("-"):
         pass
     return secret
 
 
 def hash_secret(secret: str) -> bytes:
-    """Salt and hash. SHA-256 once: 256 random bits cannot be guessed, so a slow hash would slow down only us."""
+    """Return a new salt and the SHA-256 hash of salt and secret.
+
+    One round is enough: 256 random bits cannot be guessed, so a slow hash would only slow down the service.
+    """
     salt = secrets.token_bytes(_SALT_BYTES)
     return salt + _digest(salt, secret)
 
 
-def secret_matches(secret: str, known: bytes) -> bool:
-    """Whether this secret was `hashed` to `known`, in the same time whichever it is."""
-    salt, digest = known[:_SALT_BYTES], known[_SALT_BYTES:]
+def secret_matches(secret: str, secret_hash: bytes) -> bool:
+    """Return whether `secret_hash` is the result of `hash_secret` for this secret, in constant time."""
+    salt, digest = secret_hash[:_SALT_BYTES], secret_hash[_SALT_BYTES:]
     return hmac.compare_digest(_digest(salt, secret), digest)
 
 
-def secret_fingerprint(known: bytes) -> str:
-    """Tells what one secret was `hashed` to from what another was, and nothing else about either."""
-    return hashlib.sha256(b"mark" + known).hexdigest()[:_FINGERPRINT_CHARACTERS]
+def secret_fingerprint(secret_hash: bytes) -> str:
+    """Return a short id of a hashed secret, which reveals nothing about the secret or its hash."""
+    return hashlib.sha256(b"mark" + secret_hash).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
 def write_secret(path: Path, secret: str) -> None:
+    """Write a secret and a newline to a file with mode 0600, atomically."""
     secure_files.write_private(path, f"{secret}\n".encode())
 
 
 def read_secret(path: Path) -> str:
+    """Return the secret in a file. Rejected if others can read the file, or if it contains no text."""
     try:
         secret = secure_files.read_private(path).decode().strip()
     except UnicodeDecodeError:
-        raise Rejected(f"file {str(path)!r} holds no secret but other bytes: name the right file") from None
+        raise Rejected(f"file {str(path)!r} contains no secret but binary data: name the right file") from None
     if not secret:
         raise Rejected(f"file {str(path)!r} is empty: put the secret in it, or name the right file")
     return secret

@@ -1,6 +1,6 @@
 """Signs people in at an external issuer: OAuth authorization code flow with PKCE (RFC 7636).
 
-Everything a sign-in needs is derived from one secret that the browser keeps; the service stores nothing.
+All values of a sign-in are derived from one secret that the browser keeps; the service stores nothing.
 """
 
 from __future__ import annotations
@@ -20,39 +20,43 @@ from forewarn.auth.oidc_discovery import OidcConfiguration, fetch_oidc_configura
 from forewarn.errors import Rejected, Unauthenticated, Unavailable
 
 _CONFIGURATION_TTL_S = 3600
-_RETRY_INTERVAL_S = 5  # whoever asks to sign in must not become a flood of requests to the issuer
-_MAX_CONCURRENT_REDEMPTIONS = (
-    3  # at a time: any stranger can bring a code, and the threads that ask are also for what VMs wait for
-)
+_RETRY_INTERVAL_S = 5  # many sign-ins must not cause many requests to the issuer
+_MAX_CONCURRENT_REDEMPTIONS = 3  # anybody can present a code, and requests of VMs need the same threads
 _SCOPE = "openid profile email"
 
 
 class AuthorizationFlow(msgspec.Struct, frozen=True):
-    """One sign-in under way. Whoever does not know its secret can neither begin it for others nor end it."""
+    """One sign-in in progress. Only the browser that knows its secret can complete it."""
 
     secret: str
 
     @classmethod
     def start(cls) -> AuthorizationFlow:
+        """Return a flow with a new random secret."""
         return cls(secrets.token_urlsafe(32))
 
     @property
     def state(self) -> str:
+        """The `state` parameter of OAuth, which the issuer sends back."""
         return self._derive("state")
 
     @property
     def nonce(self) -> str:
+        """The `nonce` that the id token must contain."""
         return self._derive("nonce")
 
     @property
     def verifier(self) -> str:
+        """The code verifier of PKCE."""
         return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
+        """The S256 code challenge of PKCE."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def matches_state(self, state: str) -> bool:
+        """Return whether the issuer sent back the state of this flow, in constant time."""
         return hmac.compare_digest(state.encode("utf-8", "surrogatepass"), self.state.encode())
 
     def _derive(self, what: str) -> str:
@@ -66,7 +70,7 @@ class _TokenResponse(msgspec.Struct, frozen=True):
 
 
 class AuthorizationCodeFlow:
-    """Signs people in at `issuer` as its client `client_id`; without a secret, as a public one."""
+    """Signs people in at `issuer` as its client `client_id`; without a secret, as a public client."""
 
     def __init__(self, issuer: ExternalIssuer, client_id: str, secret: str = "") -> None:
         self.issuer = issuer
@@ -79,7 +83,10 @@ class AuthorizationCodeFlow:
         self._redemption_slots = asyncio.Semaphore(_MAX_CONCURRENT_REDEMPTIONS)
 
     async def authorization_url(self, flow: AuthorizationFlow, redirect_uri: str, now: float) -> str:
-        """Where the browser is sent."""
+        """Return the issuer's URL to which the browser is redirected. Raises Unavailable.
+
+        `redirect_uri` is where the issuer sends the browser back; `now` is real time.
+        """
         endpoint = (await self._current_configuration(now)).authorization_endpoint
         asked = {
             "response_type": "code",
@@ -94,8 +101,11 @@ class AuthorizationCodeFlow:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"
 
     async def redeem_code(self, code: str, flow: AuthorizationFlow, redirect_uri: str, now: float) -> Claims:
-        """Who came back with this code. Raises Unauthenticated, BadToken or Unavailable."""
-        found = await self._current_configuration(now)
+        """Exchange the code for an id token and return its claims.
+
+        Raises Unauthenticated, InvalidToken or Unavailable.
+        """
+        configuration = await self._current_configuration(now)
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -104,29 +114,31 @@ class AuthorizationCodeFlow:
             "code_verifier": flow.verifier,
         }
         authorization = ""
-        if self._secret and found.takes_secret_in_form:
+        if self._secret and configuration.takes_secret_in_form:
             form["client_secret"] = self._secret
         elif self._secret:
             authorization = _basic_authorization(self._client_id, self._secret)
         async with self._redemption_slots:
-            status, content = await asyncio.to_thread(post_form, found.token_endpoint, form, authorization)
-        answer = self._parse_response(status, content)
-        return await self.issuer.verify_id_token(answer.id_token, client_id=self._client_id, nonce=flow.nonce, now=now)
+            status, content = await asyncio.to_thread(post_form, configuration.token_endpoint, form, authorization)
+        response = self._parse_response(status, content)
+        return await self.issuer.verify_id_token(
+            response.id_token, client_id=self._client_id, nonce=flow.nonce, now=now
+        )
 
     def _parse_response(self, status: int, content: bytes) -> _TokenResponse:
         try:
-            answer = msgspec.json.decode(content, type=_TokenResponse)
+            response = msgspec.json.decode(content, type=_TokenResponse)
         except (ValueError, RecursionError):
-            answer = _TokenResponse()
+            response = _TokenResponse()
         if status == 429 or status >= 500:
-            raise Unavailable(f"issuer {self.issuer.url!r} answers {status} and redeems no code now: try again")
-        if answer.id_token:
-            return answer
-        why = quote_excerpt(answer.error_description or answer.error or f"status {status}")
-        raise Unauthenticated(f"issuer {self.issuer.url!r} does not say who you are ({why}): sign in once more")
+            raise Unavailable(f"issuer {self.issuer.url!r} answered {status}, so the sign-in failed: try again")
+        if response.id_token:
+            return response
+        why = quote_excerpt(response.error_description or response.error or f"status {status}")
+        raise Unauthenticated(f"issuer {self.issuer.url!r} did not confirm your identity ({why}): sign in again")
 
     async def _current_configuration(self, now: float) -> OidcConfiguration:
-        """As the issuer said within the last hour; while it cannot be reached, as it said before."""
+        """Return the issuer's configuration, at most an hour old unless the issuer cannot be reached."""
         async with self._fetch_lock:
             if (
                 not 0 <= now - self._fetched_at < _CONFIGURATION_TTL_S
@@ -136,16 +148,16 @@ class AuthorizationCodeFlow:
                 await self._fetch_configuration(now)
         if self._configuration is None:
             raise Unavailable(
-                f"nobody can sign in at issuer {self.issuer.url!r} now: {self._last_error}; try again later"
+                f"sign-in at issuer {self.issuer.url!r} does not work now: {self._last_error}; try again later"
             )
         return self._configuration
 
     async def _fetch_configuration(self, now: float) -> None:
         try:
-            found = await asyncio.to_thread(fetch_oidc_configuration, self.issuer.url)
-            for endpoint in (found.authorization_endpoint, found.token_endpoint):
+            configuration = await asyncio.to_thread(fetch_oidc_configuration, self.issuer.url)
+            for endpoint in (configuration.authorization_endpoint, configuration.token_endpoint):
                 require_https(endpoint)
-            self._configuration, self._fetched_at = found, now
+            self._configuration, self._fetched_at = configuration, now
         except (Unavailable, Rejected) as error:
             self._last_error = str(error)
 

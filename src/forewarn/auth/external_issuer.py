@@ -31,13 +31,14 @@ from forewarn.errors import Rejected, Unavailable
 
 _RSA_ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256"})
 _CURVE_ALGORITHMS = {"P-256": frozenset({"ES256"}), "P-384": frozenset({"ES384"})}
-ACCEPTED_ALGORITHMS = frozenset.union(
-    _RSA_ALGORITHMS, *_CURVE_ALGORITHMS.values()
-)  # never HS*: whoever can verify those can sign them
+# Never HS*: their verification key can also sign.
+ACCEPTED_ALGORITHMS = frozenset.union(_RSA_ALGORITHMS, *_CURVE_ALGORITHMS.values())
 _MIN_RSA_BITS = 2048
 
 
 class VerificationKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A public key of the issuer, and the algorithms it may be used with."""
+
     public: rsa.RSAPublicKey | ec.EllipticCurvePublicKey
     algorithms: frozenset[str]
 
@@ -47,14 +48,17 @@ class _JwksDocument(msgspec.Struct, frozen=True):
 
 
 def parse_jwks(document: bytes) -> dict[str, VerificationKey]:
-    """The keys for signatures that have a name; those of other kinds are passed over, as RFC 7517 wants."""
+    """Return the signature keys of a JWKS document by key id; other keys are ignored (RFC 7517).
+
+    Unavailable if the document is not valid or has no usable key.
+    """
     try:
         listed = msgspec.json.decode(document, type=_JwksDocument).keys
     except (ValueError, RecursionError) as error:
-        raise Unavailable(f"what it publishes is no list of keys ({error})") from None
+        raise Unavailable(f"its JWKS document is not valid ({error})") from None
     found = dict(_usable_keys(listed))
     if not found:
-        raise Unavailable("it publishes no key that can be used")
+        raise Unavailable("its JWKS document has no usable key")
     return found
 
 
@@ -99,13 +103,13 @@ def _public_members(jwk: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _restrict_to_named_algorithm(algorithms: frozenset[str], jwk: dict[str, Any]) -> frozenset[str]:
-    """A key that names its algorithm is for that one only."""
+    """A key that names an algorithm may be used only with that one."""
     return algorithms & {jwk["alg"]} if "alg" in jwk else algorithms
 
 
 _KEYS_TTL_S = 3600
-_REFRESH_INTERVAL_S = 30  # tokens that name keys at random must not become a flood of requests to the issuer
-_FIRST_REFRESH_INTERVAL_S = 5  # without any key nobody can come in
+_REFRESH_INTERVAL_S = 30  # tokens with random key ids must not cause many requests to the issuer
+_FIRST_REFRESH_INTERVAL_S = 5  # while no key is known at all
 _MAX_NAME_CHARACTERS = 200
 
 
@@ -126,14 +130,20 @@ class _ExternalPayload(RegisteredClaims, frozen=True, kw_only=True):
 
 
 class ExternalIssuer:
-    """Verifies an issuer's tokens for `audiences`; with the keys it had, while the issuer is unreachable."""
+    """Verifies the tokens of one issuer for `audiences`, with cached keys while it is unreachable.
+
+    Rejected if there is no audience, or if a URL is not https.
+    """
 
     def __init__(self, issuer_url: str, audiences: Iterable[str], jwks_url: str = "") -> None:
         self.url = issuer_url
         self._jwks_url = jwks_url
         self.audiences = normalize_audiences(audiences)
         if not self.audiences:
-            raise Rejected(f"issuer {issuer_url!r} has no audience, so tokens for anybody would do: name at least one")
+            raise Rejected(
+                f"issuer {issuer_url!r} has no audience, so its tokens for any service would be accepted: "
+                "name at least one"
+            )
         for url in (issuer_url, *([jwks_url] if jwks_url else [])):
             require_https(url)
         self._keys: dict[str, VerificationKey] = {}
@@ -142,20 +152,23 @@ class ExternalIssuer:
         self._fetch_task: asyncio.Task[None] | None = None
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Raises BadToken, or Unavailable where the issuer could never be reached."""
+        """Return the claims of a valid access token. Raises InvalidToken, or Unavailable if no key is known."""
         payload = await self._verified_payload(token, self.audiences, now)
         return _claims_from_payload(payload, _principal_ids(payload))
 
     async def verify_id_token(self, id_token: str, *, client_id: str, nonce: str, now: float) -> Claims:
-        """Who signed in by way of this client of the issuer's, by the ids that their access tokens have."""
+        """Return the claims of the id token of a sign-in, with the same ids as the person's access tokens.
+
+        Raises InvalidToken, or Unavailable if no key is known.
+        """
         payload = await self._verified_payload(id_token, frozenset({normalize_audience(client_id)}), now)
         if payload.azp is not None and payload.azp != client_id:
             raise InvalidToken(
-                TokenErrorReason.WRONG_AUDIENCE, f"the sign-in was for {quote_excerpt(payload.azp)}: sign in once more"
+                TokenErrorReason.WRONG_AUDIENCE, f"the sign-in was for {quote_excerpt(payload.azp)}: sign in again"
             )
         if not hmac.compare_digest((payload.nonce or "").encode(), nonce.encode()):
             raise InvalidToken(
-                TokenErrorReason.MALFORMED, "the issuer answers another sign-in than this one: sign in once more"
+                TokenErrorReason.MALFORMED, "the answer of the issuer belongs to another sign-in: sign in again"
             )
         return _claims_from_payload(payload, list(filter(None, [payload.oid or payload.sub])))
 
@@ -171,24 +184,26 @@ class ExternalIssuer:
         if header.kid not in self._keys or not 0 <= now - self._fetched_at < _KEYS_TTL_S:
             await self._refresh_keys(now)
         if not self._keys:
-            raise Unavailable(f"issuer {self.url!r} cannot vouch for anybody now: {self._last_error}; try again later")
+            raise Unavailable(
+                f"tokens of issuer {self.url!r} cannot be verified now: {self._last_error}; try again later"
+            )
         key = self._keys.get(header.kid)
         if key is None:
-            sentence = f"the token names the key {quote_excerpt(header.kid)}, unknown to {self.url!r}: sign in again"
+            sentence = f"{self.url!r} does not know the token's key {quote_excerpt(header.kid)}: sign in again"
             raise InvalidToken(TokenErrorReason.UNKNOWN_KEY, sentence)
         if header.alg not in key.algorithms:
-            sentence = f"the token is signed with {header.alg}, which is not what its key is for: sign in again"
+            sentence = f"the token is signed with {header.alg}, which its key does not allow: sign in again"
             raise InvalidToken(TokenErrorReason.BAD_SIGNATURE, sentence)
         return key
 
     async def _refresh_keys(self, now: float) -> None:
-        """Fetch the keys, unless that was tried a moment ago. All who wait share one attempt."""
-        pace = _REFRESH_INTERVAL_S if self._keys else _FIRST_REFRESH_INTERVAL_S
-        if self._fetch_task is None and not 0 <= now - self._tried_at < pace:
+        """Fetch the keys, unless the last attempt was a moment ago. Concurrent callers share one attempt."""
+        interval_s = _REFRESH_INTERVAL_S if self._keys else _FIRST_REFRESH_INTERVAL_S
+        if self._fetch_task is None and not 0 <= now - self._tried_at < interval_s:
             self._tried_at = now
             self._fetch_task = asyncio.create_task(self._fetch_keys(now))
         if self._fetch_task is not None:
-            await asyncio.shield(self._fetch_task)  # whoever gives up waiting does not take it from the others
+            await asyncio.shield(self._fetch_task)  # a cancelled caller must not cancel it for the others
 
     async def _fetch_keys(self, now: float) -> None:
         try:
@@ -205,9 +220,7 @@ class ExternalIssuer:
 
 def _claims_from_payload(payload: _ExternalPayload, ids: list[str]) -> Claims:
     if not ids:
-        raise InvalidToken(
-            TokenErrorReason.MALFORMED, "the token does not say whose it is (no oid, no sub): get an access token"
-        )
+        raise InvalidToken(TokenErrorReason.MALFORMED, "the token names no owner (no oid, no sub): get an access token")
     named = payload.preferred_username or payload.upn or payload.email or _app_id(payload) or ids[0]
     return Claims(
         ids=tuple(f"oidc:{found}" for found in ids),
@@ -218,7 +231,7 @@ def _claims_from_payload(payload: _ExternalPayload, ids: list[str]) -> Claims:
 
 
 def _principal_ids(payload: _ExternalPayload) -> list[str]:
-    """An app goes by its app id too. A person does not: what an app may do is not for everybody who signs in by it."""
+    """Return the ids of a token's owner. Only an app itself has the id of the app, not its users."""
     person, app = payload.oid or payload.sub, _app_id(payload)
     asking = (app, person) if _is_app_token(payload) else (person,)
     return list(dict.fromkeys(filter(None, asking)))
@@ -229,12 +242,14 @@ def _app_id(payload: _ExternalPayload) -> str | None:
 
 
 def _is_app_token(payload: _ExternalPayload) -> bool:
-    """By the issuer's word, or a subject that is the app itself; else by what the vendor's tokens of apps look like:
-    in its tenant, one object as both `oid` and `sub`, and no sign of a person for whom the app would be acting.
+    """Return whether the token belongs to an app rather than to a person.
+
+    `idtyp` decides, or a subject that is the app itself. Otherwise the token must look like Azure's tokens for apps: a
+    tenant, the same `oid` and `sub`, and no claim that names a person or a delegated scope.
     """
     if payload.idtyp:
         return payload.idtyp == "app"
     if payload.sub and payload.sub == _app_id(payload):
         return True
-    signs = (payload.scp, payload.scope, payload.preferred_username, payload.upn, payload.email)
-    return bool(payload.tid and payload.oid and payload.oid == payload.sub and not any(signs))
+    personal = (payload.scp, payload.scope, payload.preferred_username, payload.upn, payload.email)
+    return bool(payload.tid and payload.oid and payload.oid == payload.sub and not any(personal))

@@ -23,7 +23,7 @@ PayloadT = TypeVar("PayloadT")
 
 
 class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What the bearer says about the signature. Whatever else a header holds (keys, addresses of keys) is not read."""
+    """The header of a token, not verified. Keys and addresses of keys in a header are ignored."""
 
     alg: str
     kid: str = ""
@@ -31,11 +31,12 @@ class JwsHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sign(content: bytes, key: rsa.RSAPrivateKey, *, algorithm: str, kid: str) -> str:
+    """Return a signed token with this payload, in the compact form of RFC 7515."""
     return _pyjws.encode(content, key, algorithm=algorithm, headers={"kid": kid})
 
 
 def parse_header(token: str) -> JwsHeader:
-    """Not proven by anything yet."""
+    """Return the header of a token, without verifying anything. InvalidToken if it is malformed."""
     if len(token) > _MAX_TOKEN_CHARACTERS or not token.isascii() or token.count(".") != 2:
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     segment = token.partition(".")[0]
@@ -44,12 +45,13 @@ def parse_header(token: str) -> JwsHeader:
         header = msgspec.json.decode(content, type=JwsHeader)
     except (ValueError, RecursionError):
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT) from None
-    if header.crit is not None:  # extensions that must be understood: we know none (RFC 7515)
+    if header.crit is not None:  # extensions that a verifier must understand; we know none (RFC 7515)
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT)
     return header
 
 
 def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
+    """Raise InvalidToken if the header names an algorithm that is not allowed."""
     if header.alg not in allowed:
         sentence = (
             f"the token is signed with {quote_excerpt(header.alg)}: get one signed with {', '.join(sorted(allowed))}"
@@ -58,15 +60,18 @@ def require_algorithm(allowed: Collection[str], header: JwsHeader) -> None:
 
 
 def verify_payload(
-    token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, form: type[PayloadT]
+    token: str, key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey, algorithm: str, payload_type: type[PayloadT]
 ) -> PayloadT:
-    """What the token says, proven by its signature."""
+    """Return the payload of a token after verifying its signature. InvalidToken if it does not match.
+
+    `payload_type` is the struct that the payload is decoded to.
+    """
     try:
         content = _pyjws.decode(token, key, algorithms=[algorithm])
-        return msgspec.json.decode(content, type=form)
+        return msgspec.json.decode(content, type=payload_type)
     except jwt.InvalidSignatureError:
         raise InvalidToken(
-            TokenErrorReason.BAD_SIGNATURE, "the token's signature does not fit its key: get a new one"
+            TokenErrorReason.BAD_SIGNATURE, "the token's signature is not valid: get a new token"
         ) from None
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise InvalidToken(TokenErrorReason.MALFORMED, _MALFORMED_TEXT) from None

@@ -25,14 +25,15 @@ _HEADERS = {"Accept": "application/json", "User-Agent": "forewarn"}
 
 
 def fetch_document(url: str) -> bytes:
+    """Return the body of a GET request. Unavailable if the answer is not a success; blocks."""
     status, content = _exchange(Request(url, headers=_HEADERS))
     if status >= 300:
-        raise Unavailable(f"{url!r} answers {status}")
+        raise Unavailable(f"{url!r} answered {status}")
     return content
 
 
 def post_form(url: str, fields: Mapping[str, str], authorization: str = "") -> tuple[int, bytes]:
-    """Status and content of the answer, also of one that refuses."""
+    """Send a form, and return the status and body of the answer, also of an error. Unavailable; blocks."""
     headers = {**_HEADERS, **({"Authorization": authorization} if authorization else {})}
     return _exchange(Request(url, urlencode(fields).encode(), headers, method="POST"))
 
@@ -49,12 +50,12 @@ def _exchange(request: Request) -> tuple[int, bytes]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(f"{url!r} does not answer: {error}") from error
     if len(content) > _MAX_RESPONSE_BYTES:
-        raise Unavailable(f"{url!r} answers with more than {_MAX_RESPONSE_BYTES} bytes")
+        raise Unavailable(f"{url!r} answered with more than {_MAX_RESPONSE_BYTES} bytes")
     return status, content
 
 
 def _error_body(error: HTTPError) -> bytes:
-    """Why it is refused; nothing where that breaks off."""
+    """Return the body of an error answer; empty if the connection breaks."""
     try:
         return error.read(_MAX_RESPONSE_BYTES + 1)
     except (OSError, http.client.HTTPException, ValueError):
@@ -62,14 +63,14 @@ def _error_body(error: HTTPError) -> bytes:
 
 
 def require_https(url: str) -> None:
-    """Keys that came over plain http could be anybody's."""
+    """Raise Rejected unless the URL is https or loopback: keys over plain http could be forged."""
     try:
         parts = urlsplit(url)
-        safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
-        sound = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_safe = parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname))
+        is_valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        safe = sound = False
-    if not (safe and sound):
+        is_safe = is_valid = False
+    if not (is_safe and is_valid):
         raise Rejected(f"issuer address {url!r} is neither https nor on loopback: give one that begins with https://")
 
 
@@ -85,7 +86,7 @@ def _is_loopback(host: str | None) -> bool:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """An issuer is where it says it is: a redirect could lead out of https."""
+    """Follows no redirects: one could lead from https to http."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
@@ -97,6 +98,8 @@ _BASIC, _POST = "client_secret_basic", "client_secret_post"
 
 
 class OidcConfiguration(msgspec.Struct, frozen=True):
+    """The parts of an issuer's openid-configuration that sign-in and verification need."""
+
     issuer: str
     jwks_uri: str
     authorization_endpoint: str = ""
@@ -105,18 +108,21 @@ class OidcConfiguration(msgspec.Struct, frozen=True):
 
     @property
     def takes_secret_in_form(self) -> bool:
-        """Rather than in a header, which is the usual way."""
+        """Whether the token endpoint accepts the client secret only in the form, not in a header."""
         known = self.token_endpoint_auth_methods_supported
         return _BASIC not in known and _POST in known
 
 
 def fetch_oidc_configuration(issuer_url: str) -> OidcConfiguration:
-    """Blocks: call it in a thread. Raises Unavailable."""
+    """Fetch an issuer's openid-configuration. Unavailable if it cannot be read or names another issuer.
+
+    Blocks: call it in a thread.
+    """
     try:
         content = fetch_document(f"{issuer_url.rstrip('/')}/.well-known/openid-configuration")
-        found = msgspec.json.decode(content, type=OidcConfiguration)
+        configuration = msgspec.json.decode(content, type=OidcConfiguration)
     except (ValueError, RecursionError) as error:
         raise Unavailable(f"its openid-configuration cannot be read ({error})") from None
-    if found.issuer.rstrip("/") != issuer_url.rstrip("/"):
-        raise Unavailable(f"its openid-configuration is that of {quote_excerpt(found.issuer)}")
-    return found
+    if configuration.issuer.rstrip("/") != issuer_url.rstrip("/"):
+        raise Unavailable(f"its openid-configuration belongs to {quote_excerpt(configuration.issuer)}")
+    return configuration

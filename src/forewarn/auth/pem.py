@@ -1,4 +1,4 @@
-"""Reads and writes certificates and private keys as PEM files, and the facts people compare them by."""
+"""Reads and writes certificates and private keys as PEM files, and tells the facts that identify them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forewarn.protocol.dates import iso_date
 
 
 class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person compares a certificate by."""
+    """The facts that people compare and check about a certificate."""
 
     fingerprint: str  # SHA-256, as openssl prints it
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class CertificateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """A certificate and its key, as files that belong together."""
+    """The files of a certificate and its private key, and the facts of the certificate."""
 
     certificate: Path
     key: Path
@@ -36,43 +36,49 @@ class CertificateFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HasPublicKey(Protocol):
-    """A certificate, or a private key."""
+    """A certificate or a private key."""
 
-    def public_key(self) -> PublicKeyTypes: ...
+    def public_key(self) -> PublicKeyTypes:
+        """Return the public key."""
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """The first one in the file."""
+    """Return the first certificate in a PEM file. Rejected if there is none."""
     try:
         return x509.load_pem_x509_certificates(secure_files.read_public(path))[0]
     except ValueError as error:
-        raise Rejected(f"file {str(path)!r} is no certificate in PEM: give one that begins with BEGIN") from error
+        raise Rejected(f"file {str(path)!r} is not a certificate in PEM: give one that begins with BEGIN") from error
 
 
 def parse_private_key(content: bytes, path: Path) -> PrivateKeyTypes:
+    """Return the private key in PEM content. Rejected if it is not one or encrypted, naming `path`."""
     try:
         return serialization.load_pem_private_key(content, password=None)
     except TypeError:
         raise Rejected(f"key {str(path)!r} is protected by a passphrase: give it without one, mode 0600") from None
     except (ValueError, UnsupportedAlgorithm):
-        # Not `from` the cause: what a parser says of a key's bytes is nobody's business.
-        raise Rejected(f"file {str(path)!r} is no private key in PEM: give the certificate's own key") from None
+        # Not `from` the cause: the parser's error could quote bytes of the key.
+        raise Rejected(f"file {str(path)!r} is not a private key in PEM: give the certificate's own key") from None
 
 
 def write_key(path: Path, key: PrivateKeyTypes) -> None:
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, form, plain))
+    """Write a private key unencrypted to a file with mode 0600, atomically."""
+    pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    secure_files.write_private(path, key.private_bytes(serialization.Encoding.PEM, pkcs8, unencrypted))
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    """Write a certificate to a file that everybody may read, atomically."""
     secure_files.write_public(path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def public_keys_match(one: HasPublicKey, other: HasPublicKey) -> bool:
+    """Return whether two certificates or private keys have the same public key."""
     return _public_bytes(one) == _public_bytes(other)
 
 
 def require_valid_now(path: Path, facts: CertificateFacts, now: float, advice: str) -> None:
+    """Raise Rejected if a certificate has expired or is not valid yet. `advice` ends the message."""
     if now >= facts.not_after:
         raise Rejected(f"certificate {str(path)!r} expired at {iso_date(facts.not_after)}: {advice}")
     if now < facts.not_before:
@@ -82,6 +88,7 @@ def require_valid_now(path: Path, facts: CertificateFacts, now: float, advice: s
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
+    """Return the fingerprint, names and validity of a certificate."""
     return CertificateFacts(
         fingerprint=certificate.fingerprint(SHA256()).hex(":").upper(),
         names=names_in_certificate(certificate),

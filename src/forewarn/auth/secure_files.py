@@ -15,31 +15,35 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 def write_private(path: Path, content: bytes) -> None:
+    """Write a file with mode 0600, atomically and durably. Unavailable if that fails."""
     _write_atomically(path, content, _PRIVATE_MODE)
 
 
 def write_public(path: Path, content: bytes) -> None:
+    """Write a file with mode 0644, atomically and durably. Unavailable if that fails."""
     _write_atomically(path, content, _PUBLIC_MODE)
 
 
 def read_private(path: Path) -> bytes:
-    """What a file with a secret holds; Rejected where anybody but its owner could read it too."""
+    """Return the content of a file with a secret. Rejected if others than its owner can read it."""
     with _open_regular_file(path) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if mode & 0o077:
             raise Rejected(
                 f"file {str(path)!r} holds a secret and others may read it (mode {stat.S_IMODE(mode):04o}): "
-                "run chmod 600 on it, and replace the secret if somebody may have seen it"
+                "run chmod 600 on it, and replace the secret if it may have been read"
             )
         return _read_all(descriptor)
 
 
 def read_public(path: Path) -> bytes:
+    """Return the content of a regular file. NotFound or Rejected if it cannot be read."""
     with _open_regular_file(path) as descriptor:
         return _read_all(descriptor)
 
 
 def make_directory(path: Path) -> None:
+    """Create a directory with mode 0700, and its parents, if it is missing. Rejected if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
@@ -61,7 +65,7 @@ def _write_atomically(path: Path, content: bytes, mode: int) -> None:
             raise
         _sync_directory(path.parent)
     except OSError as error:
-        raise Unavailable(f"file {str(path)!r} cannot be written now ({error}): see to it and try again") from error
+        raise Unavailable(f"file {str(path)!r} cannot be written now ({error}): correct this and try again") from error
 
 
 def _sync_directory(directory: Path) -> None:
@@ -75,14 +79,14 @@ def _sync_directory(directory: Path) -> None:
 @contextmanager
 def _open_regular_file(path: Path) -> Iterator[int]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would keep us waiting
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would block
     except FileNotFoundError:
         raise NotFound(f"there is no file {str(path)!r}: check its name") from None
     except OSError as error:
-        raise Rejected(f"file {str(path)!r} cannot be read ({error.strerror}): see to its permissions") from error
+        raise Rejected(f"file {str(path)!r} cannot be read ({error.strerror}): check its permissions") from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Rejected(f"{str(path)!r} is not a file: name one")
+            raise Rejected(f"{str(path)!r} is not a regular file: name one")
         yield descriptor
     finally:
         os.close(descriptor)

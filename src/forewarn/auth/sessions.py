@@ -21,15 +21,15 @@ from forewarn.errors import Unauthenticated
 
 LINK_LIFETIME_S = 15 * 60  # real time
 _LINK_CODE_BYTES = 32
-_MAX_OPEN_LINKS = 256  # that nobody has opened yet; the oldest goes first
+_MAX_OPEN_LINKS = 256  # unused links; then the oldest is dropped
 _LINK_INVALID_TEXT = (
-    "this link signs nobody in: it was used already, or its 15 minutes are over; `forewarn portal` makes another"
+    "this sign-in link is not valid: it was used already, or its 15 minutes are over; `forewarn portal` makes another"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInIdentity:
-    """Whom a link signs in."""
+    """The person or client whom a link signs in."""
 
     claims: Claims
     is_owner: bool = False
@@ -37,31 +37,34 @@ class SignInIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInLink:
-    url: str = field(repr=False)
+    """A one-time link that signs in to the portal until `ends_at`, in real time."""
+
+    url: str = field(repr=False)  # a secret
     ends_at: float
 
 
 class SignInLinks:
-    """Makes links that begin with `prefix`."""
+    """Makes and redeems sign-in links that begin with `prefix`. They are kept in memory only."""
 
     def __init__(self, prefix: str, real_time: Callable[[], float]) -> None:
         self._prefix = prefix
         self._real_time = real_time
         self._open_links: dict[bytes, tuple[SignInIdentity, float]] = {}  # oldest first
 
-    def create(self, whom: SignInIdentity) -> SignInLink:
+    def create(self, identity: SignInIdentity) -> SignInLink:
+        """Return a new link that signs this identity in once."""
         code, ends_at = secrets.token_urlsafe(_LINK_CODE_BYTES), self._real_time() + LINK_LIFETIME_S
         while len(self._open_links) >= _MAX_OPEN_LINKS:
             del self._open_links[next(iter(self._open_links))]
-        self._open_links[_hash_link_code(code)] = whom, ends_at
+        self._open_links[_hash_link_code(code)] = identity, ends_at
         return SignInLink(url=f"{self._prefix}{code}", ends_at=ends_at)
 
     def redeem(self, code: str) -> SignInIdentity:
-        """Raises Unauthenticated where there is no such link, or no longer."""
-        whom, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
-        if whom is None or not self._real_time() < ends_at:
+        """Return the identity of an unused link and invalidate the link. Unauthenticated if it is not valid."""
+        identity, ends_at = self._open_links.pop(_hash_link_code(code), (None, 0.0))
+        if identity is None or not self._real_time() < ends_at:
             raise Unauthenticated(_LINK_INVALID_TEXT)
-        return whom
+        return identity
 
 
 def _hash_link_code(code: str) -> bytes:
@@ -70,19 +73,19 @@ def _hash_link_code(code: str) -> bytes:
 
 SESSION_LIFETIME_S = 12 * 3600  # real time
 _SESSION_AUDIENCE = frozenset({"forewarn portal"})
-_MAX_ENDED_PER_PERSON = 1000  # of one person
-_MAX_VERIFIED_SESSIONS = 1024  # open pages look again at every change, and proving one takes about 0.1 ms
+_MAX_ENDED_PER_PERSON = 1000
+_MAX_VERIFIED_SESSIONS = 1024  # cached, because open pages check at every change, and a check takes about 0.1 ms
 _SESSION_ENDED_TEXT = "the session is over: sign in again"
 
 
 class PortalSession(msgspec.Struct, frozen=True, kw_only=True):
-    """Who signed in, and how; what they may do is looked up whenever they ask."""
+    """A verified portal session: who signed in, and how. Grants are looked up at every request."""
 
     id: str
     ends_at: float
     claims: Claims
-    issuer: str = ""  # the one outside that vouched for them; "": we did
-    is_owner: bool = False  # whoever the service belongs to, by a link that only they could have made
+    issuer: str = ""  # the external issuer that identified the person; "": this service did
+    is_owner: bool = False  # signed in with a link that only the service's owner can make
 
 
 class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,40 +98,44 @@ class _SessionPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults
 
 
 class EndedSessions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions that count no longer, though their time is not over. Each person's apart: nobody ends those of others by
-    signing out however often.
+    """Sessions that were ended before their time, by person. Stored, so that they stay ended.
+
+    If one person ends too many sessions, all of that person's older sessions count as ended.
     """
 
-    ids: dict[str, dict[str, float]] = {}  # whose and which → when it would have ended
-    until: dict[str, float] = {}  # whose → all that end by then: too many of theirs were ended to know them one by one
+    ids: dict[str, dict[str, float]] = {}  # primary id → session id → when it would have expired
+    until: dict[str, float] = {}  # primary id → sessions that expire by then count as ended
 
     def contains(self, session: PortalSession) -> bool:
+        """Return whether the session was ended."""
         who = session.claims.primary_id
         return session.id in self.ids.get(who, {}) or session.ends_at <= self.until.get(who, 0.0)
 
-    def with_session(self, session: PortalSession, now: float, most: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
+    def with_session(self, session: PortalSession, now: float, limit: int = _MAX_ENDED_PER_PERSON) -> EndedSessions:
+        """Return the ended sessions with this one added and expired ones removed; at most `limit` per person."""
         who = session.claims.primary_id
-        left = {one: theirs for one in self.ids if (theirs := _unexpired(self.ids[one], now))}
-        latest = sorted([*left.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
+        remaining = {person: sessions for person in self.ids if (sessions := _unexpired(self.ids[person], now))}
+        latest = sorted([*remaining.get(who, {}).items(), (session.id, session.ends_at)], key=lambda each: -each[1])
         until = _unexpired(self.until, now)
-        if lost := latest[most:]:
-            until[who] = max(until.get(who, 0.0), lost[0][1])
-        return EndedSessions(ids={**left, who: dict(latest[:most])}, until=until)
+        if dropped := latest[limit:]:
+            until[who] = max(until.get(who, 0.0), dropped[0][1])
+        return EndedSessions(ids={**remaining, who: dict(latest[:limit])}, until=until)
 
 
 def _unexpired(ends: dict[str, float], now: float) -> dict[str, float]:
-    return {one: at for one, at in ends.items() if at > now}
+    return {key: at for key, at in ends.items() if at > now}
 
 
 class SessionIssuer:
-    """Makes sessions at the service with this tenant id, and reads them."""
+    """Issues and verifies the session cookies of the service with this tenant id."""
 
     def __init__(self, *, key: SigningKey, tenant_id: str) -> None:
         self._key = key
         self._tenant_id = tenant_id
-        self._verified: OrderedDict[str, _SessionPayload] = OrderedDict()  # which need not be proven again
+        self._verified: OrderedDict[str, _SessionPayload] = OrderedDict()  # a cache
 
     def issue(self, claims: Claims, now: float, *, issuer: str = "", is_owner: bool = False) -> str:
+        """Return a new session as a signed text for a cookie, valid for 12 hours of real time."""
         payload = _SessionPayload(
             iss=self._tenant_id,
             aud=min(_SESSION_AUDIENCE),
@@ -144,7 +151,7 @@ class SessionIssuer:
         return jws.sign(msgspec.json.encode(payload), self._key.private, algorithm=SIGNING_ALGORITHM, kid=self._key.kid)
 
     def verify(self, text: str, now: float) -> PortalSession:
-        """Raises BadToken."""
+        """Return the session in a cookie. Raises InvalidToken if it is forged or expired."""
         payload = self._verified.get(text) or self._verify_signature(text)
         check_claims(payload, issuer=self._tenant_id, audiences=_SESSION_AUDIENCE, now=now)
         claims = Claims(

@@ -17,11 +17,11 @@ from forewarn.core.fleet import Vm
 from forewarn.core.resource_ids import vm_resource_id
 from forewarn.protocol.managed_identity import ManagedIdentity, ManagedIdentityToken, WrongResource
 
-_ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # under which the ids of identities are derived
+_ID_NAMESPACE = uuid.UUID("5e3f0a51-7a0c-4c52-9d0b-61a2f0f7c3d4")  # for the object ids of clients
 
 
 class TokenService:
-    """Gives tokens to those who have proven who they are, and tells from a token who shows it."""
+    """Issues tokens to authenticated clients and VMs, and verifies tokens of callers."""
 
     def __init__(self, *, issuer: TokenIssuer, tenant_id: str, external: ExternalIssuer | None = None) -> None:
         self.issuer = issuer
@@ -29,18 +29,24 @@ class TokenService:
         self.external = external
 
     def issue_for_client(self, client: RegisteredClient, audience: str, now: float) -> IssuedToken:
+        """Return a token for a client that has proven its secret; `now` is real time."""
         return self.issuer.issue_token(self._client_subject(client), audience, now)
 
     def issue_for_vm(self, identity: ManagedIdentity, audience: str, now: float) -> IssuedToken:
+        """Return a token for a VM's managed identity; `now` is real time."""
         return self.issuer.issue_token(self._identity_subject(identity), audience, now)
 
     def subject_of_vm(self, vm: Vm) -> TokenSubject:
+        """Return the subject of tokens for this VM's managed identity."""
         return self._identity_subject(
             ManagedIdentity(vm=vm.key, vm_id=vm.vm_id, name=vm.name, resource_id=vm_resource_id(vm))
         )
 
     async def verify(self, token: str, now: float) -> Claims:
-        """Raises BadToken, or Unavailable where an external issuer could never be reached."""
+        """Return the claims of a token of ours or of the external issuer.
+
+        Raises InvalidToken, or Unavailable if the keys of the external issuer are not known.
+        """
         try:
             claims = self.issuer.verify(token, now)
         except InvalidToken as error:
@@ -76,7 +82,7 @@ class TokenService:
 
 
 def claims_of_client(client: RegisteredClient) -> Claims:
-    """A client that has shown its secret, as its tokens will say it."""
+    """Return the claims of a client that has proven its secret, without a token."""
     return Claims(
         ids=(client.principal_id,),
         name=client.name or client.id,
@@ -91,15 +97,16 @@ def _derive_id(what: str, of: str) -> str:
 
 
 class VmTokens:
-    """`sign_in` is None where there is no console: then nobody would take a token."""
+    """Issues tokens to VMs at the metadata endpoint; without a `token_service`, it issues none."""
 
-    def __init__(self, sign_in: TokenService | None = None, url: str = "") -> None:
-        self._token_service = sign_in
-        self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if sign_in else ()
+    def __init__(self, token_service: TokenService | None = None, url: str = "") -> None:
+        self._token_service = token_service
+        self._accepted_audiences = (*MANAGEMENT_AUDIENCES, url) if token_service else ()
 
     async def token(self, identity: ManagedIdentity, resource: str) -> ManagedIdentityToken | WrongResource:
+        """Return a token of the VM for this resource, or WrongResource with the accepted ones."""
         if self._token_service is None or not self._token_service.issuer.accepts(resource):
             return WrongResource(accepted=self._accepted_audiences)
-        # In one spelling: whoever varies it would else have us sign every time.
+        # Normalized, because every other spelling would need another signature.
         issued = self._token_service.issue_for_vm(identity, normalize_audience(resource), read_real_time())
         return ManagedIdentityToken(text=issued.token, not_before=issued.issued_at, expires_at=issued.expires_at)

@@ -34,7 +34,7 @@ _RSA_BITS = 2048
 
 
 class SigningKey:
-    """An RSA key and its name, which follows from it (RFC 7638)."""
+    """The RSA key that signs tokens and sessions; its id is its thumbprint (RFC 7638)."""
 
     def __init__(self, private: rsa.RSAPrivateKey) -> None:
         self.private = private
@@ -44,21 +44,21 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> SigningKey:
-        """The key in this file, made if missing. Rejected where it is no RSA key, or not ours alone to read."""
+        """Load the key from a file, or create it. Rejected if it is not an RSA key, or not private."""
         if not path.exists():
             secure_files.make_directory(path.parent)
             pem.write_key(path, rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS))
         key = pem.parse_private_key(secure_files.read_private(path), path)
         if not isinstance(key, rsa.RSAPrivateKey) or key.key_size < _RSA_BITS:
             raise Rejected(
-                f"key {str(path)!r} is no RSA key of {_RSA_BITS} bits or more: move it away to have a new one made, "
-                "with which everybody must sign in again"
+                f"key {str(path)!r} is not an RSA key of {_RSA_BITS} bits or more: move it away to get a new one; "
+                "everybody must then sign in again"
             )
         return cls(key)
 
     @property
     def jwk(self) -> dict[str, str]:
-        """The public half, as JWKS documents list it (RFC 7517)."""
+        """The public key as an entry of a JWKS document (RFC 7517)."""
         return {**self._public_members, "kid": self.kid, "use": "sig", "alg": SIGNING_ALGORITHM}
 
 
@@ -82,26 +82,26 @@ def _base64(content: bytes) -> str:
 MANAGEMENT_AUDIENCES = (
     "https://management.azure.com",
     "https://management.core.windows.net",
-)  # as the vendor's clients ask
+)  # the audiences of Azure's clients
 
-_MAX_CACHED_TOKENS = 1024  # tokens; signing one takes about a millisecond
+_MAX_CACHED_TOKENS = 1024  # signing a token takes about a millisecond
 
 
 class TokenSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a token is for: a client, or a VM's managed identity when `vm_id` is given."""
+    """The owner of a token: a client, or a VM's managed identity if `vm_id` is given."""
 
     client_id: str
     object_id: str
     tenant: str
     name: str = ""
-    secret_fingerprint: str = ""  # of a client: which of its secrets it has shown
+    secret_fingerprint: str = ""  # of the secret that a client has proven
     vm_key: str = ""
     vm_id: str = ""
-    resource_id: str = ""  # of a VM, as ARM spells it
+    resource_id: str = ""  # of a VM in Azure Resource Manager
 
 
 class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, and what its answer says about it."""
+    """A signed token and its validity in real time. The token is a secret."""
 
     token: str
     issued_at: float
@@ -111,7 +111,7 @@ class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
         return f"Issued(expires_at={self.expires_at})"  # the token is a secret
 
     def is_fresh(self, now: float) -> bool:
-        """More than half of its life is left."""
+        """Return whether more than half of its lifetime is left."""
         return self.issued_at <= now < (self.issued_at + self.expires_at) / 2
 
 
@@ -133,7 +133,10 @@ class _TokenPayload(RegisteredClaims, frozen=True, kw_only=True, omit_defaults=T
 
 
 class TokenIssuer:
-    """Issues tokens at `url` and verifies them. It accepts those for the vendor's management and for `audiences`."""
+    """Issues our own access tokens, and verifies those for Azure's management audiences and `audiences`.
+
+    `url` is the issuer in the tokens.
+    """
 
     def __init__(self, url: str, key: SigningKey, lifetime_s: int = 3600, audiences: Iterable[str] = ()) -> None:
         self.url = url
@@ -143,28 +146,30 @@ class TokenIssuer:
         self._cached_tokens: OrderedDict[tuple[TokenSubject, str], IssuedToken] = OrderedDict()
 
     def issue_text(self, subject: TokenSubject, audience: str, now: float) -> str:
+        """Return only the text of `issue_token`."""
         return self.issue_token(subject, audience, now).token
 
     def issue_token(self, subject: TokenSubject, audience: str, now: float) -> IssuedToken:
-        """A token for this audience, ours or not: the same as before while more than half of its life is left."""
-        asked = (subject, audience)
-        known = self._cached_tokens.get(asked)
-        if known is None or not known.is_fresh(now):
-            known = self._cached_tokens[asked] = self._sign(subject, audience, int(now))
-        self._cached_tokens.move_to_end(asked)
+        """Return a token for any audience. A cached token is reused while half of its lifetime is left."""
+        key = (subject, audience)
+        token = self._cached_tokens.get(key)
+        if token is None or not token.is_fresh(now):
+            token = self._cached_tokens[key] = self._sign(subject, audience, int(now))
+        self._cached_tokens.move_to_end(key)
         if len(self._cached_tokens) > _MAX_CACHED_TOKENS:
             self._cached_tokens.popitem(last=False)
-        return known
+        return token
 
     def accepts(self, audience: str) -> bool:
-        """Whether a token for this audience is worth something here."""
+        """Return whether `verify` accepts tokens for this audience."""
         return normalize_audience(audience) in self._audiences
 
     def verify(self, token: str, now: float) -> Claims:
+        """Return the claims of a valid token of ours. Raises InvalidToken."""
         header = jws.parse_header(token)
         if header.kid != self._key.kid:
             raise InvalidToken(
-                TokenErrorReason.UNKNOWN_KEY, "the token names a key that is not this service's: sign in again"
+                TokenErrorReason.UNKNOWN_KEY, "the token was not signed with the key of this service: sign in again"
             )
         jws.require_algorithm((SIGNING_ALGORITHM,), header)
         payload = jws.verify_payload(token, self._key.public, SIGNING_ALGORITHM, _TokenPayload)
@@ -172,6 +177,7 @@ class TokenIssuer:
         return _claims_from_payload(payload)
 
     def jwks(self) -> dict[str, list[dict[str, str]]]:
+        """Return the JWKS document with the public key."""
         return {"keys": [self._key.jwk]}
 
     def _sign(self, subject: TokenSubject, audience: str, now: int) -> IssuedToken:

@@ -50,7 +50,7 @@ class _SeededRandom:
 
 
 def plan_storm(seed: int, targets: Sequence[StormTarget], for_s: float) -> tuple[StormFault, ...]:
-    """Return the faults of a storm of `for_s` seconds in their order; the same arguments give the same faults."""
+    """Return the faults of a storm of `for_s` seconds, in order; equal arguments give equal storms."""
     return tuple(_storm_faults(_SeededRandom(seed), sorted(targets, key=lambda each: each.vm), for_s))
 
 

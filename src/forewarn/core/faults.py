@@ -55,7 +55,7 @@ class FaultParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultDefinition:
-    """The definition of one fault kind: its category, its symptom, its parameters and its longest duration."""
+    """The definition of one fault kind: category, symptom, parameters and longest duration."""
 
     category: FaultCategory
     symptom: str  # what a client observes
@@ -152,7 +152,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.structs.replace(self, touched=0, touched_by_vm={}, touched_at=None)
 
     def parameter(self, name: str) -> float:
-        """Return the value of a parameter of its kind, or the default. KeyError if the kind has no such parameter."""
+        """Return the value of a parameter, else its default. KeyError if the kind does not have it."""
         return self.parameters.get(name, FAULT_DEFINITIONS[self.kind].parameters[name].default)
 
     def covers_request(self, *, scope_id: str, vm: str) -> bool:
@@ -194,7 +194,7 @@ def parse_fault_kind(name: str) -> FaultKind:
 
 
 def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, float]:
-    """Return a copy of the parameters. Rejected if the kind has no such parameter or a value is out of range."""
+    """Return a copy of the parameters. Rejected if one is unknown to the kind or out of range."""
     known = FAULT_DEFINITIONS[kind].parameters
     for name, value in given.items():
         if name not in known:
@@ -213,7 +213,7 @@ def check_parameters(kind: FaultKind, given: Mapping[str, float]) -> dict[str, f
 
 
 def fault_duration_s(kind: FaultKind, count: int | None, for_s: float | None) -> float | None:
-    """Return how long a fault lasts in seconds; None: until it is cleared. Rejected if the kind forbids it.
+    """Return how long a fault lasts in seconds; None: until it is cleared. Rejected if not allowed.
 
     `count` and `for_s` are what was requested; they are checked against the kind's rules.
     """

@@ -117,7 +117,7 @@ def resource_group_of_scope(scope_id: str) -> str:
 
 
 def scope_id_for(vm: Vm) -> str:
-    """Return the scope id of a VM: its cloud service, placement group or availability set, else itself (spec §7.1)."""
+    """Return the scope id of a VM: of its service, placement group or set, else its own (spec §7.1)."""
     group = f"{vm.subscription_id}/{vm.resource_group}".casefold()
     if vm.cloud_service:
         return f"service:{group}/{vm.cloud_service.casefold()}"

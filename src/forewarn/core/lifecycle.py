@@ -74,7 +74,7 @@ def announce(scope: Scope, event: Event) -> Scope:
 
 
 def start_without_notice(scope: Scope, event: Event, acts: tuple[Act, ...], now: float) -> Scope:
-    """Publish a new event as Started, with its acts. An unlisted event is performed without being published."""
+    """Publish a new event as Started, with its acts. An unlisted event is started unpublished."""
     begun = replace(event, started_at=now, acts=acts)
     if event.listed:
         entry = _history_entry(

@@ -99,7 +99,7 @@ class HostAllocator:
 
 
 def _has_own_scope(vm: Vm) -> bool:
-    """Return whether the VM is alone in its scope, so that there is no other update domain."""
+    """Return whether the VM is alone in its scope, which then has one update domain."""
     return not (vm.availability_set or vm.scale_set or vm.cloud_service)
 
 

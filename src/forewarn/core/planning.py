@@ -51,7 +51,7 @@ NewId = Callable[[], str]
 def plan_events_for_vms(
     request: MaintenanceRequest, vms: Iterable[Vm], new_id: NewId, *, host: str = ""
 ) -> tuple[PlannedEvent, ...]:
-    """Plan one event per VM, for every request except a rollout. Rejected or Refused if the notice is wrong.
+    """Plan one event per VM, for every request except a rollout.
 
     `host` is the host that the request is about, if any.
     """
@@ -171,7 +171,7 @@ def _is_preapproved(event: Event, vms: list[Vm]) -> bool:
 
 
 def _replaced_events(scope: Scope, planned: PlannedEvent) -> list[Event]:
-    """Return the pending events that it replaces. Refused if another user operation is pending (spec §8.4)."""
+    """Return the events that it replaces. Refused if another user operation is pending (spec §8.4)."""
     replaced: list[Event] = []
     for event in scope.live_events():
         if not _are_exclusive(event.cause, planned.cause) or not set(event.vms) & set(planned.vms):
@@ -188,7 +188,7 @@ def _are_exclusive(pending: Cause, new: Cause) -> bool:
 
 
 def _require_within_limit(scope: Scope, limit: int) -> None:
-    """Raise Refused if the scope has too many scheduled user operations (spec §8.4); only listed ones count."""
+    """Raise Refused if the scope has too many listed, scheduled user operations (spec §8.4)."""
     scheduled = [e for e in scope.live_events(EventState.SCHEDULED) if e.rules.limited and e.listed]
     if len(scheduled) > limit:
         raise Refused(
@@ -231,7 +231,7 @@ _ALLOWED_WHEN_DEALLOCATED = frozenset({Cause.USER_DELETE, Cause.SCALE_IN, Cause.
 
 
 def pending_platform_events(scope: Scope, name: str) -> tuple[Event, ...]:
-    """Return the scheduled platform events of the VM with this name, which its user may start now (spec §6.4).
+    """Return the scheduled platform events of a VM, which its user may start now (spec §6.4).
 
     Refused if there are none.
     """

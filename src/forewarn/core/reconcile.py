@@ -118,7 +118,7 @@ def _finish_performed(scope: Scope, context: DecisionContext) -> Scope:
 
 
 def _finish_time(event: Event, context: DecisionContext) -> float | None:
-    """Return when the event ends: the last outcome plus the settling time (spec §6.5); None: not known yet."""
+    """Return when the event ends: last outcome plus settling time (spec §6.5); None: not known yet."""
     if event.unfinished_acts:
         return None
     known = [act.outcome.at for act in event.acts if act.outcome is not None]

@@ -45,7 +45,7 @@ def start_wait(scope: Scope, event: Event, context: DecisionContext) -> StartWai
 
 
 def waits_only_for_gate(scope: Scope, event: Event, context: DecisionContext) -> bool:
-    """Return whether nothing but its gate keeps this event from starting. A gate asks this of all its events."""
+    """Return whether only its gate keeps this event from starting. A gate is released if all do."""
     return (
         _notice_wait(event, context) is None
         and _grace_wait(event, context) is None

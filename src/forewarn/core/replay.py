@@ -81,7 +81,7 @@ def advance_replay(replay: Replay, script: ReplayScript, now: float) -> Replay:
 
 
 def interruption_reason(replay: Replay, scope: Scope | None) -> str:
-    """Return why the replay must end: its VM was removed, or the scope has a real event; "" if it can go on."""
+    """Return why the replay must end (its VM was removed, the scope has a real event), else ""."""
     if scope is None or all(vm.key != replay.vm for vm in scope.present_vms):
         return f"VM {replay.name} was removed"
     own = next((event for event in scope.live_events() if event.listed), None)

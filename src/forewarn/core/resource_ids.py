@@ -48,7 +48,7 @@ def availability_set_resource_id(vm: Vm) -> str:
 
 
 def scale_set_instance_id(vm: Vm) -> str:
-    """Return the instance id within the scale set: `3` for `workers_3`; the whole name if it is not like that."""
+    """Return the id of an instance within its scale set: `3` for `workers_3`, else the whole name."""
     start = f"{vm.scale_set}_"
     rest = vm.name[len(start) :]
     return rest if rest and vm.name.casefold().startswith(start.casefold()) else vm.name
@@ -77,7 +77,7 @@ def parse_resource_id(text: str) -> str:
 
 
 def scope_resource_id(vm: Vm) -> str:
-    """Return the resource id of the VM's scope in Azure: its cloud service, scale set, availability set or itself."""
+    """Return the Azure resource id of the VM's scope: its service, scale set, availability set or itself."""
     if vm.cloud_service:
         return vm_resource_id(vm).rpartition("/roleInstances/")[0]
     if vm.scale_set:

@@ -125,7 +125,7 @@ def _planned_events(
 
 
 def next_rollout_state(rollout: Rollout, events: Sequence[Event], left: int) -> RolloutState:
-    """Return the state of a rollout after its events: it stops after `max_failures` failed VMs, or completes.
+    """Return the next state of a rollout: it stops after `max_failures` failed VMs, or completes.
 
     `left` is the number of VMs that no event has listed yet.
     """

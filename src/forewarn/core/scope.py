@@ -87,7 +87,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def enable_scope(scope: Scope, *, by: str, now: float) -> Scope:
-    """Return the scope enabled, at incarnation 1 of a new epoch; pending events are listed at once (spec §4.2).
+    """Return the scope enabled, at incarnation 1 of a new epoch, with pending events (spec §4.2).
 
     An enabled scope is returned unchanged.
     """

@@ -187,7 +187,7 @@ def _history_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]
 
 
 def _service_restart_lines(event: Event, facts: ScopeFacts) -> Iterator[ExplanationLine]:
-    """Restarts of the service meanwhile. Deliveries are stored once a second, so a crash loses the last ones."""
+    """Restarts of the service meanwhile. A crash loses the deliveries of the last second or two."""
     end = event.over_at if event.over_at is not None else facts.now
     service_entries = [entry for entry in facts.entries if entry.what is EntryKind.SERVICE]
     for before, entry in zip([None, *service_entries], service_entries, strict=False):

@@ -41,7 +41,7 @@ class PollingState(StrEnum):
 class EventAwareness(StrEnum):
     """Whether a VM knows of a scheduled event that affects it, the worst first."""
 
-    NOBODY = "nobody"  # no VM of the scope knows of it, and none is about to poll
+    NO_VM = "nobody"  # no VM of the scope knows of it, and none is about to poll
     SOON = "soon"  # a VM of the scope polls, but has not since the event was published
     NEIGHBOUR = "neighbour"  # only other VMs of the scope know of it
     GIVEN = "given"  # it was delivered to the VM
@@ -93,5 +93,5 @@ def event_awareness(
     if given:
         return EventAwareness.NEIGHBOUR
     return (
-        EventAwareness.SOON if any(poller.will_poll_for(event) for poller in scope.values()) else EventAwareness.NOBODY
+        EventAwareness.SOON if any(poller.will_poll_for(event) for poller in scope.values()) else EventAwareness.NO_VM
     )

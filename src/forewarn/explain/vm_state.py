@@ -45,7 +45,7 @@ def vm_state(vm: Vm, events: Iterable[Event]) -> VmState:
 
 
 def vm_states_during(event: Event) -> Mapping[str, VmState]:
-    """Return the states that an event puts its VMs into, by VM key; VMs whose act has an outcome are left out."""
+    """Return the state that an event puts each VM into, by VM key, unless its act has an outcome."""
     match event.status:
         case EventState.SCHEDULED:
             return {vm_key_in_scope(event.scope_id, name): VmState.EVENT_SCHEDULED for name in event.vms}
@@ -56,7 +56,7 @@ def vm_states_during(event: Event) -> Mapping[str, VmState]:
 
 
 def combine_vm_states(states: Iterable[VmState | None], power: PowerState) -> VmState:
-    """Combine the states from several events: maintenance first, then the power state, then scheduled events."""
+    """Combine states of several events: maintenance first, then the power state, then scheduled."""
     is_scheduled = False
     for state in states:
         if state in MAINTENANCE_STATES:

@@ -92,7 +92,7 @@ async def polling_report(
         enabled_scopes=store.enabled_scope_count(),
         polling_scopes=len(polling_scope_ids),
         unprepared_vms=sum(
-            one.awareness is EventAwareness.NOBODY for key, one in expected.items() if directory.has(key)
+            one.awareness is EventAwareness.NO_VM for key, one in expected.items() if directory.has(key)
         ),
         unwatched_scopes=len(pending_scope_ids - polling_scope_ids),
     )

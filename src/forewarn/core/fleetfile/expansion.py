@@ -269,7 +269,7 @@ def _placement_group(template: Vm, index: int) -> str:
 
 
 def _address(series: VmSeries, i: int, n: int, problems: ProblemCollector) -> str:
-    """Return the address of the i-th VM, whose number is n: from the pattern, or counted up from the first."""
+    """Return the address of the i-th VM, which has the number n: by pattern, or counted up."""
     line = series.table.line("address")
     written = fill_pattern(series.address, n) if is_pattern(series.address) else series.address
     offset = 0 if is_pattern(series.address) else i

@@ -150,7 +150,7 @@ def find_parent(
     file: ParsedFleetFile,
     problems: ProblemCollector,
 ) -> ParentResource | None:
-    """Return the set or service that a [[vms]] table names; None if it names none, several or an unknown one.
+    """Return the set or service that a [[vms]] table names; None unless it is exactly one, and declared.
 
     Collects a problem for several and for an unknown one. `template` gives the VM's resource group.
     """

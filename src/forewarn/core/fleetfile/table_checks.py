@@ -69,7 +69,7 @@ def _check_plain_name(table: ParsedTable[Any], name: str, problems: ProblemColle
 def check_names(
     table: ParsedTable[tables.VmsTable] | ParsedTable[tables.HostsTable], thing: str, problems: ProblemCollector
 ) -> bool:
-    """Return whether all names that the table makes are valid; report it if not. The last name is the longest."""
+    """Return whether all names that the table makes are valid; report it if not."""
     content = table.content
     error = pattern_error(content.name)
     if not error:
