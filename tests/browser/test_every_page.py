@@ -145,8 +145,8 @@ def test_a_form_in_a_dialog_can_be_read_by_everybody(
     page.get_by_role("link", name="Delete", exact=True).click()
     expect(page.get_by_role("dialog")).to_be_visible()
     assert faults(page) == []
-    page.get_by_role("button", name="See what will happen").click()
-    expect(page.get_by_role("heading", name="this will happen")).to_be_visible()
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_role("heading", name="confirm")).to_be_visible()
     page.screenshot(path=ARTEFACTS / f"dialog-{colours}-desktop.png")
     assert faults(page) == []
     page.keyboard.press("Escape")
@@ -183,7 +183,7 @@ def test_a_list_and_a_form_work_without_scripts(console: WebService, admin: Call
     expect(page.locator("a.cell")).to_have_count(1)
     page.locator("a.cell").click()
     page.get_by_role("link", name="Restart", exact=True).click()
-    page.get_by_role("button", name="See what will happen").click()
+    page.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name="Restart", exact=True).click()
     page.wait_for_url(re.compile(r"/portal/(requests|events)/"))
     assert [event["vms"] for event in console.service.api("GET", "/events").json["events"]] == [["db-1"]]

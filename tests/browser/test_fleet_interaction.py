@@ -23,13 +23,13 @@ def test_a_search_narrows_the_fleet_while_one_types(shared: WebService, admin: C
     page = admin(shared).page
     page.evaluate("window.unchanged = true")
     page.get_by_role("searchbox").press_sequentially("db-")
-    expect(page.get_by_text("2 of 11 VMs fit")).to_be_visible()
+    expect(page.get_by_text("2 of 11 VMs match")).to_be_visible()
     assert cells(page) == ["db-0, running", "db-1, running"]
     assert page.url.endswith("/portal/?q=db-"), "who follows this address finds the same"
     page.get_by_role("searchbox").press_sequentially("nothing")
-    expect(page.get_by_text("No VM fits.")).to_be_visible()
+    expect(page.get_by_text('No results for "db-nothing"')).to_be_visible()
     page.get_by_role("searchbox").fill("")
-    expect(page.get_by_text("11 of 11 VMs shown.")).to_be_visible()
+    expect(page.get_by_text("Showing 11 of 11 VMs.")).to_be_visible()
     assert page.url.endswith("/portal/")
     assert page.evaluate("window.unchanged")
     assert page.evaluate("document.activeElement.id") == "q", "whoever types goes on typing"
@@ -39,14 +39,14 @@ def test_a_state_in_the_legend_filters_and_the_filter_follows(
     console: WebService, admin: Callable[..., Looker]
 ) -> None:
     page = admin(console).page
-    page.get_by_role("link", name=re.compile(r"noticed \d")).click()
-    expect(page.get_by_text("No VM fits.")).to_be_visible()
+    page.get_by_role("link", name=re.compile(r"event scheduled \d")).click()
+    expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
-    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     expect(page.locator("[data-count=noticed]")).to_have_text("1")
     expect(page.locator("[data-count=running]")).to_have_text("10")
     console.service.api("POST", "/clock/advance", {"by_s": 3600})
-    expect(page.get_by_text("No VM fits.")).to_be_visible()
+    expect(page.get_by_text('No VM in the state "event scheduled"')).to_be_visible()
 
 
 def test_vms_that_come_and_go_are_seen_without_a_reload(console: WebService, admin: Callable[..., Looker]) -> None:
@@ -63,8 +63,8 @@ def test_the_row_at_work_is_told_by_more_than_colour(console: WebService, admin:
     page = admin(console).page
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["web-1"]})
     console.service.api("POST", "/clock/advance", {"by_s": 900})
-    expect(page.get_by_role("rowheader", name="UD 1 , being worked on")).to_be_visible()
-    expect(page.get_by_text("update domain 1 being worked on")).to_be_visible()
+    expect(page.get_by_role("rowheader", name="UD 1 , under maintenance")).to_be_visible()
+    expect(page.get_by_text("update domain 1 under maintenance")).to_be_visible()
 
 
 def test_cells_can_be_hit_with_a_finger(shared: WebService, admin: Callable[..., Looker]) -> None:

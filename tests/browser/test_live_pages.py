@@ -24,7 +24,7 @@ def test_a_vm_is_seen_to_be_noticed_without_a_reload(console: WebService, admin:
     expect(cell).to_be_visible()
     page.evaluate("window.unchanged = true")
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
-    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     assert page.evaluate("window.unchanged")
 
 
@@ -46,15 +46,15 @@ def test_that_somebody_begins_to_ask_is_seen_without_a_reload(
     fleet, clients = looker.page, looker.page.context.new_page()
     clients.goto(f"{looker.base}/portal/clients")
     web = fleet.locator(".block", has_text="availability set web")
-    expect(web).to_contain_text("1 of 6 have asked in the last minute")
+    expect(web).to_contain_text("1 of 6 polled in the last minute")
     row = clients.get_by_role("row").filter(has_text="web-3")
-    expect(row).to_contain_text("never asked")
+    expect(row).to_contain_text("never polled")
     for page in (fleet, clients):
         page.evaluate("window.unchanged = true")
     console.service.poll("web-3")
-    expect(web).to_contain_text("2 of 6 have asked in the last minute")
-    expect(row).to_contain_text("asking")
-    expect(clients.get_by_role("link", name=re.compile("^never asked"))).to_contain_text("9")
+    expect(web).to_contain_text("2 of 6 polled in the last minute")
+    expect(row).to_contain_text("polling")
+    expect(clients.get_by_role("link", name=re.compile("^never polled"))).to_contain_text("9")
     assert all(page.evaluate("window.unchanged") for page in (fleet, clients))
 
 
@@ -64,11 +64,11 @@ def test_the_connection_lost_is_told_and_found_again(console: WebService, admin:
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     expect(banner).to_be_hidden()
     console.service.kill()
-    expect(banner).to_have_text("The connection is lost; trying again … What you see may be old.")
+    expect(banner).to_have_text("Connection lost. Reconnecting … This page may be out of date.")
     console.service.start()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     expect(banner).to_be_hidden()
-    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     looker.forgive()
 
 
@@ -104,7 +104,7 @@ def test_whose_visit_ended_while_the_service_was_away_is_told(
     page, banner = looker.page, looker.page.locator("#banner")
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     console.service.kill()
-    expect(banner).to_contain_text("The connection is lost")
+    expect(banner).to_contain_text("Connection lost")
     page.context.clear_cookies()
     console.service.start()
     expect(banner).to_contain_text("You are signed out.")
@@ -116,7 +116,7 @@ def test_pages_are_live_over_tls_too(console: WebService, somebody: Callable[...
     page = looker.sign_in(*console.admin_credentials)
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
-    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
     (cookie,) = page.context.cookies()
     assert cookie["name"].startswith("__Host-")
     assert cookie["secure"]
@@ -130,7 +130,7 @@ def test_a_store_that_cannot_be_written_is_told_and_so_is_its_end(
     expect(page.get_by_role("link", name="db-0, running")).to_be_visible()
     with closing(sqlite3.connect(console.service.data / DATABASE_FILE, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")  # nobody else writes meanwhile
-        expect(banner).to_contain_text("The store cannot be written now", timeout=30_000)
+        expect(banner).to_contain_text("The service cannot write to its store", timeout=30_000)
         assert page.get_by_role("link", name="db-0, running").is_visible()
     expect(banner).to_be_hidden()
 
@@ -143,7 +143,7 @@ def test_a_hidden_page_holds_no_connection_and_catches_up(console: WebService, a
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
     with page.expect_request(lambda request: "/portal/live?after=" in request.url):
         page.evaluate(LOOK, "visible")
-    expect(page.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(page.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 
 def test_more_windows_than_a_browser_has_connections_are_borne(
@@ -154,12 +154,12 @@ def test_more_windows_than_a_browser_has_connections_are_borne(
     for page in pages[1:]:
         page.goto(f"{looker.base}/portal/")
     crowded = pages[-1]
-    expect(crowded.locator("#banner")).to_contain_text("Other windows of this browser follow what happens")
+    expect(crowded.locator("#banner")).to_contain_text("Too many windows of this browser show live pages")
     for page in pages[:4]:
         page.close()
     expect(crowded.locator("#banner")).to_be_hidden()
     console.service.api("POST", "/requests", {"ask": "restart", "vms": ["db-0"]})
-    expect(crowded.get_by_role("link", name="db-0, noticed")).to_be_visible()
+    expect(crowded.get_by_role("link", name="db-0, event scheduled")).to_be_visible()
 
 
 LOOK = """(state) => {

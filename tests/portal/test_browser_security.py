@@ -89,7 +89,7 @@ def test_a_write_with_the_token_from_a_page_of_ours_counts(headers: dict[str, st
     "fields", [{}, {"token": ""}, {"token": "other"}, {"token": []}, {"token": "é"}, {"tokens": TOKEN}]
 )
 def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> None:
-    with pytest.raises(Forbidden, match="nothing was done: load the page again"):
+    with pytest.raises(Forbidden, match="nothing was done: reload the page"):
         require_csrf_token(VISIT, {}, fields)
 
 
@@ -110,7 +110,7 @@ def test_a_write_without_the_token_does_not_count(fields: dict[str, str]) -> Non
     ],
 )
 def test_a_write_from_elsewhere_does_not_count_even_with_the_token(headers: dict[str, str]) -> None:
-    with pytest.raises(Forbidden, match="open the portal and ask there"):
+    with pytest.raises(Forbidden, match="open the portal and submit the form there"):
         require_csrf_token(VISIT, headers, {"token": TOKEN})
     with pytest.raises(Forbidden):
         require_same_origin(headers)

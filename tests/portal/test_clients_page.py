@@ -79,14 +79,14 @@ def fleet(api: Api) -> Fleet:
 def test_a_vm_with_an_event_that_nobody_was_given_is_named_on_top(fleet: Fleet) -> None:
     fleet.restart("db")
     page = fleet.get()
-    assert "1 VM will be hit unprepared: db. The first at 12:15:00 ." in page.text
-    assert "unprepared: nothing in it ever asked for events" in page.text
+    assert "1 VM with a pending event is unprepared: db. The first event may start at 12:15:00 ." in page.text
+    assert "unprepared: no client has polled yet" in page.text
 
 
 def test_where_nothing_is_pending_nobody_is_unprepared(fleet: Fleet) -> None:
     page = fleet.get()
     assert "No VM with a pending event is unprepared." in page.text
-    assert "never asked 7" in page.text
+    assert "never polled 7" in page.text
 
 
 def test_a_vm_that_was_given_its_event_is_prepared(fleet: Fleet) -> None:
@@ -102,7 +102,7 @@ def test_a_neighbour_in_the_scope_who_was_given_it_may_prepare_for_the_vm(fleet:
     fleet.given("web-1", event_id)
     assert fleet.json()["unprepared"] == 0
     assert fleet.of("web-0")["pending"]["told"] == "neighbour"
-    assert "given to a neighbour only" in fleet.get().text
+    assert "delivered to another VM of the scope only" in fleet.get().text
 
 
 def test_a_vm_that_asks_is_about_to_be_told(fleet: Fleet) -> None:
@@ -116,21 +116,21 @@ def test_a_version_that_does_not_show_the_kind_leaves_a_vm_unprepared(fleet: Fle
     """Spec §3: 2017-08-01 knows no Preempt."""
     fleet.asks("spot", version="2017-08-01")
     fleet.world.ask(RequestedOperation.EVICT, "spot")
-    assert "1 VM will be hit unprepared: spot" in fleet.get().text
-    assert fleet.of("spot")["why"] == "it asks with 2017-08-01, which does not show a Preempt"
+    assert "1 VM with a pending event is unprepared: spot" in fleet.get().text
+    assert fleet.of("spot")["why"] == "the client polls with 2017-08-01, which does not list Preempt events"
 
 
 def test_a_vm_that_stopped_asking_is_unprepared(fleet: Fleet) -> None:
     fleet.asks("db", SILENT)
     fleet.restart("db")
-    assert fleet.of("db")["why"] == "it has stopped asking"
+    assert fleet.of("db")["why"] == "the client stopped polling"
     assert "silent for 1 min 30 s" in fleet.get().text
 
 
 def test_a_vm_that_asked_since_and_was_not_given_it_is_unprepared(fleet: Fleet) -> None:
     fleet.restart("db")
     fleet.asks("db", at=fleet.world.now + 1)
-    assert fleet.of("db")["why"] == "it asks, and was not given the event"
+    assert fleet.of("db")["why"] == "the client polls, but has not received the event"
 
 
 def test_an_event_that_has_started_is_too_late_to_prepare_for(fleet: Fleet) -> None:
@@ -158,7 +158,10 @@ def test_of_several_unprepared_those_who_are_hit_first_come_first(fleet: Fleet) 
     fleet.restart("db")
     fleet.world.ask(RequestedOperation.EVICT, "spot")  # in 30 s
     assert fleet.names("?only=unprepared") == ["spot", "db"]
-    assert "2 VMs will be hit unprepared: spot, db. The first at 12:00:30 ." in fleet.get().text
+    assert (
+        "2 VMs with pending events are unprepared: spot, db. The first event may start at 12:00:30 ."
+        in fleet.get().text
+    )
 
 
 def test_of_several_events_that_await_a_vm_the_one_that_nobody_was_given_counts(fleet: Fleet) -> None:
@@ -181,7 +184,7 @@ def test_one_can_look_at_the_unprepared_the_silent_and_those_who_never_asked_alo
     assert set(fleet.names("?only=never")) == {"web-0", "web-1", "web-2", "pool_0", "pool_1"}
     refused = fleet.visitor.visit("GET", "/portal/clients?only=everybody")
     assert refused.status == 400
-    assert "only='everybody' is nobody: say unprepared, silent, never" in refused.text
+    assert "filter 'everybody' does not exist: use unprepared, silent, never" in refused.text
 
 
 def test_a_vm_that_does_not_run_is_not_expected_to_ask(fleet: Fleet) -> None:
@@ -212,7 +215,7 @@ def test_it_tells_how_late_events_were_given_and_what_was_approved(fleet: Fleet)
     assert (told["given_after_s"], told["last_given_after_s"]) == (2.0, 3.0)
     assert told["approvals"] == 2
     assert told["last_approved_at"] == fleet.world.now - 60
-    assert "3 s on average 2 s 2 last 12:03:00" in fleet.get().text
+    assert "3 s 2 s on average 2 last 12:03:00" in fleet.get().text
 
 
 def test_an_approval_of_somebody_else_is_not_the_vms(fleet: Fleet) -> None:
@@ -230,7 +233,7 @@ def test_a_program_that_calls_itself_markup_is_only_text(fleet: Fleet) -> None:
 
 def test_it_can_be_searched(fleet: Fleet) -> None:
     assert fleet.names("?q=WEB") == ["web-0", "web-1", "web-2"]
-    assert "No VM fits." in fleet.get("?q=nobody").text
+    assert 'No results for "nobody"' in fleet.get("?q=nobody").text
     assert len(fleet.names("?q=lab")) == 7
     assert fleet.names("?q=sub/") == []  # a subscription's id is nothing people search for
 
@@ -247,7 +250,7 @@ def test_a_large_fleet_comes_in_pages(api_of: Callable[..., Api]) -> None:
     assert "Page 1 of 3" in fleet.get().text
     refused = fleet.visitor.visit("GET", "/portal/clients?page=4")
     assert refused.status == 400
-    assert "there is no page 4: the last one is 3" in refused.text
+    assert "page 4 does not exist: the last one is 3" in refused.text
 
 
 def test_many_unprepared_are_counted_and_a_few_named(api_of: Callable[..., Api]) -> None:
@@ -255,7 +258,7 @@ def test_many_unprepared_are_counted_and_a_few_named(api_of: Callable[..., Api])
     fleet = Fleet(api_of(vms=vms))
     for number in range(8):
         fleet.restart(f"vm-{number}")
-    assert "8 VMs will be hit unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
+    assert "8 VMs with pending events are unprepared: vm-0, vm-1, vm-2, vm-3, vm-4 and 3 more." in fleet.get().text
 
 
 def test_who_may_not_read_a_vm_does_not_see_it_here(fleet: Fleet) -> None:
@@ -281,7 +284,7 @@ def test_it_can_be_taken_away_as_csv(fleet: Fleet) -> None:
 
 def test_an_empty_fleet_says_what_to_do_next(api_of: Callable[..., Api]) -> None:
     fleet = Fleet(api_of(vms=[], hosts=[], store=MemoryStore()))
-    assert "There are no VMs that you can see. Add one with forewarn fleet add NAME" in fleet.get().text
+    assert "You cannot see any VMs. If there are none yet, add VMs with forewarn fleet add NAME" in fleet.get().text
 
 
 def test_what_was_asked_until_now_is_read_first(fleet: Fleet) -> None:

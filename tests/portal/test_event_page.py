@@ -67,10 +67,10 @@ def test_a_pending_event_is_told_whole(portal: Visitor) -> None:
     for sentence in (
         "Reboot of web-0: user restart",
         "It is scheduled and waits for an approval, or the end of its notice, at most 15 min.",
-        "Asked for by local user ann",
+        "Requested by local user ann",
         "Notice 15 min of notice promised",
-        "Approved by nobody",
-        "Waits for an approval, or the end of its notice, until 12:15:00 at the longest",
+        "Approved no",
+        "Waits for an approval, or the end of its notice, until 12:15:00 at the latest",
         "Update domain 0",
         "Source User",
         "local user ann requested it: user restart; scheduled with 15 min of notice",
@@ -111,7 +111,7 @@ def test_versions_that_do_not_know_the_kind_say_so(portal: Visitor) -> None:
     assert worded["2017-08-01"]["text"] == polled(portal, "spot", "2017-08-01")
     assert event.id not in worded["2017-08-01"]["text"]
     text = portal.get(f"/portal/events/{event.id}").text
-    assert "2017-08-01 does not show a Preempt: a VM that asks with it is not told of this event." in text
+    assert "2017-08-01 does not list Preempt events: a VM that polls with it does not receive this one." in text
 
 
 def test_what_is_shown_follows_the_rules_of_the_location(portal_of: Callable[..., Visitor]) -> None:
@@ -134,7 +134,7 @@ def test_where_nobody_asks_it_is_what_the_first_who_does_will_be_given(portal_of
     portal.api.post("/hosts/h1/degrade", {"in_s": 86400})
     event = next(event for event in portal.world.events() if event.vms == ("db",))
     page = portal.get(f"/portal/events/{event.id}")
-    assert "Nobody of the scope asks for events, so nobody is told." in page.text
+    assert "No client polls in this scope, so no VM receives the event." in page.text
     foretold = versions(portal, event.id)["2020-07-01"]["text"]
     portal.world.do(portal.world.control.guests.enable_scope_of(portal.world.vm("db").key))
     assert polled(portal, "db", "2020-07-01") == foretold
@@ -146,8 +146,8 @@ def test_an_event_that_is_over_is_shown_by_no_document_and_says_what_is_known(po
     started = json.loads(polled(portal, "db", "2019-08-01"))["Events"][0]
     portal.world.advance(60)
     page = portal.get(f"/portal/events/{event_id}")
-    assert "No document shows it any more." in page.text
-    assert "neither their incarnation nor their other events can be told" in page.text
+    assert "The event is no longer in any document." in page.text
+    assert "their incarnation and their other events are unknown" in page.text
     assert json.loads(versions(portal, event_id)["2019-08-01"]["text"]) == started
 
 
@@ -166,7 +166,7 @@ def test_an_unlisted_event_says_that_no_document_ever_showed_it(portal: Visitor)
     (event,) = portal.world.events()
     page = portal.get(f"/portal/events/{event.id}")
     assert "unlisted" in page.text
-    assert "No document ever showed it: it was carried out at once, without an event." in page.text
+    assert "The event was never in a document: it was performed at once, without notice." in page.text
     assert versions(portal, event.id) == {}
 
 
@@ -180,7 +180,7 @@ def test_each_vm_says_when_it_was_given_it_and_how_its_act_ended(portal: Visitor
     portal.world.approve("web-0", event_id)
     page = portal.get(f"/portal/events/{event_id}")
     assert "web-0 yes 12:00:05 2019-08-01 — reboot failed, 12:01:00 no <power>" in page.text
-    assert "web-2 no, told only 12:00:05 2020-07-01 — —" in page.text
+    assert "web-2 no, informed only 12:00:05 2020-07-01 — —" in page.text
     assert 'href="/portal/vms/sub/lab/web-0"' in page.html
     rows = list(csv.DictReader(io.StringIO(portal.get(f"/portal/events/{event_id}?as=csv").content.decode())))
     assert [(row["vm"], row["hit"], row["outcome"]) for row in rows] == [
@@ -194,7 +194,7 @@ def test_a_rollouts_event_leads_to_its_rollout_and_tells_of_its_gate(portal: Vis
     event = portal.world.store.events(request_id=rollout)[0]
     page = portal.get(f"/portal/events/{event.id}")
     assert f'href="/portal/rollouts/{rollout}"' in page.html
-    assert "together with whatever else is on host h2; the gate is closed" in page.text
+    assert "together with the other VMs on host h2; the gate is closed" in page.text
 
 
 def test_an_event_that_took_the_place_of_others_links_them(portal: Visitor) -> None:

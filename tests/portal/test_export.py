@@ -148,6 +148,6 @@ def test_a_file_that_does_not_hold_everything_says_so(
     assert told["is_cut"]
     text = portal.get(f"{path}?as=csv").content.decode()
     last = text.strip().splitlines()[-1]
-    assert re.fullmatch(r"cut after \d+( of \d+)?: search for less", last), last
+    assert re.fullmatch(r"cut after \d+( of \d+)? rows: use a narrower search", last), last
     if name == "fleet":
         assert len(cells(told)) == 300

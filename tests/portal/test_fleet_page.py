@@ -47,11 +47,11 @@ def test_every_vm_is_a_cell_with_its_name_and_state(portal: Visitor) -> None:
         "pool_1, running",
         "spot, running",
         "web-0, running",
-        "web-1, noticed",
+        "web-1, event scheduled",
         "web-2, running",
     ]
     assert 'href="/portal/vms/sub/lab/web-1" data-vm="sub/lab/web-1"' in page.html
-    assert "7 of 7 VMs shown." in page.text
+    assert "Showing 7 of 7 VMs." in page.text
 
 
 def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable[..., Visitor]) -> None:
@@ -72,10 +72,10 @@ def test_a_set_is_a_grid_of_update_domains_and_fault_domains(portal_of: Callable
 def test_a_block_says_which_update_domain_is_being_worked_on(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.RESTART, "web-2")
     portal.world.advance(15 * 60)
-    assert "update domain 2 being worked on" in portal.get("/portal/").text
+    assert "update domain 2 under maintenance" in portal.get("/portal/").text
     assert block(portal, "set:sub/lab/web")["at_work"] == [2]
     portal.world.advance(15 * 60)
-    assert "being worked on" not in portal.get("/portal/").text
+    assert "under maintenance" not in portal.get("/portal/").text
 
 
 def test_a_block_says_what_is_pending_and_the_next_not_before(portal: Visitor) -> None:
@@ -104,10 +104,10 @@ def listening(api: Api) -> Listening:
 @pytest.mark.parametrize(
     ("silent_s", "told"),
     [
-        ({}, "nobody has ever asked for events"),
-        ({"web-0": 1, "web-1": 59}, "2 of 3 have asked in the last minute"),
-        ({"web-0": 1, "web-1": 1, "web-2": 1}, "all have asked in the last minute"),
-        ({"web-0": 300, "web-1": 120}, "nobody has asked in the last minute; the last was 2 min ago"),
+        ({}, "no client has polled yet"),
+        ({"web-0": 1, "web-1": 59}, "2 of 3 polled in the last minute"),
+        ({"web-0": 1, "web-1": 1, "web-2": 1}, "all polled in the last minute"),
+        ({"web-0": 300, "web-1": 120}, "no client polled in the last minute; the last poll was 2 min ago"),
     ],
 )
 def test_a_block_says_whether_anybody_asks(listening: Listening, silent_s: dict[str, float], told: str) -> None:
@@ -115,12 +115,12 @@ def test_a_block_says_whether_anybody_asks(listening: Listening, silent_s: dict[
 
 
 def test_whoever_asks_counts_for_the_whole_scope_whichever_of_it_is_shown(listening: Listening) -> None:
-    assert "1 of 3 have asked in the last minute" in listening({"web-0": 1}).get("/portal/?q=web-2").text
+    assert "1 of 3 polled in the last minute" in listening({"web-0": 1}).get("/portal/?q=web-2").text
 
 
 def test_a_scope_that_nobody_enabled_is_told_so(portal_of: Callable[..., Visitor]) -> None:
     visitor = portal_of(Policy())
-    assert "not enabled: nobody there has asked for events yet" in visitor.get("/portal/?q=pool").text
+    assert "not enabled: no client has polled yet" in visitor.get("/portal/?q=pool").text
     assert "0 of 2 enabled" in visitor.get("/portal/").text
 
 
@@ -132,8 +132,8 @@ def test_counts_are_links_that_filter(portal: Visitor) -> None:
     assert 'data-count="running">5<' in page.html
     assert 'data-count="stopped">1<' in page.html
     noticed = portal.get("/portal/?state=noticed")
-    assert cells(noticed) == ["web-1, noticed"]
-    assert "1 of 7 VMs fit." in noticed.text
+    assert cells(noticed) == ["web-1, event scheduled"]
+    assert "1 of 7 VMs match." in noticed.text
     assert len(cells(portal.get("/portal/?state=running"))) == 5
     assert 'data-live="fleet"' in noticed.html, "VMs come into the filter, and leave it"
 
@@ -149,7 +149,7 @@ def test_a_filter_keeps_the_order_of_the_fleet(portal: Visitor) -> None:
 def test_a_state_that_there_is_not_is_refused(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/?state=fine")
     assert page.status == 400
-    assert "'fine' is no state of a VM: say one of running, noticed" in page.text
+    assert "'fine' is not a state of a VM: use one of running, noticed" in page.text
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,13 @@ def test_a_search_for_a_group_finds_all_of_it(portal: Visitor) -> None:
 
 def test_a_search_without_hits_says_so(portal: Visitor) -> None:
     page = portal.get("/portal/?q=%3Cb%3Ex&state=noticed")
-    assert "No VM fits." in page.text
-    assert "Nothing is called <b>x and is noticed" in re.sub(r" +", " ", page.text)
+    assert 'No results for "<b>x" in the state "event scheduled"' in page.text
     assert "<b>x" not in page.html
 
 
 def test_an_empty_fleet_says_how_to_begin(portal_of: Callable[..., Visitor]) -> None:
     page = portal_of(vms=[], hosts=[]).get("/portal/")
-    assert "There are no VMs that you can see." in page.text
+    assert "You cannot see any VMs." in page.text
     assert "forewarn fleet add NAME" in page.text
     assert "forewarn fleet apply FILE" in page.text
 
@@ -217,7 +216,7 @@ def test_pages_hold_so_many_vms_and_each_vm_once(portal_of: Callable[..., Visito
 def test_a_page_that_there_is_not_is_refused(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/?page=2")
     assert page.status == 400
-    assert "there is no page 2: the last one is 1" in page.text
+    assert "page 2 does not exist: the last one is 1" in page.text
 
 
 def test_vms_that_come_and_go_change_the_pages(portal: Visitor) -> None:
@@ -260,11 +259,11 @@ def test_who_may_read_a_part_sees_that_part_alone(portal: Visitor) -> None:
     reader = portal.holding("Reader", ONLY_POOL)
     page = reader.get("/portal/")
     assert cells(page) == ["pool_0, running", "pool_1, running"]
-    assert "2 of 2 VMs shown." in page.text
+    assert "Showing 2 of 2 VMs." in page.text
     assert 'data-count="running">2<' in page.html
     assert "web" not in page.text
-    assert "No VM fits." in reader.get("/portal/?q=web-1").text
-    assert "No VM fits." in reader.get("/portal/?q=h3").text
+    assert 'No results for "web-1"' in reader.get("/portal/?q=web-1").text
+    assert 'No results for "h3"' in reader.get("/portal/?q=h3").text
 
 
 def test_a_member_of_a_set_that_one_may_not_read_is_not_shown(portal: Visitor) -> None:

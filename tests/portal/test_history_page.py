@@ -146,7 +146,7 @@ def test_texts_are_escaped_and_no_cell_is_a_formula(portal: Visitor) -> None:
 
 def test_where_nothing_fits_it_says_what_to_do(portal: Visitor) -> None:
     page = portal.get("/portal/history?before=1")
-    assert "No entry of the history fits here. Show the newest of all" in page.text
+    assert "No matching entries. Show the newest entries" in page.text
 
 
 def test_what_cannot_be_asked_is_refused(portal: Visitor) -> None:
@@ -158,4 +158,4 @@ def test_an_empty_history_leads_to_the_fleet(portal_of: Callable[..., Visitor]) 
     portal = portal_of()
     nobody = portal.holding("Reader", "/subscriptions/other")
     page = nobody.get("/portal/history")
-    assert "Nothing has happened yet that you may see." in page.text
+    assert "There are no entries that you can see." in page.text

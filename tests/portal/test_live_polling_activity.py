@@ -14,7 +14,7 @@ from forewarn.explain.polling import SILENCE_LIMIT_S, PollingPace
 from forewarn.portal import live_updates, polling_monitor
 from forewarn.web.dependencies import PollingListener
 from tests.portal.conftest import Visitor
-from tests.portal.test_live_updates import GROUP, looking, note, play, put_forward
+from tests.portal.live_stream_client import GROUP, looking, note, play, put_forward
 from tests.support.operator_api import Api
 
 DB = f"{GROUP}/providers/Microsoft.Compute/virtualMachines/db"
@@ -231,7 +231,7 @@ def test_nobody_is_listened_to_once_nobody_looks(fleet: Fleet) -> None:
 @pytest.mark.parametrize("age", ["x", "-1", "1.5", "9" * 12])
 def test_what_is_no_age_of_a_page_is_refused(fleet: Fleet, age: str) -> None:
     page = fleet.portal.visit("GET", f"/portal/live?age={age}")
-    assert (page.status, page.html) == (400, f"{age!r} is no age of a page: give whole seconds")
+    assert (page.status, page.html) == (400, f"{age!r} is not the age of a page: give whole seconds")
 
 
 def test_what_shows_who_asks_is_fetched_again(fleet: Fleet) -> None:

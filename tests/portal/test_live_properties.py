@@ -14,7 +14,7 @@ from forewarn.errors import Rejected
 from forewarn.explain.vm_state import vm_state
 from forewarn.portal import live_updates
 from tests.portal.conftest import Visitor
-from tests.portal.test_live_updates import Stream, looking, note
+from tests.portal.live_stream_client import Stream, looking, note
 from tests.support.operator_api import Api, make_world
 from tests.support.world import World
 

@@ -17,7 +17,7 @@ def test_the_root_leads_to_the_portal(portal: Visitor) -> None:
 def test_a_path_that_is_no_page_is_told_within_the_frame(portal: Visitor) -> None:
     page = portal.visit("GET", "/portal/nowhere")
     assert page.status == 404
-    assert "/portal/nowhere is no page here: start at the fleet" in page.text
+    assert "/portal/nowhere is not a page of the portal: start at the fleet" in page.text
     assert "local user ann" in page.text
 
 

@@ -99,7 +99,7 @@ def test_a_rollout_is_found_by_the_beginning_of_its_id_and_can_be_taken_away(por
 def test_a_rollout_is_nobody_s_who_sees_only_a_part(portal: Visitor) -> None:
     rollout = start(portal)
     part = portal.holding("Reader", DB)
-    assert "Rollouts are for those who may read everything." in part.get("/portal/rollouts").text
+    assert "You need the right to read everything to see rollouts." in part.get("/portal/rollouts").text
     assert part.visit("GET", f"/portal/rollouts/{rollout}").status == 404
 
 
@@ -108,14 +108,14 @@ def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> 
     target = f"/portal/requests/{event.request_id}"
     page = portal.get(target)
     assert "Restart of db State waiting Waits for Reboot of db: an approval, or the end of its notice" in page.text
-    assert "0 of 1 over" in page.text
+    assert "0 of 1 done" in page.text
     assert f'data-live="request:{event.request_id} event:{event.id}"' in page.html
     portal.world.advance(905)
     assert "State started" in portal.get(target).text
     portal.world.advance(60)
     page = portal.get(target)
     assert "State finished" in page.text
-    assert "1 of 1 over" in page.text
+    assert "1 of 1 done" in page.text
     assert portal.get(f"{target}?as=json").json["standing"]["state"] == "finished"
     assert portal.visit("GET", "/portal/requests/nothing").status == 404
 
@@ -123,7 +123,7 @@ def test_a_request_shows_what_it_waits_for_until_it_is_over(portal: Visitor) -> 
 def test_a_page_says_what_was_just_done_and_nothing_that_a_link_makes_up(portal: Visitor) -> None:
     (event,) = portal.world.ask(RequestedOperation.RESTART, "db")
     target = f"/portal/requests/{event.request_id}"
-    assert "Restart VMs: asked for." in portal.get(f"{target}?done=restart").text
+    assert "Restart requested." in portal.get(f"{target}?done=restart").text
     assert "burnt down" not in portal.get(f"{target}?done=burnt+down").text
 
 
@@ -141,7 +141,7 @@ def test_a_request_for_somebody_else_s_vm_does_not_exist(portal: Visitor) -> Non
 
 
 def test_the_lab_tells_what_is_due_next(portal: Visitor) -> None:
-    assert "No notice is running." in portal.get("/portal/lab").text
+    assert "No event is scheduled." in portal.get("/portal/lab").text
     portal.world.ask(RequestedOperation.RESTART, "db")
     assert "12:15:00 in 15 min : the notice of Reboot of db ends" in portal.get("/portal/lab").text
 

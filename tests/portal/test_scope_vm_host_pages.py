@@ -37,7 +37,7 @@ def test_a_scope_shows_its_vms_and_how_they_ask(portal: Visitor) -> None:
     page = portal.get("/portal/scopes/set:sub/lab/web")
     assert "availability set web" in page.text
     assert "web-0 running 0 0 h1 12:00:00 not in the last minute 2019-08-01 7" in page.text
-    assert "web-1 noticed 1 0 h2 never — 0" in page.text
+    assert "web-1 event scheduled 1 0 h2 never — 0" in page.text
     told = rows(portal.get("/portal/scopes/set:sub/lab/web?as=csv"))
     assert [(row["name"], row["state"], row["polls"]) for row in told] == [
         ("web-0", "running", "7"),
@@ -83,7 +83,7 @@ def test_a_scope_tells_of_vms_that_are_gone(portal: Visitor) -> None:
     portal.world.ask(RequestedOperation.DELETE, "web-1")
     portal.world.advance(60)
     page = portal.get("/portal/scopes/web")
-    assert "Gone web-1 , at 12:00:10" in page.text
+    assert "Removed VMs web-1 , at 12:00:10" in page.text
     assert [vm["name"] for vm in portal.get("/portal/scopes/web?as=json").json["vms"]] == ["web-0", "web-2"]
     assert portal.holding("Reader", f"{VMS}/web-0").get("/portal/scopes/web?as=json").json["gone"] == []
 
@@ -179,7 +179,7 @@ def test_hosts_are_searched_and_paged(portal_of: Callable[..., Visitor]) -> None
     ]
     assert names == [f"h{n}" for n in range(1, 61)]
     assert [host["name"] for host in visitor.get("/portal/hosts?q=H59&as=json").json["hosts"]] == ["h59"]
-    assert "No host fits." in visitor.get("/portal/hosts?q=nothing").text
+    assert 'No results for "nothing"' in visitor.get("/portal/hosts?q=nothing").text
     assert visitor.visit("GET", "/portal/hosts?health=fine").status == 400
     assert visitor.visit("GET", "/portal/hosts?page=9").status == 400
 
@@ -214,9 +214,9 @@ def test_a_vm_on_its_way_to_a_host_is_shown_there(portal_of: Callable[..., Visit
     visitor = portal_of(vms=[a_vm("db")], hosts=[a_host("h1"), a_host("h2")])
     visitor.world.ask(RequestedOperation.REDEPLOY, "db")
     visitor.world.advance(10 * 60)
-    assert "db on its way here moving" in visitor.get("/portal/hosts/h2").text
+    assert "db moving here moving" in visitor.get("/portal/hosts/h2").text
     visitor.world.advance(10 * 60)
-    assert "on its way" not in visitor.get("/portal/hosts/h2").text
+    assert "moving here" not in visitor.get("/portal/hosts/h2").text
 
 
 @pytest.mark.parametrize(("role", "may"), [("Reader", False), ("Operator", False), ("Platform", True)])

@@ -115,13 +115,13 @@ def test_nobody_is_signed_in_by_a_page_of_somebody_else(
     """Else a site could have people work in its own name without their noticing."""
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": doors.add_client()}, headers)
     assert (page.status, browser.jar) == (403, {})
-    assert "sent by a page that is not of this portal" in page.text
+    assert "another site sent this request" in page.text
 
 
 def test_a_form_that_is_too_long_or_none_is_refused(browser: Browser) -> None:
     assert browser.post("/portal/sign-in", {"secret": "x" * 70_000}).status == 400
     page = browser.send("POST", "/portal/sign-in", b'{"client_id": "ann"}', {"content-type": "application/json"})
-    assert (page.status, "this takes forms" in page.text) == (400, True)
+    assert (page.status, "the request is not a form" in page.text) == (400, True)
 
 
 def test_with_an_issuer_outside_no_secret_counts(api_of: Callable[..., Api]) -> None:
@@ -130,7 +130,7 @@ def test_with_an_issuer_outside_no_secret_counts(api_of: Callable[..., Api]) -> 
     browser = Browser(doors)
     page = browser.post("/portal/sign-in", {"client_id": "ann", "secret": secret})
     assert (page.status, browser.jar) == (401, {})
-    assert "clients sign in at 'https://login.example': go there" in page.text
+    assert "client secrets do not sign in here: sign in at 'https://login.example'" in page.text
     shown = browser.get("/portal/sign-in")
     assert 'name="secret"' not in shown.html
-    assert "set oidc_client_id" in shown.text
+    assert "to set oidc_client_id" in shown.text

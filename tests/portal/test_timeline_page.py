@@ -46,7 +46,7 @@ def shown(portal: Visitor, query: str = "") -> list[str]:
 def test_before_anything_happened_it_says_how_to_begin(portal: Visitor) -> None:
     page = portal.get("/portal/timeline")
     assert "No events yet." in page.text
-    assert "forewarn restart NAME" in page.text
+    assert "Request a restart on the page of a VM" in page.text
     assert "/portal/forms/rollout" in page.html
 
 
@@ -122,8 +122,8 @@ def test_one_that_was_under_way_throughout_a_window_of_the_past_is_in_it(portal:
 def test_a_window_without_events_leads_to_the_newest_and_to_all_under_way(portal: Visitor) -> None:
     portal.api.post("/hosts/h2/degrade", {"in_s": 86400})
     page = portal.get("/portal/timeline?at=2026-01-01T00:00:00Z&span=5m")
-    assert "No event in this time that fits." in page.text
-    for text in ("Go to the newest event", "see all that is under way"):
+    assert "No matching events in this time." in page.text
+    for text in ("Go to the newest event", "show all current events"):
         link = re.search(rf'href="/portal/timeline\?([^"]*)">{text}', page.html)
         assert link is not None
         assert "Redeploy of web-1" in shown(portal, link[1].replace("&amp;", "&"))
@@ -149,8 +149,8 @@ def test_filters_and_times_that_make_no_sense_are_refused_in_a_sentence(portal: 
     for query, status, sentence in (
         ("vm=nobody", 404, "VM 'nobody' does not exist"),
         ("span=soon", 400, "'soon' is not a duration"),
-        ("span=1s", 400, "give 1m or more"),
-        ("at=later", 400, "'later' is no instant"),
+        ("span=1s", 400, "give between 1m and 31d"),
+        ("at=later", 400, "'later' is not a time"),
         ("kind=Nap", 400, "kind"),
         ("colour=red", 400, "colour"),
     ):
@@ -252,7 +252,7 @@ def test_however_many_events_there_are_a_bounded_number_is_read_and_shown(portal
     portal.get("/portal/timeline")
     store.asked.clear()
     page = portal.get("/portal/timeline")
-    assert "30 more events are in this time and are not shown" in page.text
+    assert "30 more events in this time are not shown" in page.text
     assert len(re.findall('<g class="bar ', page.html)) == 200
     assert len(store.asked) <= 3
     assert all(limit is not None and limit <= 2000 for limit in store.asked)
@@ -299,6 +299,6 @@ def test_a_crowd_of_events_is_looked_through_only_so_far_and_says_so(portal_of: 
     )
     portal.world.do(portal.world.store.commit(Commit(events=events)))
     text = portal.get("/portal/timeline").text
-    assert "1800 more events are in this time and are not shown" in text
-    assert "only the newest were looked through: ask for one VM or scope to be sure of all" in text
-    assert "only the newest were looked through" not in portal.get("/portal/timeline?vm=vm-3").text
+    assert "1800 more events in this time are not shown" in text
+    assert "There are too many events to search, so older ones may be missing" in text
+    assert "too many events to search" not in portal.get("/portal/timeline?vm=vm-3").text

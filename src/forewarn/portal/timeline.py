@@ -62,7 +62,7 @@ class FoundEvents:
 
 
 def find_events(context: RequestContext, query: TimelineQuery, window: TimeWindow) -> FoundEvents:
-    """The visible events that match a query's filters; past ones only if they ended in the window or later."""
+    """The visible events that match the filters of a query, in the window or not."""
     vm = context.directory.find_any(query.vm) if query.vm else None
     scope_id = context.find_scope(query.scope).id if query.scope else None
     request_id = context.find_rollout(query.rollout).id if query.rollout else None

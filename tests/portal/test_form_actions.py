@@ -1,0 +1,194 @@
+"""Every operation that has a form: its preview, and its effect once it is confirmed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from forewarn.core.event import EventState
+from forewarn.core.fleet import HostHealth, PowerState
+from forewarn.core.request import RequestedOperation, Rollout, RolloutImpact, RolloutState
+from forewarn.portal.form_catalog import FORMS
+from tests.portal.conftest import Visitor
+from tests.portal.form_helpers import (
+    a_restart,
+    asked,
+    confirm,
+    do,
+    form,
+    hidden,
+    started_rollout,
+)
+from tests.support.world import NOON
+
+
+@pytest.mark.parametrize(
+    ("name", "vm", "kind"),
+    [
+        ("restart", "web-0", "Reboot"),
+        ("redeploy", "web-0", "Redeploy"),
+        ("evict", "spot", "Preempt"),
+        ("delete", "pool_0", "Terminate"),
+        ("scale-in", "pool_0", "Terminate"),
+        ("power-off", "db", None),
+        ("deallocate", "db", None),
+        ("reapply", "db", None),
+        ("reimage", "db", None),
+    ],
+)
+def test_what_is_asked_of_a_vm_is_asked(portal: Visitor, name: str, vm: str, kind: str | None) -> None:
+    page = do(portal, name, {"vm": vm})
+    assert asked(portal) == [RequestedOperation(name)]
+    (event,) = portal.world.store.events()
+    assert (event.vms, event.rules.kind if event.listed else None) == ((vm,), kind)
+    assert f"{name.capitalize()} of {vm}" in page.text
+    assert FORMS[name].done_message in page.text
+
+
+def test_a_vm_that_is_off_can_be_started(portal: Visitor) -> None:
+    portal.world.ask(RequestedOperation.POWER_OFF, "db")
+    portal.world.advance(60)
+    assert "db" in portal.get(form("start")).text
+    do(portal, "start", {"vm": "db"})
+    portal.world.advance(60)
+    assert portal.world.vm("db").power is PowerState.RUNNING
+
+
+def test_several_vms_are_asked_for_together(portal: Visitor) -> None:
+    page = confirm(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
+    assert "3 events over 3 VMs, published at once." in page.text
+    do(portal, "restart", {"vm": "sub/lab/web-0", "vm_more": "web-1, db", "notice": "20m"})
+    events = portal.world.store.events()
+    assert sorted(event.vms for event in events) == [("db",), ("web-0",), ("web-1",)]
+    assert {event.not_before - event.published_at for event in events} == {1200}
+
+
+def test_less_than_the_minimum_of_notice_can_be_rehearsed(portal: Visitor) -> None:
+    do(portal, "restart", {"vm": "db", "notice": "30", "short_notice": "yes"})
+    (event,) = portal.world.store.events()
+    assert event.not_before - event.published_at == 30
+
+
+def test_an_event_is_approved(portal: Visitor) -> None:
+    event_id = a_restart(portal)
+    shown = portal.get(f"{form('approve')}?event={event_id}")
+    assert "Reboot of db starts now, 15 min before its notice ends." in shown.text
+    answer = portal.post(form("approve"), hidden(shown))
+    assert (answer.status, answer.headers["location"]) == (303, f"/portal/events/{event_id}")
+    assert portal.world.store.events()[0].approved_by == "local user ann"
+
+
+def test_an_approval_says_what_the_event_waits_for_then(portal: Visitor) -> None:
+    """Spec §6.2: everything on a host starts together."""
+    rollout = Rollout(impact=RolloutImpact.REBOOT, hosts=("h1",))
+    portal.world.do(portal.world.control.requests.start_rollout(rollout, who="bob"))
+    portal.world.settle()
+    event = portal.world.store.events()[0]
+    page = portal.get(f"{form('approve')}?event={event.id}")
+    assert "waits for the other VMs on host h1" in page.text
+
+
+def test_an_event_is_withdrawn_with_a_reason(portal: Visitor) -> None:
+    event_id = a_restart(portal)
+    page = confirm(portal, "withdraw", {"event": event_id[:36], "reason": "not today"})
+    assert "Reboot of db is canceled." in page.text
+    do(portal, "withdraw", {"event": event_id, "reason": "not today"})
+    assert portal.world.store.events()[0].reason == "not today"
+
+
+def test_pending_maintenance_is_performed_now(portal: Visitor) -> None:
+    started_rollout(portal)
+    do(portal, "perform-maintenance", {"vm": "web-0"})
+    assert portal.world.store.events()[0].status is EventState.STARTED
+
+
+def test_a_rollout_is_previewed_wave_by_wave_and_started(portal: Visitor) -> None:
+    fields = {"impact": "reboot", "all_hosts": "yes", "max_failures": "2"}
+    page = confirm(portal, "rollout", fields)
+    assert "in 3 waves, one update domain of a scope at a time" in page.text
+    assert re.findall(r"(\d) Reboot web-(\d)", page.text) == [("1", "0"), ("2", "1"), ("3", "2")]
+    shown = do(portal, "rollout", fields)
+    assert "Rollout started. Reboot over h1, h2, h3" in shown.text
+    (request,) = portal.world.store.requests()
+    assert request.rollout is not None
+    assert (request.rollout.hosts, request.rollout.max_failures) == (("h1", "h2", "h3"), 2)
+
+
+def test_a_rollout_is_paused_resumed_and_aborted(portal: Visitor) -> None:
+    rollout = started_rollout(portal)
+    for name, progress in (
+        ("pause", RolloutState.PAUSED),
+        ("resume", RolloutState.RUNNING),
+        ("abort", RolloutState.ABORTED),
+    ):
+        foreseen = confirm(portal, f"rollout-{name}", {"rollout": rollout}).text
+        assert "(reboot of availability set web): 0 of 3 VMs done, 0 started, 1 scheduled, 2 waiting." in foreseen
+        assert FORMS[f"rollout-{name}"].description in foreseen
+        page = do(portal, f"rollout-{name}", {"rollout": rollout})
+        assert FORMS[f"rollout-{name}"].done_message in page.text
+        assert portal.world.control.requests.rollout(rollout).rollout.progress is progress  # type: ignore[union-attr]
+
+
+def test_a_host_is_predicted_to_fail_fails_and_is_repaired(portal: Visitor) -> None:
+    page = confirm(portal, "degrade", {"host": "h1", "in": "7d"})
+    assert "4 events over 4 VMs, published at once." in page.text
+    assert "at once 12 Jan 12:00:00 in 7 d 12 Jan 12:02:00" in page.text
+    page = do(portal, "degrade", {"host": "h1", "in": "7d"})
+    assert "12 Jan 12:00:00" in page.text
+    assert "the next not before 12 Jan 12:00:00" in portal.get("/portal/").text
+    page = confirm(portal, "fail", {"host": "h1"})
+    assert "4 of them start at once, without notice." in page.text
+    do(portal, "fail", {"host": "h1"})
+    portal.world.advance(600)
+    do(portal, "repair", {"host": "h1"})
+    assert {host.health for host in portal.world.store.hosts()} == {HostHealth.HEALTHY}
+
+
+def test_a_fault_is_set_and_cleared(portal: Visitor) -> None:
+    page = confirm(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
+    assert "Throttled for VM db. Clients see: 429 as text" in page.text
+    assert "It lasts for the next 3 requests." in page.text
+    do(portal, "fault", {"kind": "throttled", "vm": "db", "count": "3", "retry_after_s": "5s"})
+    (fault,) = portal.world.control.faults.active.faults
+    assert (fault.count, fault.parameters) == (3, {"retry_after_s": 5})
+    do(portal, "fault-clear", {"fault": fault.id})
+    assert portal.world.control.faults.active.faults == ()
+
+
+def test_a_storm_is_played_and_all_is_cleared(portal: Visitor) -> None:
+    do(portal, "storm", {"seed": "3", "vm": ["db", "web-0"], "for": "5m"})
+    (storm,) = portal.world.control.faults.active.storms
+    assert (storm.seed, storm.for_s) == (3, 300)
+    do(portal, "fault-clear", {"all": "yes"})
+    assert portal.world.control.faults.active.storms == ()
+
+
+def test_a_replay_is_shown_in_the_lab_and_stopped(portal: Visitor) -> None:
+    taken = {"vm": "x", "api_version": "2020-07-01", "started_at": 1, "answers": [{"at_s": 0, "status": 500}]}
+    replay = portal.api.post("/replays", {"vm": "db", "recording": taken})["id"]
+    page = portal.get("/portal/lab")
+    assert "Replay for db" in page.text
+    assert f"/portal/forms/replay-stop?replay={replay}" in page.html
+    do(portal, "replay-stop", {"replay": replay})
+    assert portal.api.get(f"/replays/{replay}")["ended"] == "stopped"
+    assert "Replay for db" not in portal.get("/portal/lab").text
+
+
+def test_the_clock_is_advanced_by_a_span_and_to_a_time(portal: Visitor) -> None:
+    a_restart(portal)
+    page = confirm(portal, "clock-advance", {"by": "20m"})
+    assert "The notice of 1 event ends on the way: Reboot of db." in page.text
+    do(portal, "clock-advance", {"by": "20m"})
+    assert portal.world.now == NOON + 1200
+    do(portal, "clock-advance", {"until": "2026-01-05T13:00"})
+    assert portal.world.now == NOON + 3600
+
+
+def test_the_clock_is_set_to_a_speed(portal: Visitor) -> None:
+    assert "runs 60 times as fast" in confirm(portal, "clock-speed", {"speed": "60"}).text
+    do(portal, "clock-speed", {"speed": "60"})
+    assert portal.world.clock.setting.speed == 60
+    assert '<span class="tag">×60</span>' in portal.get("/portal/").html
+    do(portal, "clock-speed", {"speed": "0"})
+    assert '<span class="tag">paused</span>' in portal.get("/portal/").html
